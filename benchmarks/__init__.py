@@ -1,1 +1,3 @@
-"""Benchmarks: each program prints one table and writes JSON. Run them from the repository's root with ``python -m``."""
+"""Benchmarks: each program prints one table and writes JSON. Run them from the repository's root
+with ``python -m``.
+"""

@@ -1,8 +1,10 @@
-"""What the others lose while a party is away: ``python -m benchmarks.away [--data FOLDER] [--json FILE]``.
+"""What the others lose while a party is away: ``python -m benchmarks.away [--data FOLDER] [--json
+FILE]``.
 
-Three parties train on digits (scikit-learn), and with ``--data`` on the credit data too. Under each late policy one
-passive party is killed after some seconds, and started again ``--away`` seconds later. The table has the active party's
-steps a second before, while it was away, and after, and the final test metric beside that of an undisturbed run.
+Three parties train on digits (scikit-learn), and with ``--data`` on the credit data too. Under each
+late policy one passive party is killed after some seconds, and started again ``--away`` seconds
+later. The table has the active party's steps a second before, while it was away, and after, and the
+final test metric beside that of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -31,15 +33,19 @@ from vfl_common.files import read_lines
 from vfl_common.summary import Summary, load_summary
 
 NAMES, KILLED = ("p0", "p1", "p2"), "p2"
-DEADLINE_S = 1.0  # of a step
+# Of a step.
+DEADLINE_S = 1.0
 POLICIES = ("cached", "skip", "zeros")
 _START_S, _RUN_S = 120.0, 1200.0
-_EDGE_S = 2.0  # around a kill and a return, which belong to neither rate
+# Around a kill and a return, which belong to neither rate.
+_EDGE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """A data set: each party's [data], the task, the length of training, and the metric to compare."""
+    """A data set: each party's [data], the task, the length of training, and the metric to
+    compare.
+    """
 
     name: str
     data: dict[str, dict[str, Any]]
@@ -51,7 +57,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Turn:
-    """One run: the test metric, the active party's steps a second, and the steps computed without the party."""
+    """One run: the test metric, the active party's steps a second, and the steps computed without
+    the party.
+    """
 
     case: str
     policy: str
@@ -68,19 +76,28 @@ def digits(_folder: Path | None) -> Case:
     """Divides scikit-learn's digits by columns."""
     view = {"scheme": "columns", "parts": 3}
     data: dict[str, dict[str, Any]] = {
-        name: {"source": "sklearn:digits", "view": {**view, "part": part}} for part, name in enumerate(NAMES)
+        name: {"source": "sklearn:digits", "view": {**view, "part": part}}
+        for part, name in enumerate(NAMES)
     }
     data["p0"]["label"] = "target"
     return Case("digits", data, {"kind": "multiclass", "classes": 10}, 900, 32, "accuracy")
 
 
 def credit(folder: Path | None) -> Case:
-    """Takes FATE's default of credit cards: the guest has the labels, and the host's columns are divided in two."""
+    """Takes FATE's default of credit cards: the guest has the labels, and the host's columns are
+    divided in two.
+    """
     assert folder is not None
-    guest, host = (str((folder / f"default_credit_hetero_{who}.csv.gz").resolve()) for who in ("guest", "host"))
+    guest, host = (
+        str((folder / f"default_credit_hetero_{who}.csv.gz").resolve()) for who in ("guest", "host")
+    )
     data: dict[str, dict[str, Any]] = {"p0": {"source": guest, "id": "id", "label": "y"}}
     for part, name in enumerate(NAMES[1:]):
-        data[name] = {"source": host, "id": "id", "view": {"scheme": "columns", "part": part, "parts": 2}}
+        data[name] = {
+            "source": host,
+            "id": "id",
+            "view": {"scheme": "columns", "part": part, "parts": 2},
+        }
     return Case("credit", data, {"kind": "binary"}, 250, 256, "auc")
 
 
@@ -88,7 +105,9 @@ CASES: dict[str, Callable[[Path | None], Case]] = {"digits": digits, "credit": c
 
 
 def recipe(case: Case, policy: str, seed: int, scale: float) -> dict[str, Any]:
-    """Returns the recipe's tables; ``policy``: "wait" for an undisturbed run. ``scale``: of the number of epochs."""
+    """Returns the recipe's tables; ``policy``: "wait" for an undisturbed run. ``scale``: of the
+    number of epochs.
+    """
     late = {} if policy == "wait" else {"late_policy": policy, "deadline_s": DEADLINE_S}
     training = {
         "kind": "splitnn",
@@ -101,8 +120,15 @@ def recipe(case: Case, policy: str, seed: int, scale: float) -> dict[str, Any]:
         "name": case.name,
         "seed": seed,
         "task": case.task,
-        "parties": [{"name": name, "role": "passive" if number else "active"} for number, name in enumerate(NAMES)],
-        "model": {"embedding_size": 16, "encoder": {"kind": "mlp", "hidden": [32]}, "top": {"hidden": [16]}},
+        "parties": [
+            {"name": name, "role": "passive" if number else "active"}
+            for number, name in enumerate(NAMES)
+        ],
+        "model": {
+            "embedding_size": 16,
+            "encoder": {"kind": "mlp", "hidden": [32]},
+            "top": {"hidden": [16]},
+        },
         "phases": [training, {"kind": "evaluate", "splits": ["test"]}],
         "run": {"heartbeat_s": 1.0, "rejoin_deadline_s": 120.0},
         "simulate": {"parties": case.data},
@@ -115,7 +141,9 @@ class Run:
     def __init__(self, tables: dict[str, Any], case: Case, folder: Path) -> None:
         data = {name: parse(DataSettings, each, name) for name, each in case.data.items()}
         self.out, self._logs = folder / "runs", folder / "logs"
-        self._files = Federation(parse(Recipe, tables, "recipe"), self.out, folder / "federation", data, folder)
+        self._files = Federation(
+            parse(Recipe, tables, "recipe"), self.out, folder / "federation", data, folder
+        )
         self._files.write(tables)
         self.processes: dict[str, Process] = {}
         self._address = ""
@@ -124,8 +152,17 @@ class Run:
         """Starts the server, then all parties."""
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         args = ["vfl-server", "serve", str(self._files.recipe_path), "--listen", "127.0.0.1:0"]
-        args += ["--ca", str(self._files.folder / "certs" / "ca.pem"), "--out", str(self.out), "--run-id", "run"]
-        self.processes["server"] = Process("server", args, self._logs / "server", threads=1, events=events)
+        args += [
+            "--ca",
+            str(self._files.folder / "certs" / "ca.pem"),
+            "--out",
+            str(self.out),
+            "--run-id",
+            "run",
+        ]
+        self.processes["server"] = Process(
+            "server", args, self._logs / "server", threads=1, events=events
+        )
         while (event := events.get(timeout=_START_S))["event"] != "ready":
             pass
         self._address = event["address"]
@@ -149,12 +186,22 @@ class Run:
         return [line for line in map(json.loads, text) if line["phase"] == "splitnn"]
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Waits until ``until`` holds. Raises RuntimeError if a process fails, or if it takes too long."""
+        """Waits until ``until`` holds. Raises RuntimeError if a process fails, or if it takes too
+        long.
+        """
         give_up_s = time.monotonic() + _RUN_S
         while not until():
-            failed = [each for each in self.processes.values() if each.status not in (None, 0, -signal.SIGKILL)]
+            failed = [
+                each
+                for each in self.processes.values()
+                if each.status not in (None, 0, -signal.SIGKILL)
+            ]
             if failed or time.monotonic() >= give_up_s:
-                raise RuntimeError(f"{failed[0].name}: {failed[0].sentence()}" if failed else "the run does not end")
+                raise RuntimeError(
+                    f"{failed[0].name}: {failed[0].sentence()}"
+                    if failed
+                    else "the run does not end"
+                )
             time.sleep(0.1)
 
     def finish(self) -> Summary:
@@ -163,7 +210,9 @@ class Run:
         return load_summary(self.out / "run" / "summary.json")
 
 
-def turn(case: Case, policy: str, seed: int, before_s: float, away_s: float, scale: float, folder: Path) -> Turn:
+def turn(
+    case: Case, policy: str, seed: int, before_s: float, away_s: float, scale: float, folder: Path
+) -> Turn:
     """Runs once; with a ``policy`` other than "wait" the party is killed and started again."""
     run = Run(recipe(case, policy, seed, scale), case, folder)
     try:
@@ -200,20 +249,34 @@ def turn(case: Case, policy: str, seed: int, before_s: float, away_s: float, sca
 
 
 def rate(lines: Sequence[dict[str, Any]], begin_s: float, end_s: float) -> float:
-    """Returns the steps a second between two times of the run; NaN if fewer than two rounds ended there."""
+    """Returns the steps a second between two times of the run; NaN if fewer than two rounds ended
+    there.
+    """
     within = [line for line in lines if begin_s <= line["seconds"] <= end_s]
     if len(within) < 2:
         return float("nan")
-    return float((within[-1]["steps"] - within[0]["steps"]) / (within[-1]["seconds"] - within[0]["seconds"]))
+    return float(
+        (within[-1]["steps"] - within[0]["steps"]) / (within[-1]["seconds"] - within[0]["seconds"])
+    )
 
 
 def table(turns: Sequence[Turn]) -> Table:
     """Returns medians over the seeds."""
     found = Table(
-        "data", "policy", "steps/s before", "away", "after", "away / before", "steps missed", "test", "- wait"
+        "data",
+        "policy",
+        "steps/s before",
+        "away",
+        "after",
+        "away / before",
+        "steps missed",
+        "test",
+        "- wait",
     )
     for case in dict.fromkeys(each.case for each in turns):
-        waited = {each.seed: each.metric for each in turns if each.case == case and each.policy == "wait"}
+        waited = {
+            each.seed: each.metric for each in turns if each.case == case and each.policy == "wait"
+        }
         for policy in dict.fromkeys(each.policy for each in turns if each.case == case):
             of = [each for each in turns if (each.case, each.policy) == (case, policy)]
             metric = statistics.mean(each.metric for each in of)
@@ -224,21 +287,47 @@ def table(turns: Sequence[Turn]) -> Table:
                 row += [f"{statistics.median(each.away for each in of):.0f}"]
                 row += [f"{statistics.median(each.after for each in of):.0f}"]
                 row += [f"{statistics.median(each.away / each.before for each in of):.2f}"]
-                row += [f"{statistics.median(each.missed for each in of):.0f}", f"{100 * metric:.2f}"]
-                row += [f"{100 * statistics.mean(each.metric - waited[each.seed] for each in of):+.2f}"]
+                row += [
+                    f"{statistics.median(each.missed for each in of):.0f}",
+                    f"{100 * metric:.2f}",
+                ]
+                row += [
+                    f"{100 * statistics.mean(each.metric - waited[each.seed] for each in of):+.2f}"
+                ]
             found.add_row(*row)
     return found
 
 
 @click.command(help=__doc__)
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of data sets.")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of data sets.",
+)
 @click.option("--seeds", default="1", show_default=True, help="Like 1,2,3.")
-@click.option("--policies", default="cached,skip", show_default=True, help="Of cached, skip, zeros.")
-@click.option("--before", "before_s", default=10.0, show_default=True, help="Seconds of training before the kill.")
-@click.option("--away", "away_s", default=30.0, show_default=True, help="Seconds until the party is started again.")
+@click.option(
+    "--policies", default="cached,skip", show_default=True, help="Of cached, skip, zeros."
+)
+@click.option(
+    "--before",
+    "before_s",
+    default=10.0,
+    show_default=True,
+    help="Seconds of training before the kill.",
+)
+@click.option(
+    "--away",
+    "away_s",
+    default=30.0,
+    show_default=True,
+    help="Seconds until the party is started again.",
+)
 @click.option("--scale", default=1.0, show_default=True, help="Multiplies the number of epochs.")
 @click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write every turn here."
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write every turn here.",
 )
 def main(
     data: Path | None,

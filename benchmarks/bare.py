@@ -1,7 +1,8 @@
-"""Contestant ``bare``: the strongest honest split loop over gRPC that checks, counts and logs nothing.
+"""Contestant ``bare``: the strongest honest split loop over gRPC that checks, counts and logs
+nothing.
 
-One active and K passive processes; raw bytes on one bidirectional stream a party; mutual TLS with throwaway
-certificates. Its variants are ranked by ``python -m benchmarks.bare_variants``.
+One active and K passive processes; raw bytes on one bidirectional stream a party; mutual TLS with
+throwaway certificates. Its variants are ranked by ``python -m benchmarks.bare_variants``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from benchmarks.task import Task
 TIMEOUT_S = 600.0
 PLAIN = Wire()
 TUNED = Wire(
-    environment={"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener", "GRPC_POLL_STRATEGY": "poll"}
+    environment={
+        "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
+        "GRPC_POLL_STRATEGY": "poll",
+    }
 )
 
 
@@ -27,9 +31,15 @@ def run(task: Task, workdir: Path, wire: Wire = PLAIN) -> Measurement:
     certificates = workdir / "certificates"
     write_certificates(certificates, ["active", *(f"passive{k}" for k in range(task.parties))])
     spec = workdir / "spec.json"
-    spec.write_text(json.dumps({"task": task.to_json(), "wire": wire.to_json(), "certificates": str(certificates)}))
+    spec.write_text(
+        json.dumps(
+            {"task": task.to_json(), "wire": wire.to_json(), "certificates": str(certificates)}
+        )
+    )
     with Processes(workdir, TIMEOUT_S) as processes:
-        processes.start("active", "benchmarks.bare_active", [str(spec)], threads=1, environment=wire.environment)
+        processes.start(
+            "active", "benchmarks.bare_active", [str(spec)], threads=1, environment=wire.environment
+        )
         port = processes.expect("active", "ready")["port"]
         for k in range(task.parties):
             processes.start(

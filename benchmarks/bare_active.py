@@ -27,7 +27,9 @@ Frames = list[bytes]
 
 
 class TopLoop:
-    """The active party's half of a step, and the clock of the run. Called once a step, by one thread at a time."""
+    """The active party's half of a step, and the clock of the run. Called once a step, by one
+    thread at a time.
+    """
 
     def __init__(self, task: Task, wire: Wire) -> None:
         self._task, self._wire = task, wire
@@ -36,13 +38,19 @@ class TopLoop:
         self._rows, self._step = batches(task), 0
         self._watch = Stopwatch(task)
         self._loss: Tensor = torch.zeros(())
-        self.frames_a_tensor = -(-task.embedding_bytes // (wire.frame_bytes or task.embedding_bytes))
+        self.frames_a_tensor = -(
+            -task.embedding_bytes // (wire.frame_bytes or task.embedding_bytes)
+        )
 
     def gradients(self, arrived: dict[int, Frames]) -> dict[int, Frames]:
-        """Return each party's gradient dz_BE for the embeddings that arrived; call `update` afterwards."""
+        """Return each party's gradient dz_BE for the embeddings that arrived; call `update`
+        afterwards.
+        """
         self._watch.lap()
         self._step += 1
-        leaves = {k: to_tensor(frames, self._task.batch).requires_grad_() for k, frames in arrived.items()}
+        leaves = {
+            k: to_tensor(frames, self._task.batch).requires_grad_() for k, frames in arrived.items()
+        }
         self._optimizer.zero_grad()
         z_BE = sum(leaves[k] for k in sorted(leaves))
         self._loss = self._criterion(self._top(z_BE), self._y_N1[next(self._rows)])
@@ -76,7 +84,9 @@ def party_of(context: Any) -> int:
 
 
 class SyncHandlers:
-    """gRPC threads move bytes; the main thread, or the thread that brings the last embedding, computes."""
+    """gRPC threads move bytes; the main thread, or the thread that brings the last embedding,
+    computes.
+    """
 
     def __init__(self, task: Task, wire: Wire, loop: TopLoop) -> None:
         self._task, self._loop = task, loop
@@ -153,7 +163,9 @@ def run_sync(task: Task, wire: Wire, certificates: Path) -> None:
     """Serve with gRPC's thread pool until the task is done."""
     loop = TopLoop(task, wire)
     service = SyncHandlers(task, wire, loop)
-    server = grpc.server(ThreadPoolExecutor(max_workers=task.parties + 1), options=wire.channel_options)
+    server = grpc.server(
+        ThreadPoolExecutor(max_workers=task.parties + 1), options=wire.channel_options
+    )
     server.add_generic_rpc_handlers((handlers(wire, service.stream, service.unary),))
     announce("ready", port=_listen(server, wire, certificates))
     server.start()
@@ -177,11 +189,14 @@ async def run_aio(task: Task, wire: Wire, certificates: Path) -> None:
                 return
             arrived[k] = frames
             if len(arrived) < task.parties:
-                continue  # the party that brings the last embedding computes and replies for all
+                # The party that brings the last embedding computes and replies for all.
+                continue
             replies = loop.gradients(arrived)
             arrived.clear()
             for frames_k in zip(*replies.values(), strict=True):
-                await asyncio.gather(*(contexts[j].write(f) for j, f in zip(replies, frames_k, strict=True)))
+                await asyncio.gather(
+                    *(contexts[j].write(f) for j, f in zip(replies, frames_k, strict=True))
+                )
             loop.update()
         done.set()
 

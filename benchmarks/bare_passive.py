@@ -29,7 +29,9 @@ class BottomLoop:
         self._bottom = bottom_of(task, party)
         self._optimizer = sgd(self._bottom)
         self._z_BE: Tensor | None = None
-        self.frames_a_tensor = -(-task.embedding_bytes // (wire.frame_bytes or task.embedding_bytes))
+        self.frames_a_tensor = -(
+            -task.embedding_bytes // (wire.frame_bytes or task.embedding_bytes)
+        )
 
     def embed(self, i_B: Tensor) -> list[bytes]:
         """Return the messages that carry z_BE of rows ``i_B``."""
@@ -47,13 +49,16 @@ class BottomLoop:
 def run_sync(loop: BottomLoop, task: Task, channel: grpc.Channel, party: int) -> None:
     """Train over one blocking stream."""
     outbox: SimpleQueue[bytes | None] = SimpleQueue()
-    replies: Iterator[bytes] = channel.stream_stream(PATH)(iter(outbox.get, None), metadata=_metadata(party))
+    replies: Iterator[bytes] = channel.stream_stream(PATH)(
+        iter(outbox.get, None), metadata=_metadata(party)
+    )
     for i_B in batches(task):
         for frame in loop.embed(i_B):
             outbox.put(frame)
         loop.learn([next(replies) for _ in range(loop.frames_a_tensor)])
     outbox.put(None)
-    for _ in replies:  # a stream that closes before the active ends it would cancel its handler in the last step
+    # A stream that closes before the active ends it would cancel its handler in the last step.
+    for _ in replies:
         pass
 
 
@@ -92,8 +97,16 @@ def _channel(module: Any, wire: Wire, certificates: Path, party: int, port: int)
 def main() -> None:
     """Run the passive party that the specification file and the command line describe."""
     warnings.filterwarnings("ignore", message="The given buffer is not writable")
-    spec, party, port = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), int(sys.argv[3])
-    task, wire, certificates = Task.from_json(spec["task"]), Wire.from_json(spec["wire"]), Path(spec["certificates"])
+    spec, party, port = (
+        json.loads(Path(sys.argv[1]).read_text()),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+    )
+    task, wire, certificates = (
+        Task.from_json(spec["task"]),
+        Wire.from_json(spec["wire"]),
+        Path(spec["certificates"]),
+    )
     torch.set_num_threads(task.passive_threads)
     loop = BottomLoop(task, wire, party)
     if wire.passive == "aio":

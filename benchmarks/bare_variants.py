@@ -1,6 +1,7 @@
 """Rank ways to run the bare loop: ``python -m benchmarks.bare_variants --task small --turns 3``.
 
-The first variant is the reference, each other changes one thing. Look at the ``quiet`` column on a busy machine.
+The first variant is the reference, each other changes one thing. Look at the ``quiet`` column on a
+busy machine.
 """
 
 from __future__ import annotations
@@ -26,13 +27,19 @@ TASKS = {
 }
 _AIO = Wire(active="aio", passive="aio")
 
-# glibc gives megabytes back to the kernel at each free, and every step faults them in again, page by page.
+# glibc gives megabytes back to the kernel at each free, and every step faults them in again, page
+# by page.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * MIB), "MALLOC_TRIM_THRESHOLD_": str(1024 * MIB)}
 
 
 def _options(base: Wire, **values: int | str) -> Wire:
-    """Return ``base`` with gRPC options; ``__`` in a name stands for a dot and the prefix ``grpc.`` is implied."""
-    return replace(base, options=tuple((f"grpc.{name.replace('__', '.')}", value) for name, value in values.items()))
+    """Return ``base`` with gRPC options; ``__`` in a name stands for a dot and the prefix ``grpc.``
+    is implied.
+    """
+    return replace(
+        base,
+        options=tuple((f"grpc.{name.replace('__', '.')}", value) for name, value in values.items()),
+    )
 
 
 def _experiments(base: Wire, names: str) -> Wire:
@@ -41,6 +48,7 @@ def _experiments(base: Wire, names: str) -> Wire:
 
 def variants(base: Wire) -> dict[str, Wire]:
     """Return named wires, each one change from ``base``."""
+    # Fmt: skip.
     return {
         "base": base,
         "queue/sync": replace(base, active="queue", passive="sync"),
@@ -66,7 +74,9 @@ def variants(base: Wire) -> dict[str, Wire]:
             http2__write_buffer_size=8 * MIB,
         ),
         "read-chunk-1MiB": _options(
-            base, experimental__tcp_read_chunk_size=MIB, experimental__tcp_min_read_chunk_size=MIB,
+            base,
+            experimental__tcp_read_chunk_size=MIB,
+            experimental__tcp_min_read_chunk_size=MIB,
             experimental__tcp_max_read_chunk_size=8 * MIB,
         ),
         "target-latency": _options(base, optimization_target="latency"),
@@ -81,23 +91,40 @@ def variants(base: Wire) -> dict[str, Wire]:
         ),
         "tcp-frame-tuning": _experiments(base, "tcp_frame_size_tuning,tcp_rcv_lowat"),
         "peer-framing": _experiments(base, "peer_state_based_framing"),
-    }  # fmt: skip
+    }
 
 
 @click.command(help=__doc__)
-@click.option("--task", "task_names", type=click.Choice(sorted(TASKS)), multiple=True, default=("small", "large"))
+@click.option(
+    "--task",
+    "task_names",
+    type=click.Choice(sorted(TASKS)),
+    multiple=True,
+    default=("small", "large"),
+)
 @click.option("--turns", default=3, show_default=True)
 @click.option("--only", multiple=True, help="Variants to run; all by default.")
-@click.option("--active", type=click.Choice(["queue", "inline", "aio"]), default="aio", show_default=True)
-@click.option("--passive", type=click.Choice(["sync", "aio", "unary"]), default="aio", show_default=True)
+@click.option(
+    "--active", type=click.Choice(["queue", "inline", "aio"]), default="aio", show_default=True
+)
+@click.option(
+    "--passive", type=click.Choice(["sync", "aio", "unary"]), default="aio", show_default=True
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False))
 def main(
-    task_names: tuple[str, ...], turns: int, only: tuple[str, ...], active: str, passive: str, json_path: Path | None
+    task_names: tuple[str, ...],
+    turns: int,
+    only: tuple[str, ...],
+    active: str,
+    passive: str,
+    json_path: Path | None,
 ) -> None:
     """Run the variants in turns and print one table."""
     wires = variants(replace(_AIO, active=active, passive=passive))  # type: ignore[arg-type]
     chosen: dict[str, Contestant] = {
-        name: functools.partial(bare.run, wire=wire) for name, wire in wires.items() if not only or name in only
+        name: functools.partial(bare.run, wire=wire)
+        for name, wire in wires.items()
+        if not only or name in only
     }
     console = Console(width=150)
     with tempfile.TemporaryDirectory() as workdir:
@@ -105,7 +132,10 @@ def main(
         scores = compete(chosen, tasks, turns, Path(workdir), lambda line: console.log(line))
     for score in scores:
         cpu_ms = statistics.median(turn.extra["cpu_s_per_step"] for turn in score.turns) * 1000
-        console.print(f"{score.task.name} {score.contestant}: {cpu_ms:.2f} ms CPU a step in the active process")
+        console.print(
+            f"{score.task.name} {score.contestant}: {cpu_ms:.2f} ms CPU a step in the "
+            "active process"
+        )
     print_table(scores, next(iter(chosen)), console)
     if json_path:
         write_json(scores, json_path)

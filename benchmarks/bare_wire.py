@@ -1,7 +1,8 @@
-"""The bare loop's wire: raw bytes on one bidirectional gRPC stream a party, mutual TLS, nothing checked or counted.
+"""The bare loop's wire: raw bytes on one bidirectional gRPC stream a party, mutual TLS, nothing
+checked or counted.
 
-Method ``/bare/Exchange`` takes and returns bytes (identity serialisers). A tensor of known size travels as one message,
-or as several of ``frame_bytes``.
+Method ``/bare/Exchange`` takes and returns bytes (identity serialisers). A tensor of known size
+travels as one message, or as several of ``frame_bytes``.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_l
 
 @dataclass(frozen=True)
 class Wire:
-    """The bare loop's way to move bytes; the defaults are a plain honest loop that no variant beat by more than noise
-    at both sizes (see ``benchmarks.bare_variants``).
+    """The bare loop's way to move bytes; the defaults are a plain honest loop that no variant beat
+    by more than noise at both sizes (see ``benchmarks.bare_variants``).
 
-    ``active``: ``queue`` (gRPC's threads hand to a plain loop in the main thread), ``inline`` (the handler thread that
-    brings the last embedding computes) or ``aio`` (the same in an event loop). ``passive``: ``sync`` or ``aio``
-    streams, or one ``unary`` call a step. ``frame_bytes`` 0: one message a tensor. ``reply_first``: gradients leave
-    before the top model's optimiser steps.
+    ``active``: ``queue`` (gRPC's threads hand to a plain loop in the main thread), ``inline`` (the
+    handler thread that brings the last embedding computes) or ``aio`` (the same in an event loop).
+    ``passive``: ``sync`` or ``aio`` streams, or one ``unary`` call a step. ``frame_bytes`` 0: one
+    message a tensor. ``reply_first``: gradients leave before the top model's optimiser steps.
     """
 
     active: Literal["queue", "inline", "aio"] = "queue"
@@ -51,7 +52,9 @@ class Wire:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Wire:
         """Make the wire from `to_json`'s fields."""
-        return cls(**{**fields, "options": tuple((name, value) for name, value in fields["options"])})
+        return cls(
+            **{**fields, "options": tuple((name, value) for name, value in fields["options"])}
+        )
 
 
 def to_frames(tensor: Tensor, frame_bytes: int) -> list[bytes]:
@@ -71,13 +74,17 @@ def to_tensor(frames: Sequence[bytes], batch: int) -> Tensor:
 def server_credentials(certificates: Path) -> grpc.ServerCredentials:
     """Return the active party's side of mutual TLS."""
     ca, key, chain = _pems(certificates, "active")
-    return grpc.ssl_server_credentials([(key, chain)], root_certificates=ca, require_client_auth=True)
+    return grpc.ssl_server_credentials(
+        [(key, chain)], root_certificates=ca, require_client_auth=True
+    )
 
 
 def channel_credentials(certificates: Path, name: str) -> grpc.ChannelCredentials:
     """Return passive party ``name``'s side of mutual TLS."""
     ca, key, chain = _pems(certificates, name)
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=chain)
+    return grpc.ssl_channel_credentials(
+        root_certificates=ca, private_key=key, certificate_chain=chain
+    )
 
 
 def _pems(certificates: Path, name: str) -> tuple[bytes, bytes, bytes]:

@@ -1,4 +1,6 @@
-"""Throwaway certificates for the mutual TLS of a benchmark: one authority, one leaf a party, an hour's life."""
+"""Throwaway certificates for the mutual TLS of a benchmark: one authority, one leaf a party, an
+hour's life.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _LIFE = datetime.timedelta(hours=1)
 
 
 def write_certificates(directory: Path, names: Sequence[str]) -> None:
-    """Write ``ca.pem`` and, for each name, ``NAME.pem`` and ``NAME.key`` (P-256, unencrypted) to ``directory``."""
+    """Write ``ca.pem`` and, for each name, ``NAME.pem`` and ``NAME.key`` (P-256, unencrypted) to
+    ``directory``.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority_name = _name("benchmark authority")
@@ -37,7 +41,9 @@ def write_certificates(directory: Path, names: Sequence[str]) -> None:
             _builder(_name(name), authority_name, key)
             .add_extension(x509.SubjectAlternativeName(names_of_leaf), critical=False)
             .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]),
+                x509.ExtendedKeyUsage(
+                    [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+                ),
                 critical=False,
             )
             .sign(authority_key, hashes.SHA256())
@@ -45,7 +51,9 @@ def write_certificates(directory: Path, names: Sequence[str]) -> None:
         (directory / f"{name}.pem").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
         (directory / f"{name}.key").write_bytes(
             key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
             )
         )
 
@@ -54,7 +62,9 @@ def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()

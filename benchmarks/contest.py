@@ -21,16 +21,23 @@ from benchmarks.task import Task
 
 @dataclass(frozen=True)
 class Measurement:
-    """The measurement of one contestant's run, after the warm-up, in the process that owns the labels."""
+    """The measurement of one contestant's run, after the warm-up, in the process that owns the
+    labels.
+    """
 
     steps_per_s: float
-    last_loss: float | None  # None: not comparable, the contestant draws its own weights
+    # None: not comparable, the contestant draws its own weights.
+    last_loss: float | None
     extra: Mapping[str, float] = field(default_factory=dict)
 
 
 def measurement(done: Mapping[str, Any]) -> Measurement:
-    """Return the measurement in the ``done`` line of a process: the fields of `benchmarks.stopwatch` and ``loss``."""
-    numbers = {name: value for name, value in done.items() if name not in ("kind", "steps_per_s", "loss")}
+    """Return the measurement in the ``done`` line of a process: the fields of
+    `benchmarks.stopwatch` and ``loss``.
+    """
+    numbers = {
+        name: value for name, value in done.items() if name not in ("kind", "steps_per_s", "loss")
+    }
     return Measurement(done["steps_per_s"], done["loss"], numbers)
 
 
@@ -53,8 +60,14 @@ class Score:
 
     @property
     def quiet_steps_per_s(self) -> float | None:
-        """The median over the turns of the rate in the quiet quarter of the steps; None if it was not measured."""
-        rates = [turn.extra["quiet_steps_per_s"] for turn in self.turns if "quiet_steps_per_s" in turn.extra]
+        """The median over the turns of the rate in the quiet quarter of the steps; None if it was
+        not measured.
+        """
+        rates = [
+            turn.extra["quiet_steps_per_s"]
+            for turn in self.turns
+            if "quiet_steps_per_s" in turn.extra
+        ]
         return statistics.median(rates) if rates else None
 
     @property
@@ -71,12 +84,14 @@ def compete(
     workdir: Path,
     say: Callable[[str], None],
 ) -> list[Score]:
-    """Let every contestant run every task ``repeats`` times, in turns, so that a noisy minute hits all alike.
+    """Let every contestant run every task ``repeats`` times, in turns, so that a noisy minute hits
+    all alike.
 
-    ``workdir`` receives one directory a run. Raises `RuntimeError` if two contestants end with different losses:
-    they did not train the same network.
+    ``workdir`` receives one directory a run. Raises `RuntimeError` if two contestants end with
+    different losses: they did not train the same network.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that a run ends the processes it started
+    # Unwinds, so that a run ends the processes it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     scores = []
     for task in tasks:
         turns: dict[str, list[Measurement]] = {name: [] for name in contestants}
@@ -86,28 +101,38 @@ def compete(
                 home.mkdir(parents=True)
                 measured = contestant(task, home)
                 turns[name].append(measured)
-                say(f"{task.name} turn {turn + 1}/{repeats} {name}: {measured.steps_per_s:.1f} steps/s")
+                say(
+                    f"{task.name} turn {turn + 1}/{repeats} {name}: "
+                    f"{measured.steps_per_s:.1f} steps/s"
+                )
         scores += [Score(name, task, tuple(measured)) for name, measured in turns.items()]
         _require_same_losses(task, turns)
     return scores
 
 
 def _require_same_losses(task: Task, turns: Mapping[str, Sequence[Measurement]]) -> None:
-    """Raise if the last loss of any turn is not that of the others, to the noise of float32 sums in another order."""
+    """Raise if the last loss of any turn is not that of the others, to the noise of float32 sums in
+    another order.
+    """
     losses = {
         name: measured[0].last_loss
         for name, measured in turns.items()
         if measured and measured[0].last_loss is not None
     }
-    # BatchNorm over 64 rows amplifies the rounding of another thread count; the MLP has nothing that does.
+    # BatchNorm over 64 rows amplifies the rounding of another thread count; the MLP has nothing
+    # that does.
     tolerance = 1e-4 if task.bottom == "mlp" else 5e-2
     if losses and max(losses.values()) - min(losses.values()) > tolerance:
-        raise RuntimeError(f"{task.name}: contestants trained different networks, last losses {losses}")
+        raise RuntimeError(
+            f"{task.name}: contestants trained different networks, last losses {losses}"
+        )
 
 
 def print_table(scores: Sequence[Score], reference: str, console: Console) -> None:
     """Print one row a score: median, spread, and the ratio to ``reference`` on the same task."""
-    table = Table(title="Split learning, steps per second (median of the turns)", title_justify="left")
+    table = Table(
+        title="Split learning, steps per second (median of the turns)", title_justify="left"
+    )
     for heading in ("task", "K", "B", "E", "contestant"):
         left = heading in ("task", "contestant")
         table.add_column(heading, justify="left" if left else "right", no_wrap=True)
@@ -117,13 +142,19 @@ def print_table(scores: Sequence[Score], reference: str, console: Console) -> No
     for score in scores:
         task, (low, high) = score.task, score.spread
         base = references.get(task)
+        # Fmt: skip.
         table.add_row(
-            task.name, str(task.parties), str(task.batch), str(task.embedding), score.contestant,
-            f"{score.steps_per_s:.2f}", f"{low:.1f}–{high:.1f}",
+            task.name,
+            str(task.parties),
+            str(task.batch),
+            str(task.embedding),
+            score.contestant,
+            f"{score.steps_per_s:.2f}",
+            f"{low:.1f}–{high:.1f}",
             _ratio(score.steps_per_s, base and base.steps_per_s),
             f"{score.quiet_steps_per_s:.2f}" if score.quiet_steps_per_s else "–",
             _ratio(score.quiet_steps_per_s, base and base.quiet_steps_per_s),
-        )  # fmt: skip
+        )
     console.print(table)
 
 
@@ -132,12 +163,15 @@ def _ratio(value: float | None, base: float | None) -> str:
 
 
 def print_bytes(scores: Sequence[Score], console: Console) -> None:
-    """Print, for contestants that account for their bytes, the ledger against the payload and against the kernel."""
+    """Print, for contestants that account for their bytes, the ledger against the payload and
+    against the kernel.
+    """
     for score in scores:
         extra = score.turns[-1].extra
         if "tcp_over_message" in extra:
             console.print(
-                f"{score.task.name}, {score.contestant}: messages / payload {extra['message_over_payload']:.4f}, "
+                f"{score.task.name}, {score.contestant}: messages / payload "
+                f"{extra['message_over_payload']:.4f}, "
                 f"kernel's TCP bytes / messages {extra['tcp_over_message']:.4f}"
             )
 
@@ -146,7 +180,11 @@ def to_json(scores: Sequence[Score], costs: Mapping[str, Any]) -> dict[str, Any]
     """Return every turn of every score and what is needed to judge them, ready for `json.dumps`."""
     return {
         "footprint": dict(costs),
-        "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
+        "machine": {
+            "cores": os.cpu_count(),
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+        },
         "scores": [
             {
                 "contestant": score.contestant,

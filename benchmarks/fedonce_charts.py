@@ -1,4 +1,6 @@
-"""FedOnce's studies as PNG: quality against bytes, against epsilon, and against the number of parties."""
+"""FedOnce's studies as PNG: quality against bytes, against epsilon, and against the number of
+parties.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ from vfl.studies.report import mean_and_sd, points
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
 DPI = 130
-APART = 0.045  # of the height, between two labels
+# Of the height, between two labels.
+APART = 0.045
 
 
 def draw_comparison(done: Done, title: str, path: Path) -> None:
-    """Draws the metric of the validation rows against message bytes of training (the paper's Fig. 6).
+    """Draws the metric of the validation rows against message bytes of training (the paper's Fig.
+    6).
 
     A method that needs no bytes is a line across, with its name at the right.
     """
@@ -55,13 +59,20 @@ def draw_comparison(done: Done, title: str, path: Path) -> None:
             size = mean(_sent(done, method)) / 1e6
             middle, sd = mean_and_sd([factor * value for value in validation(done, method)])
             large = 17 if marker == "*" else 10
-            look = {"color": color, "marker": marker, "markersize": large, "linestyle": "", "markeredgecolor": "white"}
+            look = {
+                "color": color,
+                "marker": marker,
+                "markersize": large,
+                "linestyle": "",
+                "markeredgecolor": "white",
+            }
             axes.errorbar([size], [middle], [sd or 0.0], capsize=3, label=method, zorder=3, **look)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
-    if unit != "points":  # errors: the first ones, after little training, are many times as large as the rest
+    # Errors: the first ones, after little training, are many times as large as the rest.
+    if unit != "points":
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
@@ -69,7 +80,9 @@ def draw_comparison(done: Done, title: str, path: Path) -> None:
     _levels(axes, {name: factor * mean(validation(done, name)) for name in ALONE if done.of(name)})
     axes.set_xlabel("message bytes of training, all parties (MB)")
     axes.set_ylabel(
-        f"validation {done.study.metric.upper() if unit != 'points' else done.study.metric} ({_unit(unit)})"
+        "validation "
+        f"{done.study.metric.upper() if unit != 'points' else done.study.metric} "
+        f"({_unit(unit)})"
     )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -87,13 +100,16 @@ def _sent(done: Done, method: str) -> list[float]:
 def _levels(axes: Axes, values: dict[str, float]) -> None:
     """Draws lines across, with their names at the right, moved apart if they would overlap.
 
-    A line that is farther away than the height of the drawn curves is only named, with an arrow at that edge.
+    A line that is farther away than the height of the drawn curves is only named, with an arrow at
+    that edge.
     """
     log = axes.get_yscale() == "log"
     low, high = (math.log10(each) if log else each for each in axes.get_ylim())
     names = dict(values)
     values = {name: math.log10(value) if log else value for name, value in names.items()}
-    near = {name: value for name, value in values.items() if 2 * low - high <= value <= 2 * high - low}
+    near = {
+        name: value for name, value in values.items() if 2 * low - high <= value <= 2 * high - low
+    }
     low, high = min([low, *near.values()]), max([high, *near.values()])
     margin = 0.04 * (high - low)
     low, high = low - margin, high + margin
@@ -107,7 +123,9 @@ def _levels(axes: Axes, values: dict[str, float]) -> None:
             axes.axhline(names[name], color=GREY, linewidth=0.9, linestyle="--", zorder=0)
         place = max(place + apart, min(max(value, low), high))
         at, text = (1.01, 10**place if log else place), f"{arrow}{name} {names[name]:.4g}"
-        axes.annotate(text, at, xycoords=("axes fraction", "data"), va="center", fontsize=8, color=GREY)
+        axes.annotate(
+            text, at, xycoords=("axes fraction", "data"), va="center", fontsize=8, color=GREY
+        )
 
 
 def _unit(unit: str) -> str:
@@ -119,8 +137,12 @@ def _seeds(done: Done) -> str:
     return f"{count} seed{'s' if count != 1 else ''}"
 
 
-def draw_privacy(done: Done, variants: Sequence[str], epsilons: Sequence[float], title: str, path: Path) -> None:
-    """Draws the metric of the test rows against epsilon, one line for each variant; without noise at the right."""
+def draw_privacy(
+    done: Done, variants: Sequence[str], epsilons: Sequence[float], title: str, path: Path
+) -> None:
+    """Draws the metric of the test rows against epsilon, one line for each variant; without noise
+    at the right.
+    """
     factor, unit = points(done.study.metric)
     figure = Figure(figsize=(6.6, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -129,14 +151,19 @@ def draw_privacy(done: Done, variants: Sequence[str], epsilons: Sequence[float],
     for number, (variant, color) in enumerate(zip(variants, (BLUE, ORANGE, GREEN), strict=True)):
         x, y, spread = [], [], []
         for place, epsilon in enumerate(names):
-            values = [factor * result.value(done.study.metric) for result in done.of(f"{variant}-{epsilon}")]
+            values = [
+                factor * result.value(done.study.metric)
+                for result in done.of(f"{variant}-{epsilon}")
+            ]
             if values:
                 middle, sd = mean_and_sd(values)
                 x.append(place + 0.08 * (number - 1))
                 y.append(middle)
                 spread.append(sd or 0.0)
         division, targets = variant.split("-")
-        label = f"{division} division, {targets} targets" + (" (no guarantee)" if targets == "matched" else "")
+        label = f"{division} division, {targets} targets" + (
+            " (no guarantee)" if targets == "matched" else ""
+        )
         axes.errorbar(x, y, spread, color=color, marker="osD"[number], capsize=3, label=label)
     axes.set_xticks(range(len(names)), [*names[:-1], "∞"])
     axes.set_xlabel("ε of all parties' training together (δ = 1e-5)")
@@ -144,7 +171,9 @@ def draw_privacy(done: Done, variants: Sequence[str], epsilons: Sequence[float],
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    axes.set_title(f"FedOnce-L1, {title}: mean and sd of {_seeds(done)}", loc="left", fontsize="medium")
+    axes.set_title(
+        f"FedOnce-L1, {title}: mean and sd of {_seeds(done)}", loc="left", fontsize="medium"
+    )
     figure.savefig(path, dpi=DPI)
 
 
@@ -169,6 +198,9 @@ def draw_scale(done: Done, path: Path) -> None:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
-        "FedOnce-L0 on one machine, UJIIndoorLoc's building and floor", x=0.01, ha="left", fontsize="medium"
+        "FedOnce-L0 on one machine, UJIIndoorLoc's building and floor",
+        x=0.01,
+        ha="left",
+        fontsize="medium",
     )
     figure.savefig(path, dpi=DPI)

@@ -1,4 +1,6 @@
-"""Evaluates FedOnce's studies beyond ``vfl study``'s table: curves and bytes to an accuracy, privacy, memory."""
+"""Evaluates FedOnce's studies beyond ``vfl study``'s table: curves and bytes to an accuracy,
+privacy, memory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from rich.table import Table
 from benchmarks.studies import Done, curve, message_bytes, step_bytes
 from vfl.studies.report import FineTuned, cell, mean_and_sd
 
-L0, MULTI, PCA, SPLIT, COMM = "FedOnce-L0", "FedOnce-L0-multi", "FedOnce-PCA", "SplitNN", "SplitNN-Comm"
+L0, MULTI, PCA, SPLIT, COMM = (
+    "FedOnce-L0",
+    "FedOnce-L0-multi",
+    "FedOnce-PCA",
+    "SplitNN",
+    "SplitNN-Comm",
+)
 ALONE = ("Combine", "LightGBM-Combine", "Linear-Combine", "LightGBM", "Solo")
 
 
@@ -23,7 +31,8 @@ ALONE = ("Combine", "LightGBM-Combine", "Linear-Combine", "LightGBM", "Solo")
 class Curve:
     """Means and standard deviations over the seeds of the study's metric on validation rows.
 
-    ``bytes_``: message bytes of training up to each point, all parties together, without validation's.
+    ``bytes_``: message bytes of training up to each point, all parties together, without
+    validation's.
     """
 
     bytes_: list[float]
@@ -41,17 +50,24 @@ def validation(done: Done, method: str) -> list[float]:
 
 
 def split_curve(done: Done, method: str) -> Curve:
-    """Returns the curve of ``SPLIT`` or ``COMM``, after each epoch; that of ``MULTI`` begins after the one upload."""
+    """Returns the curve of ``SPLIT`` or ``COMM``, after each epoch; that of ``MULTI`` begins after
+    the one upload.
+    """
     metric, runs = done.study.metric, done.of(method)
     points: list[list[tuple[float, float]]] = []
     for result in runs:
         folder, summary = done.folder / result.finetune.run, done.summary(result)
         a_step = step_bytes(folder, summary, "splitnn", metric)
         before = upload_bytes(done, result) if method == MULTI else 0
-        first = [(float(before), curve(folder, "one-shot", metric)[0][1])] if method == MULTI else []
-        later = [(before + a_step * steps, value) for steps, value in curve(folder, "splitnn", metric)]
+        first = (
+            [(float(before), curve(folder, "one-shot", metric)[0][1])] if method == MULTI else []
+        )
+        later = [
+            (before + a_step * steps, value) for steps, value in curve(folder, "splitnn", metric)
+        ]
         points.append(first + later)
-    along = list(zip(*points, strict=True))  # the same rounds for every seed
+    # The same rounds for every seed.
+    along = list(zip(*points, strict=True))
     spread = [mean_and_sd([value for _, value in at]) for at in along]
     return Curve(
         [mean(size for size, _ in at) for at in along],
@@ -61,10 +77,15 @@ def split_curve(done: Done, method: str) -> Curve:
 
 
 def print_reach(done: Done) -> None:
-    """Prints the bytes after which split training is as good as FedOnce-L0: means over the seeds, validation rows."""
+    """Prints the bytes after which split training is as good as FedOnce-L0: means over the seeds,
+    validation rows.
+    """
     if not done.of(L0) or not done.of(SPLIT):
         return
-    as_good, uploaded = mean(validation(done, L0)), mean(upload_bytes(done, result) for result in done.of(L0))
+    as_good, uploaded = (
+        mean(validation(done, L0)),
+        mean(upload_bytes(done, result) for result in done.of(L0)),
+    )
     found, lower = split_curve(done, SPLIT), done.study.metric.startswith("rmse")
     reached = [
         (epoch, size)
@@ -73,13 +94,20 @@ def print_reach(done: Done) -> None:
     ]
     best = min(found.means) if lower else max(found.means)
     print(
-        f"validation {done.study.metric}: {L0} {as_good:.4f} with {uploaded / 1e6:.3f} MB; {SPLIT} at best {best:.4f}"
+        f"validation {done.study.metric}: {L0} {as_good:.4f} with {uploaded / 1e6:.3f} MB; "
+        f"{SPLIT} at best {best:.4f}"
     )
     if reached:
         epoch, size = reached[0]
-        print(f"{SPLIT} is as good after {epoch} epochs and {size / 1e6:.2f} MB: {size / uploaded:.1f} times the bytes")
+        print(
+            f"{SPLIT} is as good after {epoch} epochs and {size / 1e6:.2f} MB: "
+            f"{size / uploaded:.1f} times the bytes"
+        )
     else:
-        print(f"{SPLIT} is never as good, in {len(found.means)} epochs and {found.bytes_[-1] / 1e6:.1f} MB")
+        print(
+            f"{SPLIT} is never as good, in {len(found.means)} epochs and "
+            f"{found.bytes_[-1] / 1e6:.1f} MB"
+        )
 
 
 def write_curves(done: Done, path: Path) -> None:
@@ -96,7 +124,9 @@ def write_curves(done: Done, path: Path) -> None:
 
 def print_privacy(done: Done, variants: Sequence[str], epsilons: Sequence[float]) -> None:
     """Prints a line for each epsilon: the metric of the test rows, and the noise."""
-    shown = Table(title=f"test {done.study.metric}; the noise multiplier below it", title_justify="left")
+    shown = Table(
+        title=f"test {done.study.metric}; the noise multiplier below it", title_justify="left"
+    )
     for heading in ("epsilon", *variants):
         shown.add_column(heading)
     for epsilon in [*map("{:g}".format, epsilons), "inf"]:
@@ -104,7 +134,11 @@ def print_privacy(done: Done, variants: Sequence[str], epsilons: Sequence[float]
         for variant in variants:
             runs = done.of(f"{variant}-{epsilon}")
             values = [result.value(done.study.metric) for result in runs]
-            noise = [found.privacy.noise_multiplier for found in map(done.summary, runs) if found.privacy is not None]
+            noise = [
+                found.privacy.noise_multiplier
+                for found in map(done.summary, runs)
+                if found.privacy is not None
+            ]
             cells.append(f"{cell(values, done.study.metric)}\n{mean(noise):.3f}" if runs else "–")
         shown.add_row(epsilon, *cells)
     Console(width=160).print(shown)
@@ -114,8 +148,8 @@ def print_privacy(done: Done, variants: Sequence[str], epsilons: Sequence[float]
 class Scaled:
     """The results for one number of passive parties.
 
-    Seconds of training; of the passive processes the median of the largest PSS (RSS) that each had, in MiB, or None if
-    the run was not watched; ``accuracy`` of the test rows.
+    Seconds of training; of the passive processes the median of the largest PSS (RSS) that each had,
+    in MiB, or None if the run was not watched; ``accuracy`` of the test rows.
     """
 
     passives: int
@@ -132,9 +166,14 @@ def scaled(done: Done) -> list[Scaled]:
     for result in done.results:
         summary = done.summary(result)
         watched = [
-            seen[str(party.pid)] for party in summary.parties if party.role == "passive" and str(party.pid) in seen
+            seen[str(party.pid)]
+            for party in summary.parties
+            if party.role == "passive" and str(party.pid) in seen
         ]
-        pss, rss = (median(each[key] for each in watched) if watched else None for key in ("pss_mib", "rss_mib"))
+        pss, rss = (
+            median(each[key] for each in watched) if watched else None
+            for key in ("pss_mib", "rss_mib")
+        )
         passives = sum(party.role == "passive" for party in summary.parties)
         found.append(Scaled(passives, summary.wall_s, result.value(done.study.metric), pss, rss))
     return sorted(found, key=lambda each: each.passives)
@@ -143,6 +182,8 @@ def scaled(done: Done) -> list[Scaled]:
 def print_scale(done: Done) -> None:
     shown = Table("passive parties", "seconds", "accuracy", "PSS of one (median, MiB)", "RSS (MiB)")
     for each in scaled(done):
-        memory = ["–" if value is None else f"{value:.0f}" for value in (each.pss_mib, each.rss_mib)]
+        memory = [
+            "–" if value is None else f"{value:.0f}" for value in (each.pss_mib, each.rss_mib)
+        ]
         shown.add_row(str(each.passives), f"{each.seconds:.1f}", f"{each.accuracy:.4f}", *memory)
     Console(width=160).print(shown)

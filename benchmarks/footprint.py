@@ -1,4 +1,6 @@
-"""Measures what the programs cost: seconds and memory of ``vfl-party --help`` and of a running party."""
+"""Measures what the programs cost: seconds and memory of ``vfl-party --help`` and of a running
+party.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ RUN_S = 120.0
 def measure(workdir: Path, repeats: int) -> dict[str, Any]:
     """Measures ``--help`` and a small ``mlp`` federation.
 
-    Returns seconds (median) and peak MiB of ``--help``; peak MiB of the federation's parties, seconds from their start
-    until training begins, and whether any of them has loaded torchvision.
+    Returns seconds (median) and peak MiB of ``--help``; peak MiB of the federation's parties,
+    seconds from their start until training begins, and whether any of them has loaded torchvision.
     """
     helps = [_help() for _ in range(max(1, repeats))]
     return {
@@ -37,10 +39,12 @@ def measure(workdir: Path, repeats: int) -> dict[str, Any]:
 def _help() -> tuple[float, float]:
     """Returns seconds and peak MiB of one ``vfl-party --help``.
 
-    A small interpreter measures: a child's peak counts what its parent held when it was forked, and this process holds
-    all of torch.
+    A small interpreter measures: a child's peak counts what its parent held when it was forked, and
+    this process holds all of torch.
     """
-    out = subprocess.run([sys.executable, "-S", "-c", _HELP, *HELP], check=True, capture_output=True, text=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-S", "-c", _HELP, *HELP], check=True, capture_output=True, text=True
+    ).stdout
     seconds, kib = out.splitlines()[-1].split()
     return float(seconds), int(kib) / 1024
 
@@ -61,13 +65,18 @@ def _running(workdir: Path) -> dict[str, Any]:
     torchvision = False
     with (workdir / "stdout").open("w+") as out, (workdir / "stderr").open("w") as errors:
         began_s = time.perf_counter()
-        own = os.environ | {"VFL_NO_FORK": "1"}  # each process imports for itself, as on separate machines
+        # Each process imports for itself, as on separate machines.
+        own = os.environ | {"VFL_NO_FORK": "1"}
         launcher = psutil.Popen(command, stdout=out, stderr=errors, env=own)
         while launcher.poll() is None and time.perf_counter() - began_s < RUN_S:
             for child in launcher.children():
                 try:
-                    peaks[child.pid] = max(peaks.get(child.pid, 0.0), child.memory_info().rss / 2**20)
-                    torchvision |= any("torchvision" in region.path for region in child.memory_maps())
+                    peaks[child.pid] = max(
+                        peaks.get(child.pid, 0.0), child.memory_info().rss / 2**20
+                    )
+                    torchvision |= any(
+                        "torchvision" in region.path for region in child.memory_maps()
+                    )
                 except (psutil.NoSuchProcess, psutil.AccessDenied):
                     continue
             time.sleep(0.25)

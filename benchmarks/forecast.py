@@ -1,9 +1,10 @@
-"""Compares forecast and ledger: runs recipes in full and sets `vfl forecast`'s numbers beside the counted ones.
+"""Compares forecast and ledger: runs recipes in full and sets `vfl forecast`'s numbers beside the
+counted ones.
 
     python -m benchmarks.forecast [RECIPE …] [--json FILE]
 
-Ends with exit code 1 if a link, in a phase and direction, is off by more than 3 %; if the forecast says that it is an
-upper bound, then only if more has crossed.
+Ends with exit code 1 if a link, in a phase and direction, is off by more than 3 %; if the forecast
+says that it is an upper bound, then only if more has crossed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def recipes() -> list[Path]:
 
 
 def compare(path: Path, folder: Path) -> dict[str, Any]:
-    """Forecasts, runs and compares one recipe; with early stopping, also with a forecast that knows its rounds."""
+    """Forecasts, runs and compares one recipe; with early stopping, also with a forecast that knows
+    its rounds.
+    """
     tables, base = read_toml(path), path.resolve().parent
     recipe = parse(Recipe, tables, str(path))
     outlook = outlook_of(recipe, base)
@@ -56,16 +59,21 @@ def compare(path: Path, folder: Path) -> dict[str, Any]:
     shutil.rmtree(run)
     ended = {phase.name: rounds[phase.name] for phase in said.phases if phase.at_most}
     known = forecast(outlook, ended=ended)
-    bounded = {phase.name for phase in known.phases if phase.bound}  # an upper bound may be above what was counted
+    # An upper bound may be above what was counted.
+    bounded = {phase.name for phase in known.phases if phase.bound}
     links = against(known, summary.bytes)
-    worst = max(-min(0.0, link.ratio) if link.phase in bounded else abs(link.ratio) for link in links)
+    worst = max(
+        -min(0.0, link.ratio) if link.phase in bounded else abs(link.ratio) for link in links
+    )
     control = summary.bytes.by_phase[CONTROL].message_bytes
     return {
         "recipe": str(path.resolve().relative_to(ROOT)),
         "forecast": total(said.links).model_dump(),
         "ended_early": ended,
         "forecast_for_these_rounds": total(known.links).model_dump(),
-        "counted": total(link for link in summary.bytes.by_link if link.phase != CONTROL).model_dump(),
+        "counted": total(
+            link for link in summary.bytes.by_link if link.phase != CONTROL
+        ).model_dump(),
         "control_message_bytes": control,
         "worst_link": worst,
         "wall_s": summary.wall_s,
@@ -82,13 +90,22 @@ def main(paths: tuple[Path, ...], out: Path | None) -> None:
         for path in paths or recipes():
             found.append(compare(path, Path(folder)))
             click.echo(f"{found[-1]['recipe']}: worst link {found[-1]['worst_link']:.2%}", err=True)
-    table = Table(title="Message bytes, forecast and counted, without control", title_justify="left")
+    table = Table(
+        title="Message bytes, forecast and counted, without control", title_justify="left"
+    )
     table.add_column("recipe", no_wrap=True)
     for heading in ("forecast", "rounds known", "counted", "worst link", "control", "seconds"):
         table.add_column(heading, justify="right")
     for each in found:
-        counts = (each[key]["message_bytes"] for key in ("forecast", "forecast_for_these_rounds", "counted"))
-        last = (f"{each['worst_link']:.2%}", f"{each['control_message_bytes']:,}", f"{each['wall_s']:.1f}")
+        counts = (
+            each[key]["message_bytes"]
+            for key in ("forecast", "forecast_for_these_rounds", "counted")
+        )
+        last = (
+            f"{each['worst_link']:.2%}",
+            f"{each['control_message_bytes']:,}",
+            f"{each['wall_s']:.1f}",
+        )
         table.add_row(each["recipe"], *(f"{count:,}" for count in counts), *last)
     Console(width=140).print(table)
     if out is not None:

@@ -1,4 +1,6 @@
-"""Contestant ``joint``: the same network in one process, no wire at all: the ceiling of one core."""
+"""Contestant ``joint``: the same network in one process, no wire at all: the ceiling of one
+core.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from benchmarks.task import Task, batches, bottom_of, features_of, labels_of, sg
 def run(task: Task, workdir: Path) -> Measurement:
     """Train ``task`` in one fresh process."""
     with Processes(workdir, timeout_s=600) as processes:
-        processes.start("joint", "benchmarks.joint", [json.dumps(task.to_json())], threads=task.joint_threads)
+        processes.start(
+            "joint", "benchmarks.joint", [json.dumps(task.to_json())], threads=task.joint_threads
+        )
         done = processes.expect("joint", "done")
     return measurement(done)
 

@@ -1,8 +1,10 @@
-"""What a large table costs: ``python -m benchmarks.large [--rows N] [--reading-rows N] [--postgresql]``.
+"""What a large table costs: ``python -m benchmarks.large [--rows N] [--reading-rows N]
+[--postgresql]``.
 
-Two parties train one epoch of split training on Parquet files of N rows, 50 columns together: seconds of reading and of
-the epoch, peak memory of each party. Before that, one table is read from Parquet, CSV and PostgreSQL, in processes that
-take turns: by us, and by ``pyarrow`` or the database's client, as a whole and in blocks that are dropped.
+Two parties train one epoch of split training on Parquet files of N rows, 50 columns together:
+seconds of reading and of the epoch, peak memory of each party. Before that, one table is read from
+Parquet, CSV and PostgreSQL, in processes that take turns: by us, and by ``pyarrow`` or the
+database's client, as a whole and in blocks that are dropped.
 """
 
 from __future__ import annotations
@@ -38,10 +40,21 @@ TIMEOUT_S = 3600.0
 
 def reading(way: str, source: str, query: str | None = None) -> dict[str, Any]:
     """Reads a table in a process of its own, see ``large_read``."""
-    args = [sys.executable, "-m", "benchmarks.large_read", way, source, *([query] if query is not None else [])]
-    done = subprocess.run(args, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=_environment())
+    args = [
+        sys.executable,
+        "-m",
+        "benchmarks.large_read",
+        way,
+        source,
+        *([query] if query is not None else []),
+    ]
+    done = subprocess.run(
+        args, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=_environment()
+    )
     if done.returncode != 0:
-        raise click.ClickException(f"{way} of {source} ended with {done.returncode}: {done.stderr[-1000:]}")
+        raise click.ClickException(
+            f"{way} of {source} ended with {done.returncode}: {done.stderr[-1000:]}"
+        )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -51,17 +64,29 @@ def _environment() -> dict[str, str]:
 
 
 def print_readings(kind: str, found: list[dict[str, Any]], console: Console) -> None:
-    table = Table("way", "seconds", "resident + MiB", "anonymous + MiB", title=f"{kind}, {found[0]['rows']:,} rows")
+    table = Table(
+        "way",
+        "seconds",
+        "resident + MiB",
+        "anonymous + MiB",
+        title=f"{kind}, {found[0]['rows']:,} rows",
+    )
     for way in WAYS:
         mine = [each for each in found if each["way"] == way]
-        values = [statistics.median(each[key] for each in mine) for key in ("seconds", "resident", "anonymous")]
+        values = [
+            statistics.median(each[key] for each in mine)
+            for key in ("seconds", "resident", "anonymous")
+        ]
         table.add_row(way, f"{values[0]:.1f}", f"{values[1]:,.0f}", f"{values[2]:,.0f}")
     console.print(table)
 
 
 def print_training(found: dict[str, Any], rows: int, console: Console) -> None:
     epoch = found["rounds"][0]
-    console.print(f"one epoch of {rows:,} rows: {epoch['steps']:,} steps in {epoch['seconds']:.1f} s; the whole run")
+    console.print(
+        f"one epoch of {rows:,} rows: {epoch['steps']:,} steps in {epoch['seconds']:.1f} "
+        "s; the whole run"
+    )
     console.print(f"{found['wall_s']:.1f} s; test {found['metrics']['test']}")
     table = Table("process", "resident MiB", "anonymous MiB", title="largest memory")
     for name, memory in found["memory"].items():
@@ -71,12 +96,17 @@ def print_training(found: dict[str, Any], rows: int, console: Console) -> None:
 
 def recipe(files: dict[str, Path], batch: int) -> dict[str, Any]:
     """One epoch of split training by two parties."""
-    data = {party: {"source": str(path.resolve()), "id": "customer"} for party, path in files.items()}
+    data = {
+        party: {"source": str(path.resolve()), "id": "customer"} for party, path in files.items()
+    }
     data[PARTIES[0]]["label"] = "default"
     return {
         "name": "large",
         "task": {"kind": "binary"},
-        "parties": [{"name": PARTIES[0], "role": "active"}, {"name": PARTIES[1], "role": "passive"}],
+        "parties": [
+            {"name": PARTIES[0], "role": "active"},
+            {"name": PARTIES[1], "role": "passive"},
+        ],
         "rows": {"validation": 0.01, "test": 0.01},
         "model": {"embedding_size": 32},
         "phases": [{"kind": "splitnn", "epochs": 1, "batch_size": batch}, {"kind": "evaluate"}],
@@ -95,7 +125,10 @@ def watched(process: psutil.Process) -> Iterator[dict[int, dict[str, float]]]:
             for child in process.children(recursive=True):
                 with contextlib.suppress(psutil.Error, OSError):
                     memory = child.memory_info()
-                    found = {"resident": memory.rss / 2**20, "anonymous": (memory.rss - memory.shared) / 2**20}
+                    found = {
+                        "resident": memory.rss / 2**20,
+                        "anonymous": (memory.rss - memory.shared) / 2**20,
+                    }
                     before = seen.setdefault(child.pid, found)
                     seen[child.pid] = {key: max(value, before[key]) for key, value in found.items()}
 
@@ -109,7 +142,9 @@ def watched(process: psutil.Process) -> Iterator[dict[int, dict[str, float]]]:
 
 
 def train(files: dict[str, Path], batch: int, folder: Path) -> dict[str, Any]:
-    """Trains one epoch in a federation of processes; returns its times, its metrics and each party's memory."""
+    """Trains one epoch in a federation of processes; returns its times, its metrics and each
+    party's memory.
+    """
     path = folder / "recipe.toml"
     path.write_text(to_toml(recipe(files, batch)))
     began = time.time()
@@ -125,7 +160,9 @@ def train(files: dict[str, Path], batch: int, folder: Path) -> dict[str, Any]:
     ):
         said, errors = process.communicate(timeout=TIMEOUT_S)
     if process.returncode != 0:
-        raise click.ClickException(f"vfl simulate ended with {process.returncode}: {errors[-1000:]}")
+        raise click.ClickException(
+            f"vfl simulate ended with {process.returncode}: {errors[-1000:]}"
+        )
     summary = json.loads(said.splitlines()[-1])
     run = folder / "runs" / summary["run_id"]
     rounds = [json.loads(line) for line in read_lines(run / PARTIES[0] / "metrics.jsonl")]
@@ -139,13 +176,24 @@ def train(files: dict[str, Path], batch: int, folder: Path) -> dict[str, Any]:
 
 @click.command()
 @click.option("--rows", default=10_000_000, show_default=True, help="Of each party's table.")
-@click.option("--reading-rows", default=1_000_000, show_default=True, help="Of the table that is read in several ways.")
+@click.option(
+    "--reading-rows",
+    default=1_000_000,
+    show_default=True,
+    help="Of the table that is read in several ways.",
+)
 @click.option("--columns", default=50, show_default=True)
 @click.option("--batch", default=4096, show_default=True)
 @click.option("--repeats", default=3, show_default=True, help="Turns of reading.")
-@click.option("--postgresql", is_flag=True, help="Reads from PostgreSQL too: a server that is started for it.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Keeps the tables; default: a temporary one.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Writes all figures to a file.")
+@click.option(
+    "--postgresql", is_flag=True, help="Reads from PostgreSQL too: a server that is started for it."
+)
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Keeps the tables; default: a temporary one."
+)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Writes all figures to a file."
+)
 def main(
     rows: int,
     reading_rows: int,
@@ -162,7 +210,10 @@ def main(
         kept = folder or Path(place)
         kept.mkdir(parents=True, exist_ok=True)
         if reading_rows:
-            sources = {"Parquet": one_parquet(kept, reading_rows, columns), "CSV": one_csv(kept, reading_rows, columns)}
+            sources = {
+                "Parquet": one_parquet(kept, reading_rows, columns),
+                "CSV": one_csv(kept, reading_rows, columns),
+            }
             for kind, path in sources.items():
                 figures[kind] = [reading(way, str(path)) for _ in range(repeats) for way in WAYS]
                 print_readings(kind, figures[kind], console)
@@ -170,7 +221,9 @@ def main(
                 with postgres() as server:
                     url = server.url()
                     query = fill(url, sources["Parquet"])
-                    figures["PostgreSQL"] = [reading(way, url, query) for _ in range(repeats) for way in WAYS]
+                    figures["PostgreSQL"] = [
+                        reading(way, url, query) for _ in range(repeats) for way in WAYS
+                    ]
                 print_readings("PostgreSQL", figures["PostgreSQL"], console)
         if rows:
             files = parquet_files(kept, rows, columns)
@@ -188,7 +241,11 @@ def fill(url: str, path: Path) -> str:
     import pyarrow.parquet as parquet
     from adbc_driver_postgresql import dbapi
 
-    with dbapi.connect(url) as connection, connection.cursor() as cursor, parquet.ParquetFile(path) as file:
+    with (
+        dbapi.connect(url) as connection,
+        connection.cursor() as cursor,
+        parquet.ParquetFile(path) as file,
+    ):
         cursor.adbc_ingest("vfl_large", file.iter_batches(), mode="replace")
         connection.commit()
     return "SELECT * FROM vfl_large"

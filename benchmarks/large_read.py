@@ -1,6 +1,8 @@
-"""Reads one table in one way, alone in a process: ``python -m benchmarks.large_read WAY SOURCE [QUERY]``.
+"""Reads one table in one way, alone in a process: ``python -m benchmarks.large_read WAY SOURCE
+[QUERY]``.
 
-It prints seconds, and the largest resident and anonymous memory above that of before reading, as JSON.
+It prints seconds, and the largest resident and anonymous memory above that of before reading, as
+JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Memory:
 def _memory() -> dict[str, float]:
     names = {"VmRSS": "resident", "RssAnon": "anonymous"}
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    return {names[line[0][:-1]]: int(line[1]) / 1024 for line in lines if line and line[0][:-1] in names}
+    return {
+        names[line[0][:-1]]: int(line[1]) / 1024 for line in lines if line and line[0][:-1] in names
+    }
 
 
 def read(way: str, source: str, query: str | None) -> int:
@@ -45,7 +49,12 @@ def read(way: str, source: str, query: str | None) -> int:
         from vfl_common.config.data import DataSettings
         from vfl_party.data import load_table
 
-        named = {"source": source, "id": ("customer",), "label": "default", "scratch": tempfile.gettempdir()}
+        named = {
+            "source": source,
+            "id": ("customer",),
+            "label": "default",
+            "scratch": tempfile.gettempdir(),
+        }
         if query is not None:
             named["query"] = query
         return len(load_table(DataSettings.model_validate(named), with_label=True))
@@ -61,13 +70,20 @@ def read(way: str, source: str, query: str | None) -> int:
         import pyarrow.csv as arrow_csv
 
         if way == "whole":
-            return int(arrow_csv.read_csv(source, arrow_csv.ReadOptions(use_threads=False)).num_rows)
-        return sum(batch.num_rows for batch in arrow_csv.open_csv(source, arrow_csv.ReadOptions(use_threads=False)))
+            return int(
+                arrow_csv.read_csv(source, arrow_csv.ReadOptions(use_threads=False)).num_rows
+            )
+        return sum(
+            batch.num_rows
+            for batch in arrow_csv.open_csv(source, arrow_csv.ReadOptions(use_threads=False))
+        )
     import pyarrow.parquet as parquet
 
     if way == "whole":
         return int(parquet.read_table(source, use_threads=False).num_rows)
-    return sum(batch.num_rows for batch in parquet.ParquetFile(source).iter_batches(use_threads=False))
+    return sum(
+        batch.num_rows for batch in parquet.ParquetFile(source).iter_batches(use_threads=False)
+    )
 
 
 def main() -> None:
@@ -80,7 +96,17 @@ def main() -> None:
     rows = read(way, source, query)
     seconds = time.perf_counter() - began
     memory.note()
-    print(json.dumps({"way": way, "rows": rows, "seconds": seconds, "base": memory.base["resident"], **memory.most}))
+    print(
+        json.dumps(
+            {
+                "way": way,
+                "rows": rows,
+                "seconds": seconds,
+                "base": memory.base["resident"],
+                **memory.most,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

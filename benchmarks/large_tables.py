@@ -16,8 +16,13 @@ _SEED = 7
 
 
 def parquet_files(folder: Path, rows: int, columns: int) -> dict[str, Path]:
-    """Returns {party: its Parquet file} of ``rows`` rows and half of ``columns``; makes those that are missing."""
-    return {party: _made(folder / f"{party}-{rows}x{columns}.parquet", party, rows, columns // 2) for party in PARTIES}
+    """Returns {party: its Parquet file} of ``rows`` rows and half of ``columns``; makes those that
+    are missing.
+    """
+    return {
+        party: _made(folder / f"{party}-{rows}x{columns}.parquet", party, rows, columns // 2)
+        for party in PARTIES
+    }
 
 
 def one_parquet(folder: Path, rows: int, columns: int) -> Path:
@@ -31,7 +36,10 @@ def one_csv(folder: Path, rows: int, columns: int) -> Path:
     if not path.exists():
         part = path.with_suffix(".part")
         whole = one_parquet(folder, rows, columns)
-        with parquet.ParquetFile(whole) as file, arrow_csv.CSVWriter(part, file.schema_arrow) as writer:
+        with (
+            parquet.ParquetFile(whole) as file,
+            arrow_csv.CSVWriter(part, file.schema_arrow) as writer,
+        ):
             for batch in file.iter_batches():
                 writer.write_batch(batch)
         part.rename(path)
@@ -41,7 +49,9 @@ def one_csv(folder: Path, rows: int, columns: int) -> Path:
 def _made(path: Path, party: str, rows: int, columns: int) -> Path:
     if not path.exists():
         part = path.with_suffix(".part")
-        with parquet.ParquetWriter(part, next(_blocks(party, min(rows, 2), columns)).schema) as writer:
+        with parquet.ParquetWriter(
+            part, next(_blocks(party, min(rows, 2), columns)).schema
+        ) as writer:
             for batch in _blocks(party, rows, columns):
                 writer.write_batch(batch)
         part.rename(path)
@@ -49,7 +59,9 @@ def _made(path: Path, party: str, rows: int, columns: int) -> Path:
 
 
 def _blocks(party: str, rows: int, columns: int) -> Iterator[pa.RecordBatch]:
-    """Yields blocks of rows; the label of a customer depends on the first two numbers of the bank's."""
+    """Yields blocks of rows; the label of a customer depends on the first two numbers of the
+    bank's.
+    """
     place = PARTIES.index(party)
     order = np.random.default_rng([_SEED, place]).permutation(rows)
     for start in range(0, rows, _BLOCK):

@@ -1,9 +1,11 @@
-"""What leaks in split training, and what defences cost: ``python -m benchmarks.leaks --data DIR [--seeds N]``.
+"""What leaks in split training, and what defences cost: ``python -m benchmarks.leaks --data DIR
+[--seeds N]``.
 
-Credit default (22 % positive; FATE's two organisations) and scikit-learn's digits, one against the rest (10 %
-positive). Each defence runs with each seed; what the passive party received is attacked. One table, one picture and one
-JSON file each; ``--quick``: one seed and few epochs, to try it out. ``--only`` with
-``fedhssl``, ``tops``, ``active``, ``images`` or ``watch``: ``leaks_fedhssl.py``, ``leaks_tops.py`` and so on.
+Credit default (22 % positive; FATE's two organisations) and scikit-learn's digits, one against the
+rest (10 % positive). Each defence runs with each seed; what the passive party received is attacked.
+One table, one picture and one JSON file each; ``--quick``: one seed and few epochs, to try it out.
+``--only`` with ``fedhssl``, ``tops``, ``active``, ``images`` or ``watch``: ``leaks_fedhssl.py``,
+``leaks_tops.py`` and so on.
 """
 
 from __future__ import annotations
@@ -29,15 +31,29 @@ from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results"
 Tables = dict[str, Any]
-PARTS = ("credit", "digits", "methods", "columns", "dcor", "epochs", "fedhssl", "tops", "active", "images", "watch")
+PARTS = (
+    "credit",
+    "digits",
+    "methods",
+    "columns",
+    "dcor",
+    "epochs",
+    "fedhssl",
+    "tops",
+    "active",
+    "images",
+    "watch",
+)
 GRADIENTS = ("norm", "cosine", "clusters")
 MODELS = ("completion", "columns", "reidentify")
 COLUMNS = ("columns", "reidentify")
 LABELS = ("completion", *GRADIENTS)
 DIGIT = 8
 EVALUATE = {"kind": "evaluate"}
-EVERY = 2  # epochs: every second one is attacked
-OVER_EPOCHS = ("none", "max norm", "iso 4", "marvell 4", "marvell 25", "label dp 1")  # read by all rounds together
+# Epochs: every second one is attacked.
+EVERY = 2
+# Read by all rounds together.
+OVER_EPOCHS = ("none", "max norm", "iso 4", "marvell 4", "marvell 25", "label dp 1")
 
 
 def defences() -> dict[str, Tables]:
@@ -61,7 +77,9 @@ def credit(data: Path, own: Path) -> Tables:
 
 
 def digits(own: Path) -> Tables:
-    """Returns the parties' data: the upper and the lower half of each digit, and whether it is an eight."""
+    """Returns the parties' data: the upper and the lower half of each digit, and whether it is an
+    eight.
+    """
     x, y = load_digits(return_X_y=True)
     ids = pa.array([str(number) for number in range(len(x))])
     for side, columns in (("active", range(32)), ("passive", range(32, 64))):
@@ -76,7 +94,9 @@ def digits(own: Path) -> Tables:
 
 
 def methods(epochs: int, batch_size: int) -> dict[str, list[Tables]]:
-    """Returns {name: phases}: split training, and methods that upload once (SS-VFL-I's objective is contrastive)."""
+    """Returns {name: phases}: split training, and methods that upload once (SS-VFL-I's objective is
+    contrastive).
+    """
     shared: Tables = {"batch_size": batch_size, "optimizer": {"lr": 0.003}}
     head = {"kind": "head", "own_encoder": "trained", "epochs": epochs, **shared}
     found = {"splitnn": [{"kind": "splitnn", "epochs": epochs, **shared}]}
@@ -88,9 +108,13 @@ def methods(epochs: int, batch_size: int) -> dict[str, list[Tables]]:
 
 
 def narrower(parties: Tables, epochs: int, batch_size: int) -> dict[str, Tables]:
-    """Returns {name: recipe}: what brings the leak of columns down: a narrower cut, NoPeek, or MID."""
+    """Returns {name: recipe}: what brings the leak of columns down: a narrower cut, NoPeek, or
+    MID.
+    """
     made = {
-        f"width {width}": recipe(f"width {width}", {}, parties, epochs=epochs, batch_size=batch_size, width=width)
+        f"width {width}": recipe(
+            f"width {width}", {}, parties, epochs=epochs, batch_size=batch_size, width=width
+        )
         for width in (8, 4, 2, 1)
     }
     made |= with_term(made["width 8"], "nopeek", (0.01, 0.1, 1.0))
@@ -102,12 +126,15 @@ def with_term(plain: Tables, term: str, weights: tuple[float, ...]) -> dict[str,
     """Returns {name: recipe} with ``term`` in the loss of the first phase, split training."""
     phase, *rest = plain["phases"]
     return {
-        f"{term} {weight:g}": plain | {"name": f"{term}-{weight * 10_000:g}", "phases": [phase | {term: weight}, *rest]}
+        f"{term} {weight:g}": plain
+        | {"name": f"{term}-{weight * 10_000:g}", "phases": [phase | {term: weight}, *rest]}
         for weight in weights
     }
 
 
-def recipe(name: str, transform: Tables, parties: Tables, *, epochs: int, batch_size: int, width: int = 16) -> Tables:
+def recipe(
+    name: str, transform: Tables, parties: Tables, *, epochs: int, batch_size: int, width: int = 16
+) -> Tables:
     """Makes a recipe of split training: an MLP at each party, a top model with one hidden layer."""
     phase: Tables = {
         "kind": "splitnn",
@@ -122,7 +149,11 @@ def recipe(name: str, transform: Tables, parties: Tables, *, epochs: int, batch_
         "task": {"kind": "binary"},
         "parties": [{"name": "active", "role": "active"}, {"name": "passive", "role": "passive"}],
         "rows": {"validation": 0.1, "test": 0.2},
-        "model": {"embedding_size": width, "encoder": {"kind": "mlp", "hidden": [64]}, "top": {"hidden": [32]}},
+        "model": {
+            "embedding_size": width,
+            "encoder": {"kind": "mlp", "hidden": [64]},
+            "top": {"hidden": [32]},
+        },
         "phases": [phase, {"kind": "evaluate"}],
         "run": {"checkpoint_every": 100},
         "simulate": {"parties": parties},
@@ -130,33 +161,54 @@ def recipe(name: str, transform: Tables, parties: Tables, *, epochs: int, batch_
 
 
 def costs(found: dict[str, Rehearsed]) -> str:
-    """Returns a Markdown table: AUC lost against no defence, seed by seed, and each attack's 95 % quantile."""
+    """Returns a Markdown table: AUC lost against no defence, seed by seed, and each attack's 95 %
+    quantile.
+    """
     plain = found["none"].utility
     assert plain is not None
-    keys = list(dict.fromkeys((line.attack, line.knows) for each in found.values() for line in each.lines))
+    keys = list(
+        dict.fromkeys((line.attack, line.knows) for each in found.values() for line in each.lines)
+    )
     keys = [key for key in keys if "means" not in key[1]]
     lines = [
-        "| defence | test AUC | points lost | " + " | ".join(f"{attack}: {knows}" for attack, knows in keys) + " |",
+        "| defence | test AUC | points lost | "
+        + " | ".join(f"{attack}: {knows}" for attack, knows in keys)
+        + " |",
         "| --- " * (3 + len(keys)) + "|",
     ]
     for name, each in found.items():
         assert each.utility is not None
-        lost = Spread(tuple(100 * (a - b) for a, b in zip(plain.values, each.utility.values, strict=True)))
+        lost = Spread(
+            tuple(100 * (a - b) for a, b in zip(plain.values, each.utility.values, strict=True))
+        )
         by_key = {(line.attack, line.knows): line for line in each.lines}
         cells = []
         for key in keys:
             line = by_key.get(key)
-            cells.append("" if line is None or line.high is None else f"{line.value.mean:.3f} / {line.high}")
-        lines.append(f"| {name} | {each.utility} | {lost.mean:.2f} ± {lost.sd:.2f} | " + " | ".join(cells) + " |")
+            cells.append(
+                "" if line is None or line.high is None else f"{line.value.mean:.3f} / {line.high}"
+            )
+        lines.append(
+            f"| {name} | {each.utility} | {lost.mean:.2f} ± {lost.sd:.2f} | "
+            + " | ".join(cells)
+            + " |"
+        )
     none = found["none"].lines[0]
     if none.chance is not None and none.chance_high is not None:
-        lines.append(f"\nChance: median {none.chance.mean:.3f}, 95 % of batches {none.chance_high.mean:.3f}.")
+        lines.append(
+            f"\nChance: median {none.chance.mean:.3f}, 95 % of batches {none.chance_high.mean:.3f}."
+        )
     return "\n".join(lines) + "\n"
 
 
 def baselines(found: dict[str, Rehearsed]) -> str:
-    """Returns a Markdown table: what each method gives away, beside what an attacker has without it."""
-    lines = ["| method | test AUC | attack | reads | knows | leak | chance | without any message |", "| --- " * 8 + "|"]
+    """Returns a Markdown table: what each method gives away, beside what an attacker has without
+    it.
+    """
+    lines = [
+        "| method | test AUC | attack | reads | knows | leak | chance | without any message |",
+        "| --- " * 8 + "|",
+    ]
     for name, each in found.items():
         for line in each.lines:
             beside = ", ".join(f"{key} {value}" for key, value in line.baselines.items())
@@ -167,7 +219,9 @@ def baselines(found: dict[str, Rehearsed]) -> str:
 
 
 @click.command()
-@click.option("--data", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--data", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
 @click.option("--seeds", default=5, show_default=True)
 @click.option("--only", multiple=True, type=click.Choice(PARTS))
 @click.option("--quick", is_flag=True)
@@ -179,7 +233,9 @@ def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
             play(data, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
             continue
         if which == "images":
-            leaks_images.run(data, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
+            leaks_images.run(
+                data, range(1, (1 if quick else seeds) + 1), quick=quick, console=console
+            )
             continue
         with tempfile.TemporaryDirectory() as place:
             own = Path(place)
@@ -191,11 +247,14 @@ def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
                 if which == "watch":
                     leaks_watch.run(plain, quick=quick, console=console)
                     continue
-                leaks_active.run(plain, range(1, (1 if quick else seeds) + 1), quick=quick, console=console)
+                leaks_active.run(
+                    plain, range(1, (1 if quick else seeds) + 1), quick=quick, console=console
+                )
                 continue
             if which == "methods":
                 made = {
-                    name: recipe(name, {}, parties, epochs=1, batch_size=1, width=8) | {"phases": [*phases, EVALUATE]}
+                    name: recipe(name, {}, parties, epochs=1, batch_size=1, width=8)
+                    | {"phases": [*phases, EVALUATE]}
                     for name, phases in methods(epochs, batch_size).items()
                 }
             elif which == "columns":
@@ -212,13 +271,25 @@ def cli(data: Path, seeds: int, only: tuple[str, ...], quick: bool) -> None:
             found: dict[str, Rehearsed] = {}
             for name, each in made.items():
                 chosen = range(1, (1 if quick else seeds) + 1)
-                of_part = {"methods": MODELS, "columns": COLUMNS, "dcor": LABELS, "epochs": ("epochs", *GRADIENTS)}
+                of_part = {
+                    "methods": MODELS,
+                    "columns": COLUMNS,
+                    "dcor": LABELS,
+                    "epochs": ("epochs", *GRADIENTS),
+                }
                 attacks = of_part.get(which, GRADIENTS)
                 every = 1 if which == "epochs" else EVERY
-                found[name] = vfl.leaks(each, attacks=attacks, seeds=chosen, every=every, quiet=True).found[0]
+                found[name] = vfl.leaks(
+                    each, attacks=attacks, seeds=chosen, every=every, quiet=True
+                ).found[0]
                 console.print(f"{which}, {name}: test AUC {found[name].utility}")
-                if not quick:  # after each run: what is there is kept if the next one fails
-                    keep(which, costs(found) if attacks == GRADIENTS else baselines(found), [*found.values()])
+                # After each run: what is there is kept if the next one fails.
+                if not quick:
+                    keep(
+                        which,
+                        costs(found) if attacks == GRADIENTS else baselines(found),
+                        [*found.values()],
+                    )
             console.print(render([*found.values()]))
 
 

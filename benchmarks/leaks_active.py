@@ -1,8 +1,9 @@
 """Active completion on credit default: ``python -m benchmarks.leaks --only active --data DIR``.
 
-The passive party boosts its own gradients (``vfl.leak_meter.learn.boosted``) in split training with SGD and with Adam, or
-it does not. What a head with 80 labels on its encoder finds, and what the boost takes from the task, stands beside how
-far its embeddings move from round to round, which the active party sees.
+The passive party boosts its own gradients (``vfl.leak_meter.learn.boosted``) in split training with
+SGD and with Adam, or it does not. What a head with 80 labels on its encoder finds, and what the
+boost takes from the task, stands beside how far its embeddings move from round to round, which the
+active party sees.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Boosted:
-    """One run. ``recovered``: {attack: AUC}; ``without``: baselines; ``drift``: of each round but the first."""
+    """One run. ``recovered``: {attack: AUC}; ``without``: baselines; ``drift``: of each round but
+    the first.
+    """
 
     optimizer: str
     gamma: float
@@ -50,9 +53,12 @@ class Boosted:
 
 
 def run(recipe: dict[str, Any], seeds: Sequence[int], *, quick: bool, console: Console) -> None:
-    """Runs split training of ``recipe`` with each optimizer, with and without boost; writes after each run."""
+    """Runs split training of ``recipe`` with each optimizer, with and without boost; writes after
+    each run.
+    """
     done: list[Boosted] = []
-    beside: dict[int, dict[str, float]] = {}  # {seed: the baselines}, which no run changes
+    # {seed: the baselines}, which no run changes.
+    beside: dict[int, dict[str, float]] = {}
     for seed in seeds:
         for name, optimizer in OPTIMIZERS.items():
             for gamma in GAMMAS:
@@ -61,7 +67,9 @@ def run(recipe: dict[str, Any], seeds: Sequence[int], *, quick: bool, console: C
                 done.append(_boosted(tables, name, gamma, seed, beside))
                 console.print(f"{name}, γ = {gamma:g}, seed {seed}: main {done[-1].main:.3f}")
                 if not quick:
-                    RESULTS.with_suffix(".json").write_text(to_json({"runs": [asdict(each) for each in done]}) + "\n")
+                    RESULTS.with_suffix(".json").write_text(
+                        to_json({"runs": [asdict(each) for each in done]}) + "\n"
+                    )
                     RESULTS.with_suffix(".md").write_text(written(done))
     console.print(written(done), markup=False)
 
@@ -83,7 +91,10 @@ def _boosted(
         truth = scene.labels[scene.rows["test"]].numpy() == 1
 
         def aucs(attack: Any) -> dict[str, float]:
-            return {name: auc((each[:, 1] - each[:, 0]).numpy(), truth) for name, each in attack(scene).items()}
+            return {
+                name: auc((each[:, 1] - each[:, 0]).numpy(), truth)
+                for name, each in attack(scene).items()
+            }
 
         if seed not in beside:
             beside[seed] = aucs(completion.without)
@@ -94,7 +105,9 @@ def _boosted(
 
 
 def written(done: Sequence[Boosted]) -> str:
-    """Returns a Markdown table: means over seeds; the first drift, and the mean of the second half."""
+    """Returns a Markdown table: means over seeds; the first drift, and the mean of the second
+    half.
+    """
     attacks = list(dict.fromkeys(name for each in done for name in each.recovered))
     head = ["optimizer", "γ", "main AUC", *attacks, "drift, first", "drift, second half"]
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
@@ -105,9 +118,13 @@ def written(done: Sequence[Boosted]) -> str:
                 cells: list[Any] = [name, f"{gamma:g}", Spread.of(each.main for each in runs)]
                 cells += [Spread.of(each.recovered[attack] for each in runs) for attack in attacks]
                 cells += [Spread.of(each.drift[0] for each in runs)]
-                cells += [Spread.of(statistics.fmean(each.drift[len(each.drift) // 2 :]) for each in runs)]
+                cells += [
+                    Spread.of(statistics.fmean(each.drift[len(each.drift) // 2 :]) for each in runs)
+                ]
                 lines.append("| " + " | ".join(map(str, cells)) + " |")
     names = list(dict.fromkeys(name for each in done for name in each.without))
     beside = {each.seed: each for each in done}.values()
-    shown = ", ".join(f"{name} {Spread.of(each.without[name] for each in beside)}" for name in names)
+    shown = ", ".join(
+        f"{name} {Spread.of(each.without[name] for each in beside)}" for name in names
+    )
     return "\n".join([*lines, f"\nWithout any message: {shown}."]) + "\n"

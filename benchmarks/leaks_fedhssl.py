@@ -1,9 +1,11 @@
-"""FedHSSL's Tables VI and VII on MNIST-10k in quadrants: ``python -m benchmarks.leaks --only fedhssl --data DIR``.
+"""FedHSSL's Tables VI and VII on MNIST-10k in quadrants: ``python -m benchmarks.leaks --only
+fedhssl --data DIR``.
 
-Four parties with a small CNN each; 20 % of the rows are aligned and 200 are labelled, as in the paper. The attacker is
-the first passive party: it knows 80 labels. Table VI attacks its encoder after pretraining, in which the active party
-adds ISO (Eq. 7) of λp to its projections and to its shared top. Table VII attacks it after fine-tuning, in which the
-active party adds ISO of λf to its gradients; CAP is the mean over λf of main × (1 − recovered) (Eq. 8).
+Four parties with a small CNN each; 20 % of the rows are aligned and 200 are labelled, as in the
+paper. The attacker is the first passive party: it knows 80 labels. Table VI attacks its encoder
+after pretraining, in which the active party adds ISO (Eq. 7) of λp to its projections and to its
+shared top. Table VII attacks it after fine-tuning, in which the active party adds ISO of λf to its
+gradients; CAP is the mean over λf of main × (1 − recovered) (Eq. 8).
 """
 
 from __future__ import annotations
@@ -32,13 +34,18 @@ from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results" / "leaks-fedhssl"
 LABELLED, ALIGNED = 200, 0.2
-ATTACKER = "passive1"  # the paper's party 2; it has the upper right quadrant
-LAMBDAS = (1.0, 5.0, 25.0)  # λf of Table VII
-PAPER = 0.1  # λp of FedHSSL in Table VII, as of three of the paper's four data sets
+# The paper's party 2; it has the upper right quadrant.
+ATTACKER = "passive1"
+# λf of Table VII.
+LAMBDAS = (1.0, 5.0, 25.0)
+# λp of FedHSSL in Table VII, as of three of the paper's four data sets.
+PAPER = 0.1
 LAMBDAS_P = (0.0, PAPER, *LAMBDAS)
-# With λf = 25, SGD without clipping diverges. Chosen on the validation rows of seed 11 among 1, 0.1, and Adam.
+# With λf = 25, SGD without clipping diverges. Chosen on the validation rows of seed 11 among 1,
+# 0.1, and Adam.
 FINE: Tables = SPLIT | {"optimizer": SPLIT["optimizer"] | {"clip_norm": 1.0}}
-NEVER = 10**6  # rounds: messages are not attacked, so only the first round is recorded
+# Rounds: messages are not attacked, so only the first round is recorded.
+NEVER = 10**6
 PAPER_CAP = (
     ("NUSWIDE", 0.264, 0.258, 0.284),
     ("Avazu", 0.238, 0.262, 0.262),
@@ -49,7 +56,9 @@ PAPER_CAP = (
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that share one pretraining. ``lambdas``: λf of the fine-tuning runs; ``lambda_p``: of the pretraining."""
+    """Runs that share one pretraining. ``lambdas``: λf of the fine-tuning runs; ``lambda_p``: of
+    the pretraining.
+    """
 
     method: str
     pretrain: Tables | None
@@ -59,7 +68,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Attacked:
-    """One run and what was recovered. ``lambda_f``: None after pretraining alone, which has no ``main`` accuracy.
+    """One run and what was recovered. ``lambda_f``: None after pretraining alone, which has no
+    ``main`` accuracy.
 
     ``recovered``: {attack: accuracy}; ``without``: the same of the baselines.
     """
@@ -79,10 +89,19 @@ def groups() -> list[Group]:
     local = ssl | {"cross": False, "aggregate": False}
     hssl = ssl | {"cross_epochs": CROSS["simsiam"].epochs, "gamma": CROSS["simsiam"].gamma}
     noisy = [
-        Group("FedHSSL", hssl | {"iso_embedding": x, "iso_weights": x}, (0.0, *LAMBDAS) if x == PAPER else (0.0,), x)
+        Group(
+            "FedHSSL",
+            hssl | {"iso_embedding": x, "iso_weights": x},
+            (0.0, *LAMBDAS) if x == PAPER else (0.0,),
+            x,
+        )
         for x in LAMBDAS_P
     ]
-    return [Group("SplitNN", None, (0.0, *LAMBDAS)), Group("FedLocal", local, (0.0, *LAMBDAS)), *noisy]
+    return [
+        Group("SplitNN", None, (0.0, *LAMBDAS)),
+        Group("FedLocal", local, (0.0, *LAMBDAS)),
+        *noisy,
+    ]
 
 
 def run(data: Path, seeds: Sequence[int], *, quick: bool, console: Console) -> None:
@@ -97,15 +116,21 @@ def run(data: Path, seeds: Sequence[int], *, quick: bool, console: Console) -> N
             for each in attacked(data, group, seed, beside):
                 done.append(each)
                 best = max(each.recovered.values())
-                text = f"seed {seed}, {each.method}, λp {each.lambda_p:g}, λf {each.lambda_f}: main {each.main}"
+                text = (
+                    f"seed {seed}, {each.method}, λp {each.lambda_p:g}, λf {each.lambda_f}: "
+                    f"main {each.main}"
+                )
                 console.print(f"{text}, recovered {best:.3f}")
             if not quick:
-                RESULTS.with_suffix(".json").write_text(to_json({"runs": [asdict(each) for each in done]}) + "\n")
+                RESULTS.with_suffix(".json").write_text(
+                    to_json({"runs": [asdict(each) for each in done]}) + "\n"
+                )
                 RESULTS.with_suffix(".md").write_text(written(done))
     console.print(written(done), markup=False)
 
 
-Beside = dict[int, dict[str, float]]  # {seed: the baselines}, which no run changes
+# {seed: the baselines}, which no run changes.
+Beside = dict[int, dict[str, float]]
 
 
 def attacked(data: Path, group: Group, seed: int, beside: Beside) -> Iterator[Attacked]:
@@ -124,13 +149,17 @@ def attacked(data: Path, group: Group, seed: int, beside: Beside) -> Iterator[At
             yield _attacked(tables, Path(place), group, seed, lambda_f, beside)
 
 
-def _attacked(tables: Tables, place: Path, group: Group, seed: int, lambda_f: float | None, beside: Beside) -> Attacked:
+def _attacked(
+    tables: Tables, place: Path, group: Group, seed: int, lambda_f: float | None, beside: Beside
+) -> Attacked:
     with tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
         rehearsal = Rehearsal(Path(record), NEVER)
         found = rehearse(vfl.Recipe.from_dict(tables), {}, place, rehearsal.attach, quiet=True)
         scene = rehearsal.scene(ATTACKER, seed)
         if seed not in beside:
-            beside[seed] = _accuracies(scene, completion.without(scene)) | {"majority": _majority(scene)}
+            beside[seed] = _accuracies(scene, completion.without(scene)) | {
+                "majority": _majority(scene)
+            }
         recovered = _accuracies(scene, completion.recovered(scene))
     main = None if lambda_f is None else found.metrics["test"]["accuracy"]
     return Attacked(seed, group.method, group.lambda_p, lambda_f, main, recovered, beside[seed])
@@ -158,19 +187,26 @@ def _quick() -> list[Group]:
 def read() -> list[Attacked]:
     """Returns the runs that the results have."""
     path = RESULTS.with_suffix(".json")
-    return [Attacked(**each) for each in json.loads(path.read_text())["runs"]] if path.exists() else []
+    return (
+        [Attacked(**each) for each in json.loads(path.read_text())["runs"]] if path.exists() else []
+    )
 
 
 def written(done: Sequence[Attacked]) -> str:
     """Returns both tables and the paper's figures, in Markdown."""
     kinds_of = list(dict.fromkeys(kind for each in done for kind in each.recovered))
-    return "\n".join([*_table_vi(done, kinds_of), "", *_table_vii(done, kinds_of), "", *_paper(), ""])
+    return "\n".join(
+        [*_table_vi(done, kinds_of), "", *_table_vii(done, kinds_of), "", *_paper(), ""]
+    )
 
 
 def _table_vi(done: Sequence[Attacked], attacks: Sequence[str]) -> list[str]:
-    """After pretraining: what each attack recovers, beside the main accuracy of fine-tuning without noise."""
+    """After pretraining: what each attack recovers, beside the main accuracy of fine-tuning without
+    noise.
+    """
     lines = [
-        "**Table VI: after pretraining.** Test accuracy; the attacker has one quadrant of four. FedLocal's encoder "
+        "**Table VI: after pretraining.** Test accuracy; the attacker has one quadrant of "
+        "four. FedLocal's encoder "
         "is the paper's A_SimSiam.\n",
         "| encoder | λp | main | " + " | ".join(attacks) + " |",
         "| --- " * (3 + len(attacks)) + "|",
@@ -179,9 +215,15 @@ def _table_vi(done: Sequence[Attacked], attacks: Sequence[str]) -> list[str]:
     for method, lambda_p in keys:
         main = [each.main for each in _of(done, method, lambda_p, 0.0) if each.main is not None]
         cells = [_mean(_of(done, method, lambda_p, None), attack) for attack in attacks]
-        lines.append(f"| {method} | {lambda_p:g} | {Spread.of(main) or ''} | " + " | ".join(map(str, cells)) + " |")
+        lines.append(
+            f"| {method} | {lambda_p:g} | {Spread.of(main) or ''} | "
+            + " | ".join(map(str, cells))
+            + " |"
+        )
     names = list(dict.fromkeys(name for each in done for name in each.without))
-    beside = ", ".join(f"{name} {_spread([each.without[name] for each in _first(done)])}" for name in names)
+    beside = ", ".join(
+        f"{name} {_spread([each.without[name] for each in _first(done)])}" for name in names
+    )
     return [*lines, f"\nWithout any message: {beside}."]
 
 
@@ -199,7 +241,9 @@ def _table_vii(done: Sequence[Attacked], attacks: Sequence[str]) -> list[str]:
                 runs = _of(done, method, lambda_p, lambda_f)
                 main = Spread.of(each.main for each in runs)
                 cells.append(f"{main} / {_mean(runs, attack)}" if main is not None else "")
-            cells.append(cap([run for x in LAMBDAS for run in _of(done, method, lambda_p, x)], attack) or "")
+            cells.append(
+                cap([run for x in LAMBDAS for run in _of(done, method, lambda_p, x)], attack) or ""
+            )
             lines.append(f"| {method} | {attack} | " + " | ".join(map(str, cells)) + " |")
     return lines
 
@@ -210,7 +254,9 @@ def cap(runs: Sequence[Attacked], attack: str) -> Spread | None:
     for each in runs:
         if each.main is not None and each.lambda_f in LAMBDAS:
             products.setdefault(each.seed, []).append(each.main * (1 - each.recovered[attack]))
-    return Spread.of(statistics.fmean(of_seed) for of_seed in products.values() if len(of_seed) == len(LAMBDAS))
+    return Spread.of(
+        statistics.fmean(of_seed) for of_seed in products.values() if len(of_seed) == len(LAMBDAS)
+    )
 
 
 def _paper() -> list[str]:
@@ -219,11 +265,20 @@ def _paper() -> list[str]:
         "| data | SplitNN | FedLocal | FedHSSL |",
         "| --- " * 4 + "|",
     ]
-    return [*head, *(f"| {name} | {split} | {local} | {hssl} |" for name, split, local, hssl in PAPER_CAP)]
+    return [
+        *head,
+        *(f"| {name} | {split} | {local} | {hssl} |" for name, split, local, hssl in PAPER_CAP),
+    ]
 
 
-def _of(done: Sequence[Attacked], method: str, lambda_p: float, lambda_f: float | None) -> list[Attacked]:
-    return [each for each in done if (each.method, each.lambda_p, each.lambda_f) == (method, lambda_p, lambda_f)]
+def _of(
+    done: Sequence[Attacked], method: str, lambda_p: float, lambda_f: float | None
+) -> list[Attacked]:
+    return [
+        each
+        for each in done
+        if (each.method, each.lambda_p, each.lambda_f) == (method, lambda_p, lambda_f)
+    ]
 
 
 def _first(done: Sequence[Attacked]) -> list[Attacked]:

@@ -1,9 +1,10 @@
-"""What FedHSSL's shared tops tell of the rows behind them: ``python -m benchmarks.leaks --only tops --data DIR``.
+"""What FedHSSL's shared tops tell of the rows behind them: ``python -m benchmarks.leaks --only tops
+--data DIR``.
 
-MNIST in halves, two parties with a small CNN each, so a peer has the other's own weights. Fewer rows and more rounds
-than elsewhere, because weights tell more of rows that are seen often. The active party adds ISO (Eq. 7) of λp to its
-top. A head on the uploaded representations says what that costs. The attacks are ``tops`` (a peer) and ``uploads`` (the
-server).
+MNIST in halves, two parties with a small CNN each, so a peer has the other's own weights. Fewer
+rows and more rounds than elsewhere, because weights tell more of rows that are seen often. The
+active party adds ISO (Eq. 7) of λp to its top. A head on the uploaded representations says what
+that costs. The attacks are ``tops`` (a peer) and ``uploads`` (the server).
 """
 
 from __future__ import annotations
@@ -22,17 +23,27 @@ from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results" / "leaks-tops"
 ROWS, ALIGNED, ROUNDS, BATCH = 1000, 0.2, 20, 64
-LAMBDAS = (0.0, 0.1, 1.0)  # with 5, two parties diverge to NaN in round 20
+# With 5, two parties diverge to NaN in round 20.
+LAMBDAS = (0.0, 0.1, 1.0)
 
 
 def recipe(data: Path, lambda_p: float, rounds: int) -> Tables:
-    """Returns pretraining with ISO of ``lambda_p`` on the active party's top, then a head on frozen encoders."""
+    """Returns pretraining with ISO of ``lambda_p`` on the active party's top, then a head on frozen
+    encoders.
+    """
     made = halves(data.resolve(), data)
     made["model"]["encoder"] |= {"shared": "blocks"}
     made["simulate"]["data"] |= {"limit": ROWS}
     digits = {name: value for name, value in DIGITS.items() if name != "queue"}
     cross: Tables = {"cross_epochs": CROSS["simsiam"].epochs, "gamma": CROSS["simsiam"].gamma}
-    phase = {"kind": "fedhssl", "ssl": "simsiam", **digits, **cross, "rounds": rounds, "batch_size": BATCH}
+    phase = {
+        "kind": "fedhssl",
+        "ssl": "simsiam",
+        **digits,
+        **cross,
+        "rounds": rounds,
+        "batch_size": BATCH,
+    }
     phases = [phase | {"iso_weights": lambda_p}, HEAD | {"own_encoder": "trained"}, EVALUATE]
     name = f"leaks-tops-{lambda_p:g}"
     return made | {"name": name, "rows": made["rows"] | {"aligned": ALIGNED}, "phases": phases}
@@ -43,7 +54,9 @@ def run(data: Path, seeds: Sequence[int], *, quick: bool, console: Console) -> N
     found: dict[float, Rehearsed] = {}
     for lambda_p in LAMBDAS[:1] if quick else LAMBDAS:
         made = recipe(data, lambda_p, 2 if quick else ROUNDS)
-        (found[lambda_p],) = vfl.leaks(made, attacks=["tops", "uploads"], seeds=[*seeds], quiet=True).found
+        (found[lambda_p],) = vfl.leaks(
+            made, attacks=["tops", "uploads"], seeds=[*seeds], quiet=True
+        ).found
         console.print(f"λp = {lambda_p:g}: {found[lambda_p].metric} {found[lambda_p].utility}")
         if not quick:
             RESULTS.with_suffix(".json").write_text(to_json(as_json([*found.values()])) + "\n")
@@ -52,14 +65,22 @@ def run(data: Path, seeds: Sequence[int], *, quick: bool, console: Console) -> N
 
 
 def written(found: Mapping[float, Rehearsed]) -> str:
-    """Returns a Markdown table: a line an attacker and victim, a column a λp; AUC, and the 95 % quantile of chance."""
-    keys = list(dict.fromkeys((each.attacker, each.of, each.knows) for one in found.values() for each in one.lines))
+    """Returns a Markdown table: a line an attacker and victim, a column a λp; AUC, and the 95 %
+    quantile of chance.
+    """
+    keys = list(
+        dict.fromkeys(
+            (each.attacker, each.of, each.knows) for one in found.values() for each in one.lines
+        )
+    )
     metric = next(each.metric for each in found.values())
     heads = [f"λp = {lambda_p:g}" for lambda_p in found]
     lines = [
         "| attacker | knows | of | " + " | ".join(heads) + " | beside it, λp = 0 | chance, 95 % |",
         "| --- " * (5 + len(heads)) + "|",
-        f"| | | {metric} of a head | " + " | ".join(str(each.utility) for each in found.values()) + " | | |",
+        f"| | | {metric} of a head | "
+        + " | ".join(str(each.utility) for each in found.values())
+        + " | | |",
     ]
     for key in keys:
         of_key: list[Line | None] = [_line(each, key) for each in found.values()]

@@ -1,8 +1,9 @@
-"""What trees give away: ``python -m benchmarks.leaks_trees --data DIR [--seeds 1,2,3] [--lies] [--out FILE]``.
+"""What trees give away: ``python -m benchmarks.leaks_trees --data DIR [--seeds 1,2,3] [--lies]
+[--out FILE]``.
 
-Credit default as FATE divides it, 30 trees with learning rate 0.3, rehearsed without encryption: the nodes, the sides
-and the sums are the same with it. Each line is a recipe beside the plain one, with its test AUC. ``--lies``: what
-parties that lie would read, by the number of trees.
+Credit default as FATE divides it, 30 trees with learning rate 0.3, rehearsed without encryption:
+the nodes, the sides and the sums are the same with it. Each line is a recipe beside the plain one,
+with its test AUC. ``--lies``: what parties that lie would read, by the number of trees.
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ LYING: dict[str, Tables] = {f"trees-{trees}": {"trees": trees} for trees in (1, 
 
 def recipe(data: Path, name: str) -> Tables:
     """Returns the recipe of one line."""
-    phase = {"kind": "secureboost", "trees": 30, "learning_rate": 0.3, "encryption": "none", "splits": ["test"]}
+    phase = {
+        "kind": "secureboost",
+        "trees": 30,
+        "learning_rate": 0.3,
+        "encryption": "none",
+        "splits": ["test"],
+    }
     return {
         "name": name,
         "task": {"kind": "binary"},
@@ -53,7 +60,9 @@ def lines(data: Path, seeds: list[int], *, lies: bool = False) -> Tables:
     """Returns {recipe: {figure: mean and sd of the leak, mean of chance and baselines}}."""
     found: Tables = {}
     for name in LYING if lies else VARIANTS:
-        (of,) = vfl.leaks(recipe(data, name), attacks=LIES if lies else ATTACKS, seeds=seeds, quiet=True).found
+        (of,) = vfl.leaks(
+            recipe(data, name), attacks=LIES if lies else ATTACKS, seeds=seeds, quiet=True
+        ).found
         assert of.utility is not None
         found[name] = {"test auc": {"mean": of.utility.mean, "sd": of.utility.sd}}
         for line in of.lines:
@@ -64,7 +73,10 @@ def lines(data: Path, seeds: list[int], *, lies: bool = False) -> Tables:
                 "sd": line.value.sd,
                 "high": line.high.mean if line.high else None,
                 "chance": line.chance.mean if line.chance else None,
-                **{f"without messages: {each}": spread.mean for each, spread in line.baselines.items()},
+                **{
+                    f"without messages: {each}": spread.mean
+                    for each, spread in line.baselines.items()
+                },
             }
         print(f"{name}: {json.dumps(found[name])}", flush=True)
     return found
@@ -76,7 +88,9 @@ def show(found: Tables) -> None:
     table = Table("recipe", *keys)
     for name, of in found.items():
         cells = [of.get(key) or of.get(key.replace("30 trees", "10 trees"), {}) for key in keys]
-        table.add_row(name, *(f"{each['mean']:.3f} ± {each['sd']:.3f}" if each else "–" for each in cells))
+        table.add_row(
+            name, *(f"{each['mean']:.3f} ± {each['sd']:.3f}" if each else "–" for each in cells)
+        )
     Console(width=180).print(table)
 
 

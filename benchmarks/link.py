@@ -1,9 +1,11 @@
-"""A slow link between processes: ``python -m benchmarks.link --target HOST:PORT --rate 10Mbit/s --latency 25ms``.
+"""A slow link between processes: ``python -m benchmarks.link --target HOST:PORT --rate 10Mbit/s
+--latency 25ms``.
 
-A TCP proxy of its own. Each direction is a pipe: the bytes of all connections pass its narrowest point one after the
-other, at ``rate`` bits a second, and arrive ``latency`` later. Connections take turns at the narrowest point, 8 KiB at
-a time, as fair queueing has it. The bytes are those of the TCP streams (TLS and HTTP/2 included, headers of TCP and IP
-not), and there is no slow start and no loss: a link that is used well.
+A TCP proxy of its own. Each direction is a pipe: the bytes of all connections pass its narrowest
+point one after the other, at ``rate`` bits a second, and arrive ``latency`` later. Connections take
+turns at the narrowest point, 8 KiB at a time, as fair queueing has it. The bytes are those of the
+TCP streams (TLS and HTTP/2 included, headers of TCP and IP not), and there is no slow start and no
+loss: a link that is used well.
 
 It prints its address as one JSON line, and its counts as another when its standard input ends.
 """
@@ -26,18 +28,22 @@ import click
 
 from vfl.forecasting.network import read_bandwidth, read_latency
 
-PIECE_BYTES = 8192  # what a connection may send before it is another's turn
-_QUEUED_S = 0.05  # of sending at full rate may wait before the narrowest point; then nothing more is read
+# What a connection may send before it is another's turn.
+PIECE_BYTES = 8192
+# Of sending at full rate may wait before the narrowest point; then nothing more is read.
+_QUEUED_S = 0.05
 _LEAST_QUEUED_BYTES = 4 * PIECE_BYTES
-_MOST_READY_BYTES = 1 << 20  # beyond that a sink is too slow, and its source waits
+# Beyond that a sink is too slow, and its source waits.
+_MOST_READY_BYTES = 1 << 20
 
 
 @dataclass
 class Pipe:
     """One direction. Times are those of ``time.monotonic``.
 
-    ``clear_s``: when the narrowest point has passed on all that it was given. ``passed``: bytes given to it so far.
-    ``busy_s``: for how long it has been at work, or will have been at ``clear_s``.
+    ``clear_s``: when the narrowest point has passed on all that it was given. ``passed``: bytes
+    given to it so far. ``busy_s``: for how long it has been at work, or will have been at
+    ``clear_s``.
     """
 
     rate: float
@@ -66,14 +72,18 @@ class Pipe:
 
 @dataclass(eq=False)
 class _Way:
-    """The way of one connection's bytes from ``source`` to ``sink``; ``due``: (when, bytes), b"" at the end."""
+    """The way of one connection's bytes from ``source`` to ``sink``; ``due``: (when, bytes), b"" at
+    the end.
+    """
 
     source: socket.socket
     sink: socket.socket
     pipe: Pipe
     due: deque[tuple[float, bytes]] = field(default_factory=deque)
-    ready: bytearray = field(default_factory=bytearray)  # has arrived, and the sink does not take it yet
-    ended: bool = False  # the source has said its last
+    # Has arrived, and the sink does not take it yet.
+    ready: bytearray = field(default_factory=bytearray)
+    # The source has said its last.
+    ended: bool = False
     closed: bool = False
 
     def may_read(self, now_s: float) -> bool:
@@ -81,7 +91,9 @@ class _Way:
         return not (self.ended or self.pipe.full(now_s) or len(self.ready) > _MOST_READY_BYTES)
 
     def read(self, now_s: float) -> None:
-        """Gives the pipe one piece of what the source has said. Raises OSError if the source is gone."""
+        """Gives the pipe one piece of what the source has said. Raises OSError if the source is
+        gone.
+        """
         try:
             data = self.source.recv(PIECE_BYTES)
         except BlockingIOError:
@@ -110,7 +122,8 @@ class _Way:
 
 
 class SlowLink:
-    """Listens on a free port of 127.0.0.1 and passes connections on to ``target``, in a thread of its own.
+    """Listens on a free port of 127.0.0.1 and passes connections on to ``target``, in a thread of
+    its own.
 
     ``up``: from the callers to the target; ``down``: back.
     """
@@ -139,7 +152,9 @@ class SlowLink:
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        """Moves bytes until the link is left; one thread for all connections, so that their order is one order."""
+        """Moves bytes until the link is left; one thread for all connections, so that their order
+        is one order.
+        """
         with self._woken, self._listener:
             while True:
                 now_s = time.monotonic()
@@ -150,16 +165,23 @@ class SlowLink:
                     self._ways = self._alive()
                 reading = {way.source: way for way in self._ways if way.may_read(now_s)}
                 writing = [way.sink for way in self._ways if way.ready]
-                awake = select.select([self._listener, self._woken, *reading], writing, [], self._pause_s(now_s))[0]
+                awake = select.select(
+                    [self._listener, self._woken, *reading], writing, [], self._pause_s(now_s)
+                )[0]
                 if self._woken in awake:
                     break
                 if self._listener in awake:
                     self._accept()
                 now_s = time.monotonic()
                 turns = [reading[each] for each in awake if each in reading]
-                served = [way for way in turns if way.may_read(now_s) and self._guarded(way, way.read, now_s)]
+                served = [
+                    way
+                    for way in turns
+                    if way.may_read(now_s) and self._guarded(way, way.read, now_s)
+                ]
                 if served:
-                    self._ways.sort(key=lambda way: way in served)  # who was served goes behind the others
+                    # Who was served goes behind the others.
+                    self._ways.sort(key=lambda way: way in served)
             for way in self._ways:
                 way.source.close()
                 way.sink.close()
@@ -188,7 +210,9 @@ class SlowLink:
         self._ways += [_Way(caller, callee, self.up), _Way(callee, caller, self.down)]
 
     def _guarded(self, way: _Way, act: Callable[[float], None], now_s: float) -> bool:
-        """Calls ``act``; closes the connection both ways, and returns False, if one of its ends is gone."""
+        """Calls ``act``; closes the connection both ways, and returns False, if one of its ends is
+        gone.
+        """
         try:
             act(now_s)
         except OSError:

@@ -11,14 +11,17 @@ from types import TracebackType
 import psutil
 
 EVERY_S = 1.0
-Seen = dict[str, dict[str, float]]  # pid: {"pss_mib": the largest, "rss_mib": the largest}
+# Pid: {"pss_mib": the largest, "rss_mib": the largest}.
+Seen = dict[str, dict[str, float]]
 
 
 class Watch:
-    """Writes a JSON file at the end: the largest PSS and RSS seen of each process, and of all together.
+    """Writes a JSON file at the end: the largest PSS and RSS seen of each process, and of all
+    together.
 
-    PSS counts a page that n processes share as 1/n of it, so that the sum over all is what the machine must have; RSS
-    counts it whole in each. ``total``: the largest sum. The file keeps what an earlier watch has written to it.
+    PSS counts a page that n processes share as 1/n of it, so that the sum over all is what the
+    machine must have; RSS counts it whole in each. ``total``: the largest sum. The file keeps what
+    an earlier watch has written to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +34,10 @@ class Watch:
         return self
 
     def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
     ) -> None:
         self._ended.set()
         self._thread.join()
@@ -42,7 +48,8 @@ class Watch:
         while not self._ended.wait(EVERY_S):
             total = {"pss_mib": 0.0, "rss_mib": 0.0}
             for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.Error):  # it has ended
+                # It has ended.
+                with contextlib.suppress(psutil.Error):
                     memory = process.memory_full_info()
                     found = {"pss_mib": memory.pss / 2**20, "rss_mib": memory.rss / 2**20}
                     self._note(str(process.pid), found)

@@ -1,8 +1,9 @@
 """Measures how long noise as targets takes: ``python -m benchmarks.nat``.
 
-One epoch of FedOnce's local learning on 6,050 rows of 7 columns (a party's share of phishing, k = 10) with d = 3 and
-batches of 100, in processor time of one core, so that what else the machine does hardly counts; and the matching of one
-batch. The released code needs 0.14 s, 3.4 ms of which for each matching (measured elsewhere, on an idle machine).
+One epoch of FedOnce's local learning on 6,050 rows of 7 columns (a party's share of phishing, k =
+10) with d = 3 and batches of 100, in processor time of one core, so that what else the machine does
+hardly counts; and the matching of one batch. The released code needs 0.14 s, 3.4 ms of which for
+each matching (measured elsewhere, on an idle machine).
 """
 
 from __future__ import annotations
@@ -54,11 +55,18 @@ def learner(rows: int, columns: int, d: int, settings: FedOnceSettings) -> Nat:
 @click.option("--size", default=3, show_default=True, help="d, the width of representations.")
 @click.option("--epochs", default=5, show_default=True, help="Measured, after one that is not.")
 def main(rows: int, columns: int, batch_size: int, size: int, epochs: int) -> None:
-    """Prints processor seconds of an epoch with and without matching, and milliseconds of one matching."""
+    """Prints processor seconds of an epoch with and without matching, and milliseconds of one
+    matching.
+    """
     torch.set_num_threads(1)
     found_s = {}
     for matching in (True, False):
-        nat = learner(rows, columns, size, FedOnceSettings(batch_size=batch_size, epochs=epochs + 1, matching=matching))
+        nat = learner(
+            rows,
+            columns,
+            size,
+            FedOnceSettings(batch_size=batch_size, epochs=epochs + 1, matching=matching),
+        )
         nat.run_round(0)
         times_s = []
         for epoch in range(1, epochs + 1):
@@ -68,7 +76,8 @@ def main(rows: int, columns: int, batch_size: int, size: int, epochs: int) -> No
         found_s[matching] = statistics.median(times_s)
         what = "matched targets" if matching else "fixed targets"
         click.echo(
-            f"one epoch, {what}: median {found_s[matching]:.3f} s, from {min(times_s):.3f} to {max(times_s):.3f} s"
+            f"one epoch, {what}: median {found_s[matching]:.3f} s, from {min(times_s):.3f} "
+            f"to {max(times_s):.3f} s"
         )
     each_ms = 1e3 * (found_s[True] - found_s[False]) / -(-rows // batch_size)
     click.echo(f"one matching of {batch_size}: {each_ms:.2f} ms")

@@ -1,8 +1,9 @@
-"""Contestant ``ours``: the real system, through ``vfl simulate``: TLS, ledger, checks, logs and checkpoints are on.
+"""Contestant ``ours``: the real system, through ``vfl simulate``: TLS, ledger, checks, logs and
+checkpoints are on.
 
-The rate is read from the active party's ``metrics.jsonl``: steps per second between the end of the first epoch (the
-warm-up) and the end of the last. Weights and order of rows are drawn by the recipe's seed, so the last loss is not
-comparable with the other contestants'.
+The rate is read from the active party's ``metrics.jsonl``: steps per second between the end of the
+first epoch (the warm-up) and the end of the last. Weights and order of rows are drawn by the
+recipe's seed, so the last loss is not comparable with the other contestants'.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ VFL = Path(sys.executable).with_name("vfl")
 
 
 def run(task: Task, workdir: Path, settings: Mapping[str, Any] = PLAIN) -> Measurement:
-    """Train ``task`` in a federation of K + 2 processes, forked by one launcher if the machine allows it.
+    """Train ``task`` in a federation of K + 2 processes, forked by one launcher if the machine
+    allows it.
 
     ``settings``: further ones of the phase.
     """
     recipe = write_recipe(task, workdir, settings)
     done = _done([str(VFL), "simulate", str(recipe), "--out", str(workdir / "runs"), "--json"])
     summary = json.loads(done.splitlines()[-1])
-    return _measured(workdir / "runs" / summary["run_id"], {"tcp_over_message": tcp_over_message(summary)})
+    return _measured(
+        workdir / "runs" / summary["run_id"], {"tcp_over_message": tcp_over_message(summary)}
+    )
 
 
 def run_in_process(task: Task, workdir: Path) -> Measurement:
@@ -49,7 +53,9 @@ def run_in_process(task: Task, workdir: Path) -> Measurement:
 def _done(args: list[str]) -> str:
     """Run a program; return its standard output."""
     environment = os.environ | {"PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(args, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+    done = subprocess.run(
+        args, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{args[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout
@@ -79,7 +85,9 @@ def write_recipe(task: Task, workdir: Path, settings: Mapping[str, Any] = PLAIN)
 
 
 def tcp_over_message(summary: dict[str, Any]) -> float:
-    """Return the kernel's bytes over the ledger's, on the connections between active and passive parties."""
+    """Return the kernel's bytes over the ledger's, on the connections between active and passive
+    parties.
+    """
     kernel = sum(
         count["sent_bytes"] + count["received_bytes"]
         for count in summary["bytes"]["tcp"]
@@ -94,10 +102,16 @@ def tcp_over_message(summary: dict[str, Any]) -> float:
 
 
 def make_recipe(task: Task, workdir: Path, settings: Mapping[str, Any] = PLAIN) -> dict[str, Any]:
-    """Return the task as a recipe whose parties read NPZ files in ``workdir``, with one more epoch, as warm-up."""
+    """Return the task as a recipe whose parties read NPZ files in ``workdir``, with one more epoch,
+    as warm-up.
+    """
     steps_an_epoch = -(-task.rows // task.batch)
     epochs = 1 + max(1, -(-task.steps // steps_an_epoch))
-    np.savez(workdir / "active.npz", x=np.zeros((task.rows, 1), np.float32), y=labels_of(task).numpy().ravel())
+    np.savez(
+        workdir / "active.npz",
+        x=np.zeros((task.rows, 1), np.float32),
+        y=labels_of(task).numpy().ravel(),
+    )
     passives = [f"passive{k}" for k in range(task.parties)]
     for k, name in enumerate(passives):
         np.savez(workdir / f"{name}.npz", x=features_of(task, k).numpy())

@@ -1,9 +1,11 @@
 """Times how long it takes to write numbers in few bits and to read them again, on one core.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.packing [--rows 1024] [--width 1024] [--repeats 200] [--json FILE]
+    OMP_NUM_THREADS=1 python -m benchmarks.packing [--rows 1024] [--width 1024] [--repeats 200]
+    [--json FILE]
 
-Every codec in turn, and a copy of the same memory beside it, in each of the repeats; medians, wall time beside the time
-of the core. The numbers are normal. Codecs of float16 and bfloat16 are torch's, as in a run.
+Every codec in turn, and a copy of the same memory beside it, in each of the repeats; medians, wall
+time beside the time of the core. The numbers are normal. Codecs of float16 and bfloat16 are
+torch's, as in a run.
 """
 
 from __future__ import annotations
@@ -61,19 +63,29 @@ class Clock:
 
 
 def measure(rows: int, width: int, repeats: int) -> list[dict[str, Any]]:
-    """Returns a line for each codec: milliseconds, bytes a number, and the worst and the usual error."""
+    """Returns a line for each codec: milliseconds, bytes a number, and the worst and the usual
+    error.
+    """
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(rows, width)).astype(np.float32))
     spec = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}).spec(rows=rows, width=width)
-    made: dict[str, Filter] = {name: codecs.make(kind, "here", of) for name, (kind, of) in CODECS.items()}
+    made: dict[str, Filter] = {
+        name: codecs.make(kind, "here", of) for name, (kind, of) in CODECS.items()
+    }
     clock, errors = Clock(), dict[str, torch.Tensor]()
     target = torch.empty_like(x)
     for repeat in range(-3, repeats):
-        clock = clock if repeat else Clock()  # without the first rounds
+        # Without the first rounds.
+        clock = clock if repeat else Clock()
         clock.time(COPY, lambda: target.copy_(x))
         for name, codec in made.items():
             at = Passage(StepKey("phase", 0, repeat), "p1", "p0")
-            sent = clock.time(f"encode {name}", lambda codec=codec, at=at: codec.apply_at(at, {"z": x}))
-            back = clock.time(f"decode {name}", lambda codec=codec, at=at, sent=sent: codec.undo_at(at, sent, spec))
+            sent = clock.time(
+                f"encode {name}", lambda codec=codec, at=at: codec.apply_at(at, {"z": x})
+            )
+            back = clock.time(
+                f"decode {name}",
+                lambda codec=codec, at=at, sent=sent: codec.undo_at(at, sent, spec),
+            )
             errors[name] = (back["z"] - x).abs()
     lines = [_line(COPY, clock.median(COPY), (0.0, 0.0), 4.0, torch.zeros(1))]
     for name, codec in made.items():
@@ -84,7 +96,11 @@ def measure(rows: int, width: int, repeats: int) -> list[dict[str, Any]]:
 
 
 def _line(
-    name: str, encode: tuple[float, float], decode: tuple[float, float], bytes_: float, error: torch.Tensor
+    name: str,
+    encode: tuple[float, float],
+    decode: tuple[float, float],
+    bytes_: float,
+    error: torch.Tensor,
 ) -> dict[str, Any]:
     return {
         "codec": name,

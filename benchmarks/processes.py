@@ -1,4 +1,6 @@
-"""Start a contestant's processes afresh (never fork), wait for their ready lines, and leave none behind."""
+"""Start a contestant's processes afresh (never fork), wait for their ready lines, and leave none
+behind.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 def announce(kind: str, **fields: Any) -> None:
-    """Print one line that `Processes.expect` waits for, for example ``{"kind": "ready", "port": 4711}``."""
+    """Print one line that `Processes.expect` waits for, for example ``{"kind": "ready", "port":
+    4711}``.
+    """
     print(json.dumps({"kind": kind, **fields}), flush=True)
 
 
 class Processes:
-    """The processes of one run: a context manager that ends, within ``timeout_s``, whatever it started."""
+    """The processes of one run: a context manager that ends, within ``timeout_s``, whatever it
+    started.
+    """
 
     def __init__(self, workdir: Path, timeout_s: float) -> None:
         self._workdir = workdir
@@ -35,7 +41,12 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         for process in self._running.values():
             if error is None:
                 try:
@@ -59,7 +70,9 @@ class Processes:
         threads: int,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start ``python -m module arguments`` as ``name`` with ``threads`` compute threads; stderr goes to a file."""
+        """Start ``python -m module arguments`` as ``name`` with ``threads`` compute threads; stderr
+        goes to a file.
+        """
         variables = dict.fromkeys(_THREAD_VARIABLES, str(threads))
         with (self._workdir / f"{name}.err").open("w") as errors:
             process = subprocess.Popen(
@@ -78,8 +91,8 @@ class Processes:
     def expect(self, name: str, kind: str) -> dict[str, Any]:
         """Return the next line of ``kind`` that ``name`` announces.
 
-        Raises `RuntimeError` with the last words of the process at fault if it ends before, if another process of the
-        run fails, or if the run's time is over.
+        Raises `RuntimeError` with the last words of the process at fault if it ends before, if
+        another process of the run fails, or if the run's time is over.
         """
         while True:
             try:
@@ -88,7 +101,9 @@ class Processes:
                 self._require_health(name, kind)
                 continue
             if line is None:
-                raise RuntimeError(f"{name} ended before it said {kind!r}; {self._last_words(name)}")
+                raise RuntimeError(
+                    f"{name} ended before it said {kind!r}; {self._last_words(name)}"
+                )
             if line.startswith("{"):
                 fields: dict[str, Any] = json.loads(line)
                 if fields.get("kind") == kind:
@@ -98,7 +113,9 @@ class Processes:
         """Raise if a process of the run failed or the time is over."""
         for other, process in self._running.items():
             if process.poll() not in (None, 0):
-                raise RuntimeError(f"{other} failed while {name} was to say {kind!r}; {self._last_words(other)}")
+                raise RuntimeError(
+                    f"{other} failed while {name} was to say {kind!r}; {self._last_words(other)}"
+                )
         if time.monotonic() > self._deadline_s:
             raise RuntimeError(f"{name} did not say {kind!r} in time; {self._last_words(name)}")
 

@@ -1,9 +1,11 @@
-"""What private alignment costs: ``python -m benchmarks.psi [--ids N] [--peer-python PATH] [--resume]``.
+"""What private alignment costs: ``python -m benchmarks.psi [--ids N] [--peer-python PATH]
+[--resume]``.
 
-A server and two parties, each in a process of its own, over gRPC with mutual TLS, find the half of N ids a side that
-both have. With ``--peer-python``, the interpreter of an environment with ``openmined-psi``, that package takes turns
-with ours. With ``--resume``, one party is killed at 30, 60 and 90 % of its masking, and started again at once; the
-table then has the ids that the parties masked over those that have to be.
+A server and two parties, each in a process of its own, over gRPC with mutual TLS, find the half of
+N ids a side that both have. With ``--peer-python``, the interpreter of an environment with
+``openmined-psi``, that package takes turns with ours. With ``--resume``, one party is killed at 30,
+60 and 90 % of its masking, and started again at once; the table then has the ids that the parties
+masked over those that have to be.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _PEER_S = 600.0
 
 
 def align(ids: int, *, kill: str = "", at: float = 0.0) -> Cost:
-    """Aligns once; with ``kill``, that party is killed when the share ``at`` of its masking is done."""
+    """Aligns once; with ``kill``, that party is killed when the share ``at`` of its masking is
+    done.
+    """
     with tempfile.TemporaryDirectory(prefix="vfl-psi-") as place:
         folder = Path(place)
         with Run(ids, write_tables(ids, folder), folder, count=bool(kill)) as run:
@@ -54,7 +58,13 @@ def print_costs(costs: list[Cost], console: Console) -> None:
     table = Table("ids a side", "alignment", "ids a second", "bytes an id", "whole run")
     for each in costs:
         speed = f"{each.ids / each.seconds:,.0f}"
-        table.add_row(f"{each.ids:,}", f"{each.seconds:.1f} s", speed, f"{each.bytes_an_id:.2f}", f"{each.run_s:.1f} s")
+        table.add_row(
+            f"{each.ids:,}",
+            f"{each.seconds:.1f} s",
+            speed,
+            f"{each.bytes_an_id:.2f}",
+            f"{each.run_s:.1f} s",
+        )
     console.print(table)
     memory = Table("process", "peak resident memory")
     for name, peak in costs[-1].peak_mib.items():
@@ -65,7 +75,9 @@ def print_costs(costs: list[Cost], console: Console) -> None:
     console.print(memory)
 
 
-def race(ids: int, python: Path, repeats: int, console: Console) -> tuple[list[Cost], list[dict[str, Any]]]:
+def race(
+    ids: int, python: Path, repeats: int, console: Console
+) -> tuple[list[Cost], list[dict[str, Any]]]:
     """Has both take turns, and prints the medians."""
     ours, peers = [], []
     for _ in range(repeats):
@@ -73,7 +85,10 @@ def race(ids: int, python: Path, repeats: int, console: Console) -> tuple[list[C
         peers.append(ask_peer(python, ids))
     print_costs(ours, console)
     table = Table("contestant", "median", "min - max", "bytes an id")
-    times = {"ours": [each.seconds for each in ours], "openmined-psi": [each["seconds"] for each in peers]}
+    times = {
+        "ours": [each.seconds for each in ours],
+        "openmined-psi": [each["seconds"] for each in peers],
+    }
     sizes = {"ours": ours[0].bytes_an_id, "openmined-psi": peers[0]["message_bytes"] / ids}
     for name, seconds in times.items():
         ends = f"{min(seconds):.2f} - {max(seconds):.2f}"
@@ -97,15 +112,40 @@ def resume(ids: int, killed: str, console: Console) -> list[Cost]:
 
 
 @click.command(help=__doc__)
-@click.option("--ids", default=1_000_000, show_default=True, type=click.IntRange(min=2), help="On each side.")
-@click.option("--repeats", default=1, show_default=True, type=click.IntRange(min=1), help="Turns.")
-@click.option("--peer-python", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Also time the peer.")
-@click.option("--resume", "resumes", is_flag=True, help="Kill a party, and count what is masked again.")
-@click.option("--kill", "killed", type=click.Choice(PARTIES), default=ACTIVE, show_default=True, help="For --resume.")
 @click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write every turn here."
+    "--ids", default=1_000_000, show_default=True, type=click.IntRange(min=2), help="On each side."
 )
-def main(ids: int, repeats: int, peer_python: Path | None, resumes: bool, killed: str, json_path: Path | None) -> None:
+@click.option("--repeats", default=1, show_default=True, type=click.IntRange(min=1), help="Turns.")
+@click.option(
+    "--peer-python",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Also time the peer.",
+)
+@click.option(
+    "--resume", "resumes", is_flag=True, help="Kill a party, and count what is masked again."
+)
+@click.option(
+    "--kill",
+    "killed",
+    type=click.Choice(PARTIES),
+    default=ACTIVE,
+    show_default=True,
+    help="For --resume.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write every turn here.",
+)
+def main(
+    ids: int,
+    repeats: int,
+    peer_python: Path | None,
+    resumes: bool,
+    killed: str,
+    json_path: Path | None,
+) -> None:
     """Run what was asked for, and print tables."""
     console = Console(width=None if Console().is_terminal else 120)
     peers: list[dict[str, Any]] = []
@@ -117,7 +157,9 @@ def main(ids: int, repeats: int, peer_python: Path | None, resumes: bool, killed
         costs = [align(ids) for _ in range(repeats)]
         print_costs(costs, console)
     if json_path is not None:
-        json_path.write_text(json.dumps({"ours": [asdict(each) for each in costs], "peer": peers}, indent=1) + "\n")
+        json_path.write_text(
+            json.dumps({"ours": [asdict(each) for each in costs], "peer": peers}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

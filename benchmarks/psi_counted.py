@@ -1,7 +1,8 @@
-"""Run ``vfl-party``, and note the ids that it gives to be masked: ``python -m benchmarks.psi_counted FILE ARGUMENT …``.
+"""Run ``vfl-party``, and note the ids that it gives to be masked: ``python -m
+benchmarks.psi_counted FILE ARGUMENT …``.
 
-Each batch is a line in the file, its number of ids, written when a worker is asked: a batch that a kill cuts short
-counts whole.
+Each batch is a line in the file, its number of ids, written when a worker is asked: a batch that a
+kill cuts short counts whole.
 """
 
 from __future__ import annotations

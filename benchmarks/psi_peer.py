@@ -1,10 +1,12 @@
-"""Time ``openmined-psi`` on two sets: ``PYTHON benchmarks/psi_peer.py IDS``, with an interpreter that has it.
+"""Time ``openmined-psi`` on two sets: ``PYTHON benchmarks/psi_peer.py IDS``, with an interpreter
+that has it.
 
-It wants a version of protobuf that the project cannot have, so it lives in an environment of its own, and this file
-imports nothing of ours. Client and server are in one process. The clock holds the server's set-up, the client's
-request, the server's response and the intersection, each message serialised and parsed; in the end the client tells the
-server the rows in common, so that both know them. The data structure is a Golomb-compressed set, the fastest of its
-three, with one false match in 10^9 runs.
+It wants a version of protobuf that the project cannot have, so it lives in an environment of its
+own, and this file imports nothing of ours. Client and server are in one process. The clock holds
+the server's set-up, the client's request, the server's response and the intersection, each message
+serialised and parsed; in the end the client tells the server the rows in common, so that both know
+them. The data structure is a Golomb-compressed set, the fastest of its three, with one false match
+in 10^9 runs.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ FALSE_POSITIVES = 1e-9
 
 def main(ids: int) -> None:
     psi: Any = import_module("private_set_intersection.python")
-    first, second = ([f"customer-{start + number:09d}" for number in range(ids)] for start in (0, ids // 2))
+    first, second = (
+        [f"customer-{start + number:09d}" for number in range(ids)] for start in (0, ids // 2)
+    )
     began_s = time.monotonic()
     client, server = psi.client.CreateWithNewKey(True), psi.server.CreateWithNewKey(True)
-    made = server.CreateSetupMessage(FALSE_POSITIVES, ids, second, psi.DataStructure.GCS).SerializeToString()
+    made = server.CreateSetupMessage(
+        FALSE_POSITIVES, ids, second, psi.DataStructure.GCS
+    ).SerializeToString()
     asked = client.CreateRequest(first).SerializeToString()
     request, response, setup = psi.Request(), psi.Response(), psi.ServerSetup()
     request.ParseFromString(asked)

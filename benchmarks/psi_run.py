@@ -1,4 +1,6 @@
-"""One private alignment of two tables, by a server and two parties in processes of their own, and what it costs."""
+"""One private alignment of two tables, by a server and two parties in processes of their own, and
+what it costs.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,12 @@ _LIMIT_S = 900.0
 class Cost:
     """What an alignment took.
 
-    ``seconds``: from the first party's start of the run, when it has read its table and met the others, to the last
-    party's end of the alignment. It holds the start of the workers, and all rounds, tags and comparisons.
-    ``run_s``: until all processes have ended, from their start. ``bytes_an_id``: of all messages, each counted once.
-    ``peak_mib``: {process: its largest resident memory in the run}, of workers too.
-    ``masked``: ids that the parties gave to be masked, over those that have to be; 0 if not counted.
+    ``seconds``: from the first party's start of the run, when it has read its table and met the
+    others, to the last party's end of the alignment. It holds the start of the workers, and all
+    rounds, tags and comparisons. ``run_s``: until all processes have ended, from their start.
+    ``bytes_an_id``: of all messages, each counted once. ``peak_mib``: {process: its largest
+    resident memory in the run}, of workers too. ``masked``: ids that the parties gave to be masked,
+    over those that have to be; 0 if not counted.
     """
 
     ids: int
@@ -76,7 +79,9 @@ def write_tables(ids: int, folder: Path) -> dict[str, DataSettings]:
 
 
 def recipe(ids: int) -> dict[str, Any]:
-    """Returns tables of a recipe that aligns, and then does as little as it can: one step, of all rows."""
+    """Returns tables of a recipe that aligns, and then does as little as it can: one step, of all
+    rows.
+    """
     return {
         "name": "psi",
         "seed": 1,
@@ -84,7 +89,14 @@ def recipe(ids: int) -> dict[str, Any]:
         "rows": {"align": "psi", "validation": 0.0, "test": 0.0},
         "parties": [{"name": ACTIVE, "role": "active"}, {"name": PASSIVE, "role": "passive"}],
         "model": {"embedding_size": 1, "encoder": {"kind": "mlp", "hidden": [1]}},
-        "phases": [{"kind": "splitnn", "epochs": 1, "batch_size": ids, "optimizer": {"kind": "sgd", "lr": 0.1}}],
+        "phases": [
+            {
+                "kind": "splitnn",
+                "epochs": 1,
+                "batch_size": ids,
+                "optimizer": {"kind": "sgd", "lr": 0.1},
+            }
+        ],
         "run": {"rejoin_deadline_s": 60.0},
         "simulate": {"parties": {}},
     }
@@ -93,12 +105,18 @@ def recipe(ids: int) -> dict[str, Any]:
 class Run:
     """The processes of one run: a context manager that ends them all."""
 
-    def __init__(self, ids: int, data: dict[str, DataSettings], folder: Path, *, count: bool = False) -> None:
+    def __init__(
+        self, ids: int, data: dict[str, DataSettings], folder: Path, *, count: bool = False
+    ) -> None:
         self._ids, self._folder, self._out = ids, folder, folder / "runs"
         self._counted = folder / "masked" if count else None
         tables = recipe(ids)
-        tables["simulate"]["parties"] = {name: each.model_dump(exclude_defaults=True) for name, each in data.items()}
-        self._files = Federation(parse(Recipe, tables, "recipe"), self._out, folder / "federation", data, folder)
+        tables["simulate"]["parties"] = {
+            name: each.model_dump(exclude_defaults=True) for name, each in data.items()
+        }
+        self._files = Federation(
+            parse(Recipe, tables, "recipe"), self._out, folder / "federation", data, folder
+        )
         self._files.write(tables)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._began_s, self._address = time.monotonic(), ""
@@ -109,7 +127,14 @@ class Run:
     def __enter__(self) -> Run:
         self._watch.start()
         args = ["vfl-server", "serve", str(self._files.recipe_path), "--listen", "127.0.0.1:0"]
-        args += ["--ca", str(self._files.folder / "certs" / "ca.pem"), "--out", str(self._out), "--run-id", RUN]
+        args += [
+            "--ca",
+            str(self._files.folder / "certs" / "ca.pem"),
+            "--out",
+            str(self._out),
+            "--run-id",
+            RUN,
+        ]
         server = self._start("server", ["vfl.launcher.child", *args], stdout=subprocess.PIPE)
         assert server.stdout is not None
         for line in server.stdout:
@@ -123,7 +148,10 @@ class Run:
         return self
 
     def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
     ) -> None:
         self._ended.set()
         self._watch.join()
@@ -134,14 +162,21 @@ class Run:
     def start(self, name: str) -> None:
         """Starts a party; it resumes if it was killed."""
         self._files.write_party(name, self._address)
-        program = ["vfl.launcher.child"] if self._counted is None else ["benchmarks.psi_counted", str(self._counted)]
+        program = (
+            ["vfl.launcher.child"]
+            if self._counted is None
+            else ["benchmarks.psi_counted", str(self._counted)]
+        )
         self._start(name, [*program, "vfl-party", "run", str(self._files.party_path(name))])
 
-    def _start(self, name: str, args: Sequence[str], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    def _start(
+        self, name: str, args: Sequence[str], stdout: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
         with (self._folder / f"{name}.err").open("ab") as errors:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-m", *args],
-                stdin=subprocess.PIPE,  # it ends when we are gone
+                # It ends when we are gone.
+                stdin=subprocess.PIPE,
                 stdout=stdout,
                 stderr=errors,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -159,22 +194,31 @@ class Run:
         return points / POINT_BYTES / (len(PARTIES) * self._ids)
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Waits until ``until`` holds. Raises RuntimeError if a process fails, or if it takes too long."""
+        """Waits until ``until`` holds. Raises RuntimeError if a process fails, or if it takes too
+        long.
+        """
         give_up_s = time.monotonic() + _LIMIT_S
         while not until():
-            failed = [name for name, each in self._processes.items() if each.poll() not in (None, 0)]
+            failed = [
+                name for name, each in self._processes.items() if each.poll() not in (None, 0)
+            ]
             if failed:
-                raise RuntimeError(f"{failed[0]}: {(self._folder / f'{failed[0]}.err').read_text()[-2000:]}")
+                raise RuntimeError(
+                    f"{failed[0]}: {(self._folder / f'{failed[0]}.err').read_text()[-2000:]}"
+                )
             if time.monotonic() >= give_up_s:
                 raise RuntimeError("the run does not end")
             time.sleep(POLL_S / 5)
 
     def finish(self) -> Cost:
-        """Waits for all to end. Raises RuntimeError if the rows that were found are not those in common."""
+        """Waits for all to end. Raises RuntimeError if the rows that were found are not those in
+        common.
+        """
         self.wait(lambda: all(each.poll() is not None for each in self._processes.values()))
         run_s = time.monotonic() - self._began_s
         self._verify()
-        # A party removes its secrets when the alignment is over, which is the last change to the folder.
+        # A party removes its secrets when the alignment is over, which is the last change to the
+        # folder.
         ended_s = max(self._kept(name).stat().st_mtime for name in PARTIES)
         summary = load_summary(self._out / RUN / "summary.json")
         asked = 0
@@ -190,7 +234,9 @@ class Run:
         )
 
     def _verify(self) -> None:
-        """The ids sort by their number: the second half of the one table is the first half of the other."""
+        """The ids sort by their number: the second half of the one table is the first half of the
+        other.
+        """
         half = self._ids // 2
         for name in PARTIES:
             bits = np.frombuffer((self._kept(name) / "common.bits").read_bytes()[32:], np.uint8)
@@ -201,25 +247,32 @@ class Run:
 
     def _started_s(self, name: str) -> float:
         events = (json.loads(line) for line in read_lines(self._out / RUN / name / "log.jsonl"))
-        return next(datetime.fromisoformat(each["time"]).timestamp() for each in events if each["event"] == "started")
+        return next(
+            datetime.fromisoformat(each["time"]).timestamp()
+            for each in events
+            if each["event"] == "started"
+        )
 
     def _kept(self, name: str) -> Path:
         return self._out / RUN / name / state.FOLDER
 
-    # -- memory -------------------------------------------------------------------------------------------------
+    # -- memory
+    # ----------------------------------------------------------------------
 
     def _watching(self) -> None:
         """Notes each process's largest resident memory, as the kernel counts it."""
         while not self._ended.wait(POLL_S):
             for name, process in list(self._processes.items()):
                 self._note(name, process.pid)
-                with contextlib.suppress(OSError):  # it has ended
+                # It has ended.
+                with contextlib.suppress(OSError):
                     for task in Path(f"/proc/{process.pid}/task").iterdir():
                         for below in (task / "children").read_text().split():
                             self._note(f"{name}'s worker", int(below))
 
     def _note(self, name: str, pid: int) -> None:
-        with contextlib.suppress(OSError, StopIteration):  # it has ended
+        # It has ended.
+        with contextlib.suppress(OSError, StopIteration):
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             peak = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
             self._peaks[name, pid] = max(peak, self._peaks.get((name, pid), 0.0))

@@ -1,10 +1,12 @@
-"""SecureBoost: ``python -m benchmarks.secureboost --data DIR [--only auc|credit|wide] [--encryption ou] [--trees N]``.
+"""SecureBoost: ``python -m benchmarks.secureboost --data DIR [--only auc|credit|wide] [--encryption
+ou] [--trees N]``.
 
-``auc``: credit default, five seeds, beside LightGBM on the joined columns with the same settings. ``credit`` and
-``wide``: seconds a tree on credit default (30,000 x (13 + 10)) and on made-up rows (100,000 x (30 + 300)), where they
-go, and bytes. The parties take turns in one thread: the time is the sum of all parties' work on one core, without their
-waiting; the CPU time stands beside it. The time in which keys are made is left out.
-The limit is what the homomorphic operations alone cost: their number times the time of one, measured in this process.
+``auc``: credit default, five seeds, beside LightGBM on the joined columns with the same settings.
+``credit`` and ``wide``: seconds a tree on credit default (30,000 x (13 + 10)) and on made-up rows
+(100,000 x (30 + 300)), where they go, and bytes. The parties take turns in one thread: the time is
+the sum of all parties' work on one core, without their waiting; the CPU time stands beside it. The
+time in which keys are made is left out. The limit is what the homomorphic operations alone cost:
+their number times the time of one, measured in this process.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ from vfl_party.data import load_table
 from vfl_party.methods.secureboost import active, passive
 from vfl_party.methods.secureboost.homomorphic import adder, cipher_bytes, has_heu, make_keys
 
-SETTINGS: dict[str, Any] = {"depth": 3, "bins": 32, "learning_rate": 0.3, "lambda": 1.0, "min_child_weight": 1.0}
+SETTINGS: dict[str, Any] = {
+    "depth": 3,
+    "bins": 32,
+    "learning_rate": 0.3,
+    "lambda": 1.0,
+    "min_child_weight": 1.0,
+}
 BITS = 2048
 GOSS = {"top": 0.2, "rest": 0.1}
 Tables = dict[str, Any]
@@ -66,8 +74,16 @@ def _length(of: Any) -> int:
     return int(of.shape[0]) if hasattr(of, "shape") else len(of)
 
 
-def recipe(name: str, seed: int, trees: int, encryption: str, test: float, *, goss: bool = False) -> Recipe:
-    phase = {"kind": "secureboost", "trees": trees, "encryption": encryption, "key_bits": BITS, "splits": ["test"]}
+def recipe(
+    name: str, seed: int, trees: int, encryption: str, test: float, *, goss: bool = False
+) -> Recipe:
+    phase = {
+        "kind": "secureboost",
+        "trees": trees,
+        "encryption": encryption,
+        "key_bits": BITS,
+        "splits": ["test"],
+    }
     return Recipe.model_validate(
         {
             "name": name,
@@ -83,7 +99,8 @@ def recipe(name: str, seed: int, trees: int, encryption: str, test: float, *, go
 
 def credit(data: Path) -> Tables:
     found: Tables = {
-        name: {"source": str(data / f"default_credit_hetero_{name}.csv.gz"), "id": "id"} for name in ("guest", "host")
+        name: {"source": str(data / f"default_credit_hetero_{name}.csv.gz"), "id": "id"}
+        for name in ("guest", "host")
     }
     found["guest"]["label"] = "y"
     return found
@@ -93,7 +110,9 @@ def wide(folder: Path, rows: int, columns: tuple[int, int]) -> Tables:
     """Writes made-up rows: normal values, of which a few from each party decide the label."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(rows, sum(columns))).astype(np.float32)
-    y = (x[:, 0] + x[:, columns[0]] * x[:, 1] + x[:, columns[0] + 1] + draw.normal(size=rows) > 0).astype(int)
+    y = (
+        x[:, 0] + x[:, columns[0]] * x[:, 1] + x[:, columns[0] + 1] + draw.normal(size=rows) > 0
+    ).astype(int)
     ids, found = [f"{n:06d}" for n in range(rows)], Tables()
     for name, part in (("guest", slice(0, columns[0])), ("host", slice(columns[0], None))):
         own = x[:, part]
@@ -118,7 +137,9 @@ def against_lightgbm(data: Path, trees: int) -> list[tuple[int, float, float]]:
     y, found = np.asarray(loaded["guest"].labels, float), []
     for seed in range(5):
         with tempfile.TemporaryDirectory() as folder:
-            summary = run_in_process(recipe("auc", seed, trees, "none", 0.2), tables, Path(folder) / "run")
+            summary = run_in_process(
+                recipe("auc", seed, trees, "none", 0.2), tables, Path(folder) / "run"
+            )
         splits = split_rows(seed, len(y), validation=0.0, test=0.2)
         train, test = splits["train"], splits["test"]
         settings = {
@@ -135,13 +156,21 @@ def against_lightgbm(data: Path, trees: int) -> list[tuple[int, float, float]]:
             "verbosity": -1,
         }
         model = lightgbm.train(settings, lightgbm.Dataset(x[train], y[train]), trees)
-        found.append((seed, summary.metrics["test"]["auc"], float(roc_auc_score(y[test], model.predict(x[test])))))
+        found.append(
+            (
+                seed,
+                summary.metrics["test"]["auc"],
+                float(roc_auc_score(y[test], model.predict(x[test]))),
+            )
+        )
         print(f"seed {seed}: {found[-1][1]:.5f}, LightGBM {found[-1][2]:.5f}", flush=True)
     return found
 
 
 def timed(name: str, tables: Tables, trees: int, encryption: Any, *, goss: bool = False) -> Tables:
-    """Runs some trees on all rows; returns seconds a tree, where they went, the limit, and bytes a tree."""
+    """Runs some trees on all rows; returns seconds a tree, where they went, the limit, and bytes a
+    tree.
+    """
     spent, counts = Counter[str](), Counter[str]()
     real_keys, real_adder = active.make_keys, passive.adder
 
@@ -193,7 +222,10 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any, *, goss: bool 
         "operations": done,
         "unit seconds": costs,
         "limit s": limit,
-        "ledger bytes a tree": sum(each.payload_bytes for each in entries if each.kind == "gradient") / trees,
+        "ledger bytes a tree": sum(
+            each.payload_bytes for each in entries if each.kind == "gradient"
+        )
+        / trees,
         "formula bytes a tree": (counts["encrypt"] + counts["mask"]) * width / trees,
         "unpacked bytes a tree": 2 * (counts["encrypt"] + counts["wire"]) * width / trees,
         "load": os.getloadavg()[0],
@@ -219,43 +251,79 @@ def unit_costs(encryption: Any, count: int = 400) -> dict[str, float]:
     places = draw.integers(0, count, 20 * count)
     of("sums", len(places), lambda: adds.sums(held, places, np.arange(100, len(places) + 1, 100)))
     one, many = adds.take(held, [0]), adds.take(held, list(range(300)))
-    adds.wire(one)  # makes what masks are made of
+    # Makes what masks are made of.
+    adds.wire(one)
     of("mask", 20, lambda: [adds.wire(one) for _ in range(20)])
     began = time.process_time()
     sums = adds.wire(many)
-    found["shift"] = max(0.0, time.process_time() - began - len(sums) * found["mask"]) / max(1, 300 - len(sums))
+    found["shift"] = max(0.0, time.process_time() - began - len(sums) * found["mask"]) / max(
+        1, 300 - len(sums)
+    )
     of("decrypt", len(sums), lambda: made.decrypt(sums, 300))
     return found
 
 
 def show(results: list[Tables]) -> None:
     table = Table(
-        "rows", "encryption", "wall s", "CPU s", "limit s", "encrypt", "sums", "add", "send", "decrypt", "MB", "load"
+        "rows",
+        "encryption",
+        "wall s",
+        "CPU s",
+        "limit s",
+        "encrypt",
+        "sums",
+        "add",
+        "send",
+        "decrypt",
+        "MB",
+        "load",
     )
     for each in results:
         parts = each["parts"]
-        some = [f"{parts.get(key, 0.0):.2f}" for key in ("encrypt", "sums", "add", "wire", "decrypt")]
+        some = [
+            f"{parts.get(key, 0.0):.2f}" for key in ("encrypt", "sums", "add", "wire", "decrypt")
+        ]
         seconds = [f"{each[key]:.2f}" for key in ("wall s a tree", "cpu s a tree", "limit s")]
         size = f"{each['ledger bytes a tree'] / 1e6:.2f} ({each['formula bytes a tree'] / 1e6:.2f})"
-        table.add_row(each["rows"], each["encryption"], *seconds, *some, size, f"{each['load']:.1f}")
+        table.add_row(
+            each["rows"], each["encryption"], *seconds, *some, size, f"{each['load']:.1f}"
+        )
     Console(width=140).print(table)
 
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path, exists=True), required=True)
 @click.option("--only", type=click.Choice(["auc", "credit", "wide"]))
-@click.option("--encryption", type=click.Choice(["ou", "paillier", "none"]), multiple=True, default=("ou", "paillier"))
+@click.option(
+    "--encryption",
+    type=click.Choice(["ou", "paillier", "none"]),
+    multiple=True,
+    default=("ou", "paillier"),
+)
 @click.option("--trees", default=3, help="The first of several is not timed: keys are made in it.")
-@click.option("--goss", is_flag=True, help="Trees see the 20 % of rows with the largest gradients and 10 % of all.")
+@click.option(
+    "--goss",
+    is_flag=True,
+    help="Trees see the 20 % of rows with the largest gradients and 10 % of all.",
+)
 @click.option("--out", type=click.Path(path_type=Path))
-def main(data: Path, only: str | None, encryption: tuple[str, ...], trees: int, goss: bool, out: Path | None) -> None:
+def main(
+    data: Path,
+    only: str | None,
+    encryption: tuple[str, ...],
+    trees: int,
+    goss: bool,
+    out: Path | None,
+) -> None:
     results: Tables = {}
     if only in (None, "auc"):
         results["auc"] = against_lightgbm(data, 30)
     with tempfile.TemporaryDirectory() as folder:
         for name in ("credit", "wide"):
             if only in (None, name):
-                tables = credit(data) if name == "credit" else wide(Path(folder), 100_000, (30, 300))
+                tables = (
+                    credit(data) if name == "credit" else wide(Path(folder), 100_000, (30, 300))
+                )
                 results[name] = [timed(name, tables, trees, each, goss=goss) for each in encryption]
                 show(results[name])
     if out is not None:

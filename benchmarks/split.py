@@ -1,8 +1,8 @@
 """Race split-learning loops: ``python -m benchmarks.split [--quick] [--json FILE]``.
 
-Contestants take turns on every task, each in fresh processes; the table gives the median of the turns. A contestant is
-a function ``run(task, workdir) -> Measurement``, registered in `CONTESTANTS`. Use ``--task resnet`` for the large
-model.
+Contestants take turns on every task, each in fresh processes; the table gives the median of the
+turns. A contestant is a function ``run(task, workdir) -> Measurement``, registered in
+`CONTESTANTS`. Use ``--task resnet`` for the large model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ TASK_NAMES = ("small", "large", "resnet")
 def make_task(name: str, parties: int, steps: int) -> Task:
     """Return the task of that name: the shapes of ``anchors.md`` and a ResNet-18 a party.
 
-    ``steps`` are measured steps of the small task; a step of the others takes longer, so they get fewer.
+    ``steps`` are measured steps of the small task; a step of the others takes longer, so they get
+    fewer.
     """
     label = f"{name}-{parties}"
     if name == "small":
@@ -41,7 +42,14 @@ def make_task(name: str, parties: int, steps: int) -> Task:
     if name == "large":
         return Task(label, parties, batch=1024, embedding=1024, steps=max(10, steps // 10))
     return Task(
-        label, parties, batch=64, embedding=64, steps=max(3, steps // 100), warmup=1, rows=640, bottom="resnet18"
+        label,
+        parties,
+        batch=64,
+        embedding=64,
+        steps=max(3, steps // 100),
+        warmup=1,
+        rows=640,
+        bottom="resnet18",
     )
 
 
@@ -62,13 +70,37 @@ def _parse_parties(_: click.Context, __: click.Parameter, value: str) -> list[in
 
 
 @click.command(help=__doc__)
-@click.option("--task", "names", type=click.Choice(TASK_NAMES), multiple=True, default=("small", "large"))
-@click.option("--parties", callback=_parse_parties, default="1,2,4", show_default=True, help="Numbers of passives.")
 @click.option(
-    "--steps", type=click.IntRange(min=20), default=600, show_default=True, help="Measured steps, small task."
+    "--task", "names", type=click.Choice(TASK_NAMES), multiple=True, default=("small", "large")
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each contestant.")
-@click.option("--contestant", "chosen", type=click.Choice(sorted(CONTESTANTS)), multiple=True, help="All by default.")
+@click.option(
+    "--parties",
+    callback=_parse_parties,
+    default="1,2,4",
+    show_default=True,
+    help="Numbers of passives.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=20),
+    default=600,
+    show_default=True,
+    help="Measured steps, small task.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Turns of each contestant.",
+)
+@click.option(
+    "--contestant",
+    "chosen",
+    type=click.Choice(sorted(CONTESTANTS)),
+    multiple=True,
+    help="All by default.",
+)
 @click.option(
     "--in-flight",
     "depths",
@@ -84,9 +116,17 @@ def _parse_parties(_: click.Context, __: click.Parameter, value: str) -> list[in
     help="Also ours with batches that cross in this many (M) parts, as ours-in-M.",
 )
 @click.option("--quick", is_flag=True, help="Two parties, 100 steps, one turn: does it still run?")
-@click.option("--footprint/--no-footprint", "with_footprint", default=True, help="Also import cost and memory.")
 @click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write every turn here."
+    "--footprint/--no-footprint",
+    "with_footprint",
+    default=True,
+    help="Also import cost and memory.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write every turn here.",
 )
 def main(
     names: tuple[str, ...],
@@ -104,16 +144,26 @@ def main(
     if quick:
         parties, steps, repeats = [2], 100, 1
     contestants = {name: run for name, run in CONTESTANTS.items() if not chosen or name in chosen}
-    contestants |= {f"ours-{depth}": partial(ours.run, settings={"in_flight": depth}) for depth in depths}
-    contestants |= {f"ours-in-{count}": partial(ours.run, settings={"micro_batches": count}) for count in parts}
+    contestants |= {
+        f"ours-{depth}": partial(ours.run, settings={"in_flight": depth}) for depth in depths
+    }
+    contestants |= {
+        f"ours-in-{count}": partial(ours.run, settings={"micro_batches": count}) for count in parts
+    }
     progress, console = Console(stderr=True), Console(width=None if Console().is_terminal else 120)
     with tempfile.TemporaryDirectory(prefix="vfl-split-") as workdir:
-        scores = compete(contestants, make_tasks(names, parties, steps), repeats, Path(workdir), progress.print)
-        costs = footprint.measure(_made(Path(workdir) / "footprint"), repeats) if with_footprint else {}
+        scores = compete(
+            contestants, make_tasks(names, parties, steps), repeats, Path(workdir), progress.print
+        )
+        costs = (
+            footprint.measure(_made(Path(workdir) / "footprint"), repeats) if with_footprint else {}
+        )
     print_table(scores, REFERENCE, console)
     print_bytes(scores, console)
     for name, value in costs.items():
-        console.print(f"{name:>20}  {value:.2f}" if isinstance(value, float) else f"{name:>20}  {value}")
+        console.print(
+            f"{name:>20}  {value:.2f}" if isinstance(value, float) else f"{name:>20}  {value}"
+        )
     if json_path:
         write_json(scores, costs, json_path)
 

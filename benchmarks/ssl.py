@@ -1,18 +1,19 @@
 """Self-supervised methods over real federations: ``python -m benchmarks.ssl TASK --data DIR``.
 
-Each task is a study (``vfl study``): one recipe, every method, several seeds and numbers of labelled rows; each run is
-K + 1 processes, the server among them, over gRPC with mutual TLS. Tables and plots go to ``benchmarks/results/``. What
-was chosen (learning rates, rounds, gamma) was chosen on validation rows of another seed than those reported.
+Each task is a study (``vfl study``): one recipe, every method, several seeds and numbers of
+labelled rows; each run is K + 1 processes, the server among them, over gRPC with mutual TLS. Tables
+and plots go to ``benchmarks/results/``. What was chosen (learning rates, rounds, gamma) was chosen
+on validation rows of another seed than those reported.
 
-    mnist    MNIST-10k in quadrants, four parties with a small CNN each, 40 % aligned
-    uji2     UJIIndoorLoc, building and floor in 13 classes, access points split between two parties
-    uji4     the same, four parties
-    credit   default of credit cards, FATE's split between two organisations, AUC
-    rounds   FedHSSL's e = 1, 4, 8 updates on one exchange (the paper's Fig. 7), on the MNIST task, 20 % aligned
-    cvt-mnist, cvt-uji, cvt-credit
-             FedCVT beside FedSplitNN and FedHSSL-MoCo, two parties, 40 % aligned: MNIST-10k in halves with a small CNN
-             at each party, uji2's and credit's tables
-    bytes    SS-VFL-I's one upload beside split training's bytes to the same accuracy, on the MNIST task
+    mnist    MNIST-10k in quadrants, four parties with a small CNN each, 40 % aligned uji2
+    UJIIndoorLoc, building and floor in 13 classes, access points split between two parties uji4
+    the same, four parties credit   default of credit cards, FATE's split between two organisations,
+    AUC rounds   FedHSSL's e = 1, 4, 8 updates on one exchange (the paper's Fig. 7), on the MNIST
+    task, 20 % aligned cvt-mnist, cvt-uji, cvt-credit
+             FedCVT beside FedSplitNN and FedHSSL-MoCo, two parties, 40 % aligned: MNIST-10k in
+             halves with a small CNN at each party, uji2's and credit's tables
+    bytes    SS-VFL-I's one upload beside split training's bytes to the same accuracy, on the MNIST
+    task
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ NAMES = {"simsiam": "SimSiam", "byol": "BYOL", "moco": "MoCo"}
 
 @dataclass(frozen=True)
 class Task:
-    """A study: its recipe (made from the folder of data and a folder for the study's own files), and its lines."""
+    """A study: its recipe (made from the folder of data and a folder for the study's own files),
+    and its lines.
+    """
 
     recipe: Callable[[Path, Path], Tables]
     labels: tuple[int, ...]
@@ -52,11 +55,16 @@ def recipe(parties: int, task: Tables, rows: Tables, model: Tables, simulate: Ta
 
 
 def mnist(aligned: float = 0.4) -> Callable[[Path, Path], Tables]:
-    """Shares only the second block in FedHSSL: the linear layer's weights belong to positions of its quadrant."""
+    """Shares only the second block in FedHSSL: the linear layer's weights belong to positions of
+    its quadrant.
+    """
 
     def make(data: Path, _own: Path) -> Tables:
         source = {"source": str(data / "mnist10k.npz"), "label": "labels"}
-        model = {"embedding_size": 64, "encoder": {"kind": "cnn", "channels": [16, 32], "shared": "blocks"}}
+        model = {
+            "embedding_size": 64,
+            "encoder": {"kind": "cnn", "channels": [16, 32], "shared": "blocks"},
+        }
         task = {"kind": "multiclass", "classes": 10}
         return recipe(4, task, {"aligned": aligned}, model, {"scheme": "quadrants", "data": source})
 
@@ -70,7 +78,10 @@ def halves(data: Path, _own: Path) -> Tables:
     return recipe(2, task, {"aligned": 0.4}, model, {"scheme": "halves", "data": source})
 
 
-MLP: Tables = {"embedding_size": 64, "encoder": {"kind": "mlp", "hidden": [256], "batch_norm": True}}
+MLP: Tables = {
+    "embedding_size": 64,
+    "encoder": {"kind": "mlp", "hidden": [256], "batch_norm": True},
+}
 
 
 def uji(parties: int) -> Callable[[Path, Path], Tables]:
@@ -86,7 +97,11 @@ def uji(parties: int) -> Callable[[Path, Path], Tables]:
 def credit(data: Path, _own: Path) -> Tables:
     """Makes the active party of FATE's guest, which has the labels."""
     sources = {
-        "active": {"source": str(data / "default_credit_hetero_guest.csv.gz"), "id": "id", "label": "y"},
+        "active": {
+            "source": str(data / "default_credit_hetero_guest.csv.gz"),
+            "id": "id",
+            "label": "y",
+        },
         "passive1": {"source": str(data / "default_credit_hetero_host.csv.gz"), "id": "id"},
     }
     return recipe(2, {"kind": "binary"}, {"aligned": 0.4}, MLP, {"parties": sources})
@@ -94,14 +109,18 @@ def credit(data: Path, _own: Path) -> Tables:
 
 @dataclass(frozen=True)
 class Cross:
-    """The chosen settings of the cross-party step: its epochs a round, and the weight of its guidance."""
+    """The chosen settings of the cross-party step: its epochs a round, and the weight of its
+    guidance.
+    """
 
     epochs: int
     gamma: float
 
 
 def all_methods(common: Tables, cross: dict[str, Cross], head: Tables) -> list[Tables]:
-    """Makes every line of the paper's tables. ``common``: settings of all pretraining; ``cross``: by SSL method."""
+    """Makes every line of the paper's tables. ``common``: settings of all pretraining; ``cross``:
+    by SSL method.
+    """
     lines: list[Tables] = [{"name": "FedSplitNN"}]
 
     def line(name: str, ssl: str, **switches: Any) -> None:
@@ -110,28 +129,45 @@ def all_methods(common: Tables, cross: dict[str, Cross], head: Tables) -> list[T
 
     def star(name: str, ssl: str) -> None:
         """Adds fine-tuning of only the local encoder, after the same pretraining."""
-        lines.append({"name": f"{name}-star-{NAMES[ssl]}", "pretrain_of": f"{name}-{NAMES[ssl]}", "tower": "local"})
+        lines.append(
+            {
+                "name": f"{name}-star-{NAMES[ssl]}",
+                "pretrain_of": f"{name}-{NAMES[ssl]}",
+                "tower": "local",
+            }
+        )
 
     for ssl in NAMES:
         line("FedLocal", ssl, cross=False, aggregate=False)
     for ssl in NAMES:
         line("FedCSSL-", ssl, local=False, aggregate=False, cross_epochs=cross[ssl].epochs)
     for ssl in NAMES:
-        line("FedGSSL-", ssl, aggregate=False, cross_epochs=cross[ssl].epochs, gamma=cross[ssl].gamma)
+        line(
+            "FedGSSL-", ssl, aggregate=False, cross_epochs=cross[ssl].epochs, gamma=cross[ssl].gamma
+        )
         star("FedGSSL", ssl)
     for ssl in NAMES:
         line("FedHSSL-", ssl, cross_epochs=cross[ssl].epochs, gamma=cross[ssl].gamma)
         star("FedHSSL", ssl)
     for ssl in ("simclr", "moco"):
         settings = {"kind": "contrastive", "ssl": ssl, **common}
-        lines.append({"name": f"SS-VFL-I-{ssl}", "pretrain": [settings], "finetune": [head, EVALUATE]})
+        lines.append(
+            {"name": f"SS-VFL-I-{ssl}", "pretrain": [settings], "finetune": [head, EVALUATE]}
+        )
         lines.append({"name": f"SS-VFL-C-{ssl}", "pretrain_of": f"SS-VFL-I-{ssl}"})
     return lines
 
 
-SPLIT: Tables = {"kind": "splitnn", "steps": 300, "batch_size": 50, "validate_every": 30, "optimizer": sgd(0.01)}
-# Chosen on the validation rows of seed 11 of cvt-mnist with 200 labels, among learning rates of 0.002, 0.005 and 0.01,
-# thresholds of 0.5 to 0.95, lambdas of 0 to 0.1 and both presets; the other tasks have the same.
+SPLIT: Tables = {
+    "kind": "splitnn",
+    "steps": 300,
+    "batch_size": 50,
+    "validate_every": 30,
+    "optimizer": sgd(0.01),
+}
+# Chosen on the validation rows of seed 11 of cvt-mnist with 200 labels, among learning rates of
+# 0.002, 0.005 and 0.01, thresholds of 0.5 to 0.95, lambdas of 0 to 0.1 and both presets; the other
+# tasks have the same.
 FEDCVT: Tables = SPLIT | {
     "kind": "fedcvt",
     "unlabelled_batch_size": 128,
@@ -146,8 +182,9 @@ HEAD: Tables = {"kind": "head", "steps": 300, "batch_size": 50, "optimizer": sgd
 def cross_view() -> list[Tables]:
     """Makes FedCVT's lines: with both presets, and without what makes it more than split training.
 
-    FedCVT trains the whole model, so it takes the place of fine-tuning. FedCVT-sure was made after the others had lost
-    on the test rows of seed 1 of cvt-uji and cvt-credit, and chosen on the validation rows of seed 11 of cvt-uji.
+    FedCVT trains the whole model, so it takes the place of fine-tuning. FedCVT-sure was made after
+    the others had lost on the test rows of seed 1 of cvt-uji and cvt-credit, and chosen on the
+    validation rows of seed 11 of cvt-uji.
     """
 
     def line(name: str, preset: str, value: float, **changes: Any) -> Tables:
@@ -174,9 +211,9 @@ def _table_task(make: Callable[[Path, Path], Tables], metric: str, common: Table
     return Task(make, (200, 1000), metric, methods, [SPLIT, EVALUATE])
 
 
-# A mirrored digit is another digit. The values were chosen on the validation rows of seed 11: B and the learning rate
-# for FedLocal, fine-tuning's for FedSplitNN, and for FedHSSL with MoCo gamma of 0.1, 0.2 and 0.5; what it shares, on
-# those of seeds 11 and 12.
+# A mirrored digit is another digit. The values were chosen on the validation rows of seed 11: B and
+# the learning rate for FedLocal, fine-tuning's for FedSplitNN, and for FedHSSL with MoCo gamma of
+# 0.1, 0.2 and 0.5; what it shares, on those of seeds 11 and 12.
 CROSS = {"simsiam": Cross(2, 0.2), "byol": Cross(2, 0.2), "moco": Cross(4, 0.1)}
 DIGITS: Tables = {
     "rounds": 10,
@@ -194,9 +231,16 @@ TABLE: Tables = {
 
 def _mnist_methods() -> list[Tables]:
     """Adds FedHSSL that shares all above the first block, including the linear layer."""
-    methods, whole = all_methods(DIGITS, CROSS, HEAD), {"overrides": {"model.encoder.shared": "all"}}
+    methods, whole = (
+        all_methods(DIGITS, CROSS, HEAD),
+        {"overrides": {"model.encoder.shared": "all"}},
+    )
     for line in [line for line in methods if line["name"].startswith("FedHSSL")]:
-        renamed = {key: line[key].replace("FedHSSL", "FedHSSL-all") for key in ("name", "pretrain_of") if key in line}
+        renamed = {
+            key: line[key].replace("FedHSSL", "FedHSSL-all")
+            for key in ("name", "pretrain_of")
+            if key in line
+        }
         methods.append(line | renamed | whole)
     return methods
 
@@ -206,7 +250,9 @@ ROUNDS = (2, 5, 10)
 
 
 def _rounds_methods() -> list[Tables]:
-    """Makes FedHSSL-SimSiam with e updates on one exchange, for each number of rounds; each has its own schedule."""
+    """Makes FedHSSL-SimSiam with e updates on one exchange, for each number of rounds; each has its
+    own schedule.
+    """
     lines = []
     for e in UPDATES:
         for rounds in ROUNDS:
@@ -223,7 +269,9 @@ def _rounds_methods() -> list[Tables]:
 
 
 def _bytes_methods() -> list[Tables]:
-    """Validates split training after every epoch, to know the step at which it reaches an accuracy."""
+    """Validates split training after every epoch, to know the step at which it reaches an
+    accuracy.
+    """
     fine = [SPLIT | {"steps": 600, "validate_every": 1}, EVALUATE]
     uploads = [line for line in all_methods(DIGITS, CROSS, HEAD) if "SS-VFL-I" in line["name"]]
     return [{"name": "FedSplitNN", "finetune": fine}, *uploads]
@@ -250,16 +298,29 @@ TASKS: dict[str, Task] = {
 
 
 def print_bytes(folder: Path, results: Sequence[FineTuned]) -> None:
-    """Prints, for each SS-VFL-I run, its upload, and the bytes of split training (same seed, labels) until as good.
+    """Prints, for each SS-VFL-I run, its upload, and the bytes of split training (same seed,
+    labels) until as good.
 
-    Good is accuracy on validation rows. Bytes are message bytes of training, gradients included; those that carry
-    validation or test rows are left out on both sides.
+    Good is accuracy on validation rows. Bytes are message bytes of training, gradients included;
+    those that carry validation or test rows are left out on both sides.
     """
-    shown = Table("method", "labels", "seed", "accuracy", "uploaded", "split training: best", "bytes until as good")
+    shown = Table(
+        "method",
+        "labels",
+        "seed",
+        "accuracy",
+        "uploaded",
+        "split training: best",
+        "bytes until as good",
+    )
     for result in results:
         if not result.method.startswith("SS-VFL-I"):
             continue
-        other = next(r for r in results if (r.method, r.seed, r.labels) == ("FedSplitNN", result.seed, result.labels))
+        other = next(
+            r
+            for r in results
+            if (r.method, r.seed, r.labels) == ("FedSplitNN", result.seed, result.labels)
+        )
         head = load_summary(folder / result.finetune.run / "summary.json")
         sent = studies.message_bytes(head, "head", "embedding")
         split = load_summary(folder / other.finetune.run / "summary.json")
@@ -269,14 +330,26 @@ def print_bytes(folder: Path, results: Sequence[FineTuned]) -> None:
         accuracy = result.metrics["validation"]["accuracy"]
         reached = next((steps for steps, value in curve if value >= accuracy), None)
         best = max(value for _, value in curve)
-        until = f"{a_step * reached / 1e6:.2f} MB, {a_step * reached / sent:.0f} times" if reached else "never"
-        cells = (result.method, str(result.labels), str(result.seed), f"{accuracy:.3f}", f"{sent / 1e6:.3f} MB")
+        until = (
+            f"{a_step * reached / 1e6:.2f} MB, {a_step * reached / sent:.0f} times"
+            if reached
+            else "never"
+        )
+        cells = (
+            result.method,
+            str(result.labels),
+            str(result.seed),
+            f"{accuracy:.3f}",
+            f"{sent / 1e6:.3f} MB",
+        )
         shown.add_row(*cells, f"{best:.3f}", until)
     Console(width=160).print(shown)
 
 
 def draw_rounds(results: Sequence[FineTuned], path: Path) -> None:
-    """Draws accuracy against rounds, and against pretraining bytes: a line for each e (the paper's Fig. 7)."""
+    """Draws accuracy against rounds, and against pretraining bytes: a line for each e (the paper's
+    Fig. 7).
+    """
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -300,13 +373,23 @@ def draw_rounds(results: Sequence[FineTuned], path: Path) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("FedHSSL-SimSiam: updates on one exchange, MNIST-10k quadrants, 20 % aligned", x=0.01, ha="left")
+    figure.suptitle(
+        "FedHSSL-SimSiam: updates on one exchange, MNIST-10k quadrants, 20 % aligned",
+        x=0.01,
+        ha="left",
+    )
     figure.savefig(path, dpi=130)
 
 
 def _quick(task: Task) -> Task:
-    """Shrinks a task to a check that it still runs: three methods, one round, one number of labels."""
-    kept = [line for line in task.methods if line["name"] in ("FedSplitNN", "FedHSSL-MoCo", "SS-VFL-I-moco", "e1-r2")]
+    """Shrinks a task to a check that it still runs: three methods, one round, one number of
+    labels.
+    """
+    kept = [
+        line
+        for line in task.methods
+        if line["name"] in ("FedSplitNN", "FedHSSL-MoCo", "SS-VFL-I-moco", "e1-r2")
+    ]
     for line in kept:
         for phase in line.get("pretrain", []):
             phase["rounds"] = 1
@@ -315,18 +398,47 @@ def _quick(task: Task) -> Task:
 
 @click.command()
 @click.argument("name", type=click.Choice(list(TASKS)))
-@click.option("--data", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--seeds", default="1,2,3", show_default=True, help="Seeds of the runs, with commas between.")
-@click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
-@click.option("--methods", default="", help="Only these, with commas between; FedSplitNN is always among them.")
-@click.option("--jobs", default=1, show_default=True, help="Federations to run at once; the seconds depend on it.")
-@click.option("--quick", is_flag=True, help="One seed, three methods, one round: checks only that it still runs.")
-def main(name: str, data: Path, seeds: str, out: Path, methods: str, jobs: int, quick: bool) -> None:
+@click.option(
+    "--data", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@click.option(
+    "--seeds", default="1,2,3", show_default=True, help="Seeds of the runs, with commas between."
+)
+@click.option(
+    "--out",
+    default="runs",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder of runs.",
+)
+@click.option(
+    "--methods",
+    default="",
+    help="Only these, with commas between; FedSplitNN is always among them.",
+)
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    help="Federations to run at once; the seconds depend on it.",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="One seed, three methods, one round: checks only that it still runs.",
+)
+def main(
+    name: str, data: Path, seeds: str, out: Path, methods: str, jobs: int, quick: bool
+) -> None:
     """Runs one table; skips runs that are already finished in --out."""
     task, wanted = TASKS[name], [int(seed) for seed in seeds.split(",")]
     if quick:
         task, wanted = _quick(task), wanted[:1]
-    lines = [line for line in task.methods if not methods or line["name"] in {"FedSplitNN", *methods.split(",")}]
+    lines = [
+        line
+        for line in task.methods
+        if not methods or line["name"] in {"FedSplitNN", *methods.split(",")}
+    ]
     study_name = f"ssl-{name}{'-quick' if quick else ''}"
     base = task.recipe(data.resolve(), studies.files_of(study_name, out))
     study = {

@@ -1,4 +1,6 @@
-"""One clock for every contestant: the rate over the measured steps, and the rate of their quiet quarter."""
+"""One clock for every contestant: the rate over the measured steps, and the rate of their quiet
+quarter.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ class Stopwatch:
     def stop(self) -> dict[str, Any]:
         """Return the fields of a ``done`` line.
 
-        ``steps_per_s``: the rate over all measured steps. ``quiet_steps_per_s``: one over the lower quartile of a
-        step's time, which other work on the machine disturbs little. ``cpu_s_per_step``: CPU time of this process.
+        ``steps_per_s``: the rate over all measured steps. ``quiet_steps_per_s``: one over the lower
+        quartile of a step's time, which other work on the machine disturbs little.
+        ``cpu_s_per_step``: CPU time of this process.
         """
         marks_s = [*self._begins_s[self._warmup :], time.perf_counter()]
         steps = len(marks_s) - 1

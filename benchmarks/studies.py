@@ -1,4 +1,6 @@
-"""The part that benchmarks with studies share: recipes, running them, and reading the results of their runs."""
+"""The part that benchmarks with studies share: recipes, running them, and reading the results of
+their runs.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,17 @@ def roster(parties: int) -> list[Tables]:
     return [{"name": ACTIVE, "role": "active"}, *passives]
 
 
-VALIDATION, TEST = 0.1, 0.2  # shares of the rows
+# Shares of the rows.
+VALIDATION, TEST = 0.1, 0.2
 
 
 def recipe(
-    name: str, parties: int, task: Tables, model: Tables, simulate: Tables, rows: Tables | None = None
+    name: str,
+    parties: int,
+    task: Tables,
+    model: Tables,
+    simulate: Tables,
+    rows: Tables | None = None,
 ) -> Tables:
     """Makes a recipe; the study adds phases, seeds and labels."""
     return {
@@ -53,13 +61,17 @@ def recipe(
 
 
 def write_uji(data: Path, own: Path, label: str) -> Path:
-    """Writes UJIIndoorLoc's access points and a label: ``LONGITUDE``, ``LATITUDE`` or ``place`` (building, floor)."""
+    """Writes UJIIndoorLoc's access points and a label: ``LONGITUDE``, ``LATITUDE`` or ``place``
+    (building, floor).
+    """
     whole = pq.read_table(data / "ujiindoorloc.parquet")
     heard = [name for name in whole.column_names if name.startswith("WAP")]
     # 100 means "not heard": it becomes a strength below the weakest that was heard.
     columns = {name: pc.if_else(pc.equal(whole[name], 100), -105, whole[name]) for name in heard}
     if label == "place":
-        values = pc.add(pc.multiply(whole["BUILDINGID"].cast(pa.int32()), 10), whole["FLOOR"].cast(pa.int32()))
+        values = pc.add(
+            pc.multiply(whole["BUILDINGID"].cast(pa.int32()), 10), whole["FLOOR"].cast(pa.int32())
+        )
     else:
         values = whole[label]
     path = own / f"uji-{label.lower()}.parquet"
@@ -95,7 +107,9 @@ def files_of(name: str, out: Path) -> Path:
 
 
 def run(name: str, base: Tables, study: Tables, out: Path, jobs: int) -> Done:
-    """Runs the rest of a study and reports each run as it ends. ``study``: all but its name and recipe, ``base``."""
+    """Runs the rest of a study and reports each run as it ends. ``study``: all but its name and
+    recipe, ``base``.
+    """
     files, console = files_of(name, out), Console()
     (files / "recipe.toml").write_text(to_toml(base))
     path = files / "study.toml"
@@ -105,18 +119,28 @@ def run(name: str, base: Tables, study: Tables, out: Path, jobs: int) -> Done:
         if event["event"] in ("done", "failed"):
             left_s = event.get("left_s")
             left = f", {left_s / 60:.0f} min left" if left_s is not None else ""
-            what = event.get("error") or (f"{event['metric']:.4f}" if event.get("metric") is not None else "pretrained")
-            console.print(f"{event['number']}/{event['of']} {event['title']}: {what}{left}", highlight=False)
+            what = event.get("error") or (
+                f"{event['metric']:.4f}" if event.get("metric") is not None else "pretrained"
+            )
+            console.print(
+                f"{event['number']}/{event['of']} {event['title']}: {what}{left}", highlight=False
+            )
 
     results = run_study(path, out, jobs=jobs, tell=tell)
     return Done(load_study(path)[0], out / name, results)
 
 
 def keep(done: Done, names: Sequence[str] = ("results.csv", "results.png")) -> None:
-    """Copies the study's results to the repository's: ``<study>.csv``, ``<study>.png``, ``<study>-<other>.csv``."""
+    """Copies the study's results to the repository's: ``<study>.csv``, ``<study>.png``,
+    ``<study>-<other>.csv``.
+    """
     RESULTS.mkdir(exist_ok=True)
     for name in names:
-        to = name.replace("results", done.study.name) if name.startswith("results") else f"{done.study.name}-{name}"
+        to = (
+            name.replace("results", done.study.name)
+            if name.startswith("results")
+            else f"{done.study.name}-{name}"
+        )
         shutil.copy(done.folder / name, RESULTS / to)
 
 
@@ -125,8 +149,12 @@ def message_bytes(summary: Summary, phase: str, kind: str) -> int:
     return sum(link.message_bytes for link in links if (link.phase, link.kind) == (phase, kind))
 
 
-def curve(folder: Path, phase: str, metric: str, split: str = "validation") -> list[tuple[int, float]]:
-    """Returns (steps of the phase so far, ``metric`` of the split's rows) for each round of ``folder``'s run."""
+def curve(
+    folder: Path, phase: str, metric: str, split: str = "validation"
+) -> list[tuple[int, float]]:
+    """Returns (steps of the phase so far, ``metric`` of the split's rows) for each round of
+    ``folder``'s run.
+    """
     lines = [json.loads(line) for line in read_lines(folder / ACTIVE / "metrics.jsonl")]
     before = max((line["steps"] for line in lines[: _first(lines, phase)]), default=0)
     own = [line for line in lines if line["phase"] == phase]
@@ -138,5 +166,7 @@ def _first(lines: Sequence[Tables], phase: str) -> int:
 
 
 def step_bytes(folder: Path, summary: Summary, phase: str, metric: str) -> float:
-    """Returns message bytes of a step of split training, all parties: an embedding is as large as its gradient."""
+    """Returns message bytes of a step of split training, all parties: an embedding is as large as
+    its gradient.
+    """
     return 2 * message_bytes(summary, phase, "gradient") / curve(folder, phase, metric)[-1][0]

@@ -1,4 +1,5 @@
-"""The split-learning task every contestant of ``benchmarks.split`` solves: the same data, networks and order of rows.
+"""The split-learning task every contestant of ``benchmarks.split`` solves: the same data, networks
+and order of rows.
 
 Shape suffixes: ``N`` rows, ``B`` batch, ``F`` features, ``E`` embedding.
 """
@@ -19,7 +20,9 @@ _DATA_SEED, _MODEL_SEED, _ORDER_SEED = 11, 23, 37
 
 @dataclass(frozen=True)
 class Task:
-    """One shape of the split task: K passive parties with features, one active party with binary labels only."""
+    """One shape of the split task: K passive parties with features, one active party with binary
+    labels only.
+    """
 
     name: str
     parties: int
@@ -38,7 +41,9 @@ class Task:
 
     @property
     def payload_bytes(self) -> int:
-        """The bytes of tensors that a step must move: an embedding and a gradient for every passive party."""
+        """The bytes of tensors that a step must move: an embedding and a gradient for every passive
+        party.
+        """
         return 2 * self.parties * self.embedding_bytes
 
     @property
@@ -48,7 +53,9 @@ class Task:
 
     @property
     def passive_threads(self) -> int:
-        """The torch threads of one passive process: one for the MLP, a fair share of the cores for the ResNet."""
+        """The torch threads of one passive process: one for the MLP, a fair share of the cores for
+        the ResNet.
+        """
         return 1 if self.bottom == "mlp" else max(1, (os.cpu_count() or 1) // self.parties)
 
     def to_json(self) -> dict[str, Any]:
@@ -78,8 +85,11 @@ def bottom_of(task: Task, party: int) -> nn.Module:
     """Return passive ``party``'s network, F → E; the same weights in every process that asks."""
     torch.manual_seed(_MODEL_SEED + 1 + party)
     if task.bottom == "mlp":
-        return nn.Sequential(nn.Linear(task.features, 256), nn.ReLU(), nn.Linear(256, task.embedding))
-    from torchvision.models import resnet18  # 170 MB and a second: only the image task pays
+        return nn.Sequential(
+            nn.Linear(task.features, 256), nn.ReLU(), nn.Linear(256, task.embedding)
+        )
+    # 170 MB and a second: only the image task pays.
+    from torchvision.models import resnet18
 
     network: nn.Module = resnet18(num_classes=task.embedding)
     network.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
@@ -99,7 +109,9 @@ def sgd(network: nn.Module) -> torch.optim.SGD:
 
 
 def batches(task: Task) -> Iterator[Tensor]:
-    """Yield the row numbers i_B of warm-up and measured steps, reshuffled each epoch, alike in every process."""
+    """Yield the row numbers i_B of warm-up and measured steps, reshuffled each epoch, alike in
+    every process.
+    """
     epoch = produced = 0
     total = task.warmup + task.steps
     while True:

@@ -1,4 +1,6 @@
-"""Real runs of ``benchmarks.wan``: processes, whose passive parties reach the active one through an emulated link."""
+"""Real runs of ``benchmarks.wan``: processes, whose passive parties reach the active one through an
+emulated link.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,12 @@ _START_S, _RUN_S = 120.0, 1500.0
 
 @dataclass(frozen=True)
 class Timed:
-    """One real run over a link. ``share``: payload bytes of the fuller direction, as a share of what the link carries.
+    """One real run over a link. ``share``: payload bytes of the fuller direction, as a share of
+    what the link carries.
 
-    ``step_s``: mean of the epochs after the first; ``seconds``: of the whole training, connecting included;
-    ``forecast_s``: what ``vfl forecast`` says of the same steps, with the computation that was measured, and the cores
-    of this machine, which all parties and the emulated link share.
+    ``step_s``: mean of the epochs after the first; ``seconds``: of the whole training, connecting
+    included; ``forecast_s``: what ``vfl forecast`` says of the same steps, with the computation
+    that was measured, and the cores of this machine, which all parties and the emulated link share.
     """
 
     task: str
@@ -50,7 +53,8 @@ class Timed:
     step_bytes: float
     share: float
     forecast_s: float
-    waits: float  # share of the active party's time
+    # Share of the active party's time.
+    waits: float
 
 
 @dataclass
@@ -84,7 +88,8 @@ def slow_link(line: Line, target: str) -> Iterator[Emulated]:
     try:
         yield link
     finally:
-        process.stdin.close()  # it ends by itself then
+        # It ends by itself then.
+        process.stdin.close()
         said = process.stdout.read().splitlines()
         link.cpu_s = json.loads(said[-1])["cpu_s"] - before_s
         process.wait(timeout=10)
@@ -97,30 +102,50 @@ def free_port() -> int:
 
 
 class Run:
-    """The processes of one run, of which the passive parties reach the active one through a link."""
+    """The processes of one run, of which the passive parties reach the active one through a
+    link.
+    """
 
     def __init__(self, tables: Tables, folder: Path, launcher: Launcher) -> None:
         self.out, self._logs, self._launcher = folder / "runs", folder / "logs", launcher
         recipe = parse(Recipe, tables, "recipe")
         self._names = [party.name for party in recipe.parties]
-        self._files = Federation(recipe, self.out, folder / "federation", divide(recipe, folder), folder)
+        self._files = Federation(
+            recipe, self.out, folder / "federation", divide(recipe, folder), folder
+        )
         self._files.write(tables)
 
     def through(self, line: Line) -> tuple[Summary, Emulated]:
-        """Runs to the end; returns the link, too. Raises RuntimeError if a process fails, or if it takes too long."""
+        """Runs to the end; returns the link, too. Raises RuntimeError if a process fails, or if it
+        takes too long.
+        """
         target, processes = f"127.0.0.1:{free_port()}", dict[str, Process]()
         with slow_link(line, target) as link:
             try:
                 events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-                args = ["vfl-server", "serve", str(self._files.recipe_path), "--listen", "127.0.0.1:0", "--fresh"]
-                args += ["--ca", str(self._files.folder / "certs" / "ca.pem"), "--out", str(self.out)]
+                args = [
+                    "vfl-server",
+                    "serve",
+                    str(self._files.recipe_path),
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--fresh",
+                ]
+                args += [
+                    "--ca",
+                    str(self._files.folder / "certs" / "ca.pem"),
+                    "--out",
+                    str(self.out),
+                ]
                 processes["server"] = self._process("server", [*args, "--run-id", "run"], events)
                 while (event := events.get(timeout=_START_S))["event"] != "ready":
                     pass
                 for name in self._names:
                     self._write_party(name, event["address"], target, link.address)
                     path = self._files.party_path(name)
-                    processes[name] = self._process(name, ["vfl-party", "run", str(path), "--fresh"])
+                    processes[name] = self._process(
+                        name, ["vfl-party", "run", str(path), "--fresh"]
+                    )
                 self._wait(list(processes.values()))
             finally:
                 end_all(list(processes.values()))
@@ -132,14 +157,20 @@ class Run:
         return [(line["steps"], line["seconds"]) for line in lines if line["phase"] == PHASE]
 
     def _write_party(self, name: str, server: str, target: str, address: str) -> None:
-        """Writes a party file; the active party listens at ``target`` and names ``address`` to the others."""
+        """Writes a party file; the active party listens at ``target`` and names ``address`` to the
+        others.
+        """
         self._files.write_party(name, server)
         if name == ACTIVE:
             path = self._files.party_path(name)
             path.write_text(f'listen = "{target}"\nadvertise = "{address}"\n{path.read_text()}')
 
-    def _process(self, name: str, args: list[str], events: queue.SimpleQueue[dict[str, Any]] | None = None) -> Process:
-        return Process(name, args, self._logs / name, threads=1, events=events, launcher=self._launcher)
+    def _process(
+        self, name: str, args: list[str], events: queue.SimpleQueue[dict[str, Any]] | None = None
+    ) -> Process:
+        return Process(
+            name, args, self._logs / name, threads=1, events=events, launcher=self._launcher
+        )
 
     @staticmethod
     def _wait(processes: Sequence[Process]) -> None:
@@ -147,11 +178,17 @@ class Run:
         while any(each.status is None for each in processes):
             failed = [each for each in processes if each.status not in (None, 0)]
             if failed or time.monotonic() >= give_up_s:
-                raise RuntimeError(f"{failed[0].name}: {failed[0].sentence()}" if failed else "the run does not end")
+                raise RuntimeError(
+                    f"{failed[0].name}: {failed[0].sentence()}"
+                    if failed
+                    else "the run does not end"
+                )
             time.sleep(0.05)
 
 
-def time_run(tasks: Tasks, name: str, setting: Setting, line: Line, epochs: int, launcher: Launcher) -> Timed:
+def time_run(
+    tasks: Tasks, name: str, setting: Setting, line: Line, epochs: int, launcher: Launcher
+) -> Timed:
     """Runs seed 1 over the link for ``epochs`` epochs, and reads what it took."""
     epochs = max(2, epochs)
     tables = tasks.tables(name, setting, 1, epochs, held_out=False)
@@ -162,9 +199,15 @@ def time_run(tasks: Tasks, name: str, setting: Setting, line: Line, epochs: int,
     (first_steps, first_s), (steps, seconds) = rounds[0], rounds[-1]
     step_s = (seconds - first_s) / (steps - first_steps)
     links = [link for link in summary.bytes.by_link if link.phase == PHASE]
-    fuller = max(sum(link.payload_bytes for link in links if (link.sender == ACTIVE) is down) for down in (True, False))
+    fuller = max(
+        sum(link.payload_bytes for link in links if (link.sender == ACTIVE) is down)
+        for down in (True, False)
+    )
     network = line.network
-    times = {party.name: next(each for each in party.times if each.phase == PHASE) for party in summary.parties[1:]}
+    times = {
+        party.name: next(each for each in party.times if each.phase == PHASE)
+        for party in summary.parties[1:]
+    }
     busy = {party: of.busy_s / of.steps for party, of in times.items()}
     others = max(each for party, each in busy.items() if party != ACTIVE)
     own = times[ACTIVE]
@@ -179,6 +222,8 @@ def time_run(tasks: Tasks, name: str, setting: Setting, line: Line, epochs: int,
         step_s,
         sum(link.message_bytes for link in links) / steps,
         fuller / steps * 8 / network.bandwidth / step_s,
-        tasks.forecast_s(name, setting, line, epochs, BatchWork(busy[ACTIVE] + others, max(busy.values()), cpu_s)),
+        tasks.forecast_s(
+            name, setting, line, epochs, BatchWork(busy[ACTIVE] + others, max(busy.values()), cpu_s)
+        ),
         own.wait_s / (own.busy_s + own.wait_s),
     )

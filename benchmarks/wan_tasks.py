@@ -1,4 +1,6 @@
-"""What ``benchmarks.wan`` trains: three tasks, settings of wire and pipe, links, and curves of runs in one process."""
+"""What ``benchmarks.wan`` trains: three tasks, settings of wire and pipe, links, and curves of runs
+in one process.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from vfl_party.forecast.count import forecast, outlook_of
 
 PHASE = "splitnn"
 HELD_OUT = 0.2
-LOSS = 0.002  # of the final value: 0.2 points
+# Of the final value: 0.2 points.
+LOSS = 0.002
 BATCH, WIDTH = 256, 64
 CHOOSING_SEEDS = (11, 12, 13)
 
@@ -47,7 +50,8 @@ LINES = {"100": Line("100Mbit/s", "10ms"), "10": Line("10Mbit/s", "25ms")}
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings of wire and pipe; ``more``: further settings of the phase. The default is the plain run.
+    """Settings of wire and pipe; ``more``: further settings of the phase. The default is the plain
+    run.
 
     ``bits``: of a value on its way up; ``down``: of gradients, if they have others.
     """
@@ -73,7 +77,10 @@ class Setting:
     @property
     def wire(self) -> list[Tables]:
         if self.down:
-            return [_codec(self.bits) | {"direction": "up"}, _codec(self.down) | {"direction": "down"}]
+            return [
+                _codec(self.bits) | {"direction": "up"},
+                _codec(self.down) | {"direction": "down"},
+            ]
         return [] if self.bits == 32 else [_codec(self.bits)]
 
 
@@ -92,7 +99,9 @@ CHOSEN = CANDIDATES[1]
 
 @dataclass(frozen=True)
 class Task:
-    """A recipe without phases and seed, made from the folder of data and one for own files; and how long it trains."""
+    """A recipe without phases and seed, made from the folder of data and one for own files; and how
+    long it trains.
+    """
 
     recipe: Callable[[Path, Path], Tables]
     metric: str
@@ -105,29 +114,47 @@ class Task:
 
 
 def _recipe(name: str, parties: int, task: Tables, simulate: Tables) -> Tables:
-    model = {"embedding_size": WIDTH, "encoder": {"kind": "mlp", "hidden": [256]}, "top": {"hidden": [64]}}
+    model = {
+        "embedding_size": WIDTH,
+        "encoder": {"kind": "mlp", "hidden": [256]},
+        "top": {"hidden": [64]},
+    }
     return studies.recipe(f"wan-{name}", parties, task, model, simulate)
 
 
 def credit(data: Path, _own: Path) -> Tables:
     sources = {
-        ACTIVE: {"source": str(data / "default_credit_hetero_guest.csv.gz"), "id": "id", "label": "y"},
+        ACTIVE: {
+            "source": str(data / "default_credit_hetero_guest.csv.gz"),
+            "id": "id",
+            "label": "y",
+        },
         "passive1": {"source": str(data / "default_credit_hetero_host.csv.gz"), "id": "id"},
     }
     return _recipe("credit", 2, {"kind": "binary"}, {"parties": sources})
 
 
 def uji(data: Path, own: Path) -> Tables:
-    source = {"id": "id", "label": "place", "scale": "minmax", "source": str(studies.write_uji(data, own, "place"))}
-    return _recipe("uji", 2, {"kind": "multiclass", "classes": 13}, {"scheme": "columns", "data": source})
+    source = {
+        "id": "id",
+        "label": "place",
+        "scale": "minmax",
+        "source": str(studies.write_uji(data, own, "place")),
+    }
+    return _recipe(
+        "uji", 2, {"kind": "multiclass", "classes": 13}, {"scheme": "columns", "data": source}
+    )
 
 
 def mnist(data: Path, _own: Path) -> Tables:
     source = {"source": str(data / "mnist10k.npz"), "label": "labels"}
-    return _recipe("mnist", 4, {"kind": "multiclass", "classes": 10}, {"scheme": "quadrants", "data": source})
+    return _recipe(
+        "mnist", 4, {"kind": "multiclass", "classes": 10}, {"scheme": "quadrants", "data": source}
+    )
 
 
-# The best learning rates of the plain run on seeds 11 to 13; "gentle": half of it, with more epochs (see the README).
+# The best learning rates of the plain run on seeds 11 to 13; "gentle": half of it, with more epochs
+# (see the README).
 TASKS = {
     "credit": Task(credit, "auc", 12, 2e-3),
     "uji": Task(uji, "accuracy", 12, 4e-3),
@@ -156,11 +183,22 @@ class Curve:
         return next((epoch for epoch, found in enumerate(self.values, 1) if found >= value), None)
 
 
-def tables_of(task: Task, setting: Setting, base: Tables, seed: int, epochs: int, *, held_out: bool) -> Tables:
-    """Returns a whole recipe; held-out rows are validated after each epoch, or are test rows that nobody asks for."""
-    rows = {"validation": HELD_OUT, "test": 0.0} if held_out else {"validation": 0.0, "test": HELD_OUT}
+def tables_of(
+    task: Task, setting: Setting, base: Tables, seed: int, epochs: int, *, held_out: bool
+) -> Tables:
+    """Returns a whole recipe; held-out rows are validated after each epoch, or are test rows that
+    nobody asks for.
+    """
+    rows = (
+        {"validation": HELD_OUT, "test": 0.0} if held_out else {"validation": 0.0, "test": HELD_OUT}
+    )
     optimizer = {"kind": "adam", "lr": task.lr, "schedule": "cosine"}
-    phase = {"kind": PHASE, "epochs": epochs, "batch_size": BATCH, "optimizer": optimizer} | setting.phase
+    phase = {
+        "kind": PHASE,
+        "epochs": epochs,
+        "batch_size": BATCH,
+        "optimizer": optimizer,
+    } | setting.phase
     run = {"run": {"checkpoint_every": 1000, "step_timeout_s": 600.0}}
     wire = {"wire": setting.wire} if setting.wire else {}
     return base | {"seed": seed, "rows": rows, "phases": [phase]} | run | wire
@@ -176,12 +214,16 @@ class Tasks:
     def epochs(self, name: str) -> int:
         return self._epochs or TASKS[name].epochs
 
-    def tables(self, name: str, setting: Setting, seed: int, epochs: int, *, held_out: bool) -> Tables:
+    def tables(
+        self, name: str, setting: Setting, seed: int, epochs: int, *, held_out: bool
+    ) -> Tables:
         if name not in self._bases:
             self._bases[name] = TASKS[name].recipe(self._data, self._own)
         return tables_of(TASKS[name], setting, self._bases[name], seed, epochs, held_out=held_out)
 
-    def recipe(self, name: str, setting: Setting, seed: int, epochs: int, *, held_out: bool) -> Recipe:
+    def recipe(
+        self, name: str, setting: Setting, seed: int, epochs: int, *, held_out: bool
+    ) -> Recipe:
         return parse(Recipe, self.tables(name, setting, seed, epochs, held_out=held_out), "recipe")
 
     def curve(self, name: str, setting: Setting, seed: int) -> Curve:
@@ -191,23 +233,37 @@ class Tasks:
             folder = Path(place) / "run"
             run_in_process(recipe, divide(recipe, self._own), folder)
             found = studies.curve(folder, PHASE, TASKS[name].metric)
-        return Curve(name, TASKS[name].training, setting.name, seed, found[0][0], tuple(value for _, value in found))
+        return Curve(
+            name,
+            TASKS[name].training,
+            setting.name,
+            seed,
+            found[0][0],
+            tuple(value for _, value in found),
+        )
 
-    def forecast_s(self, name: str, setting: Setting, line: Line, epochs: int, work: BatchWork) -> float:
+    def forecast_s(
+        self, name: str, setting: Setting, line: Line, epochs: int, work: BatchWork
+    ) -> float:
         """Returns what a forecast says of the training of a real run."""
         recipe = self.recipe(name, setting, 1, epochs, held_out=False)
-        network = Network(line.network.bandwidth, line.network.latency_s, any_work=work, cores=os.cpu_count())
+        network = Network(
+            line.network.bandwidth, line.network.latency_s, any_work=work, cores=os.cpu_count()
+        )
         found = forecast(outlook_of(recipe, self._own))
         return sum(network.seconds(phase.name, phase.runs) for phase in found.phases)
 
 
 def read_setting(text: str) -> Setting:
-    """Reads ``4x8`` (bits x steps in flight), with more settings of the phase behind it: ``4x8,local_updates=3``.
+    """Reads ``4x8`` (bits x steps in flight), with more settings of the phase behind it:
+    ``4x8,local_updates=3``.
 
     ``4/2x8``: 4 bits up, 2 bits down.
     """
     first, *more = text.split(",")
     bits, _, in_flight = first.partition("x")
-    pairs = tuple((key, json.loads(value)) for key, _, value in (each.partition("=") for each in more))
+    pairs = tuple(
+        (key, json.loads(value)) for key, _, value in (each.partition("=") for each in more)
+    )
     up, _, down = bits.partition("/")
     return Setting(int(up), int(in_flight), pairs, int(down or 0))

@@ -1,7 +1,8 @@
-"""Measure encoding and decoding an embedding beside a plain copy of it: ``python -m benchmarks.wire``.
+"""Measure encoding and decoding an embedding beside a plain copy of it: ``python -m
+benchmarks.wire``.
 
-The three take turns in one process, in processor time of the thread that does them. The lower quartile counts, because
-what else the machine does can only add to it.
+The three take turns in one process, in processor time of the thread that does them. The lower
+quartile counts, because what else the machine does can only add to it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, 
 from vfl_common.wire.frames import Assembly, encode, parse_frame
 
 STEP = StepKey("train", 0, 1)
-SHAPES = ((256, 64), (1024, 256), (1024, 1024))  # float32; the first and the last are those of `benchmarks.split`
+# float32; the first and the last are those of `benchmarks.split`.
+SHAPES = ((256, 64), (1024, 256), (1024, 1024))
 
 
 def decode(frames: Sequence[bytes], expect: BundleSpec) -> Bundle:
@@ -39,7 +41,8 @@ def quartiles_us(contestants: dict[str, Callable[[], object]], turns: int) -> di
             began_ns = time.thread_time_ns()
             made = run()
             times_ns[name].append(time.thread_time_ns() - began_ns)
-            del made  # its memory is free for the next one, as in a step
+            # Its memory is free for the next one, as in a step.
+            del made
     return {name: statistics.quantiles(each, n=4)[0] / 1e3 for name, each in times_ns.items()}
 
 
@@ -65,7 +68,9 @@ def main(turns: int) -> None:
     """Print a line for each shape: microseconds, and their ratio to the copy's."""
     for rows, columns in SHAPES:
         found = measure(rows, columns, turns)
-        ratios = ", ".join(f"{name} {found[name]:.1f} µs ({found[name] / found['copy']:.2f})" for name in found)
+        ratios = ", ".join(
+            f"{name} {found[name]:.1f} µs ({found[name] / found['copy']:.2f})" for name in found
+        )
         click.echo(f"{rows} x {columns} float32, {rows * columns / (1 << 18):g} MiB: {ratios}")
 
 

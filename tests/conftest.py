@@ -2,7 +2,8 @@
 
 import os
 
-# Read when a library is loaded. Several workers share the cores: with a thread a core each, all take twice as long.
+# Read when a library is loaded. Several workers share the cores: with a thread a core each, all
+# take twice as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
@@ -14,20 +15,27 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Machines are shared: how long drawing an example takes says nothing about our code.
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("shared machine")
 
-# The modules and test items of a worker live until its end. Looking through them again and again for garbage would take
-# a fifth of the time of collecting, and some of every test's.
+# The modules and test items of a worker live until its end. Looking through them again and again
+# for garbage would take a fifth of the time of collecting, and some of every test's.
 gc.set_threshold(20_000, 20, 50)
 
-# A shell starts background jobs with SIGINT ignored, and so would be every program that a test sends one.
+# A shell starts background jobs with SIGINT ignored, and so would be every program that a test
+# sends one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Returns two workers more than there are cores: they wait for programs. Two cores then idle for a twentieth."""
-    return 2 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    """Returns two workers more than there are cores: they wait for programs. Two cores then idle
+    for a twentieth.
+    """
+    return 2 + (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,7 +58,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _onednn_as_it_was() -> Iterator[None]:
-    """Turns oneDNN on again: bfloat16 on a CPU turns it off for the process, and a reference would differ then."""
+    """Turns oneDNN on again: bfloat16 on a CPU turns it off for the process, and a reference would
+    differ then.
+    """
     yield
     torch = sys.modules.get("torch")
     if torch is not None and not torch.backends.mkldnn.enabled:

@@ -5,7 +5,8 @@
 >>> run.metrics["test"]["accuracy"]  # doctest: +SKIP
 0.9777
 
-``docs/library.md`` lists every public name. Names are imported when they are asked for, and torch when a run needs it.
+``docs/library.md`` lists every public name. Names are imported when they are asked for, and torch
+when a run needs it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ _FROM = {
 }
 
 for _name in ("vfl", "vfl_common", "vfl_party", "vfl_server"):
-    logging.getLogger(_name).addHandler(logging.NullHandler())  # a library's log goes where its user sends it
+    # A library's log goes where its user sends it.
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -25,13 +25,19 @@ _out = click.option(
     show_default=True,
     help="Folder of runs; each run gets its own folder in it.",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print summary.json as one line instead of the table.")
+_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print summary.json as one line instead of the table."
+)
 _seed = click.option("--seed", type=click.IntRange(0), help="Replace the recipe's seed.")
-_keep = click.option("--keep-going", is_flag=True, help="Restart a party that was killed; it rejoins the run.")
+_keep = click.option(
+    "--keep-going", is_flag=True, help="Restart a party that was killed; it rejoins the run."
+)
 
 
 class _Commands(click.Group):
-    """Adds the commands of the entry points ``vfl.commands``: each is imported when it is listed or called."""
+    """Adds the commands of the entry points ``vfl.commands``: each is imported when it is listed or
+    called.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *(each.name for each in _added())})
@@ -47,10 +53,16 @@ class _Commands(click.Group):
             command = found.load()
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            text = f"the command {cmd_name!r} of {found.value} cannot be loaded: {why}; reinstall or remove it"
+            text = (
+                f"the command {cmd_name!r} of {found.value} cannot be loaded: {why}; reinstall "
+                "or remove it"
+            )
             raise InputError(Code.CONFIG_INVALID, text) from error
         if not isinstance(command, click.Command):
-            text = f"{found.value} is a {type(command).__name__}, and the entry point vfl.commands wants a click command"
+            text = (
+                f"{found.value} is a {type(command).__name__}, and the entry point "
+                "vfl.commands wants a click command"
+            )
             raise InputError(Code.CONFIG_INVALID, text)
         return command
 
@@ -62,10 +74,12 @@ def _added() -> list[EntryPoint]:
 @click.group(cls=_Commands, epilog=EXIT_CODES, context_settings=NAMES)
 @click.version_option(package_name="vfl")
 def cli() -> None:
-    """Vertical federated learning: parties hold different columns about the same people and train together.
+    """Vertical federated learning: parties hold different columns about the same people and train
+    together.
 
-    This program runs whole federations on one machine, to try things out, and makes the files of a new one, its
-    certificates and reports. Parties on separate machines use `vfl-server serve` and `vfl-party run`.
+    This program runs whole federations on one machine, to try things out, and makes the files of a
+    new one, its certificates and reports. Parties on separate machines use `vfl-server serve` and
+    `vfl-party run`.
 
     \b
     Examples:
@@ -94,10 +108,11 @@ cli.add_command(new)
 @_seed
 @_keep
 def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
-    """Run a built-in federation: a server and four parties, as five processes with mutual TLS and real gRPC.
+    """Run a built-in federation: a server and four parties, as five processes with mutual TLS and
+    real gRPC.
 
-    Each party sees one quarter of scikit-learn's 8 x 8 pictures of digits; only the party `bank` knows the digits.
-    The recipe is examples/digits.toml.
+    Each party sees one quarter of scikit-learn's 8 x 8 pictures of digits; only the party `bank`
+    knows the digits. The recipe is examples/digits.toml.
 
     \b
     Examples:
@@ -108,7 +123,13 @@ def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
 
 
 @cli.command(epilog=EXIT_CODES)
-@click.argument("files", metavar="RECIPE|PARTY-FILES...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument(
+    "files",
+    metavar="RECIPE|PARTY-FILES...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+)
 @_out
 @_json
 @_seed
@@ -116,18 +137,25 @@ def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
 @click.option(
     "--baseline",
     type=click.Choice(BASELINES),
-    help="Run one party instead: the active one alone, all columns combined, or boosted trees over either. "
+    help="Run one party instead: the active one alone, all columns combined, or boosted trees "
+    "over either. "
     "A single file may then be the active party's, for its own table.",
 )
 def simulate(
-    files: tuple[Path, ...], out: Path, as_json: bool, seed: int | None, keep_going: bool, baseline: str | None
+    files: tuple[Path, ...],
+    out: Path,
+    as_json: bool,
+    seed: int | None,
+    keep_going: bool,
+    baseline: str | None,
 ) -> None:
     """Run the server and all parties of RECIPE as processes on this machine.
 
-    The recipe's [simulate] table says where the parties' data come from: one data set divided by columns, quadrants
-    or halves, or each party's own file. Instead of a recipe, give the party files of all its parties, to try them
-    together before there are keys and a network: their data, encoders, devices and threads are used. Certificates
-    come from an authority that is made for this run only.
+    The recipe's [simulate] table says where the parties' data come from: one data set divided by
+    columns, quadrants or halves, or each party's own file. Instead of a recipe, give the party
+    files of all its parties, to try them together before there are keys and a network: their data,
+    encoders, devices and threads are used. Certificates come from an authority that is made for
+    this run only.
 
     \b
     In OUT/<run id>/:
@@ -142,22 +170,30 @@ def simulate(
       vfl simulate recipe.toml --baseline combined    what would all columns in one place give?
       vfl simulate bank.toml ../shop/shop.toml        what do our tables give together?
       vfl simulate bank.toml --baseline alone         what does my own table give? (the active party's file)
-    """
+    """  # noqa: E501
     _simulate(files, out, as_json, seed, keep_going, baseline)
 
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("study", type=click.Path(path_type=Path))
 @_out
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Federations to run at once.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON lines instead of progress and table.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Federations to run at once.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON lines instead of progress and table."
+)
 def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
     """Run methods x seeds x label counts, and compare them.
 
-    STUDY is a TOML file that names a recipe, seeds, label counts, and methods with their phases (docs/how-to.md).
-    Each run is a federation like those of `vfl simulate`. One pretraining serves all label counts. If the study is
-    stopped or killed, the same command resumes it: finished runs are not repeated. A run that fails does not stop the
-    others.
+    STUDY is a TOML file that names a recipe, seeds, label counts, and methods with their phases
+    (docs/how-to.md). Each run is a federation like those of `vfl simulate`. One pretraining serves
+    all label counts. If the study is stopped or killed, the same command resumes it: finished runs
+    are not repeated. A run that fails does not stop the others.
 
     \b
     In OUT/<study>/: a folder for each run, results.csv, results.png
@@ -173,20 +209,46 @@ def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("plan", metavar="RECIPE", type=click.Path(path_type=Path))
-@click.option("--bandwidth", default="100Mbit/s", show_default=True, help="Of each link: 10Mbit, 1Gbit/s, 100MB, …")
-@click.option("--latency", default="20ms", show_default=True, help="One way (half of ping's time): 20ms, 0.1s, …")
+@click.option(
+    "--bandwidth",
+    default="100Mbit/s",
+    show_default=True,
+    help="Of each link: 10Mbit, 1Gbit/s, 100MB, …",
+)
+@click.option(
+    "--latency",
+    default="20ms",
+    show_default=True,
+    help="One way (half of ping's time): 20ms, 0.1s, …",
+)
 @click.option(
     "--rows",
     type=click.IntRange(1, 100_000_000),
-    help="Rows that all parties hold, or each passive one if rows.align is none; if given, data are not read.",
+    help="Rows that all parties hold, or each passive one if rows.align is none; if given, data "
+    "are not read.",
 )
-@click.option("--rounds", multiple=True, metavar="PHASE=N", help="Count N rounds for a phase with early stopping.")
-@click.option("--step-time", default="0", show_default=True, help="What a step of training computes: 1.5ms, …")
-@click.option("--measure", is_flag=True, help="Find out what a step computes: run a few in this process.")
 @click.option(
-    "--cores", type=click.IntRange(1), help="Of the one machine that all parties share, as under vfl simulate."
+    "--rounds",
+    multiple=True,
+    metavar="PHASE=N",
+    help="Count N rounds for a phase with early stopping.",
 )
-@click.option("--suggest", is_flag=True, help="Try codecs and steps in flight for this link; nothing is changed.")
+@click.option(
+    "--step-time", default="0", show_default=True, help="What a step of training computes: 1.5ms, …"
+)
+@click.option(
+    "--measure", is_flag=True, help="Find out what a step computes: run a few in this process."
+)
+@click.option(
+    "--cores",
+    type=click.IntRange(1),
+    help="Of the one machine that all parties share, as under vfl simulate.",
+)
+@click.option(
+    "--suggest",
+    is_flag=True,
+    help="Try codecs and steps in flight for this link; nothing is changed.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the tables.")
 def forecast(
     plan: Path,
@@ -200,11 +262,12 @@ def forecast(
     suggest: bool,
     as_json: bool,
 ) -> None:
-    """Count, before anything runs, the bytes that RECIPE will send by party, phase and direction, and their time.
+    """Count, before anything runs, the bytes that RECIPE will send by party, phase and direction,
+    and their time.
 
-    RECIPE may also be a party file: its data then give the number of rows. Every message counts with its exact size.
-    The sessions with the server are not counted because they grow with time. The time covers communication, and what
-    --step-time or --measure say of computation.
+    RECIPE may also be a party file: its data then give the number of rows. Every message counts
+    with its exact size. The sessions with the server are not counted because they grow with time.
+    The time covers communication, and what --step-time or --measure say of computation.
 
     \b
     Examples:
@@ -217,11 +280,17 @@ def forecast(
     from vfl.forecasting.show import show_forecast
 
     if measure and step_time != "0":
-        raise InputError(Code.CONFIG_INVALID, "--step-time and --measure say the same thing; give one of them")
+        raise InputError(
+            Code.CONFIG_INVALID, "--step-time and --measure say the same thing; give one of them"
+        )
     if cores is not None and not measure:
-        raise InputError(Code.CONFIG_INVALID, "--cores needs --measure, which finds out what all parties compute")
+        raise InputError(
+            Code.CONFIG_INVALID, "--cores needs --measure, which finds out what all parties compute"
+        )
     network = Network.read(bandwidth, latency, step_time, cores)
-    show_forecast(plan, network, rows=rows, rounds=rounds, as_json=as_json, measure=measure, suggest=suggest)
+    show_forecast(
+        plan, network, rows=rows, rounds=rounds, as_json=as_json, measure=measure, suggest=suggest
+    )
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -229,9 +298,9 @@ def forecast(
 def report(run: Path) -> None:
     """Print the table of RUN again, and draw its learning curves and bytes as PNG into its folder.
 
-    RUN is the folder of a run, or a party's folder in it, or its summary.json; if it is left out, the newest finished
-    run of a federation, not of a baseline, in the folder runs. A passive party gets no summary, and
-    nobody has one before the run ends: the table shows the party's own counts.
+    RUN is the folder of a run, or a party's folder in it, or its summary.json; if it is left out,
+    the newest finished run of a federation, not of a baseline, in the folder runs. A passive party
+    gets no summary, and nobody has one before the run ends: the table shows the party's own counts.
 
     \b
     Example:
@@ -249,9 +318,15 @@ def report(run: Path) -> None:
         if own.goes_on:
             click.echo(f"{run}: {own.end.said}")
         if own.role == "passive":
-            click.echo(f"{run}: a passive party has no summary of the run; the server and the active party do")
+            click.echo(
+                f"{run}: a passive party has no summary of the run; the server and the "
+                "active party do"
+            )
         else:
-            click.echo(f"{run}: {'its summary comes at the end' if own.goes_on else 'its summary.json is missing'}")
+            click.echo(
+                f"{run}: "
+                f"{'its summary comes at the end' if own.goes_on else 'its summary.json is missing'}"  # noqa: E501
+            )
         return
     found = find(run)
     show(found.summary, found.phases)
@@ -261,7 +336,9 @@ def report(run: Path) -> None:
     for path in paths:
         click.echo(path)
     if not any(path.name == "learning-curves.png" for path in paths):
-        click.echo("no learning curves: no metrics.jsonl in this folder has more than one round to draw")
+        click.echo(
+            "no learning curves: no metrics.jsonl in this folder has more than one round to draw"
+        )
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -272,12 +349,14 @@ def report(run: Path) -> None:
     show_default=True,
     help="Folder of runs.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each run instead of the table.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON line for each run instead of the table."
+)
 def runs(out: Path, as_json: bool) -> None:
     """List the runs in OUT, the newest first.
 
-    A run is finished; or failed or stopped, if the log of one of its processes ends so; else unfinished: it runs now,
-    or was killed. A study's runs are listed with --out OUT/STUDY.
+    A run is finished; or failed or stopped, if the log of one of its processes ends so; else
+    unfinished: it runs now, or was killed. A study's runs are listed with --out OUT/STUDY.
 
     \b
     Examples:
@@ -317,20 +396,30 @@ def runs(out: Path, as_json: bool) -> None:
     help="Where to write ids, scores and classes; .csv or .parquet.",
 )
 @click.option(
-    "--like-input", is_flag=True, help="CSV with the separator and the decimal sign of the active party's table."
+    "--like-input",
+    is_flag=True,
+    help="CSV with the separator and the decimal sign of the active party's table.",
 )
-@click.option("--spreadsheet", is_flag=True, help="CSV with ' before text that a spreadsheet would compute.")
+@click.option(
+    "--spreadsheet", is_flag=True, help="CSV with ' before text that a spreadsheet would compute."
+)
 def predict(
-    run: Path, data: tuple[str, ...], query: tuple[str, ...], output: Path, like_input: bool, spreadsheet: bool
+    run: Path,
+    data: tuple[str, ...],
+    query: tuple[str, ...],
+    output: Path,
+    like_input: bool,
+    spreadsheet: bool,
 ) -> None:
-    """Predict with a run of `vfl simulate`, or of the library, on this machine, with all parties in this process.
+    """Predict with a run of `vfl simulate`, or of the library, on this machine, with all parties in
+    this process.
 
-    RUN is the folder of a run; if it is left out, the newest finished run of a federation, not of a baseline, in
-    the folder runs. Without --data the run's own rows are predicted again. SOURCE is a file, or whatever else a
-    party file may name; of a database the query of training is asked, if --query gives no other. It needs the
-    columns that the party had in training, and no label. The result has a row for each row of the active party's
-    table, in its order, with its own ids. Between organisations, every party runs `vfl-party
-    predict`.
+    RUN is the folder of a run; if it is left out, the newest finished run of a federation, not of a
+    baseline, in the folder runs. Without --data the run's own rows are predicted again. SOURCE is a
+    file, or whatever else a party file may name; of a database the query of training is asked, if
+    --query gives no other. It needs the columns that the party had in training, and no label. The
+    result has a row for each row of the active party's table, in its order, with its own ids.
+    Between organisations, every party runs `vfl-party predict`.
 
     \b
     Examples:
@@ -342,11 +431,14 @@ def predict(
     from vfl_party.predict.results import Output
 
     folder, written = Run.load(run).folder, Output(output, like_input, spreadsheet)
-    found = predict_rows(folder, _by_party(data) or None, written, _named(query, "--query", "SELECT"))
+    found = predict_rows(
+        folder, _by_party(data) or None, written, _named(query, "--query", "SELECT")
+    )
     for text in found.notes:
         click.echo(clean(text, LINE), err=True)
     click.echo(found.rows, err=True)
-    click.echo(clean(found.meaning, LINE), err=True)  # it names a class, as the table has it
+    # It names a class, as the table has it.
+    click.echo(clean(found.meaning, LINE), err=True)
     click.echo(output)
 
 
@@ -370,7 +462,8 @@ def _named(given: tuple[str, ...], option: str, what: str) -> dict[str, str]:
         name, _, text = each.partition("=")
         if not (name and text):
             raise InputError(
-                Code.CONFIG_INVALID, f"{option} {shown(each)}: give NAME={what}, a party's name and its rows"
+                Code.CONFIG_INVALID,
+                f"{option} {shown(each)}: give NAME={what}, a party's name and its rows",
             )
         if name in found:
             raise InputError(Code.CONFIG_INVALID, f"{option} {name}=…: is given twice; give one")
@@ -379,12 +472,19 @@ def _named(given: tuple[str, ...], option: str, what: str) -> dict[str, str]:
 
 
 def _simulate(
-    files: tuple[Path, ...], out: Path, as_json: bool, seed: int | None, keep_going: bool, baseline: str | None
+    files: tuple[Path, ...],
+    out: Path,
+    as_json: bool,
+    seed: int | None,
+    keep_going: bool,
+    baseline: str | None,
 ) -> None:
     from vfl.simulation.run import simulate as run
 
     with stopping("the same command begins a new run"):
-        folder = run(files[0], out, others=files[1:], seed=seed, keep_going=keep_going, baseline=baseline)
+        folder = run(
+            files[0], out, others=files[1:], seed=seed, keep_going=keep_going, baseline=baseline
+        )
     if as_json:
         import json
 

@@ -1,1 +1,3 @@
-"""What both programs speak, parties and server: errors, configuration, bundles, the wire, identity, the ledger."""
+"""What both programs speak, parties and server: errors, configuration, bundles, the wire, identity,
+the ledger.
+"""

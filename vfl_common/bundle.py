@@ -1,4 +1,5 @@
-"""Bundle: named tensors, the only thing that crosses a process boundary in an exchange; and the spec that guards it.
+"""Bundle: named tensors, the only thing that crosses a process boundary in an exchange; and the
+spec that guards it.
 
 This module does without torch: a tensor is a dtype, a shape and a contiguous little-endian buffer.
 """
@@ -13,7 +14,8 @@ from typing import NamedTuple
 
 from vfl_common.errors import Code, PeerError
 
-HUGE = 1e18  # the square of a larger number is near the end of float32
+# The square of a larger number is near the end of float32.
+HUGE = 1e18
 
 
 class DType(IntEnum):
@@ -107,7 +109,8 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BundleSpec:
-    """The exact form of a bundle: checked on the announcement, before memory is allocated for the bytes.
+    """The exact form of a bundle: checked on the announcement, before memory is allocated for the
+    bytes.
 
     A spec equals only itself, so that caches can key on its identity.
     """
@@ -119,26 +122,36 @@ class BundleSpec:
     def payload_bytes(self) -> int:
         return sum(spec.nbytes for spec in self.tensors.values())
 
-    def check(self, kind: Kind, announced: Mapping[str, TensorSpec], *, party: str, step: StepKey) -> None:
-        """Raises PeerError (TENSOR_MISMATCH, TENSOR_TOO_LARGE) if ``announced`` differs from this spec."""
+    def check(
+        self, kind: Kind, announced: Mapping[str, TensorSpec], *, party: str, step: StepKey
+    ) -> None:
+        """Raises PeerError (TENSOR_MISMATCH, TENSOR_TOO_LARGE) if ``announced`` differs from this
+        spec.
+        """
         if kind is self.kind and announced == self.tensors:
             return
         where = f"{party} at {step}"
         if sum(spec.nbytes for spec in announced.values()) > self.payload_bytes:
             raise _mismatch(
                 Code.TENSOR_TOO_LARGE,
-                f"{where}: a message of {sum(s.nbytes for s in announced.values())} bytes, but at most "
+                f"{where}: a message of {sum(s.nbytes for s in announced.values())} bytes, "
+                "but at most "
                 f"{self.payload_bytes} are expected",
                 party,
             )
         if kind is not self.kind:
-            raise _mismatch(Code.TENSOR_MISMATCH, f"{where}: {kind.label}, but {self.kind.label} is expected", party)
+            raise _mismatch(
+                Code.TENSOR_MISMATCH,
+                f"{where}: {kind.label}, but {self.kind.label} is expected",
+                party,
+            )
         for name in [*self.tensors, *announced]:
             want, got = self.tensors.get(name), announced.get(name)
             if want != got:
                 raise _mismatch(
                     Code.TENSOR_MISMATCH,
-                    f"{where}: tensor {name[:40]!r} is {got or 'nothing'}, but {want or 'nothing'} is expected",
+                    f"{where}: tensor {name[:40]!r} is {got or 'nothing'}, but "
+                    f"{want or 'nothing'} is expected",
                     party,
                 )
 

@@ -1,18 +1,19 @@
 """Every error that a person or a peer can meet.
 
-    VflError
-    ├── InputError      the input given here cannot be used: file, recipe, certificate, address      exit 2
-    │   └── UnwritableError  a file cannot be written
-    ├── PeerError       a peer sent what the recipe does not allow, or refused us                    exit 2
-    ├── LostError       a party stayed away past the deadline                                        exit 3
-    ├── AbortedError    another party stopped the run                                                exit 4
-    ├── InterruptedRun  this generation of the run ended; rejoin and resume (never reaches a person)
-    └── InternalError   a defect of ours                                                             exit 1
+    VflError ├── InputError      the input given here cannot be used: file, recipe, certificate,
+    address      exit 2 │   └── UnwritableError  a file cannot be written ├── PeerError       a peer
+    sent what the recipe does not allow, or refused us                    exit 2 ├── LostError
+    a party stayed away past the deadline                                        exit 3 ├──
+    AbortedError    another party stopped the run
+    exit 4 ├── InterruptedRun  this generation of the run ended; rejoin and resume (never reaches a
+    person) └── InternalError   a defect of ours
+    exit 1
 
-A person sees ``str(error)``: what happened, where, and what to do. A peer sees only ``error.public``, which follows
-from the type: an exception's text can hold paths, column names or values, so it is the catalogue's sentence for the
-code, except for types whose texts say only what both sides know. ``CATALOGUE`` has an entry for every code (tested),
-and ``failure.proto`` has the same names (tested).
+A person sees ``str(error)``: what happened, where, and what to do. A peer sees only
+``error.public``, which follows from the type: an exception's text can hold paths, column names or
+values, so it is the catalogue's sentence for the code, except for types whose texts say only what
+both sides know. ``CATALOGUE`` has an entry for every code (tested), and ``failure.proto`` has the
+same names (tested).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Code(IntEnum):
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a code means to a peer (``public``), to a shell (``exit_code``) and to a retry loop (``retryable``).
+    """What a code means to a peer (``public``), to a shell (``exit_code``) and to a retry loop
+    (``retryable``).
 
     ``own``: it is about one party alone, its files, data or program.
     """
@@ -71,13 +73,23 @@ class Meaning:
 
 
 CATALOGUE: dict[Code, Meaning] = {
-    Code.INTERNAL: Meaning("the party met an internal error; its own log has the details", 1, own=True),
-    Code.CONFIG_INVALID: Meaning("the party's configuration cannot be used; its own log has the details", 2, own=True),
-    Code.FILE_INVALID: Meaning("a file of the party cannot be used; its own log has the details", 2, own=True),
-    Code.DATA_INVALID: Meaning("the party's data cannot be used; its own log has the details", 2, own=True),
+    Code.INTERNAL: Meaning(
+        "the party met an internal error; its own log has the details", 1, own=True
+    ),
+    Code.CONFIG_INVALID: Meaning(
+        "the party's configuration cannot be used; its own log has the details", 2, own=True
+    ),
+    Code.FILE_INVALID: Meaning(
+        "a file of the party cannot be used; its own log has the details", 2, own=True
+    ),
+    Code.DATA_INVALID: Meaning(
+        "the party's data cannot be used; its own log has the details", 2, own=True
+    ),
     Code.ROWS_DIFFER: Meaning("the parties do not hold the same rows", 2),
     Code.CERTIFICATE_INVALID: Meaning("a certificate cannot be used", 2),
-    Code.IDENTITY_MISMATCH: Meaning("the certificate names another party, or has another key than is pinned", 2),
+    Code.IDENTITY_MISMATCH: Meaning(
+        "the certificate names another party, or has another key than is pinned", 2
+    ),
     Code.NOT_IN_RECIPE: Meaning("the party is not in the recipe", 2),
     Code.NAME_TAKEN: Meaning("a party of this name has already joined", 2),
     Code.ROLE_MISMATCH: Meaning("the party's role does not allow this call", 2),
@@ -85,21 +97,29 @@ CATALOGUE: dict[Code, Meaning] = {
     Code.PROTOCOL_DIFFERS: Meaning("the party speaks another version of the protocol", 2),
     Code.ADDRESS_IN_USE: Meaning("an address is in use", 2),
     Code.UNREACHABLE: Meaning("a peer does not answer", 2),
-    Code.TENSOR_MISMATCH: Meaning("a tensor's name, dtype or shape is not what the step expects", 2),
+    Code.TENSOR_MISMATCH: Meaning(
+        "a tensor's name, dtype or shape is not what the step expects", 2
+    ),
     Code.TENSOR_TOO_LARGE: Meaning("a message is larger than its spec allows", 2),
     Code.NON_FINITE: Meaning("a tensor holds NaN or infinity", 2),
     Code.STEP_OUT_OF_ORDER: Meaning("a message arrived for a step that is not the current one", 2),
-    Code.STALE_GENERATION: Meaning("the message belongs to an earlier generation of the run", 2, retryable=True),
+    Code.STALE_GENERATION: Meaning(
+        "the message belongs to an earlier generation of the run", 2, retryable=True
+    ),
     Code.MODEL_INVALID: Meaning("a model does not fit the recipe", 2, own=True),
     Code.DEVICE_MISSING: Meaning("a requested device does not exist", 2, own=True),
     Code.PARTY_LOST: Meaning("a party was lost and did not come back in time", 3),
     Code.STEP_TIMEOUT: Meaning("a party did not finish its step in time", 3),
     Code.ABORTED: Meaning("another party stopped the run", 4),
-    Code.INTERRUPTED: Meaning("the run was interrupted and resumes from a checkpoint", 4, retryable=True),
+    Code.INTERRUPTED: Meaning(
+        "the run was interrupted and resumes from a checkpoint", 4, retryable=True
+    ),
     Code.CHECKPOINT_INVALID: Meaning("a checkpoint cannot be used", 2, own=True),
     Code.MALFORMED_MESSAGE: Meaning("a message cannot be read", 2),
     Code.MODELS_DIFFER: Meaning("the parties would aggregate different weights", 2),
-    Code.REFUSED: Meaning("the party's policy does not let something out that the recipe asks for", 2),
+    Code.REFUSED: Meaning(
+        "the party's policy does not let something out that the recipe asks for", 2
+    ),
     Code.PLUGINS_DIFFER: Meaning("the parties have different versions of a plug-in", 2),
 }
 
@@ -107,9 +127,9 @@ CATALOGUE: dict[Code, Meaning] = {
 class VflError(Exception):
     """Base of all errors above.
 
-    What a peer may read is a property of the type. The text of most types can hold paths, column names or values, so a
-    peer reads the catalogue's sentence for the code. A type with ``shared`` says only what both sides know (names in
-    the recipe, steps, shapes), so a peer reads its text.
+    What a peer may read is a property of the type. The text of most types can hold paths, column
+    names or values, so a peer reads the catalogue's sentence for the code. A type with ``shared``
+    says only what both sides know (names in the recipe, steps, shapes), so a peer reads its text.
 
     Args:
         code: the entry of the catalogue.
@@ -130,7 +150,9 @@ class VflError(Exception):
         return self._message if self.shared else CATALOGUE[self.code].public
 
     def privately(self, text: str) -> Self:
-        """Returns the error with another text for the person at this machine; a peer's text stays as it is."""
+        """Returns the error with another text for the person at this machine; a peer's text stays
+        as it is.
+        """
         self.args = (text,)
         return self
 
@@ -158,13 +180,17 @@ class UnwritableError(InputError):
 
 
 class PeerError(VflError):
-    """A peer sent what the recipe does not allow, or refused this process. Its text must hold nothing private."""
+    """A peer sent what the recipe does not allow, or refused this process. Its text must hold
+    nothing private.
+    """
 
     shared = True
 
 
 class LostError(VflError):
-    """A party stayed away, or stayed silent, past a stated deadline. Its text must hold nothing private."""
+    """A party stayed away, or stayed silent, past a stated deadline. Its text must hold nothing
+    private.
+    """
 
     shared = True
 
@@ -177,7 +203,9 @@ class AbortedError(VflError):
 
 
 class InterruptedRun(VflError):  # noqa: N818 - an event of the run, not a fault
-    """This generation of the run has ended: roll back, rejoin, resume. Its reason must hold nothing private."""
+    """This generation of the run has ended: roll back, rejoin, resume. Its reason must hold nothing
+    private.
+    """
 
     shared = True
 

@@ -1,7 +1,8 @@
 """Writes files so that a process that dies leaves the old file or the new one, never half of one.
 
-Checkpoints (``checkpoint.py``) and ``run.json``, without which they are of no use, must also survive a power failure.
-Waiting for the disk costs milliseconds, so the files that are written often do not.
+Checkpoints (``checkpoint.py``) and ``run.json``, without which they are of no use, must also
+survive a power failure. Waiting for the disk costs milliseconds, so the files that are written
+often do not.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from typing import BinaryIO
 
 from vfl_common.errors import Code, InputError, UnwritableError
 
-MOST_BYTES = 50_000_000  # of a file that grows with the run: full, it gets ``.1`` at the end of its name
-OLDER = 5  # the number of full ones that are kept; ``.1`` is the newest
+# Of a file that grows with the run: full, it gets ``.1`` at the end of its name.
+MOST_BYTES = 50_000_000
+# The number of full ones that are kept; ``.1`` is the newest.
+OLDER = 5
 
-PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # a run's or checkpoint's name: no path
+# A run's or checkpoint's name: no path.
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -28,15 +32,24 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def unwritable(
     path: Path, error: OSError, what: str = "cannot be written", code: Code = Code.FILE_INVALID
 ) -> InputError:
-    """Words a failed write in one sentence, with what to do if the disk is full. Peers do not learn the path."""
+    """Words a failed write in one sentence, with what to do if the disk is full. Peers do not learn
+    the path.
+    """
     if error.errno not in _FULL:
         return InputError(code, f"{path}: {what} ({error.strerror})")
-    text = f"{path}: {what} ({error.strerror}); free some disk space, then restart the processes that stopped"
-    return UnwritableError(code, f"the party cannot write its files ({error.strerror})").privately(text)
+    text = (
+        f"{path}: {what} ({error.strerror}); free some disk space, then restart the processes "
+        "that stopped"
+    )
+    return UnwritableError(code, f"the party cannot write its files ({error.strerror})").privately(
+        text
+    )
 
 
 def require_folder(path: Path) -> None:
-    """Makes the folder that a person wants files in, if it is missing. Raises InputError about ``out`` if it cannot."""
+    """Makes the folder that a person wants files in, if it is missing. Raises InputError about
+    ``out`` if it cannot.
+    """
     try:
         if path.exists() and not path.is_dir():
             raise InputError(Code.FILE_INVALID, f"out: {path} is a file; give a folder")
@@ -51,9 +64,11 @@ def require_folder(path: Path) -> None:
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
-    """Replaces ``path`` with ``text``; the folder must exist. Raises InputError (FILE_INVALID) if that fails.
+    """Replaces ``path`` with ``text``; the folder must exist. Raises InputError (FILE_INVALID) if
+    that fails.
 
-    ``durable``: returns when the text is on the disk, so that a power failure cannot leave an empty file.
+    ``durable``: returns when the text is on the disk, so that a power failure cannot leave an empty
+    file.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -66,28 +81,35 @@ def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
         if durable:
             fsync_folder(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):  # the first error is the one to report
+        # The first error is the one to report.
+        with contextlib.suppress(OSError):
             temporary.unlink()
         raise unwritable(path, error) from None
 
 
 @contextlib.contextmanager
 def private_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file, which only its owner may read; at the end of the block it replaces ``path``, on the disk.
+    """Yields a new file, which only its owner may read; at the end of the block it replaces
+    ``path``, on the disk.
 
-    If the block fails, ``path`` stays as it was. Raises InputError (FILE_INVALID) if the file cannot be written.
+    If the block fails, ``path`` stays as it was. Raises InputError (FILE_INVALID) if the file
+    cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)  # a killed process may have had this number
-        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+        # A killed process may have had this number.
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(
+            os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb"
+        ) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         fsync_folder(path.parent)
     except BaseException as error:
-        with contextlib.suppress(OSError):  # the first error is the one to report
+        # The first error is the one to report.
+        with contextlib.suppress(OSError):
             temporary.unlink()
         if isinstance(error, OSError):
             raise unwritable(path, error) from None
@@ -95,10 +117,11 @@ def private_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def kept_secret(path: Path, own: bytes) -> bytes:
-    """Returns the secret that is in a file; writes ``own`` into it if there is none, and returns that.
+    """Returns the secret that is in a file; writes ``own`` into it if there is none, and returns
+    that.
 
-    Only the owner may read the file, and it is on the disk. Raises InputError if it cannot be read or written, or holds
-    another number of bytes.
+    Only the owner may read the file, and it is on the disk. Raises InputError if it cannot be read
+    or written, or holds another number of bytes.
     """
     try:
         kept = path.read_bytes()
@@ -107,9 +130,13 @@ def kept_secret(path: Path, own: bytes) -> bytes:
             file.write(own)
         return own
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}); make it readable") from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}); make it readable"
+        ) from None
     if len(kept) != len(own):
-        raise InputError(Code.FILE_INVALID, f"{path}: has {len(kept)} bytes, not {len(own)}; restore it")
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: has {len(kept)} bytes, not {len(own)}; restore it"
+        )
     return kept
 
 
@@ -123,9 +150,11 @@ def fsync_folder(folder: Path) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Appends ``text`` to ``path``, which is created if missing. Raises InputError (FILE_INVALID) if that fails.
+    """Appends ``text`` to ``path``, which is created if missing. Raises InputError (FILE_INVALID)
+    if that fails.
 
-    A full file gets ``.1`` at the end of its name, older ones the next number; the oldest is removed.
+    A full file gets ``.1`` at the end of its name, older ones the next number; the oldest is
+    removed.
     """
     try:
         if path.is_file() and path.stat().st_size + len(text) > MOST_BYTES:
@@ -137,7 +166,9 @@ def append(path: Path, text: str) -> None:
 
 
 def _make_room(path: Path) -> None:
-    """Renames a full file and the older ones; if that fails, the caller goes on in the same file."""
+    """Renames a full file and the older ones; if that fails, the caller goes on in the same
+    file.
+    """
     names = part_names(path)
     with contextlib.suppress(OSError):
         for number in range(OLDER, 0, -1):
@@ -146,7 +177,9 @@ def _make_room(path: Path) -> None:
 
 
 def part_names(path: Path) -> list[Path]:
-    """Returns the names that a file which grows with the run, and its older parts, can have: the newest first."""
+    """Returns the names that a file which grows with the run, and its older parts, can have: the
+    newest first.
+    """
     return [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, OLDER + 1))]
 
 

@@ -1,4 +1,6 @@
-"""The ledger: each process counts what it sends and receives, by peer, phase, kind and direction."""
+"""The ledger: each process counts what it sends and receives, by peer, phase, kind and
+direction.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from vfl_common.files import unwritable, write_atomic
 log = logging.getLogger(__name__)
 
 Direction = Literal["sent", "received"]
-CONTROL = "control"  # the phase and kind of the runner's own exchanges
-MOST = 2**62  # a party's report has 64 bits for a count
+# The phase and kind of the runner's own exchanges.
+CONTROL = "control"
+# A party's report has 64 bits for a count.
+MOST = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +32,18 @@ class Entry:
     phase: str
     kind: str
     direction: Direction
-    payload_bytes: int  # raw tensor data
-    message_bytes: int  # serialised protobuf messages; gRPC's 5-byte prefix, HTTP/2 and TLS come on top
+    # Raw tensor data.
+    payload_bytes: int
+    # Serialised protobuf messages; gRPC's 5-byte prefix, HTTP/2 and TLS come on top.
+    message_bytes: int
     messages: int
 
 
 @dataclass(frozen=True, slots=True)
 class TcpCount:
-    """The kernel's count on the connections to ``peer``: with TLS and HTTP/2, without TCP/IP headers."""
+    """The kernel's count on the connections to ``peer``: with TLS and HTTP/2, without TCP/IP
+    headers.
+    """
 
     peer: str
     sent_bytes: int
@@ -44,7 +52,9 @@ class TcpCount:
 
 @dataclass(frozen=True, slots=True)
 class InterfaceCount:
-    """The kernel's count on a network interface while the program ran: all programs, headers of every layer."""
+    """The kernel's count on a network interface while the program ran: all programs, headers of
+    every layer.
+    """
 
     interface: str
     sent_bytes: int
@@ -52,7 +62,9 @@ class InterfaceCount:
 
 
 def fields_of(line: Entry | TcpCount | InterfaceCount) -> dict[str, Any]:
-    """Returns a line's fields; ``asdict``, which looks into each of them, takes ten times as long."""
+    """Returns a line's fields; ``asdict``, which looks into each of them, takes ten times as
+    long.
+    """
     return {name: getattr(line, name) for name in line.__slots__}
 
 
@@ -61,7 +73,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[tuple[str, str, str, Direction], list[int]] = {}  # payload, message bytes, messages
+        # Payload, message bytes, messages.
+        self._counts: dict[tuple[str, str, str, Direction], list[int]] = {}
 
     def add(
         self,
@@ -87,7 +100,9 @@ class Ledger:
         """Adds the counts of an earlier process of the same party in this run."""
         with self._lock:
             for entry in entries:
-                count = self._counts.setdefault((entry.peer, entry.phase, entry.kind, entry.direction), [0, 0, 0])
+                count = self._counts.setdefault(
+                    (entry.peer, entry.phase, entry.kind, entry.direction), [0, 0, 0]
+                )
                 count[0] += entry.payload_bytes
                 count[1] += entry.message_bytes
                 count[2] += entry.messages
@@ -109,15 +124,19 @@ class Ledger:
 def read_entries(path: Path) -> list[Entry]:
     """Reads the entries of a saved ledger. Raises InputError (FILE_INVALID) if the file is none."""
     try:
-        return [_entry(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]]
+        return [
+            _entry(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]
+        ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise InputError(Code.FILE_INVALID, f"{path}: is not a ledger") from None
 
 
 def load_entries(path: Path) -> list[Entry]:
-    """Reads the entries of a saved ledger, to go on counting from them; returns none if there is no file.
+    """Reads the entries of a saved ledger, to go on counting from them; returns none if there is no
+    file.
 
-    A ledger is only an account, and no reason to end a run: a damaged one is renamed to ``ledger.json.damaged``.
+    A ledger is only an account, and no reason to end a run: a damaged one is renamed to
+    ``ledger.json.damaged``.
     """
     if not path.exists():
         return []
@@ -128,16 +147,22 @@ def load_entries(path: Path) -> list[Entry]:
         try:
             path.replace(aside)
         except OSError as refused:
-            raise unwritable(path, refused, "is damaged, and cannot be renamed; remove it") from None
+            raise unwritable(
+                path, refused, "is damaged, and cannot be renamed; remove it"
+            ) from None
         text = "%s; it is %s now, and the counts begin anew"
         log.warning(text, error, aside.name, extra={"event": "damaged"})
         return []
 
 
 def _entry(peer: str, phase: str, kind: str, direction: Direction, **counts: int) -> Entry:
-    """Makes an entry of a file's. Raises TypeError or ValueError if ``Ledger.save`` cannot have written it."""
+    """Makes an entry of a file's. Raises TypeError or ValueError if ``Ledger.save`` cannot have
+    written it.
+    """
     entry = Entry(peer, phase, kind, direction, **counts)
-    if not all(isinstance(each, str) for each in (peer, phase, kind)) or direction not in get_args(Direction):
+    if not all(isinstance(each, str) for each in (peer, phase, kind)) or direction not in get_args(
+        Direction
+    ):
         raise ValueError(entry)
     if not all(type(count) is int and 0 <= count <= MOST for count in counts.values()):
         raise ValueError(entry)

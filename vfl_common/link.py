@@ -1,4 +1,6 @@
-"""Link and Hub: the two sides of an exchange, as a method sees them. ``rpc`` implements them over gRPC."""
+"""Link and Hub: the two sides of an exchange, as a method sees them. ``rpc`` implements them over
+gRPC.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,22 @@ from typing import Protocol
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 
-# Of what parties and server say to each other. Raise it with any change that an older peer would misread, and have the
-# method or the alignment that changes say so (``Method.protocol``).
+# Of what parties and server say to each other. Raise it with any change that an older peer would
+# misread, and have the method or the alignment that changes say so (``Method.protocol``).
 PROTOCOL = 8
-OLDEST = PROTOCOL - 1  # that this release speaks, too, with parties and servers of the release before
+# That this release speaks, too, with parties and servers of the release before.
+OLDEST = PROTOCOL - 1
 
 
 @dataclass(frozen=True)
 class Lenience:
     """Lets a step go on without parties that are late or away.
 
-    A party that is not there after ``deadline_s`` seconds is away; later steps do not wait for it. When it comes with
-    a step that has passed, it is told the step that is under way, and takes part again; steps wait for it again, unless
-    it is late too often (see ``vfl_common.rpc.arrivals.Patience``). ``at_least``: the parties that a step needs, and
-    waits for them as every other step does.
+    A party that is not there after ``deadline_s`` seconds is away; later steps do not wait for it.
+    When it comes with a step that has passed, it is told the step that is under way, and takes part
+    again; steps wait for it again, unless it is late too often (see
+    ``vfl_common.rpc.arrivals.Patience``). ``at_least``: the parties that a step needs, and waits
+    for them as every other step does.
     """
 
     deadline_s: float
@@ -38,10 +42,12 @@ class StepPassed(Exception):  # noqa: N818 - an event of the run, not a fault
 
 
 class Link(Protocol):
-    """The asking side: ``swap``, or ``send`` and later ``receive`` if there is work to do meanwhile.
+    """The asking side: ``swap``, or ``send`` and later ``receive`` if there is work to do
+    meanwhile.
 
-    Several bundles may be under way, up to the hub's ``in_flight``: ``send`` is called for later steps before
-    ``receive`` for the first of them. Replies come in the order in which the bundles were sent.
+    Several bundles may be under way, up to the hub's ``in_flight``: ``send`` is called for later
+    steps before ``receive`` for the first of them. Replies come in the order in which the bundles
+    were sent.
     """
 
     def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
@@ -49,18 +55,20 @@ class Link(Protocol):
         ...
 
     def send(self, step: StepKey, bundle: Bundle) -> None:
-        """Sends ``bundle``, encoded before this returns. A step that is sent again is computed only once.
+        """Sends ``bundle``, encoded before this returns. A step that is sent again is computed only
+        once.
 
         Raises InterruptedRun if this generation has ended.
         """
         ...
 
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
-        """Waits for the reply to ``step``: of the bundles that have no reply yet, the one that was sent first.
+        """Waits for the reply to ``step``: of the bundles that have no reply yet, the one that was
+        sent first.
 
-        Raises PeerError if the reply does not match ``expect``, InterruptedRun if this generation has ended,
-        LostError if the peer takes longer than the recipe's ``run.step_timeout_s``, StepPassed if the peer has
-        computed the step without this party (see ``Lenience``).
+        Raises PeerError if the reply does not match ``expect``, InterruptedRun if this generation
+        has ended, LostError if the peer takes longer than the recipe's ``run.step_timeout_s``,
+        StepPassed if the peer has computed the step without this party (see ``Lenience``).
         """
         ...
 
@@ -72,8 +80,8 @@ class Link(Protocol):
 class Hub(Protocol):
     """The computing side. Steps strictly follow one another: collect, reply, collect, reply, …
 
-    A hub is made for ``in_flight`` bundles of one party. Those of later steps wait until their step is
-    collected.
+    A hub is made for ``in_flight`` bundles of one party. Those of later steps wait until their step
+    is collected.
     """
 
     def collect(
@@ -84,35 +92,40 @@ class Hub(Protocol):
         deadline_s: float = math.inf,
         lenience: Lenience | None = None,
     ) -> dict[str, Bundle]:
-        """Waits until every party has sent its bundle of ``step``; returns {party: bundle}, in roster order.
+        """Waits until every party has sent its bundle of ``step``; returns {party: bundle}, in
+        roster order.
 
-        ``expect``: the spec of every party's bundle, or {party: the spec of its bundle}; a party that is not in it
-        sends nothing at this step, and may be at a later one.
-        ``arrived`` is called, in this thread, with each bundle when it has come, before the others have. Bundles that
-        are incomplete after ``deadline_s`` are late and left out; their parties get a reply when they come. With
-        ``lenience`` they get none, but hear which step is under way.
+        ``expect``: the spec of every party's bundle, or {party: the spec of its bundle}; a party
+        that is not in it sends nothing at this step, and may be at a later one. ``arrived`` is
+        called, in this thread, with each bundle when it has come, before the others have. Bundles
+        that are incomplete after ``deadline_s`` are late and left out; their parties get a reply
+        when they come. With ``lenience`` they get none, but hear which step is under way.
 
-        Raises PeerError if a bundle does not match ``expect``, InterruptedRun if this generation has ended,
-        LostError if a party takes longer than the recipe's ``run.step_timeout_s``.
+        Raises PeerError if a bundle does not match ``expect``, InterruptedRun if this generation
+        has ended, LostError if a party takes longer than the recipe's ``run.step_timeout_s``.
         """
         ...
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
-        """Answers every party's bundle of ``step``; returns at once. A late party gets its reply when it comes.
+        """Answers every party's bundle of ``step``; returns at once. A late party gets its reply
+        when it comes.
 
         With ``lenience`` only the parties that came are answered.
         """
         ...
 
     def ask_again(self, step: StepKey) -> None:
-        """Has a party that returns repeat what it has sent at the step under way, as its bundle of ``step``.
+        """Has a party that returns repeat what it has sent at the step under way, as its bundle of
+        ``step``.
 
-        It then hears which step is under way. If what it sends differs, the next ``collect`` raises PeerError.
+        It then hears which step is under way. If what it sends differs, the next ``collect`` raises
+        PeerError.
         """
         ...
 
     def settle(self) -> None:
-        """Ends a phase with ``lenience``: waits until each party that is away has come, and been told that it is over.
+        """Ends a phase with ``lenience``: waits until each party that is away has come, and been
+        told that it is over.
 
         Raises InterruptedRun if this generation has ended, LostError after ``run.step_timeout_s``.
         """

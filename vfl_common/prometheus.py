@@ -1,7 +1,7 @@
 """Serves metrics for Prometheus on a separate port: counts that exist anyway, read at each scrape.
 
-Without a scrape nothing is done, so training is as fast with a port as without. The metrics have names of parties,
-phases and metrics, and sums over many rows; never an id, a feature or a label.
+Without a scrape nothing is done, so training is as fast with a port as without. The metrics have
+names of parties, phases and metrics, and sums over many rows; never an id, a feature or a label.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from vfl_common.ledger import Ledger, TcpCount
 from vfl_common.rpc.channel import check_address, split_address
 
 LOOPBACK = "127.0.0.1"
-REQUEST_S = 5.0  # for a scrape
-_POLL_S = 0.1  # between two checks for the end
+# For a scrape.
+REQUEST_S = 5.0
+# Between two checks for the end.
+_POLL_S = 0.1
 _CLOSE_S = 1.0
 
 Labels = tuple[str, ...]
@@ -46,7 +48,8 @@ def listen_address(text: str) -> str:
 
 @contextmanager
 def exposed(address: str, families: Families) -> Iterator[str]:
-    """Serves ``families``, and this process's memory and CPU time, at http://<address>/metrics; yields the address.
+    """Serves ``families``, and this process's memory and CPU time, at http://<address>/metrics;
+    yields the address.
 
     Raises InputError (ADDRESS_IN_USE).
     """
@@ -57,13 +60,19 @@ def exposed(address: str, families: Families) -> Iterator[str]:
     try:
         server = _Server(host, port, registry)
     except OSError as error:
-        text = f"--metrics: cannot listen on {address}: {error.strerror}; choose another address, or port 0"
+        text = (
+            f"--metrics: cannot listen on {address}: {error.strerror}; choose another address, "
+            "or port 0"
+        )
         raise InputError(Code.ADDRESS_IN_USE, f"{text} for a free one") from None
-    threading.Thread(target=server.serve_forever, args=[_POLL_S], name="metrics", daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, args=[_POLL_S], name="metrics", daemon=True
+    ).start()
     try:
         yield f"{address.rpartition(':')[0]}:{server.server_address[1]}"
     finally:
-        closing = threading.Thread(target=server.shutdown, daemon=True)  # shutdown() waits for a slow caller; we do not
+        # shutdown() waits for a slow caller; we do not.
+        closing = threading.Thread(target=server.shutdown, daemon=True)
         closing.start()
         closing.join(timeout=_CLOSE_S)
         server.server_close()
@@ -78,9 +87,12 @@ class _Collector(Collector):
 
 
 class _Server(socketserver.TCPServer):
-    """Serves one caller after the other: many callers, or slow ones, cost this process a single thread."""
+    """Serves one caller after the other: many callers, or slow ones, cost this process a single
+    thread.
+    """
 
-    allow_reuse_address = True  # as for the other ports: a port that was just freed can be reused
+    # As for the other ports: a port that was just freed can be reused.
+    allow_reuse_address = True
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         handler = type("Handler", (MetricsHandler,), {"registry": registry, "timeout": REQUEST_S})
@@ -89,7 +101,9 @@ class _Server(socketserver.TCPServer):
         super().__init__((host, port), handler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Closes the connection after ``REQUEST_S``: the handler's own timeout restarts with each line."""
+        """Closes the connection after ``REQUEST_S``: the handler's own timeout restarts with each
+        line.
+        """
         guard = threading.Timer(REQUEST_S, _hang_up, [request])
         guard.name, guard.daemon = "metrics", True
         guard.start()
@@ -103,11 +117,13 @@ class _Server(socketserver.TCPServer):
 
 
 def _hang_up(request: socket.socket) -> None:
-    with suppress(OSError):  # the caller may have closed it
+    # The caller may have closed it.
+    with suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 
 
-# -- metrics of both programs ---------------------------------------------------------------------------------------
+# -- metrics of both programs
+# ----------------------------------------------------------------------
 
 
 def gauge(name: str, text: str, values: Mapping[Labels, float], labels: Labels = ()) -> Metric:
@@ -129,7 +145,10 @@ def counter(name: str, text: str, values: Mapping[Labels, float], labels: Labels
 def state(now: str, states: Iterable[str]) -> Metric:
     """Makes ``vfl_run_state{state="running"} 1``, and 0 for the other states."""
     return gauge(
-        "vfl_run_state", "1 for the state that the run is in.", {(each,): each == now for each in states}, ("state",)
+        "vfl_run_state",
+        "1 for the state that the run is in.",
+        {(each,): each == now for each in states},
+        ("state",),
     )
 
 
@@ -141,13 +160,22 @@ def traffic(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
     messages: dict[Labels, float] = {}
     for each in ledger.entries():
         key = (each.peer, each.phase, each.kind, each.direction)
-        payload[key], message[key], messages[key] = each.payload_bytes, each.message_bytes, each.messages
+        payload[key], message[key], messages[key] = (
+            each.payload_bytes,
+            each.message_bytes,
+            each.messages,
+        )
     yield counter("vfl_payload_bytes_total", "Raw tensor data.", payload, labels)
-    yield counter("vfl_message_bytes_total", "Serialised messages, payload included.", message, labels)
+    yield counter(
+        "vfl_message_bytes_total", "Serialised messages, payload included.", message, labels
+    )
     yield counter("vfl_messages_total", "Messages.", messages, labels)
     kernel: dict[Labels, float] = {}
     for count in tcp:
-        kernel[count.peer, "sent"], kernel[count.peer, "received"] = count.sent_bytes, count.received_bytes
+        kernel[count.peer, "sent"], kernel[count.peer, "received"] = (
+            count.sent_bytes,
+            count.received_bytes,
+        )
     yield counter(
         "vfl_tcp_bytes_total",
         "The kernel's count on connections, with TLS and HTTP/2 (Linux).",

@@ -1,4 +1,6 @@
-"""What parties and server agree on for private alignment; the protocol is in ``vfl_party.align.psi``."""
+"""What parties and server agree on for private alignment; the protocol is in
+``vfl_party.align.psi``.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,30 @@ import math
 
 from vfl_common.errors import Code, PeerError
 
-PHASE = "align"  # in step keys, progress and ledger lines
-TAG_BYTES = 12  # of a masked row, for the server; see ``vfl_party.psi.curve.tags``
-MOST_ROWS = 1 << 28  # of a party: 8 GiB of points in each round; who announces more is refused at once
+# In step keys, progress and ledger lines.
+PHASE = "align"
+# Of a masked row, for the server; see ``vfl_party.psi.curve.tags``.
+TAG_BYTES = 12
+# Of a party: 8 GiB of points in each round; who announces more is refused at once.
+MOST_ROWS = 1 << 28
 
 
 def least_common(at_least: int | float, own: int) -> int:
-    """Returns how many rows must be common. ``at_least``: of the recipe; ``own``: the rows of the party that asks."""
-    return at_least if isinstance(at_least, int) else math.ceil(round(at_least * own, 6))  # 0.07 of 100 are 7
+    """Returns how many rows must be common. ``at_least``: of the recipe; ``own``: the rows of the
+    party that asks.
+    """
+    # 0.07 of 100 are 7.
+    return at_least if isinstance(at_least, int) else math.ceil(round(at_least * own, 6))
 
 
 def too_few(at_least: int | float, found: int) -> PeerError:
-    """Returns the error (ROWS_DIFFER) for fewer common rows than ``rows.at_least``; peers do not learn how many."""
+    """Returns the error (ROWS_DIFFER) for fewer common rows than ``rows.at_least``; peers do not
+    learn how many.
+    """
     share = "" if isinstance(at_least, int) else " of each party's"
     text = f"fewer rows are held by all parties than rows.at_least = {at_least}{share}"
-    text = f"{text}; are ids spelt alike everywhere (rows.id_rules, and the order of the columns in data.id)?"
+    text = (
+        f"{text}; are ids spelt alike everywhere (rows.id_rules, and the order of the columns "
+        "in data.id)?"
+    )
     return PeerError(Code.ROWS_DIFFER, text).privately(f"{text} ({found:,} rows are held by all)")

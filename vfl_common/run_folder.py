@@ -1,6 +1,7 @@
 """A party's or the server's folder of one run: ``<out>/<run id>/<name>/``.
 
-One process at a time has it: it locks the file ``lock`` in it, in which it says who it is. Readers need no lock.
+One process at a time has it: it locks the file ``lock`` in it, in which it says who it is. Readers
+need no lock.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ from vfl_common.stages import Planned
 from vfl_common.text import LINE, clean, listed
 
 LOCK = "lock"
-_WRITTEN = ("checkpoints", "recipe.json", "ledger.json")  # what a run leaves beside run.json
-_MOST_HOLDER = 300  # bytes of who has the lock
-_UNFINISHED = '"finished": false'  # with as many bytes as a finished run's, and a blank
+# What a run leaves beside run.json.
+_WRITTEN = ("checkpoints", "recipe.json", "ledger.json")
+# Bytes of who has the lock.
+_MOST_HOLDER = 300
+# With as many bytes as a finished run's, and a blank.
+_UNFINISHED = '"finished": false'
 
 
 log = logging.getLogger(__name__)
@@ -58,35 +62,46 @@ class RunFolder:
     path: Path
     run_id: str
     checkpoints: Store | None = None
-    _unlock: weakref.finalize[[int], RunFolder] | None = field(default=None, init=False, repr=False, compare=False)
+    _unlock: weakref.finalize[[int], RunFolder] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def lock(self) -> None:
-        """Keeps every other process out of the run until this one ends, however it ends, or this object is dropped.
+        """Keeps every other process out of the run until this one ends, however it ends, or this
+        object is dropped.
 
-        Raises InputError, with who has the run, if another process has it. On a file system without locks it only
-        warns.
+        Raises InputError, with who has the run, if another process has it. On a file system without
+        locks it only warns.
         """
         if self._unlock is not None:
             return
         path = self.path / LOCK
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)  # it is overwritten
+            # It is overwritten.
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise unwritable(path, error) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = clean(os.read(file, _MOST_HOLDER).decode("utf-8", "replace"), LINE) or "another process"
+            holder = (
+                clean(os.read(file, _MOST_HOLDER).decode("utf-8", "replace"), LINE)
+                or "another process"
+            )
             os.close(file)
             text = f"{self.path}: {holder} has this run; wait until that process ends, or end it"
             raise InputError(Code.FILE_INVALID, text) from None
         except OSError as error:
             os.close(file)
-            text = "%s: this file system has no locks (%s); see to it that only one process at a time uses the folder"
+            text = (
+                "%s: this file system has no locks (%s); see to it that only one process at a "
+                "time uses the folder"
+            )
             log.warning(text, self.path, error.strerror, extra={"event": "unlocked"})
             return
         who = f"process {os.getpid()} on {socket.gethostname()}, since {utc(time.time())},"
-        with contextlib.suppress(OSError):  # a full disk; the lock holds
+        # A full disk; the lock holds.
+        with contextlib.suppress(OSError):
             os.ftruncate(file, 0)
             os.write(file, who.encode())
         self._unlock = weakref.finalize(self, os.close, file)
@@ -103,26 +118,33 @@ class RunFolder:
 
     @property
     def why_aside(self) -> str:
-        """Why nobody resumes this run; '' if it was not set aside. Raises InputError as ``facts``."""
+        """Why nobody resumes this run; '' if it was not set aside. Raises InputError as
+        ``facts``.
+        """
         noted = self.facts().get("set_aside")
         return str(noted.get("why", "")) or "it was set aside" if isinstance(noted, dict) else ""
 
     def note(self, **facts: Any) -> None:
-        """Adds facts to ``run.json``, which then is on the disk: checkpoints are of no use without it."""
+        """Adds facts to ``run.json``, which then is on the disk: checkpoints are of no use without
+        it.
+        """
         text = _json(self.facts() | facts)
         try:
-            for left in self.path.glob(".run.json.*"):  # a process was killed while it wrote
+            # A process was killed while it wrote.
+            for left in self.path.glob(".run.json.*"):
                 left.unlink()
         except OSError as error:
             raise unwritable(self.path, error) from None
         write_atomic(self.path / "run.json", text, durable=True)
 
     def finishing(self) -> Callable[[], None]:
-        """Prepares the note that the run is finished. Returns what makes it: a few bytes of ``run.json`` in memory.
+        """Prepares the note that the run is finished. Returns what makes it: a few bytes of
+        ``run.json`` in memory.
 
-        A process that is killed after the note, and before its exit, would begin another run when it is started again.
-        So nothing may come between them, and a call of the file system, which may have to wait for its journal, would.
-        If a power failure undoes the note, the process that is started again finds that nothing is left to do.
+        A process that is killed after the note, and before its exit, would begin another run when
+        it is started again. So nothing may come between them, and a call of the file system, which
+        may have to wait for its journal, would. If a power failure undoes the note, the process
+        that is started again finds that nothing is left to do.
         """
         path, text = self.path / "run.json", _json(self.facts() | {"finished": False})
         write_atomic(path, text, durable=True)
@@ -132,7 +154,8 @@ class RunFolder:
         except OSError as error:
             raise unwritable(path, error) from None
         place = text.rindex(_UNFINISHED) + len(_UNFINISHED) - len("false")
-        content[place] = content[place]  # the file system has its part done with this
+        # The file system has its part done with this.
+        content[place] = content[place]
 
         def note() -> None:
             content[place : place + len("false")] = b"true "
@@ -159,18 +182,26 @@ class RunFolder:
             why = "is not JSON"
         else:
             return recorded_recipe(value, str(path))
-        text = f"{path}: {why}; copy it from the folder of another process of this run, which has the same"
+        text = (
+            f"{path}: {why}; copy it from the folder of another process of this run, which has "
+            "the same"
+        )
         raise InputError(Code.FILE_INVALID, text)
 
 
-_OVER = {"trained": "has been finished", "finished": "has been finished", "set_aside": "has been set aside"}
+_OVER = {
+    "trained": "has been finished",
+    "finished": "has been finished",
+    "set_aside": "has been set aside",
+}
 
 
 def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
-    """Makes the folder, or opens that of an unfinished run of the same recipe; locks it, writes the recipe into it.
+    """Makes the folder, or opens that of an unfinished run of the same recipe; locks it, writes the
+    recipe into it.
 
-    Raises InputError if it cannot be written, if another process has it, or if it holds a run that is finished or set
-    aside, or another recipe: nothing is overwritten.
+    Raises InputError if it cannot be written, if another process has it, or if it holds a run that
+    is finished or set aside, or another recipe: nothing is overwritten.
     """
     path = out / run_id / name
     folder = RunFolder(path, run_id)
@@ -179,10 +210,13 @@ def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
         over = next((what for key, what in _OVER.items() if facts.get(key)), None)
         if over or (facts and facts.get("recipe_digest") != recipe.digest()):
             what = over or "has another recipe"
-            raise InputError(Code.FILE_INVALID, f"{path}: this run {what}; give the new run another name")
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: this run {what}; give the new run another name"
+            )
         path.mkdir(parents=True, exist_ok=True)
         folder.lock()
-        folder.note(run_id=run_id, recipe_digest=recipe.digest())  # first: without it, what else lies here is damaged
+        # First: without it, what else lies here is damaged.
+        folder.note(run_id=run_id, recipe_digest=recipe.digest())
         write_atomic(path / "recipe.json", _text(recipe))
     except OSError as error:
         raise unwritable(path, error) from None
@@ -190,12 +224,15 @@ def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
 
 
 def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
-    """Finds the newest unfinished run of ``name`` under ``out`` with the same recipe, unless it was set aside.
+    """Finds the newest unfinished run of ``name`` under ``out`` with the same recipe, unless it was
+    set aside.
 
-    A server's run that has never started goes behind those that have: a server that is started beside a living one,
-    and cannot listen or is stopped, leaves such a run. The parties would leave the run in which they train for it.
+    A server's run that has never started goes behind those that have: a server that is started
+    beside a living one, and cannot listen or is stopped, leaves such a run. The parties would leave
+    the run in which they train for it.
 
-    Raises InputError if a ``run.json`` is damaged that may be this run's: without it, all parties would begin anew.
+    Raises InputError if a ``run.json`` is damaged that may be this run's: without it, all parties
+    would begin anew.
     """
 
     def damaged(path: Path, error: InputError) -> None:
@@ -203,14 +240,19 @@ def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
             raise error
 
     folders = _unfinished(out, name, recipe, damaged)
-    found = [(bool(folder.facts().get("generation")), folder.written_ns, folder.path) for folder in folders]
+    found = [
+        (bool(folder.facts().get("generation")), folder.written_ns, folder.path)
+        for folder in folders
+    ]
     return RunFolder(path := max(found)[2], path.parent.name) if found else None
 
 
 def set_all_aside(out: Path, name: str, recipe: Recipe, why: str, *, but: str) -> list[str]:
-    """Sets aside all unfinished runs that ``find_unfinished`` could find, but one; returns their ids.
+    """Sets aside all unfinished runs that ``find_unfinished`` could find, but one; returns their
+    ids.
 
-    Not those that another process has, and not those whose ``run.json`` is damaged: nobody can resume them.
+    Not those that another process has, and not those whose ``run.json`` is damaged: nobody can
+    resume them.
     """
     aside = []
     for folder in list(_unfinished(out, name, recipe, lambda _path, _error: None)):
@@ -226,7 +268,9 @@ def set_all_aside(out: Path, name: str, recipe: Recipe, why: str, *, but: str) -
 def _unfinished(
     out: Path, name: str, recipe: Recipe, damaged: Callable[[Path, InputError], None]
 ) -> Iterator[RunFolder]:
-    """Finds all unfinished runs; calls ``damaged`` with each folder whose ``run.json`` is, and with the error."""
+    """Finds all unfinished runs; calls ``damaged`` with each folder whose ``run.json`` is, and with
+    the error.
+    """
     digest = recipe.digest()
     for path in (path for path in out.glob(f"*/{name}") if path.is_dir()):
         folder = RunFolder(path, path.parent.name)
@@ -241,12 +285,16 @@ def _unfinished(
 
 
 def find_finished(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder | None:
-    """Finds the run of ``name`` with that id under ``out``, if it is finished and has the same recipe."""
+    """Finds the run of ``name`` with that id under ``out``, if it is finished and has the same
+    recipe.
+    """
     folder = RunFolder(out / run_id / name, run_id)
     if not PLAIN_NAME.fullmatch(run_id):
         return None
     facts = folder.facts()
-    return folder if facts.get("finished") and facts.get("recipe_digest") == recipe.digest() else None
+    return (
+        folder if facts.get("finished") and facts.get("recipe_digest") == recipe.digest() else None
+    )
 
 
 def _json(facts: dict[str, Any]) -> str:
@@ -278,7 +326,9 @@ def _damaged(path: Path, why: str) -> InputError:
 
 
 def _may_be(folder: Path, recipe: Recipe) -> bool:
-    """Whether a folder whose ``run.json`` is damaged may hold a run of the recipe: not that of another one."""
+    """Whether a folder whose ``run.json`` is damaged may hold a run of the recipe: not that of
+    another one.
+    """
     try:
         text = (folder / "recipe.json").read_text(encoding="utf-8")
         return text == _text(recipe) or not isinstance(json.loads(text), dict)
@@ -293,11 +343,16 @@ def _text(recipe: Recipe) -> str:
 
 
 def planned(folder: RunFolder | None) -> list[Planned]:
-    """Returns the phases that an unfinished run has planned; empty if it ended before that. Raises InputError."""
+    """Returns the phases that an unfinished run has planned; empty if it ended before that. Raises
+    InputError.
+    """
     if folder is None:
         return []
     try:
-        plan = [Planned(**{**each, "skippable": tuple(each["skippable"])}) for each in folder.facts().get("plan", [])]
+        plan = [
+            Planned(**{**each, "skippable": tuple(each["skippable"])})
+            for each in folder.facts().get("plan", [])
+        ]
         if not all(isinstance(phase.rounds, int) for phase in plan):
             raise TypeError
         return plan

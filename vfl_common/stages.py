@@ -1,7 +1,9 @@
-"""The course of a run, shared by parties and server: planned phases, labels of checkpoints, averaged weights.
+"""The course of a run, shared by parties and server: planned phases, labels of checkpoints,
+averaged weights.
 
-A position numbers the rounds of all phases in a row. A checkpoint's label is ``<position>.<phase>.<round>`` with the
-position zero-padded, so that labels sort, and parties can compare labels without knowing each other's phases.
+A position numbers the rounds of all phases in a row. A checkpoint's label is
+``<position>.<phase>.<round>`` with the position zero-padded, so that labels sort, and parties can
+compare labels without knowing each other's phases.
 """
 
 from __future__ import annotations
@@ -14,17 +16,21 @@ from vfl_common.errors import Code, InputError
 from vfl_common.packing.bundles import wire_spec
 from vfl_common.packing.coding import PLAIN, Coding
 
-MOST_ROUNDS = 999_999  # of a run: a label has six digits for the position
-MOST_OFFERED = 1000  # labels of rounds that have no checkpoint
-MOST_AHEAD = 50_000  # of them, if a party may skip to any: about 1 MB
+# Of a run: a label has six digits for the position.
+MOST_ROUNDS = 999_999
+# Labels of rounds that have no checkpoint.
+MOST_OFFERED = 1000
+# Of them, if a party may skip to any: about 1 MB.
+MOST_AHEAD = 50_000
 
 
 @dataclass(frozen=True)
 class AggregationPlan:
-    """The weights that every party swaps with the aggregation server: by ``spec``, once a round, at batch 0.
+    """The weights that every party swaps with the aggregation server: by ``spec``, once a round, at
+    batch 0.
 
-    ``passive``: only the passive parties do; the active party declares it too, as it knows the shapes. ``up`` and
-    ``down``: how the weights, and the average, are written.
+    ``passive``: only the passive parties do; the active party declares it too, as it knows the
+    shapes. ``up`` and ``down``: how the weights, and the average, are written.
     """
 
     phase: str
@@ -55,7 +61,8 @@ class Planned:
 
 
 def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
-    """Returns the earlier labels, newest first, since which a party at ``label`` was alone; '' is the run's beginning.
+    """Returns the earlier labels, newest first, since which a party at ``label`` was alone; '' is
+    the run's beginning.
 
     If the run resumes from one of them, the party resumes from ``label``: it repeats nothing.
     """
@@ -67,7 +74,10 @@ def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
         if free is None:
             break
         begin = sum(phase.rounds for phase in plan[:at])
-        found += [label_of(begin + round_, plan[at].name, round_) for round_ in range(done - 1, max(free, 1) - 1, -1)]
+        found += [
+            label_of(begin + round_, plan[at].name, round_)
+            for round_ in range(done - 1, max(free, 1) - 1, -1)
+        ]
         if free > 0:
             break
         found.append(label_of(begin, plan[at - 1].name, plan[at - 1].rounds) if at else "")
@@ -79,7 +89,9 @@ def ahead(label: str, plan: Sequence[Planned]) -> list[str]:
     """Returns the later labels, oldest first, to which a party at ``label`` may skip."""
     position, begin, found = position_of(label), 0, []
     for phase in plan:
-        while begin <= position < begin + phase.rounds and (phase.lenient or position - begin in phase.skippable):
+        while begin <= position < begin + phase.rounds and (
+            phase.lenient or position - begin in phase.skippable
+        ):
             position += 1
             found.append(label_of(position, phase.name, position - begin))
         begin += phase.rounds
@@ -101,11 +113,15 @@ def label_of(position: int, phase: str, rounds_done: int) -> str:
 
 
 def rounds_done(label: str) -> tuple[str, int]:
-    """Returns (phase, its finished rounds) of a label. Raises InputError if ``label`` is no label."""
+    """Returns (phase, its finished rounds) of a label. Raises InputError if ``label`` is no
+    label.
+    """
     position, _, rest = label.partition(".")
     phase, _, done = rest.rpartition(".")
     if not (position.isdigit() and phase and done.isascii() and done.isdigit() and len(done) < 10):
-        raise InputError(Code.CHECKPOINT_INVALID, f"{label[:80]!r} is not the label of a checkpoint")
+        raise InputError(
+            Code.CHECKPOINT_INVALID, f"{label[:80]!r} is not the label of a checkpoint"
+        )
     return phase, int(done)
 
 
@@ -113,5 +129,7 @@ def position_of(label: str) -> int:
     """Returns the position in a label. Raises InputError if ``label`` is no label."""
     head = label.partition(".")[0]
     if not head.isdigit():
-        raise InputError(Code.CHECKPOINT_INVALID, f"{label[:80]!r} is not the label of a checkpoint")
+        raise InputError(
+            Code.CHECKPOINT_INVALID, f"{label[:80]!r} is not the label of a checkpoint"
+        )
     return int(head)

@@ -17,16 +17,19 @@ from vfl_common.text import Number, Words
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="null")  # a loss may have become NaN
+    # A loss may have become NaN.
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="null")
 
 
 class PhaseTimes(_Model):
-    """What a party's main thread spent the time of a phase's rounds on, in seconds; of the process that reported.
+    """What a party's main thread spent the time of a phase's rounds on, in seconds; of the process
+    that reported.
 
-    ``encode_s``: through the chain and into frames. ``wait_s``: for the other parties and the network. ``decode_s``:
-    out of frames, checked, and back through the chain. ``compute_s``: all else, the models above all. ``cpu_s``: the
-    processor time of all its threads in these rounds, gRPC's among them; ``busy_s`` if all parties are in one process;
-    0 in summaries of older versions.
+    ``encode_s``: through the chain and into frames. ``wait_s``: for the other parties and the
+    network. ``decode_s``: out of frames, checked, and back through the chain. ``compute_s``: all
+    else, the models above all. ``cpu_s``: the processor time of all its threads in these rounds,
+    gRPC's among them; ``busy_s`` if all parties are in one process; 0 in summaries of older
+    versions.
     """
 
     phase: Words
@@ -46,13 +49,14 @@ class PhaseTimes(_Model):
 class PartySummary(_Model):
     """One process of the run; the server is one of them.
 
-    ``device_name``: the maker's name for the device; empty for the server. ``version``: of the program; empty in
-    summaries of older versions. ``peak_memory_bytes``: the most memory that this process's tensors took on its GPU at
-    once; None on a CPU. ``skipped_rounds``: the rounds that this party's encoder lacks in whole or in part, because the
-    others resumed at a later checkpoint than it had, or because it came back while they went on; ``returns``: how often
-    it did. ``rows``, ``common_rows``: how many rows it holds, in a baseline the party with the labels, and how many of
-    them all parties
-    hold; 0 if these were known. ``times``: what its steps took their time for; empty in summaries of older versions.
+    ``device_name``: the maker's name for the device; empty for the server. ``version``: of the
+    program; empty in summaries of older versions. ``peak_memory_bytes``: the most memory that this
+    process's tensors took on its GPU at once; None on a CPU. ``skipped_rounds``: the rounds that
+    this party's encoder lacks in whole or in part, because the others resumed at a later checkpoint
+    than it had, or because it came back while they went on; ``returns``: how often it did.
+    ``rows``, ``common_rows``: how many rows it holds, in a baseline the party with the labels, and
+    how many of them all parties hold; 0 if these were known. ``times``: what its steps took their
+    time for; empty in summaries of older versions.
     """
 
     name: Words
@@ -101,7 +105,9 @@ class TcpBytes(_Model):
 
 
 class InterfaceBytes(_Model):
-    """The kernel's count on an interface of a party's machine while it ran: all programs, headers of every layer."""
+    """The kernel's count on an interface of a party's machine while it ran: all programs, headers
+    of every layer.
+    """
 
     party: Words
     interface: Words
@@ -110,10 +116,12 @@ class InterfaceBytes(_Model):
 
 
 class Bytes(_Model):
-    """All counts. ``interfaces``: without the loopback interface. ``disagreements``: the links whose ends differ.
+    """All counts. ``interfaces``: without the loopback interface. ``disagreements``: the links
+    whose ends differ.
 
-    ``agrees``: True if both ends of each link counted the same bytes. They differ in two cases: a killed process loses
-    its counts since its last checkpoint; bytes in flight at an interruption are counted by the sender only.
+    ``agrees``: True if both ends of each link counted the same bytes. They differ in two cases: a
+    killed process loses its counts since its last checkpoint; bytes in flight at an interruption
+    are counted by the sender only.
     """
 
     total: ByteCount
@@ -136,15 +144,17 @@ class Privacy(_Model):
     mode: Words
     division: Words
     noise_multiplier: Number
-    statement: Words  # one sentence: what is covered and what is not
+    # One sentence: what is covered and what is not.
+    statement: Words
 
 
 class ExchangeSummary(_Model):
-    """The tensors of a phase in one direction of one exchange, and the chain through which they leave.
+    """The tensors of a phase in one direction of one exchange, and the chain through which they
+    leave.
 
-    ``sender``, ``receiver``: a name of the recipe, "passive parties" or "every party". ``sent``: kind and tensors, with
-    words for sizes. ``how``: what the method itself has done to them, if anything. ``chain``: the steps applied to
-    them, in order. ``when``: in words.
+    ``sender``, ``receiver``: a name of the recipe, "passive parties" or "every party". ``sent``:
+    kind and tensors, with words for sizes. ``how``: what the method itself has done to them, if
+    anything. ``chain``: the steps applied to them, in order. ``when``: in words.
     """
 
     phase: Words
@@ -163,7 +173,9 @@ class ExchangeSummary(_Model):
 
 
 class Absence(_Model):
-    """Successive training steps of a phase that were computed without a party, because it was late or away."""
+    """Successive training steps of a phase that were computed without a party, because it was late
+    or away.
+    """
 
     phase: Words
     party: Words
@@ -187,17 +199,24 @@ class Summary(_Model):
     preset: Words
     seed: int
     recipe_digest: Words
-    metrics: dict[Words, dict[Words, Number]]  # split -> name -> value, from the active party
+    # Split -> name -> value, from the active party.
+    metrics: dict[Words, dict[Words, Number]]
     bytes: Bytes
     parties: list[PartySummary]
     steps: int
-    wall_s: Number  # from the first start of training to the last report
+    # From the first start of training to the last report.
+    wall_s: Number
     interruptions: int = 0
-    server_restarts: int = 0  # processes of the server that took the run up again
-    without: list[Words] = []  # parties that came too late: the model has not seen their data
-    absences: list[Absence] = []  # training steps that were computed without a party
-    exchanges: list[ExchangeSummary] = []  # the phases' exchanges, as the active party reports them
-    privacy: Privacy | None = None  # if a phase trains with differential privacy
+    # Processes of the server that took the run up again.
+    server_restarts: int = 0
+    # Parties that came too late: the model has not seen their data.
+    without: list[Words] = []
+    # Training steps that were computed without a party.
+    absences: list[Absence] = []
+    # The phases' exchanges, as the active party reports them.
+    exchanges: list[ExchangeSummary] = []
+    # If a phase trains with differential privacy.
+    privacy: Privacy | None = None
 
 
 def load_summary(path: Path) -> Summary:
@@ -212,10 +231,12 @@ def gather_bytes(
     phases: Sequence[str],
     interfaces: Mapping[str, Iterable[InterfaceCount]] = MappingProxyType({}),
 ) -> Bytes:
-    """Joins the ledgers of all processes ({process: its entries}) into one account, with phases in the given order.
+    """Joins the ledgers of all processes ({process: its entries}) into one account, with phases in
+    the given order.
 
-    Compares both ends of each link, except for the server's sessions (phase ``control``): these continue while the
-    reports are made, so the server's later count is used. Both ends' ledger files agree once all processes have ended.
+    Compares both ends of each link, except for the server's sessions (phase ``control``): these
+    continue while the reports are made, so the server's later count is used. Both ends' ledger
+    files agree once all processes have ended.
     """
     sent: dict[tuple[str, str, str, str], Entry] = {}
     received: dict[tuple[str, str, str, str], Entry] = {}
@@ -229,7 +250,9 @@ def gather_bytes(
     disagreements: list[str] = []
     by_phase: dict[str, ByteCount] = {}
     place = {phase: number for number, phase in enumerate(phases)}
-    for key in sorted(sent.keys() | received.keys(), key=lambda key: (place.get(key[2], len(place)), key)):
+    for key in sorted(
+        sent.keys() | received.keys(), key=lambda key: (place.get(key[2], len(place)), key)
+    ):
         ours, theirs = sent.get(key), received.get(key)
         sender, receiver, phase, kind = key
         session = phase == CONTROL and server in (sender, receiver)
@@ -252,12 +275,22 @@ def gather_bytes(
     for link in links:
         total = _add(total, link)
     kernel = [
-        TcpBytes(party=party, peer=count.peer, sent_bytes=count.sent_bytes, received_bytes=count.received_bytes)
+        TcpBytes(
+            party=party,
+            peer=count.peer,
+            sent_bytes=count.sent_bytes,
+            received_bytes=count.received_bytes,
+        )
         for party, counts in tcp.items()
         for count in counts
     ]
     machines = [
-        InterfaceBytes(party=party, interface=c.interface, sent_bytes=c.sent_bytes, received_bytes=c.received_bytes)
+        InterfaceBytes(
+            party=party,
+            interface=c.interface,
+            sent_bytes=c.sent_bytes,
+            received_bytes=c.received_bytes,
+        )
         for party, counts in interfaces.items()
         for c in counts
     ]
@@ -273,7 +306,9 @@ def gather_bytes(
 
 
 def _counts(entry: Entry | None) -> tuple[int, int, int]:
-    return (0, 0, 0) if entry is None else (entry.payload_bytes, entry.message_bytes, entry.messages)
+    return (
+        (0, 0, 0) if entry is None else (entry.payload_bytes, entry.message_bytes, entry.messages)
+    )
 
 
 def _add(total: ByteCount, link: LinkBytes) -> ByteCount:

@@ -9,13 +9,18 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
-_NAMES = 8  # in a list for a person
-_LONGEST_NAME = 80  # characters of a name in a sentence
-LINE = 2_000  # characters of a line for a person, and of a text in the log
+# In a list for a person.
+_NAMES = 8
+# Characters of a name in a sentence.
+_LONGEST_NAME = 80
+# Characters of a line for a person, and of a text in the log.
+LINE = 2_000
 
 
 def clean(text: str, most: int = 500) -> str:
-    """Makes a peer's words one line of printable characters, so that it cannot add lines of its own to our output."""
+    """Makes a peer's words one line of printable characters, so that it cannot add lines of its own
+    to our output.
+    """
     return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
 
 
@@ -31,7 +36,8 @@ def shortened(name: str) -> str:
 
 
 def printable(name: str) -> str:
-    """Returns a name as it is; if it holds what cannot be seen, such as a line break, as Python writes it in quotes.
+    """Returns a name as it is; if it holds what cannot be seen, such as a line break, as Python
+    writes it in quotes.
 
     Of a long one it is the beginning.
     """
@@ -40,7 +46,9 @@ def printable(name: str) -> str:
 
 
 def percent(count: int, total: int) -> str:
-    """Words the share that ``count`` is of ``total``; only all of them are 100 %, and only none are 0 %."""
+    """Words the share that ``count`` is of ``total``; only all of them are 100 %, and only none are
+    0 %.
+    """
     found = round(100 * count / total) if total else 0
     if found == 0 and count:
         return "less than 1 %"
@@ -48,7 +56,9 @@ def percent(count: int, total: int) -> str:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises ValueError, for a person, if it is none."""
+    """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises ValueError, for a person,
+    if it is none.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
         what = "write host:port, such as 127.0.0.1:7000, with a port of at most 65535"
@@ -66,7 +76,9 @@ def to_json(value: object, *, compact: bool = False) -> str:
 
 
 def number(value: Any) -> float:
-    """Reads a number that ``to_json`` wrote: null is NaN. Raises TypeError or ValueError if it is none."""
+    """Reads a number that ``to_json`` wrote: null is NaN. Raises TypeError or ValueError if it is
+    none.
+    """
     return math.nan if value is None else float(value)
 
 
@@ -82,5 +94,7 @@ def _nan_for_none(value: object) -> object:
     return math.nan if value is None else value
 
 
-Words = Annotated[str, AfterValidator(lambda text: clean(text, LINE))]  # in a model of what peers wrote
-Number = Annotated[float, BeforeValidator(_nan_for_none)]  # written by ``to_json``, or as null by pydantic
+# In a model of what peers wrote.
+Words = Annotated[str, AfterValidator(lambda text: clean(text, LINE))]
+# Written by ``to_json``, or as null by pydantic.
+Number = Annotated[float, BeforeValidator(_nan_for_none)]

@@ -18,36 +18,48 @@ from vfl_common.process.logs import Console
 from vfl_common.process.program import EXIT_CODES, METRICS, NAMES, do_last, run_program
 from vfl_common.text import LINE, clean, to_json
 
-_DEVICE = click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
+_DEVICE = click.option(
+    "--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device."
+)
 _WAIT = click.option(
     "--wait",
     "wait_s",
     default=60.0,
     show_default=True,
-    help="Seconds to wait for a server that does not answer; for one that is lost in a run, run.rejoin_deadline_s.",
+    help="Seconds to wait for a server that does not answer; for one that is lost in a run, "
+    "run.rejoin_deadline_s.",
 )
 
-_WIDTH = 120  # of long lines, unless the terminal is narrower
+# Of long lines, unless the terminal is narrower.
+_WIDTH = 120
 
 
 @click.group(epilog=EXIT_CODES, context_settings=NAMES)
 @click.version_option(package_name="vfl")
 def cli() -> None:
-    """Run a party of a federation: it trains on its own columns, with parties that hold other columns."""
+    """Run a party of a federation: it trains on its own columns, with parties that hold other
+    columns.
+    """
 
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("party", type=click.Path(path_type=Path))
 @_DEVICE
 @_WAIT
-@click.option("--fresh", is_flag=True, help="Do not offer to resume an unfinished run of this recipe.")
+@click.option(
+    "--fresh", is_flag=True, help="Do not offer to resume an unfinished run of this recipe."
+)
 @click.option("--metrics", default="", metavar="HOST:PORT", help=METRICS)
-@click.option("--report", is_flag=True, help="Active party: draw the charts of `vfl report` after the run.")
-def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: str, report: bool) -> None:
+@click.option(
+    "--report", is_flag=True, help="Active party: draw the charts of `vfl report` after the run."
+)
+def run(
+    party: Path, device: str | None, wait_s: float, fresh: bool, metrics: str, report: bool
+) -> None:
     """Take part in a training run, as the party that the file PARTY describes.
 
-    After a crash the same command rejoins the run. Progress is shown in sentences at a terminal, and as JSON lines if
-    standard output goes elsewhere.
+    After a crash the same command rejoins the run. Progress is shown in sentences at a terminal,
+    and as JSON lines if standard output goes elsewhere.
 
     \b
     On four GPUs of one machine, with device = "cuda":
@@ -61,14 +73,17 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
       tls = { ca = "ca.pem", certificate = "hospital.pem", key = "hospital.key" }
       data = { source = "patients.csv", id = "patient", missing = "mean" }
     and at the active party: data.label, listen = "0.0.0.0:7001", advertise = "bank.example.org:7001"
-    """
+    """  # noqa: E501
     from vfl_party.assembly.files import read_files
     from vfl_party.ranks import started_by_torchrun
     from vfl_party.runtime.app import PartyApp, lend
 
     files = read_files(party, device=device)
     if report and not files.is_active:
-        text = f"{party}: --report is for the active party; {files.name} is passive and gets no summary"
+        text = (
+            f"{party}: --report is for the active party; {files.name} is passive and gets no "
+            "summary"
+        )
         raise InputError(Code.CONFIG_INVALID, text)
     reporters = _reporters() if report else []
     console = Console("vfl-party")
@@ -77,25 +92,30 @@ def run(party: Path, device: str | None, wait_s: float, fresh: bool, metrics: st
             lend(files, ranks)
             return
         with naming(Path(files.file.recipe)):
-            _, folder = PartyApp(files, console, wait_s, metrics=metrics, ranks=ranks).train(fresh=fresh)
+            _, folder = PartyApp(files, console, wait_s, metrics=metrics, ranks=ranks).train(
+                fresh=fresh
+            )
     if report:
         charts = [path for each in reporters for path in each(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
-    do_last(folder.finishing())  # from then on the same command begins a new run
+    # From then on the same command begins a new run.
+    do_last(folder.finishing())
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
 
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("party", type=click.Path(path_type=Path))
 @_DEVICE
-@click.option("--offline", is_flag=True, help="Do not try to reach the server and the active party.")
+@click.option(
+    "--offline", is_flag=True, help="Do not try to reach the server and the active party."
+)
 def check(party: Path, device: str | None, offline: bool) -> None:
     """Check everything that the file PARTY names, without training: one line each, with what to do.
 
-    It checks party file and recipe, certificate, device, data (columns, types, missing values, label), models, the
-    address to listen on, and whether server and active party can be reached and would take this party: they compare
-    recipe, protocol and plug-ins. A line that begins with note is about something that can be run, and is perhaps not
-    meant.
+    It checks party file and recipe, certificate, device, data (columns, types, missing values,
+    label), models, the address to listen on, and whether server and active party can be reached and
+    would take this party: they compare recipe, protocol and plug-ins. A line that begins with note
+    is about something that can be run, and is perhaps not meant.
     """
     from vfl_party.runtime.preflight import check as look
     from vfl_party.runtime.preflight import require
@@ -103,23 +123,43 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     findings = []
     for finding in look(party, device, offline=offline):
         findings.append(finding)
-        verdict = "FAIL" if not finding.fine else "SOON" if finding.soon else "note" if finding.note else "ok  "
+        verdict = (
+            "FAIL"
+            if not finding.fine
+            else "SOON"
+            if finding.soon
+            else "note"
+            if finding.note
+            else "ok  "
+        )
         head = f"{verdict}  {finding.about:<12}  "
         indent = " " * (len(finding.text) - len(finding.text.lstrip(" ")))
-        text = indent + clean(finding.text, LINE)  # a table's names and values may be anything
+        # A table's names and values may be anything.
+        text = indent + clean(finding.text, LINE)
         click.echo(_broken(head, text) if finding.about == "leaves" else head + text)
     require(findings)
 
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("party", type=click.Path(path_type=Path))
-@click.option("--run", "trained", required=True, type=click.Path(path_type=Path), help="The trained run: OUT/RUN-ID.")
+@click.option(
+    "--run",
+    "trained",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The trained run: OUT/RUN-ID.",
+)
 @click.option(
     "--data",
     metavar="SOURCE",
-    help="Rows to predict, a file or whatever else a party file may name; replaces the party file's source.",
+    help="Rows to predict, a file or whatever else a party file may name; replaces the party "
+    "file's source.",
 )
-@click.option("--query", metavar="SELECT", help="Of a database: the rows to predict; replaces the party file's query.")
+@click.option(
+    "--query",
+    metavar="SELECT",
+    help="Of a database: the rows to predict; replaces the party file's query.",
+)
 @click.option(
     "--out",
     "output",
@@ -129,10 +169,14 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     help="Active party: where to write ids, scores and classes; .csv or .parquet.",
 )
 @click.option(
-    "--like-input", is_flag=True, help="Active party: CSV with the separator and the decimal sign of its own table."
+    "--like-input",
+    is_flag=True,
+    help="Active party: CSV with the separator and the decimal sign of its own table.",
 )
 @click.option(
-    "--spreadsheet", is_flag=True, help="Active party: CSV with ' before text that a spreadsheet would compute."
+    "--spreadsheet",
+    is_flag=True,
+    help="Active party: CSV with ' before text that a spreadsheet would compute.",
 )
 @_DEVICE
 @_WAIT
@@ -147,15 +191,17 @@ def predict(
     device: str | None,
     wait_s: float,
 ) -> None:
-    """Take part in a joint prediction with a trained run: every party runs this, beside vfl-server serve --predict.
+    """Take part in a joint prediction with a trained run: every party runs this, beside vfl-server
+    serve --predict.
 
-    All parties must give the same ids, unless the recipe has rows.align = "psi". Only the active party gets and
-    writes the result: a row for each row of its table, in its order, with its own ids. At the end every party says
-    how many of its rows are predicted, and why the others are left out.
+    All parties must give the same ids, unless the recipe has rows.align = "psi". Only the active
+    party gets and writes the result: a row for each row of its table, in its order, with its own
+    ids. At the end every party says how many of its rows are predicted, and why the others are left
+    out.
 
     \b
     Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --out churn.csv
-    """
+    """  # noqa: E501
     from vfl_party.assembly.files import read_files
     from vfl_party.data import Labels
     from vfl_party.predict.prediction import load_joint, prediction_data
@@ -175,12 +221,15 @@ def predict(
         if ranks is not None and ranks.rank:
             lend(files, ranks)
             return
-        predicted, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(run_, rows, written)
+        predicted, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(
+            run_, rows, written
+        )
     result: dict[str, Any] = {"output": str(output)} if files.is_active else {}
     console.emit("predicted", **asdict(predicted), **result, said=str(predicted))
     if files.is_active and files.file.data is not None:
         labels = Labels.from_state(run_.state["labels"])
-        console.show("scores", said=meaning(labels, label_name(files.file.data)))  # a class is not for the log
+        # A class is not for the log.
+        console.show("scores", said=meaning(labels, label_name(files.file.data)))
     do_last(folder.finishing())
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
 
@@ -188,13 +237,20 @@ def predict(
 @cli.command(epilog=EXIT_CODES)
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option(
-    "--rows", type=click.IntRange(1, 100_000_000), help="Rows that all parties hold; if given, data are not read."
+    "--rows",
+    type=click.IntRange(1, 100_000_000),
+    help="Rows that all parties hold; if given, data are not read.",
 )
 @click.option(
-    "--rounds", "ended", multiple=True, metavar="PHASE=N", help="Count N rounds for a phase with early stopping."
+    "--rounds",
+    "ended",
+    multiple=True,
+    metavar="PHASE=N",
+    help="Count N rounds for a phase with early stopping.",
 )
 def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
-    """Count the bytes that a run would exchange, as one JSON line. `vfl forecast` shows them to people.
+    """Count the bytes that a run would exchange, as one JSON line. `vfl forecast` shows them to
+    people.
 
     PLAN is a recipe or a party file. Nothing is sent, and no certificate is needed.
     """
@@ -209,12 +265,14 @@ def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("party", type=click.Path(path_type=Path))
-@click.option("--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer.")
+@click.option(
+    "--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer."
+)
 def health(party: Path, wait_s: float) -> None:
     """Ask the active party of the file PARTY, on this machine, whether it serves (grpc.health.v1).
 
-    Exit code 0 if it does. The call uses the party's own certificate. For the health check of a container or
-    supervisor. A passive party does not listen, so it cannot be asked.
+    Exit code 0 if it does. The call uses the party's own certificate. For the health check of a
+    container or supervisor. A passive party does not listen, so it cannot be asked.
 
     \b
     Example: vfl-party health bank.toml
@@ -227,15 +285,22 @@ def health(party: Path, wait_s: float) -> None:
     recipe = load_recipe(Path(file.recipe))
     place = recipe.party(file.name)
     if place is None or place.role != "active" or file.listen.endswith(":0"):
-        text = f"{party}: {file.name} has no known port; only an active party with `listen` can be asked"
+        text = (
+            f"{party}: {file.name} has no known port; only an active party with `listen` can "
+            "be asked"
+        )
         raise InputError(Code.CONFIG_INVALID, text)
     members = members_of(recipe, file.pins)
-    address = require_serving(file.listen, load_credentials(file.tls, name=file.name, members=members), wait_s)
+    address = require_serving(
+        file.listen, load_credentials(file.tls, name=file.name, members=members), wait_s
+    )
     click.echo(f"{file.name} at {address} serves")
 
 
 def _broken(head: str, text: str) -> str:
-    """Returns ``head`` and ``text``, over several lines if one is too long; breaks only after semicolons."""
+    """Returns ``head`` and ``text``, over several lines if one is too long; breaks only after
+    semicolons.
+    """
     width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
     first, *items = text.split("; ")
     lines = [head + first]
@@ -249,10 +314,16 @@ def _broken(head: str, text: str) -> str:
 
 
 def _reporters() -> list[Callable[[Path], list[Path]]]:
-    """Loads the entry points of the group ``vfl.reports``, which draw a run. Raises InputError if there are none."""
-    found: list[Callable[[Path], list[Path]]] = [each.load() for each in entry_points(group="vfl.reports")]
+    """Loads the entry points of the group ``vfl.reports``, which draw a run. Raises InputError if
+    there are none.
+    """
+    found: list[Callable[[Path], list[Path]]] = [
+        each.load() for each in entry_points(group="vfl.reports")
+    ]
     if not found:
-        text = "--report: no installed package draws reports (entry points of the group vfl.reports)"
+        text = (
+            "--report: no installed package draws reports (entry points of the group vfl.reports)"
+        )
         raise InputError(Code.CONFIG_INVALID, f"{text}; install vfl as its README says")
     return found
 
@@ -261,5 +332,6 @@ def main() -> None:
     run_program(cli, "vfl-party", private=True)
 
 
-if __name__ == "__main__":  # python -m vfl_party.cli, as torchrun starts modules
+# Python -m vfl_party.cli, as torchrun starts modules.
+if __name__ == "__main__":
     main()

@@ -44,10 +44,14 @@ from vfl_server.results import starts, summarise
 _TICK_S = 0.2
 _SAVE_S = 1.0
 _CLOSE_S = 5.0
-_NOTE_S = 60.0  # between two notes that the run trains
-_TELL_S = 60.0  # for parties that may not know that the run is complete, to come and hear it
-_STOP_S = 1.5  # allowed to the parties to hear that the server was stopped, or that the run has failed
-MAX_SUMMARY = 2_000_000  # characters; a larger summary is not sent to the active party
+# Between two notes that the run trains.
+_NOTE_S = 60.0
+# For parties that may not know that the run is complete, to come and hear it.
+_TELL_S = 60.0
+# Allowed to the parties to hear that the server was stopped, or that the run has failed.
+_STOP_S = 1.5
+# Characters; a larger summary is not sent to the active party.
+MAX_SUMMARY = 2_000_000
 
 
 class _SetAside(Exception):  # noqa: N818 - it says what happened
@@ -56,7 +60,9 @@ class _SetAside(Exception):  # noqa: N818 - it says what happened
 
 @dataclass(frozen=True)
 class _Parts:
-    """What one job's server is made of. ``completed``: the summary, if an earlier process has completed the run."""
+    """What one job's server is made of. ``completed``: the summary, if an earlier process has
+    completed the run.
+    """
 
     keyring: Keyring
     folder: RunFolder
@@ -96,19 +102,22 @@ class ServerApp:
     metrics: str = ""
     pins: Mapping[str, str] = field(default_factory=dict)
     rows_at_most: int = MOST_ROWS
-    _follows: bool = field(default=False, init=False)  # this run follows one that this process has set aside
+    # This run follows one that this process has set aside.
+    _follows: bool = field(default=False, init=False)
 
     def run(self) -> Summary:
         """Serves until the run is complete. Raises VflError if it fails."""
         share_arenas()
         members = members_of(self.recipe, self.pins)
         keyring = Keyring(self.tls, self.recipe.server, members, uses=ANSWERS, out=self.out)
-        self._metrics_address()  # fails before a folder is made
+        # Fails before a folder is made.
+        self._metrics_address()
         if self.job == "predict":
             return self._run(keyring, self._folder())
         with resumable(fresh=self.fresh):
             folder = self._folder()
-            while True:  # a run that was set aside is followed by another, which is new
+            # A run that was set aside is followed by another, which is new.
+            while True:
                 try:
                     return self._run(keyring, folder)
                 except _SetAside as why:
@@ -124,8 +133,11 @@ class ServerApp:
         with self._listening(parts):
             self._serve(parts)
             summary = self._complete(parts)
-        do_last(folder.finishing())  # until then the same command tells the parties again
-        self.console.emit("completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json"))
+        # Until then the same command tells the parties again.
+        do_last(folder.finishing())
+        self.console.emit(
+            "completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json")
+        )
         return summary
 
     def _parts(self, keyring: Keyring, folder: RunFolder) -> _Parts:
@@ -135,7 +147,12 @@ class ServerApp:
         roster = [party.name for party in recipe.parties]
         phases = [phase.name for phase in recipe.phases]
         exchange = ExchangeService(
-            roster, keyring, ledger, meter, phases=phases, attach_timeout_s=recipe.run.step_timeout_s
+            roster,
+            keyring,
+            ledger,
+            meter,
+            phases=phases,
+            attach_timeout_s=recipe.run.step_timeout_s,
         )
         aggregator = Aggregator(
             exchange,
@@ -146,14 +163,22 @@ class ServerApp:
             ledger,
             timeout_s=recipe.run.step_timeout_s,
             fail=lambda error: coordinator.fail(error),
-            align=alignment_service(recipe, trains=self.job == "train", rows_at_most=self.rows_at_most),
+            align=alignment_service(
+                recipe, trains=self.job == "train", rows_at_most=self.rows_at_most
+            ),
         )
         departures = Departures(folder.path / "left.json")
         completed = self._completed(folder)
 
-        def planned(generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]) -> None:
+        def planned(
+            generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]
+        ) -> None:
             if self.job == "train":
-                goes_on = {"goes_on": generation} if recipe.run.server_absent_s and not aggregations else {}
+                goes_on = (
+                    {"goes_on": generation}
+                    if recipe.run.server_absent_s and not aggregations
+                    else {}
+                )
                 folder.note(trained_s=time.time(), **goes_on)
             aggregator.begin(generation, checkpoint, aggregations)
 
@@ -181,7 +206,9 @@ class ServerApp:
             emit=self.console.emit,
         )
         control = ControlService(coordinator, keyring, ledger, meter, self.console.show)
-        return _Parts(keyring, folder, ledger, meter, exchange, aggregator, coordinator, control, completed)
+        return _Parts(
+            keyring, folder, ledger, meter, exchange, aggregator, coordinator, control, completed
+        )
 
     @contextlib.contextmanager
     def _listening(self, parts: _Parts) -> Iterator[None]:
@@ -192,18 +219,30 @@ class ServerApp:
         def under_way() -> bool:
             return not parts.coordinator.finished.is_set()
 
-        health = Health({SESSIONS: under_way, EXCHANGE: under_way}, keyring, may_ask=[recipe.server, *roster])
-        # Threads for each party: sessions, streams of weights, questions; the server's own probes check, too;
-        # four more for callers to refuse.
-        threads = (MAX_SESSIONS + MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS) * len(roster) + MAX_CHECKS + 4
+        health = Health(
+            {SESSIONS: under_way, EXCHANGE: under_way}, keyring, may_ask=[recipe.server, *roster]
+        )
+        # Threads for each party: sessions, streams of weights, questions; the server's own probes
+        # check, too; four more for callers to refuse.
+        threads = (
+            (MAX_SESSIONS + MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS) * len(roster) + MAX_CHECKS + 4
+        )
         services: list[Service] = [parts.control, parts.exchange, health]
-        with self._exposed(parts), listening(self.listen, keyring, services, threads) as (_, address):
-            self.listen = address  # another run of this process is at the same place, also if its port was 0
-            self.console.emit("ready", name=recipe.server, address=address, run_id=parts.folder.run_id)
+        with (
+            self._exposed(parts),
+            listening(self.listen, keyring, services, threads) as (_, address),
+        ):
+            # Another run of this process is at the same place, also if its port was 0.
+            self.listen = address
+            self.console.emit(
+                "ready", name=recipe.server, address=address, run_id=parts.folder.run_id
+            )
             yield
 
     def _serve(self, parts: _Parts) -> None:
-        """Serves until the parties have done their work. Raises VflError if the run fails, and KeyboardInterrupt."""
+        """Serves until the parties have done their work. Raises VflError if the run fails, and
+        KeyboardInterrupt.
+        """
         coordinator = parts.coordinator
         try:
             if parts.completed is None:
@@ -222,35 +261,47 @@ class ServerApp:
             coordinator.wait_until_empty(_STOP_S)
             raise _SetAside(coordinator.set_aside)
         if coordinator.failure is not None:
-            with contextlib.suppress(KeyboardInterrupt, Stopped):  # it ends anyway, and says why
+            # It ends anyway, and says why.
+            with contextlib.suppress(KeyboardInterrupt, Stopped):
                 coordinator.wait_until_empty(_STOP_S)
             raise coordinator.failure
 
     def _complete(self, parts: _Parts) -> Summary:
         """Writes the summary, and tells it to the parties."""
         recipe, coordinator, folder = self.recipe, parts.coordinator, parts.folder
-        summary = parts.completed or summarise(recipe, self.job, coordinator, folder, parts.ledger, parts.meter)
+        summary = parts.completed or summarise(
+            recipe, self.job, coordinator, folder, parts.ledger, parts.meter
+        )
         text = summary.model_dump_json(indent=1) + "\n"
         write_atomic(folder.path.parent / "summary.json", text)
         coordinator.complete(text if len(text) < MAX_SUMMARY else "")
-        if parts.completed is not None:  # nobody knows which parties have heard of it
+        # Nobody knows which parties have heard of it.
+        if parts.completed is not None:
             coordinator.wait_until_told(min(recipe.run.rejoin_deadline_s, _TELL_S))
         coordinator.wait_until_empty(_CLOSE_S)
         parts.save_ledger()
         return summary
 
     def _completed(self, folder: RunFolder) -> Summary | None:
-        """Returns the summary of a run that an earlier process completed, if it died before all parties knew."""
+        """Returns the summary of a run that an earlier process completed, if it died before all
+        parties knew.
+        """
         path = folder.path.parent / "summary.json"
         try:
             summary = load_summary(path) if self.job == "train" and path.exists() else None
         except (OSError, ValueError):
             return None
         same = (folder.run_id, self.recipe.digest())
-        return summary if summary is not None and (summary.run_id, summary.recipe_digest) == same else None
+        return (
+            summary
+            if summary is not None and (summary.run_id, summary.recipe_digest) == same
+            else None
+        )
 
     def _metrics_address(self) -> str:
-        """Returns host:port for Prometheus, '' for none. Raises InputError if this machine cannot listen there."""
+        """Returns host:port for Prometheus, '' for none. Raises InputError if this machine cannot
+        listen there.
+        """
         if not self.metrics:
             return ""
         from vfl_common.prometheus import listen_address
@@ -273,28 +324,46 @@ class ServerApp:
             return control.refusals.counts() + exchange.refusals.counts()
 
         awaited, ends = lambda: exchange.awaited, parts.keyring.ends
-        metrics = ServerMetrics(parts.coordinator, parts.ledger, parts.meter, awaited, refused, ends)
+        metrics = ServerMetrics(
+            parts.coordinator, parts.ledger, parts.meter, awaited, refused, ends
+        )
         with exposed(address, metrics.families) as bound:
             self.console.emit("metrics", name=self.recipe.server, address=bound)
             yield
 
     def _folder(self) -> RunFolder:
-        """Opens the folder of the run: the one that ``run_id`` names, the unfinished one, or a new one."""
+        """Opens the folder of the run: the one that ``run_id`` names, the unfinished one, or a new
+        one.
+        """
         if self.job == "predict":
             return self._new_folder(self.run_id or _new_run_id(f"{self.recipe.name}-predict"))
         if self.run_id:
             known = RunFolder(self.out / self.run_id / self.recipe.server, self.run_id).facts()
-            return self._new_folder(self.run_id, "" if known else f"the new run {self.run_id} was asked for")
+            return self._new_folder(
+                self.run_id, "" if known else f"the new run {self.run_id} was asked for"
+            )
         if self.fresh:
-            return self._new_folder(_new_run_id(self.recipe.name), "a new run was asked for (--fresh)")
+            return self._new_folder(
+                _new_run_id(self.recipe.name), "a new run was asked for (--fresh)"
+            )
         unfinished = find_unfinished(self.out, self.recipe.server, self.recipe)
-        return self._new_folder(unfinished.run_id if unfinished is not None else _new_run_id(self.recipe.name))
+        return self._new_folder(
+            unfinished.run_id if unfinished is not None else _new_run_id(self.recipe.name)
+        )
 
     def _new_folder(self, run_id: str, anew: str = "") -> RunFolder:
-        """Opens a folder. ``anew``: why the parties leave the runs in which they are; '' if they must not."""
+        """Opens a folder. ``anew``: why the parties leave the runs in which they are; '' if they
+        must not.
+        """
         folder = create(self.out, run_id, self.recipe.server, self.recipe)
-        folder.note(job=self.job, server_starts=starts(folder) + 1, **({"anew": anew} if anew else {}))
-        for each in set_all_aside(self.out, self.recipe.server, self.recipe, anew, but=run_id) if anew else ():
+        folder.note(
+            job=self.job, server_starts=starts(folder) + 1, **({"anew": anew} if anew else {})
+        )
+        for each in (
+            set_all_aside(self.out, self.recipe.server, self.recipe, anew, but=run_id)
+            if anew
+            else ()
+        ):
             self.console.emit("set_aside", run=each, why=anew)
         return folder
 
@@ -304,7 +373,8 @@ class ServerApp:
         ``folder``: of the run that begins.
         """
         if PLAIN_NAME.fullmatch(run_id):
-            with contextlib.suppress(InputError):  # nobody resumes a run whose file is damaged
+            # Nobody resumes a run whose file is damaged.
+            with contextlib.suppress(InputError):
                 other = RunFolder(self.out / run_id / self.recipe.server, run_id)
                 if other.facts().get("finished"):
                     return f"run {run_id} is complete"
@@ -315,7 +385,8 @@ class ServerApp:
     def _expired(self, folder: RunFolder) -> bool:
         """Whether the run is set aside if a party cannot resume it.
 
-        A process does that once: a party that says so of each run would have all begin anew for ever.
+        A process does that once: a party that says so of each run would have all begin anew for
+        ever.
         """
         within_s = self.recipe.run.resume_within_s
         return not self._follows and time.time() - folder.facts().get("trained_s", 0.0) > within_s
@@ -326,11 +397,14 @@ class ServerApp:
         saved_s = noted_s = time.monotonic()
         while not parts.coordinator.finished.wait(_TICK_S):
             parts.coordinator.tick()
-            if time.monotonic() - saved_s > _SAVE_S:  # for a process that takes the generation up after this one
+            # For a process that takes the generation up after this one.
+            if time.monotonic() - saved_s > _SAVE_S:
                 saved_s = time.monotonic()
-                with contextlib.suppress(VflError):  # it is only an account
+                # It is only an account.
+                with contextlib.suppress(VflError):
                     parts.save_ledger()
-            if time.monotonic() - noted_s > _NOTE_S and parts.coordinator.at_work:  # for ``run.resume_within_s``
+            # For ``run.resume_within_s``.
+            if time.monotonic() - noted_s > _NOTE_S and parts.coordinator.at_work:
                 noted_s = time.monotonic()
                 parts.folder.note(trained_s=time.time())
             parts.keyring.tell_again()
@@ -345,7 +419,8 @@ def note_start(folder: RunFolder, generation: int, wall_s: float) -> None:
 
 
 def ran_s(folder: RunFolder) -> float:
-    """Returns the seconds since an earlier process of this server first started the run; 0 if none did.
+    """Returns the seconds since an earlier process of this server first started the run; 0 if none
+    did.
 
     It is 0 too if the machine's clock has been set back before that start.
     """

@@ -16,50 +16,89 @@ from vfl_common.process.program import EXIT_CODES, METRICS, NAMES, run_program
 _LISTEN = "0.0.0.0:7000"
 _ROWS_AT_MOST = 10_000_000
 _RECIPE = click.argument("recipe", type=click.Path(path_type=Path))
-_CA = click.option("--ca", default="certs/ca.pem", show_default=True, type=click.Path(path_type=Path), help="CA, PEM.")
-_CERTIFICATE = click.option(
-    "--certificate", type=click.Path(path_type=Path), help="This server's certificate. [default: certs/<name>.pem]"
+_CA = click.option(
+    "--ca",
+    default="certs/ca.pem",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="CA, PEM.",
 )
-_KEY = click.option("--key", type=click.Path(path_type=Path), help="Its key, mode 0600. [default: certs/<name>.key]")
+_CERTIFICATE = click.option(
+    "--certificate",
+    type=click.Path(path_type=Path),
+    help="This server's certificate. [default: certs/<name>.pem]",
+)
+_KEY = click.option(
+    "--key", type=click.Path(path_type=Path), help="Its key, mode 0600. [default: certs/<name>.key]"
+)
 _REVOKED = click.option(
     "--revoked",
     type=click.Path(path_type=Path),
-    help="List of revoked certificates. [default: revoked.txt and revoked.crl beside the CA, if they exist]",
+    help="List of revoked certificates. [default: revoked.txt and revoked.crl beside the CA, if "
+    "they exist]",
 )
 _PASSPHRASE = click.option(
     "--passphrase-file",
     "passphrase",
     type=click.Path(path_type=Path),
-    help="Its passphrase, mode 0600, if the key is encrypted. [default: the variable VFL_TLS_PASSPHRASE]",
+    help="Its passphrase, mode 0600, if the key is encrypted. [default: the variable "
+    "VFL_TLS_PASSPHRASE]",
 )
 
 
 @click.group(epilog=EXIT_CODES, context_settings=NAMES)
 @click.version_option(package_name="vfl")
 def cli() -> None:
-    """Run a federation's aggregation server: membership, run state, aggregation. It never sees rows or labels."""
+    """Run a federation's aggregation server: membership, run state, aggregation. It never sees rows
+    or labels.
+    """
 
 
 @cli.command(epilog=EXIT_CODES)
 @_RECIPE
-@click.option("--listen", default=_LISTEN, show_default=True, help="host:port; port 0 takes a free one.")
+@click.option(
+    "--listen", default=_LISTEN, show_default=True, help="host:port; port 0 takes a free one."
+)
 @_CA
 @_CERTIFICATE
 @_KEY
 @_PASSPHRASE
 @_REVOKED
-@click.option("--out", default="runs", show_default=True, type=click.Path(path_type=Path), help="Folder of runs.")
-@click.option("--run-id", default="", help="A name for a new run. [default: made from time and recipe]")
-@click.option("--fresh", is_flag=True, help="Begin a new run even if --out has an unfinished run of this recipe.")
+@click.option(
+    "--out",
+    default="runs",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder of runs.",
+)
+@click.option(
+    "--run-id", default="", help="A name for a new run. [default: made from time and recipe]"
+)
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="Begin a new run even if --out has an unfinished run of this recipe.",
+)
 @click.option("--metrics", default="", metavar="HOST:PORT", help=METRICS)
-@click.option("--predict", is_flag=True, help="Coordinate one joint prediction (vfl-party predict), not training.")
-@click.option("--pin", "pins", multiple=True, metavar="NAME=PIN", help="The key of a party, by `vfl certs show`.")
+@click.option(
+    "--predict",
+    is_flag=True,
+    help="Coordinate one joint prediction (vfl-party predict), not training.",
+)
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="NAME=PIN",
+    help="The key of a party, by `vfl certs show`.",
+)
 @click.option(
     "--rows-at-most",
     default=_ROWS_AT_MOST,
     show_default=True,
     type=click.IntRange(min=1),
-    help="With rows.align = psi: refuse a party with more rows; each needs about 50 bytes of memory.",
+    help="With rows.align = psi: refuse a party with more rows; each needs about 50 bytes of "
+    "memory.",
 )
 def serve(
     recipe: Path,
@@ -79,8 +118,8 @@ def serve(
 ) -> None:
     """Wait for the parties of RECIPE, run it once, write <out>/<run id>/summary.json, and end.
 
-    After a crash the same command resumes the unfinished run: the parties rejoin and return to their newest common
-    checkpoint.
+    After a crash the same command resumes the unfinished run: the parties rejoin and return to
+    their newest common checkpoint.
 
     \b
     Example: vfl-server serve recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
@@ -89,7 +128,9 @@ def serve(
 
     loaded = load_recipe(recipe)
     if run_id and not PLAIN_NAME.fullmatch(run_id):
-        raise click.BadParameter("letters, digits, '.', '_' and '-', at most 200", param_hint="--run-id")
+        raise click.BadParameter(
+            "letters, digits, '.', '_' and '-', at most 200", param_hint="--run-id"
+        )
     ServerApp(
         loaded,
         _tls(loaded.server, ca, certificate, key, revoked, passphrase),
@@ -107,13 +148,20 @@ def serve(
 
 @cli.command(epilog=EXIT_CODES)
 @_RECIPE
-@click.option("--listen", default=_LISTEN, show_default=True, help="The address given to `serve`, but not port 0.")
+@click.option(
+    "--listen",
+    default=_LISTEN,
+    show_default=True,
+    help="The address given to `serve`, but not port 0.",
+)
 @_CA
 @_CERTIFICATE
 @_KEY
 @_PASSPHRASE
 @_REVOKED
-@click.option("--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer.")
+@click.option(
+    "--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer."
+)
 def health(
     recipe: Path,
     listen: str,
@@ -124,7 +172,8 @@ def health(
     passphrase: Path | None,
     wait_s: float,
 ) -> None:
-    """Ask the server of RECIPE on this machine whether it serves (grpc.health.v1); exit code 0 if it does.
+    """Ask the server of RECIPE on this machine whether it serves (grpc.health.v1); exit code 0 if
+    it does.
 
     The call uses the server's own certificate. For the health check of a container or supervisor.
 
@@ -138,7 +187,9 @@ def health(
     loaded = load_recipe(recipe)
     name = loaded.server
     tls = _tls(name, ca, certificate, key, revoked, passphrase)
-    address = require_serving(listen, load_credentials(tls, name=name, members=members_of(loaded)), wait_s)
+    address = require_serving(
+        listen, load_credentials(tls, name=name, members=members_of(loaded)), wait_s
+    )
     click.echo(f"{name} at {address} serves")
 
 
@@ -150,14 +201,21 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str]:
         try:
             found[name] = TypeAdapter(Pin).validate_python(pin)
         except ValidationError:
-            raise click.BadParameter(f"write NAME=PIN, the pin as `vfl certs show` prints it: {text!r}") from None
+            raise click.BadParameter(
+                f"write NAME=PIN, the pin as `vfl certs show` prints it: {text!r}"
+            ) from None
     if len(found) < len(texts):
         raise click.BadParameter("a party has two pins; give one", param_hint="--pin")
     return found
 
 
 def _tls(
-    name: str, ca: Path, certificate: Path | None, key: Path | None, revoked: Path | None, passphrase: Path | None
+    name: str,
+    ca: Path,
+    certificate: Path | None,
+    key: Path | None,
+    revoked: Path | None,
+    passphrase: Path | None,
 ) -> TlsSettings:
     return TlsSettings(
         ca=str(ca),

@@ -36,9 +36,11 @@ from vfl_server.results import summarise
 
 
 class LocalServer:
-    """One run. What a party says is handled where it says it, and so is what follows from it for the others.
+    """One run. What a party says is handled where it says it, and so is what follows from it for
+    the others.
 
-    There is one generation: an error of one party ends the run for all, whatever the recipe says of lost parties.
+    There is one generation: an error of one party ends the run for all, whatever the recipe says of
+    lost parties.
 
     Args:
         folder: the server's folder of the run.
@@ -60,8 +62,10 @@ class LocalServer:
     ) -> None:
         self.recipe, self.job, self.folder, self.turns = recipe, job, folder, turns
         self.changed = turns.condition()
-        self.summary: Summary | None = None  # once the run is complete
-        self.failure: BaseException | None = None  # the first error of a party
+        # Once the run is complete.
+        self.summary: Summary | None = None
+        # The first error of a party.
+        self.failure: BaseException | None = None
         self._hub = hub
         self._ledger = hub.ledger
         self._sessions: dict[str, LocalSession] = {}
@@ -107,7 +111,11 @@ class LocalServer:
         with self.turns.lock:
             if self.failure is None:
                 self.failure = error
-                known = error if isinstance(error, VflError) else InternalError(f"{type(error).__name__}: {error}")
+                known = (
+                    error
+                    if isinstance(error, VflError)
+                    else InternalError(f"{type(error).__name__}: {error}")
+                )
                 self._fail(PeerError(known.code, str(known), party=name))
 
     def _fail(self, error: VflError) -> None:
@@ -121,7 +129,9 @@ class LocalServer:
         """Hands every party what the coordinator has for it; the caller holds the lock."""
         coordinator = self.coordinator
         if coordinator.finished.is_set() and coordinator.failure is None and self.summary is None:
-            self.summary = summarise(self.recipe, self.job, coordinator, self.folder, self._ledger, TcpMeter())
+            self.summary = summarise(
+                self.recipe, self.job, coordinator, self.folder, self._ledger, TcpMeter()
+            )
             text = self.summary.model_dump_json(indent=1) + "\n"
             write_atomic(self.folder.path.parent / "summary.json", text)
             coordinator.complete(text)
@@ -134,7 +144,12 @@ class LocalSession:
     """A party's session with a ``LocalServer``; see ``vfl_common.rpc.messages.Membership``."""
 
     def __init__(self, server: LocalServer, name: str, ledger: Ledger) -> None:
-        self.me, self.server, self.ledger, self.meter = name, server.recipe.server, ledger, TcpMeter()
+        self.me, self.server, self.ledger, self.meter = (
+            name,
+            server.recipe.server,
+            ledger,
+            TcpMeter(),
+        )
         self._server = server
         self._member = server.coordinator.open(name)
         self._inbox: deque[Any] = deque()
@@ -147,7 +162,9 @@ class LocalSession:
             answer = self._next()
             if answer.HasField("start"):
                 start = answer.start
-                return Start(start.run_id, start.generation, start.checkpoint, start.exchange_address)
+                return Start(
+                    start.run_id, start.generation, start.checkpoint, start.exchange_address
+                )
             if answer.HasField("complete"):
                 return Done(answer.complete.run_id, answer.complete.summary_json)
 
@@ -186,7 +203,8 @@ class LocalSession:
         """Nothing, as ``stopping``."""
 
     def close(self) -> None:
-        if self._server.summary is not None:  # otherwise the run fails, and whoever runs the party says why
+        # Otherwise the run fails, and whoever runs the party says why.
+        if self._server.summary is not None:
             self._server.coordinator.closed(self._member)
 
     def take(self) -> None:
@@ -210,7 +228,9 @@ class LocalSession:
 
     def _next(self) -> Any:
         with self._server.turns.lock:
-            self._server.turns.wait_for(self._server.changed, lambda: self._ended or self._inbox, float("inf"))
+            self._server.turns.wait_for(
+                self._server.changed, lambda: self._ended or self._inbox, float("inf")
+            )
             self.check()
             return self._inbox.popleft()
 

@@ -18,7 +18,8 @@ from vfl_server.control.run_state import RunState
 
 @dataclass
 class ServerMetrics:
-    """The metrics, read at each scrape. ``waits_for``: the parties whose weights are due while others' have come.
+    """The metrics, read at each scrape. ``waits_for``: the parties whose weights are due while
+    others' have come.
 
     ``refused``: {code: refusals}. ``ends``: {name: when the certificate ends}.
     """
@@ -34,22 +35,49 @@ class ServerMetrics:
         coordinator, status = self.coordinator, self.coordinator.status()
         roster = [party.name for party in coordinator.recipe.parties]
         info = InfoMetricFamily("vfl_server", "Which run this is.")
-        facts = {"run_id": coordinator.run_id, "recipe": coordinator.recipe.name, "job": coordinator.job}
+        facts = {
+            "run_id": coordinator.run_id,
+            "recipe": coordinator.recipe.name,
+            "job": coordinator.job,
+        }
         info.add_metric((), facts | {"version": version()})
         yield info
         yield state(status.state.value, [each.value for each in RunState])
-        yield gauge("vfl_generation", "How often the run has started or resumed.", {(): status.generation})
-        yield counter("vfl_interruptions_total", "How often it was interrupted.", {(): status.interruptions})
+        yield gauge(
+            "vfl_generation", "How often the run has started or resumed.", {(): status.generation}
+        )
+        yield counter(
+            "vfl_interruptions_total", "How often it was interrupted.", {(): status.interruptions}
+        )
         refused: dict[Labels, float] = {(code,): count for code, count in self.refused().items()}
-        yield counter("vfl_refusals_total", "Sessions, joins and streams that were refused.", refused, ("code",))
+        yield counter(
+            "vfl_refusals_total",
+            "Sessions, joins and streams that were refused.",
+            refused,
+            ("code",),
+        )
         yield gauge("vfl_run_seconds", "Since the run first started.", {(): coordinator.wall_s})
         yield from _parties(status, roster)
         if status.phase:
             place = (status.phase,)
-            yield gauge("vfl_round", "Rounds done of the current phase.", {place: status.round}, ("phase",))
-            yield gauge("vfl_rounds", "Planned rounds of the current phase.", {place: status.rounds}, ("phase",))
-        yield gauge("vfl_run_steps", "Steps since the run began, as of the last round.", {(): status.steps})
-        yield gauge("vfl_party_metric", "Each party's last report.", _told(status), ("party", "phase", "metric"))
+            yield gauge(
+                "vfl_round", "Rounds done of the current phase.", {place: status.round}, ("phase",)
+            )
+            yield gauge(
+                "vfl_rounds",
+                "Planned rounds of the current phase.",
+                {place: status.rounds},
+                ("phase",),
+            )
+        yield gauge(
+            "vfl_run_steps", "Steps since the run began, as of the last round.", {(): status.steps}
+        )
+        yield gauge(
+            "vfl_party_metric",
+            "Each party's last report.",
+            _told(status),
+            ("party", "phase", "metric"),
+        )
         yield awaited(roster, self.waits_for())
         yield certificates(self.ends())
         yield from traffic(self.ledger, self.meter.counts())
@@ -58,19 +86,26 @@ class ServerMetrics:
 def _parties(status: Status, roster: Sequence[str]) -> Iterator[Metric]:
     """Counts the parties by status: joined, left (no longer needed), or missing."""
     places = {
-        name: "joined" if name in status.joined else "left" if name in status.left else "missing" for name in roster
+        name: "joined" if name in status.joined else "left" if name in status.left else "missing"
+        for name in roster
     }
     found = list(places.values())
-    counts: dict[Labels, float] = {(each,): found.count(each) for each in ("joined", "left", "missing")}
+    counts: dict[Labels, float] = {
+        (each,): found.count(each) for each in ("joined", "left", "missing")
+    }
     yield gauge("vfl_parties", "Parties of the recipe, by status.", counts, ("status",))
     joined: dict[Labels, float] = {(name,): place == "joined" for name, place in places.items()}
     yield gauge("vfl_party_joined", "1 if the party has joined the run.", joined, ("party",))
     silent: dict[Labels, float] = {(name,): seconds for name, seconds in status.silent_s.items()}
-    yield gauge("vfl_party_silent_seconds", "Since a connected party's last message.", silent, ("party",))
+    yield gauge(
+        "vfl_party_silent_seconds", "Since a connected party's last message.", silent, ("party",)
+    )
 
 
 def _told(status: Status) -> dict[Labels, float]:
-    """Returns ``{("bank", "splitnn", "validation loss"): 0.31}`` for every party that reports metrics."""
+    """Returns ``{("bank", "splitnn", "validation loss"): 0.31}`` for every party that reports
+    metrics.
+    """
     return {
         (party, phase, name): value
         for party, (phase, metrics) in status.told.items()

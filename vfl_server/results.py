@@ -1,4 +1,6 @@
-"""Makes the summary of a complete run from what the parties have reported and the server has counted."""
+"""Makes the summary of a complete run from what the parties have reported and the server has
+counted.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,23 @@ from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import PartySummary, Summary, gather_bytes
 from vfl_server.control.coordinator import Coordinator, Job
-from vfl_server.control.reports import absences_of, exchanges_of, interfaces_of, ledger_of, metrics_of, privacy_of
+from vfl_server.control.reports import (
+    absences_of,
+    exchanges_of,
+    interfaces_of,
+    ledger_of,
+    metrics_of,
+    privacy_of,
+)
 
 
 def summarise(
-    recipe: Recipe, job: Job, coordinator: Coordinator, folder: RunFolder, ledger: Ledger, meter: TcpMeter
+    recipe: Recipe,
+    job: Job,
+    coordinator: Coordinator,
+    folder: RunFolder,
+    ledger: Ledger,
+    meter: TcpMeter,
 ) -> Summary:
     """Returns the summary of a run that the coordinator has completed.
 
@@ -31,7 +45,11 @@ def summarise(
         machines[name] = interfaces_of(report)
     # The server's count of its sessions is the later one: a party's report cannot count itself.
     for name in ledgers:
-        ledgers[name] = [entry for entry in ledgers[name] if (entry.peer, entry.phase) != (recipe.server, CONTROL)]
+        ledgers[name] = [
+            entry
+            for entry in ledgers[name]
+            if (entry.peer, entry.phase) != (recipe.server, CONTROL)
+        ]
     active = reports[recipe.active.name]
     return Summary(
         run_id=folder.run_id,
@@ -50,7 +68,9 @@ def summarise(
             interfaces=machines,
         ),
         parties=[
-            PartySummary(name=recipe.server, role="server", pid=os.getpid(), device="cpu", version=version()),
+            PartySummary(
+                name=recipe.server, role="server", pid=os.getpid(), device="cpu", version=version()
+            ),
             *coordinator.parties(),
         ],
         steps=active.steps,
@@ -59,11 +79,15 @@ def summarise(
         server_restarts=max(0, starts(folder) - 1),
         privacy=privacy_of(active),
         exchanges=exchanges_of(active) or [],
-        absences=[each for each in absences_of(active) or [] if recipe.party(each.party) is not None],
+        absences=[
+            each for each in absences_of(active) or [] if recipe.party(each.party) is not None
+        ],
         without=[name for name in active.without if recipe.party(name) is not None],
     )
 
 
 def starts(folder: RunFolder) -> int:
-    """Returns how many processes of the server have served this run, this one included once it has its folder."""
+    """Returns how many processes of the server have served this run, this one included once it has
+    its folder.
+    """
     return int(folder.facts().get("server_starts", 0))

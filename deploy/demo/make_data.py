@@ -1,4 +1,5 @@
-"""Gives each party its quarter of scikit-learn's digits, as a file of its own; the bank alone has the digit.
+"""Gives each party its quarter of scikit-learn's digits, as a file of its own; the bank alone has
+the digit.
 
 python make_data.py FOLDER    writes FOLDER/<party>/<party>.npz, and leaves what is there
 """
@@ -11,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-QUARTERS = {"bank": (0, 0), "hospital": (0, 4), "retailer": (4, 0), "telecom": (4, 4)}  # top left corner: row, column
+# Top left corner: row, column.
+QUARTERS = {"bank": (0, 0), "hospital": (0, 4), "retailer": (4, 0), "telecom": (4, 4)}
 
 
 def main(folder: Path) -> None:
@@ -28,7 +30,8 @@ def main(folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name("new.npz")
         np.savez_compressed(new, **arrays)
-        new.replace(path)  # whole or not at all
+        # Whole or not at all.
+        new.replace(path)
         print(f"{path}: {len(ids_N)} rows of {', '.join(arrays)}")
 
 

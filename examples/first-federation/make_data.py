@@ -1,9 +1,11 @@
-"""Makes bank/bank.csv and shop/shop.csv in this folder, for docs/first-federation.md: synthetic people, no real one.
+"""Makes bank/bank.csv and shop/shop.csv in this folder, for docs/first-federation.md: synthetic
+people, no real one.
 
 python examples/first-federation/make_data.py
 
-The tables are as raw as those of two organisations: other people, other names of columns, ids spelt in other ways, in
-another order, with missing values, and columns of no use. Run again, it makes the same files.
+The tables are as raw as those of two organisations: other people, other names of columns, ids spelt
+in other ways, in another order, with missing values, and columns of no use. Run again, it makes the
+same files.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import math
 import random
 from pathlib import Path
 
-SHOP_AS_EXCEL = True  # True: the shop's file has semicolons, decimal commas and the encoding cp1252
+# True: the shop's file has semicolons, decimal commas and the encoding cp1252.
+SHOP_AS_EXCEL = True
 AT_BOTH, AT_BANK, AT_SHOP = 1_600, 400, 500
 PRODUCTS = {"current": 0.0, "savings": -0.5, "loan": 0.7}
 TOWNS = ("Köln", "Zürich", "Malmö", "Orléans", "Graz", "Bern")
@@ -36,7 +39,21 @@ FIRST = (
     "Olé",
     "Pia",
 )
-LAST = ("Adler", "Berg", "Conti", "Dahl", "Engel", "Falk", "Gomez", "Hahn", "Ito", "Jung", "Kraus", "Lind", "Marek")
+LAST = (
+    "Adler",
+    "Berg",
+    "Conti",
+    "Dahl",
+    "Engel",
+    "Falk",
+    "Gomez",
+    "Hahn",
+    "Ito",
+    "Jung",
+    "Kraus",
+    "Lind",
+    "Marek",
+)
 
 
 def main() -> None:
@@ -50,7 +67,12 @@ def main() -> None:
         basket = draw.lognormvariate(3.6, 0.5)
         # Whether the person fails to pay a loan back: both tables say something of it.
         score = -0.9 - 0.03 * (age - 50) - 1.0 * math.log(income / 30_000) + PRODUCTS[product]
-        score += 1.3 * PAYS[pays] + 5.0 * (returns - 0.25) - 0.06 * (orders - 7) + 0.5 * math.log(basket / 37)
+        score += (
+            1.3 * PAYS[pays]
+            + 5.0 * (returns - 0.25)
+            - 0.06 * (orders - 7)
+            + 0.5 * math.log(basket / 37)
+        )
         default = "yes" if draw.random() < 1 / (1 + math.exp(-1.5 * score)) else "no"
         name = f"{draw.choice(FIRST)} {draw.choice(LAST)} {number}"
         known = "" if draw.random() < 0.04 else income
@@ -58,7 +80,16 @@ def main() -> None:
             bank.append((customer, name, age, known, product, default))
         if number < AT_BOTH or number >= AT_BOTH + AT_BANK:
             client = draw.choice((customer.lower(), f" {customer}", f"{customer}  "))
-            shop.append((client, draw.choice(TOWNS), pays, orders, _decimal(returns, 3), _decimal(basket, 2)))
+            shop.append(
+                (
+                    client,
+                    draw.choice(TOWNS),
+                    pays,
+                    orders,
+                    _decimal(returns, 3),
+                    _decimal(basket, 2),
+                )
+            )
     draw.shuffle(bank)
     draw.shuffle(shop)
     _write("bank", ("customer", "name", "age", "income", "product", "default"), bank, ",", "utf-8")
@@ -71,7 +102,13 @@ def _decimal(value: float, places: int) -> str:
     return text.replace(".", ",") if SHOP_AS_EXCEL else text
 
 
-def _write(name: str, header: tuple[str, ...], rows: list[tuple[object, ...]], separator: str, encoding: str) -> None:
+def _write(
+    name: str,
+    header: tuple[str, ...],
+    rows: list[tuple[object, ...]],
+    separator: str,
+    encoding: str,
+) -> None:
     Path(name).mkdir(exist_ok=True)
     with Path(name, f"{name}.csv").open("w", newline="", encoding=encoding) as file:
         csv.writer(file, delimiter=separator, lineterminator="\n").writerows([header, *rows])

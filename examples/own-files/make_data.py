@@ -1,4 +1,5 @@
-"""Makes the two CSV files beside it: synthetic customers, no real person. Run again, it makes the same files.
+"""Makes the two CSV files beside it: synthetic customers, no real person. Run again, it makes the
+same files.
 
 python examples/own-files/make_data.py
 """
@@ -25,16 +26,27 @@ def main() -> None:
         person = f"C{number:04d}"
         age, income = draw.randint(20, 85), round(draw.lognormvariate(10.4, 0.4))
         product, region = draw.choice(list(PRODUCTS)), draw.choice(list(REGIONS))
-        ward, smoker = draw.choices(list(WARDS), (6, 2, 1, 1))[0], draw.choices(list(SMOKER), (5, 3, 2))[0]
-        visits, pressure = min(12, int(draw.expovariate(0.5))), round(draw.gauss(128 + 0.2 * (age - 50), 12))
+        ward, smoker = (
+            draw.choices(list(WARDS), (6, 2, 1, 1))[0],
+            draw.choices(list(SMOKER), (5, 3, 2))[0],
+        )
+        visits, pressure = (
+            min(12, int(draw.expovariate(0.5))),
+            round(draw.gauss(128 + 0.2 * (age - 50), 12)),
+        )
         # Whether the person claims on the insurance: both files say something of it.
-        score = 0.05 * (age - 50) - 0.6 * math.log(income / 33000) + PRODUCTS[product] + REGIONS[region]
-        score += 1.2 * WARDS[ward] + 1.2 * SMOKER[smoker] + 0.25 * (visits - 2) + 0.03 * (pressure - 128)
+        score = (
+            0.05 * (age - 50) - 0.6 * math.log(income / 33000) + PRODUCTS[product] + REGIONS[region]
+        )
+        score += (
+            1.2 * WARDS[ward] + 1.2 * SMOKER[smoker] + 0.25 * (visits - 2) + 0.03 * (pressure - 128)
+        )
         claim = "yes" if draw.random() < 1 / (1 + math.exp(-1.6 * score)) else "no"
         bank.append((person, age, income, product, region, claim))
         # The hospital has not measured everybody's blood pressure.
         hospital.append((person, ward, smoker, visits, "" if draw.random() < 0.05 else pressure))
-    draw.shuffle(hospital)  # the order of the rows does not matter: ids are matched
+    # The order of the rows does not matter: ids are matched.
+    draw.shuffle(hospital)
     write("bank.csv", ("customer", "age", "income", "product", "region", "claim"), bank)
     write("hospital.csv", ("customer", "ward", "smoker", "visits", "blood_pressure"), hospital)
 

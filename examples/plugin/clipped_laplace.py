@@ -1,4 +1,6 @@
-"""A transform: clips each row's L1 norm and adds Laplace noise, which hides each row with ε-differential privacy."""
+"""A transform: clips each row's L1 norm and adds Laplace noise, which hides each row with
+ε-differential privacy.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,20 @@ class LaplaceSettings(Section):
 
 class ClippedLaplace(NoisyFilter):
     def __init__(self, settings: LaplaceSettings) -> None:
-        super().__init__()  # makes self._random, whose key comes from the operating system
-        self._clip, self._scale = settings.clip, 2 * settings.clip / settings.epsilon  # two rows are 2·clip apart
-        self.text = f"L1 norm clipped to {settings.clip:g}, Laplace noise (ε = {settings.epsilon:g} a message)"
+        # Makes self._random, whose key comes from the operating system.
+        super().__init__()
+        # Two rows are 2·clip apart.
+        self._clip, self._scale = settings.clip, 2 * settings.clip / settings.epsilon
+        self.text = (
+            f"L1 norm clipped to {settings.clip:g}, Laplace noise (ε = {settings.epsilon:g} a "
+            "message)"
+        )
 
     def noise(self, z_BD: Tensor) -> Tensor:
         norm_B1 = z_BD.abs().sum(dim=1, keepdim=True)
-        return z_BD * (self._clip / norm_B1.clamp_min(self._clip)) + self._scale * self._random.laplace_like(z_BD)
+        return z_BD * (
+            self._clip / norm_B1.clamp_min(self._clip)
+        ) + self._scale * self._random.laplace_like(z_BD)
 
     def apply(self, tensors: Tensors) -> Tensors:
         return {name: self.noise(x.detach()) for name, x in tensors.items()}

@@ -18,7 +18,8 @@ from vfl_party.outbound.declared import Exchange, Occurrence, Sent, Traffic, f32
 from vfl_party.phases.context import Party
 from vfl_party.phases.method import Method
 
-EMBEDDING = Exchange(  # declared once: passive parties ask the active party with z, and it answers with dz
+# Declared once: passive parties ask the active party with z, and it answers with dz.
+EMBEDDING = Exchange(
     "embedding",
     up=Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}),
     down=Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}),
@@ -33,8 +34,12 @@ class PlainSettings(Section):
     lr: float = 0.1
 
 
-def steps(party: Party, name: str, round_: int, settings: PlainSettings) -> list[tuple[StepKey, Rows]]:
-    """Returns a round's steps with their rows: drawn from the seed, so they are the same on all sides."""
+def steps(
+    party: Party, name: str, round_: int, settings: PlainSettings
+) -> list[tuple[StepKey, Rows]]:
+    """Returns a round's steps with their rows: drawn from the seed, so they are the same on all
+    sides.
+    """
     epoch = batches(party.recipe.seed, name, round_, party.rows("train"), settings.batch_size)
     return [(StepKey(name, round_, batch), rows) for batch, rows in enumerate(epoch)]
 
@@ -44,7 +49,8 @@ class Side(Phase):
 
     def __init__(self, party: Party, name: str, settings: PlainSettings) -> None:
         self.name, self.rounds, self.party, self.settings = name, settings.epochs, party, settings
-        self.models = torch.nn.ModuleDict(party.models)  # "encoder"; "top" at the active party; on party.device
+        # "encoder"; "top" at the active party; on party.device.
+        self.models = torch.nn.ModuleDict(party.models)
         self.optimizer = torch.optim.SGD(self.models.parameters(), lr=settings.lr)
 
     def state(self) -> dict[str, Any]:
@@ -55,7 +61,9 @@ class Side(Phase):
         self.optimizer.load_state_dict(tree["optimizer"])
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        """Returns the rows of a step, for the attacks of `vfl leaks`, which compare with the truth."""
+        """Returns the rows of a step, for the attacks of `vfl leaks`, which compare with the
+        truth.
+        """
         epoch = steps(self.party, self.name, step.round, self.settings)
         return epoch[step.batch][1] if exchange == EMBEDDING.name else None
 

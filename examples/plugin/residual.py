@@ -19,7 +19,8 @@ class ResidualSettings(Section):
 
 
 class Residual(nn.Module):
-    top_layers = ("last",)  # what FedHSSL averages
+    # What FedHSSL averages.
+    top_layers = ("last",)
 
     def __init__(self, settings: ResidualSettings, spec: InputSpec, embedding_size: int) -> None:
         super().__init__()

@@ -21,7 +21,10 @@ class RowClip(Filter):
         self._norm, self.text = settings.norm, f"rows clipped to {settings.norm:g}"
 
     def apply(self, tensors: Tensors) -> Tensors:
-        return {name: torch.renorm(x.detach(), p=2, dim=0, maxnorm=self._norm) for name, x in tensors.items()}
+        return {
+            name: torch.renorm(x.detach(), p=2, dim=0, maxnorm=self._norm)
+            for name, x in tensors.items()
+        }
 
 
 TRANSFORM = Transform(RowClipSettings, RowClip)

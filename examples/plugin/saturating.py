@@ -1,4 +1,6 @@
-"""A codec: float16 that replaces a number that is too large by the largest one, instead of an error."""
+"""A codec: float16 that replaces a number that is too large by the largest one, instead of an
+error.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ class Saturating(Float16):
     text = "saturating float16"
 
     def apply(self, tensors: Tensors) -> Tensors:
-        return super().apply({name: x.detach().clamp(-LARGEST, LARGEST) for name, x in tensors.items()})
+        return super().apply(
+            {name: x.detach().clamp(-LARGEST, LARGEST) for name, x in tensors.items()}
+        )
 
 
 CODEC = Saturating

@@ -29,8 +29,10 @@ from vfl_common.rpc.service import ExchangeService
 
 T = TypeVar("T")
 ACTIVE, PASSIVES = "active", ("north", "south")
-PHASES = ("train", "evaluate", "first", "second", "plain", "more")  # of the recipe that the tests have in mind
-WAIT_S = 20.0  # bound of every wait; nothing should come near it
+# Of the recipe that the tests have in mind.
+PHASES = ("train", "evaluate", "first", "second", "plain", "more")
+# Bound of every wait; nothing should come near it.
+WAIT_S = 20.0
 
 
 def soon(call: Callable[..., T], *args: object) -> Future[T]:
@@ -65,9 +67,13 @@ class Exchange(ABC):
 
 
 class MemoryExchange(Exchange):
-    def __init__(self, roster: Sequence[str], timeout_s: float, link_timeout_s: float, in_flight: int) -> None:
+    def __init__(
+        self, roster: Sequence[str], timeout_s: float, link_timeout_s: float, in_flight: int
+    ) -> None:
         self.hub: MemoryHub = MemoryHub(ACTIVE, roster, timeout_s=timeout_s, in_flight=in_flight)
-        self._links = {party: MemoryLink(self.hub, party, timeout_s=link_timeout_s) for party in roster}
+        self._links = {
+            party: MemoryLink(self.hub, party, timeout_s=link_timeout_s) for party in roster
+        }
 
     def link(self, party: str) -> MemoryLink:
         return self._links[party]
@@ -90,7 +96,9 @@ def credentials(name: str) -> Credentials:
 
 
 class GrpcExchange(Exchange):
-    """Over loopback, with mutual TLS. ``raw`` opens a stream on which a test says what no link would say."""
+    """Over loopback, with mutual TLS. ``raw`` opens a stream on which a test says what no link
+    would say.
+    """
 
     def __init__(
         self,
@@ -105,18 +113,30 @@ class GrpcExchange(Exchange):
         self.ledger, self.meter = Ledger(), TcpMeter()
         self.ledgers = {party: Ledger() for party in roster}
         self.service = ExchangeService(
-            roster, keyring(ACTIVE), self.ledger, self.meter, phases=PHASES, attach_timeout_s=attach_timeout_s
+            roster,
+            keyring(ACTIVE),
+            self.ledger,
+            self.meter,
+            phases=PHASES,
+            attach_timeout_s=attach_timeout_s,
         )
         self._open = ExitStack()
         threads = 3 * len(roster) + 4
-        _, self.address = self._open.enter_context(listening("127.0.0.1:0", keyring(ACTIVE), [self.service], threads))
+        _, self.address = self._open.enter_context(
+            listening("127.0.0.1:0", keyring(ACTIVE), [self.service], threads)
+        )
         self.hub: ExchangeHub = self.begin(1)
         self._links: dict[str, ExchangeLink] = {}
 
     def begin(self, generation: int) -> ExchangeHub:
         """The next generation's hub."""
         self.hub = ExchangeHub(
-            "run", generation, self.roster, self.ledger, timeout_s=self.timeout_s, in_flight=self.in_flight
+            "run",
+            generation,
+            self.roster,
+            self.ledger,
+            timeout_s=self.timeout_s,
+            in_flight=self.in_flight,
         )
         self.service.use(self.hub)
         return self.hub

@@ -1,4 +1,6 @@
-"""The server's aggregation over a real wire: means, order, clocks, what ends it, and that nothing is left behind."""
+"""The server's aggregation over a real wire: means, order, clocks, what ends it, and that nothing
+is left behind.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from tests.harness.hostile import aggregation
 from tests.harness.proxy import Proxy
 from tests.harness.waiting import wait_until
 from vfl_common.bundle import Bundle, Kind, StepKey
-from vfl_common.errors import AbortedError, Code, InputError, InterruptedRun, LostError, PeerError, VflError
+from vfl_common.errors import (
+    AbortedError,
+    Code,
+    InputError,
+    InterruptedRun,
+    LostError,
+    PeerError,
+    VflError,
+)
 from vfl_common.ledger import CONTROL, Direction
 from vfl_common.link import Link
 from vfl_common.rpc.hub import ExchangeHub
@@ -27,7 +37,8 @@ from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import Aggregator
 
 CPU = torch.device("cpu")
-FIRST = aggregation("first", 3, w=(300_001,), b=())  # two frames
+# Two frames.
+FIRST = aggregation("first", 3, w=(300_001,), b=())
 SECOND = aggregation("second", 2, w=(2,))
 PHASES = ("first", "plain", "second")
 
@@ -76,8 +87,13 @@ def run() -> Iterator[Run]:
 
 
 def tensors_of(party: str, what: AggregationPlan, round_: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(100 * round_ + PASSIVES.index(party) + len(what.phase) * 10_000)
-    return {name: torch.randn(spec.shape, generator=generator) for name, spec in what.spec.tensors.items()}
+    generator = torch.Generator().manual_seed(
+        100 * round_ + PASSIVES.index(party) + len(what.phase) * 10_000
+    )
+    return {
+        name: torch.randn(spec.shape, generator=generator)
+        for name, spec in what.spec.tensors.items()
+    }
 
 
 def mean_of(what: AggregationPlan, round_: int) -> dict[str, Tensor]:
@@ -105,7 +121,10 @@ def test_one_that_does_not_swap_is_not_waited_for(run: Run) -> None:
     go_through(run, ALL[:3])
     for round_ in range(2):
         got = run.swap(PASSIVES[1], alone, round_).result(WAIT_S)
-        assert all(torch.equal(got[name], each) for name, each in tensors_of(PASSIVES[1], alone, round_).items())
+        assert all(
+            torch.equal(got[name], each)
+            for name, each in tensors_of(PASSIVES[1], alone, round_).items()
+        )
 
 
 ALL = [(FIRST, 0), (FIRST, 1), (FIRST, 2), (SECOND, 0), (SECOND, 1)]
@@ -119,25 +138,37 @@ def test_every_party_gets_the_mean_of_every_round_and_phase(run: Run) -> None:
     payload = sum(4 * 300_002 for _ in range(3))
     for party in PASSIVES:
         ours = {(e.phase, e.kind, e.direction): e for e in run.exchange.ledgers[party].entries()}
-        theirs = {(e.phase, e.kind, e.direction): e for e in run.exchange.ledger.entries() if e.peer == party}
+        theirs = {
+            (e.phase, e.kind, e.direction): e
+            for e in run.exchange.ledger.entries()
+            if e.peer == party
+        }
         turned: list[tuple[Direction, Direction]] = [("sent", "received"), ("received", "sent")]
         for direction, other in turned:
             mine, yours = ours["first", "weights", direction], theirs["first", "weights", other]
             assert mine.payload_bytes == yours.payload_bytes == payload
             assert (mine.message_bytes, mine.messages) == (yours.message_bytes, yours.messages)
-        assert {key[:2] for key in ours} == {("first", "weights"), ("second", "weights"), (CONTROL, CONTROL)}
+        assert {key[:2] for key in ours} == {
+            ("first", "weights"),
+            ("second", "weights"),
+            (CONTROL, CONTROL),
+        }
 
 
 @pytest.mark.parametrize(
     ("checkpoint", "first"),
     [("000001.first.1", 1), ("000003.first.3", 3), ("000004.plain.1", 3), ("000006.second.1", 4)],
 )
-def test_a_generation_goes_on_where_its_checkpoint_is(checkpoint: str, first: int, run: Run) -> None:
+def test_a_generation_goes_on_where_its_checkpoint_is(
+    checkpoint: str, first: int, run: Run
+) -> None:
     run.aggregator.begin(1, checkpoint, [SECOND, FIRST])
     go_through(run, ALL[first:])
 
 
-def test_a_generation_that_is_interrupted_between_collecting_and_replying_begins_again(run: Run) -> None:
+def test_a_generation_that_is_interrupted_between_collecting_and_replying_begins_again(
+    run: Run,
+) -> None:
     run.aggregator.begin(1, "", [FIRST])
     go_through(run, ALL[:1])
     waiting = run.swap("north", FIRST, 1)
@@ -164,14 +195,17 @@ def assert_is_waiting(run: Run, party: str) -> None:
 
 
 def test_the_clock_of_a_step_starts_with_the_first_party() -> None:
-    run = Run(timeout_s=1.0)  # both come within it on a busy machine too
+    # Both come within it on a busy machine too.
+    run = Run(timeout_s=1.0)
     try:
         run.aggregator.begin(1, "", [SECOND])
-        time.sleep(1.2)  # the parties train on their own: longer than a step may take
+        # The parties train on their own: longer than a step may take.
+        time.sleep(1.2)
         first = [run.swap(party, SECOND, 0) for party in PASSIVES]
         for future in first:
             assert_mean(future.result(WAIT_S), SECOND, 0)
-        waiting = run.swap("south", SECOND, 1)  # and then the other has its time from now on
+        # And then the other has its time from now on.
+        waiting = run.swap("south", SECOND, 1)
         error = run.failed.get(timeout=WAIT_S)
         assert isinstance(error, LostError)
         assert (error.code, error.party) == (Code.STEP_TIMEOUT, "north")
@@ -186,11 +220,15 @@ def test_weights_that_are_not_finite_end_the_run_and_name_the_party(run: Run) ->
     run.aggregator.begin(1, "", [SECOND])
     sick = to_bundle(Kind.WEIGHTS, {"w": torch.tensor([0.0, float("nan")])})
     north = run.swap("north", SECOND, 0)
-    south = soon(lambda: run.exchange.link("south").swap(StepKey("second", 0, 0), sick, SECOND.spec))
+    south = soon(
+        lambda: run.exchange.link("south").swap(StepKey("second", 0, 0), sick, SECOND.spec)
+    )
     error = run.failed.get(timeout=WAIT_S)
     assert isinstance(error, PeerError)
     assert (error.code, error.party) == (Code.NON_FINITE, "south")
-    assert "tensor 'w' of south at phase second, round 0, batch 0 holds NaN or infinity" in str(error)
+    assert "tensor 'w' of south at phase second, round 0, batch 0 holds NaN or infinity" in str(
+        error
+    )
     with pytest.raises(AbortedError, match="south"):
         north.result(WAIT_S)
     with pytest.raises(PeerError, match="holds NaN or infinity"):
@@ -200,16 +238,38 @@ def test_weights_that_are_not_finite_end_the_run_and_name_the_party(run: Run) ->
 @pytest.mark.parametrize(
     ("sent", "step", "code"),
     [
-        (to_bundle(Kind.WEIGHTS, {"w": torch.zeros(1, 2)}), StepKey("second", 0, 0), Code.TENSOR_MISMATCH),
-        (to_bundle(Kind.WEIGHTS, {"w": torch.zeros(2000)}), StepKey("second", 0, 0), Code.TENSOR_TOO_LARGE),
-        (to_bundle(Kind.EMBEDDING, {"w": torch.zeros(2)}), StepKey("second", 0, 0), Code.TENSOR_MISMATCH),
+        (
+            to_bundle(Kind.WEIGHTS, {"w": torch.zeros(1, 2)}),
+            StepKey("second", 0, 0),
+            Code.TENSOR_MISMATCH,
+        ),
+        (
+            to_bundle(Kind.WEIGHTS, {"w": torch.zeros(2000)}),
+            StepKey("second", 0, 0),
+            Code.TENSOR_TOO_LARGE,
+        ),
+        (
+            to_bundle(Kind.EMBEDDING, {"w": torch.zeros(2)}),
+            StepKey("second", 0, 0),
+            Code.TENSOR_MISMATCH,
+        ),
         (Bundle(Kind.ACK), StepKey("second", 0, 0), Code.TENSOR_MISMATCH),
-        (to_bundle(Kind.WEIGHTS, {"w": torch.zeros(2)}), StepKey("second", 1, 0), Code.STEP_OUT_OF_ORDER),
-        (to_bundle(Kind.WEIGHTS, {"w": torch.zeros(2)}), StepKey("plain", 0, 0), Code.STEP_OUT_OF_ORDER),
+        (
+            to_bundle(Kind.WEIGHTS, {"w": torch.zeros(2)}),
+            StepKey("second", 1, 0),
+            Code.STEP_OUT_OF_ORDER,
+        ),
+        (
+            to_bundle(Kind.WEIGHTS, {"w": torch.zeros(2)}),
+            StepKey("plain", 0, 0),
+            Code.STEP_OUT_OF_ORDER,
+        ),
     ],
     ids=["shape", "size", "kind", "nothing", "round", "phase"],
 )
-def test_what_was_not_declared_ends_the_run(sent: Bundle, step: StepKey, code: Code, run: Run) -> None:
+def test_what_was_not_declared_ends_the_run(
+    sent: Bundle, step: StepKey, code: Code, run: Run
+) -> None:
     run.aggregator.begin(1, "", [SECOND])
     bad = soon(lambda: run.exchange.link("north").swap(step, sent, SECOND.spec))
     error = run.failed.get(timeout=WAIT_S)
@@ -239,9 +299,12 @@ def test_a_stranger_has_no_part_in_it(run: Run) -> None:
     run.aggregator.begin(1, "", [SECOND])
     link = run.exchange.new_link("stranger")
     with pytest.raises(PeerError, match="stranger has no part in this exchange") as caught:
-        soon(lambda: link.swap(StepKey("second", 0, 0), Bundle(Kind.WEIGHTS), SECOND.spec)).result(WAIT_S)
+        soon(lambda: link.swap(StepKey("second", 0, 0), Bundle(Kind.WEIGHTS), SECOND.spec)).result(
+            WAIT_S
+        )
     assert (caught.value.code, caught.value.party) == (Code.ROLE_MISMATCH, "stranger")
-    go_through(run, ALL[3:])  # the others do not notice
+    # The others do not notice.
+    go_through(run, ALL[3:])
 
 
 def test_where_nobody_aggregates_nobody_is_served() -> None:
@@ -252,7 +315,9 @@ def test_where_nobody_aggregates_nobody_is_served() -> None:
         assert run.threads() == []
         link = run.exchange.new_link("north", reconnect_s=0.3)
         with pytest.raises(LostError, match=f"{ACTIVE} could not be reached"):
-            soon(lambda: link.swap(StepKey("second", 0, 0), Bundle(Kind.WEIGHTS), SECOND.spec)).result(WAIT_S)
+            soon(
+                lambda: link.swap(StepKey("second", 0, 0), Bundle(Kind.WEIGHTS), SECOND.spec)
+            ).result(WAIT_S)
     finally:
         run.close()
 
@@ -269,7 +334,8 @@ def test_what_goes_wrong_after_the_end_of_a_generation_does_not_end_the_run(run:
     run.aggregator.end(InterruptedRun("south was lost"))
     run.aggregator._failed(hub, PeerError(Code.NON_FINITE, "an old one"))
     wait_until(lambda: run.threads() == [])
-    run.aggregator.end(InterruptedRun("again"))  # nothing goes on
+    # Nothing goes on.
+    run.aggregator.end(InterruptedRun("again"))
 
 
 def test_a_server_that_stops_tells_those_who_wait(run: Run) -> None:

@@ -1,4 +1,6 @@
-"""Strangers at the door: callers without a certificate who take up all connections that a process accepts."""
+"""Strangers at the door: callers without a certificate who take up all connections that a process
+accepts.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,17 @@ from vfl_common.rpc.health import Health
 
 ME, REGISTRY = "active", 64
 CHECK = "/grpc.health.v1.Health/Check"
-SOON_S = 2.0  # gRPC itself closes a silent connection after five seconds
+# gRPC itself closes a silent connection after five seconds.
+SOON_S = 2.0
 
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A process that accepts few connections."""
     monkeypatch.setattr(channel, "most_connections", lambda *_: REGISTRY)
-    with listening("127.0.0.1:0", keyring(ME), [Health({}, keyring(ME), may_ask=["north", "south"])], 4) as (_, found):
+    with listening(
+        "127.0.0.1:0", keyring(ME), [Health({}, keyring(ME), may_ask=["north", "south"])], 4
+    ) as (_, found):
         yield found
 
 
@@ -48,7 +53,10 @@ def test_a_party_comes_in_while_strangers_take_up_all_connections(
         ask(inside)
         changes: list[grpc.ChannelConnectivity] = []
         inside.subscribe(changes.append)
-        held = [strangers.enter_context(socket.create_connection(split_address(address))) for _ in range(2 * REGISTRY)]
+        held = [
+            strangers.enter_context(socket.create_connection(split_address(address)))
+            for _ in range(2 * REGISTRY)
+        ]
         late = connect(address, credentials("south"), ME, SOON_S)
         assert isinstance(late, grpc.Channel), str(late)
         with late:
@@ -57,7 +65,9 @@ def test_a_party_comes_in_while_strangers_take_up_all_connections(
         assert set(changes) <= {grpc.ChannelConnectivity.READY}
         held[0].settimeout(WAIT_S)
         assert held[0].recv(1) == b""
-    assert [record.message for record in caplog.records if getattr(record, "event", "") == "strangers"]
+    assert [
+        record.message for record in caplog.records if getattr(record, "event", "") == "strangers"
+    ]
 
 
 def test_few_strangers_are_left_to_their_deadline(address: str) -> None:
@@ -67,7 +77,9 @@ def test_few_strangers_are_left_to_their_deadline(address: str) -> None:
             stranger.recv(1)
 
 
-@pytest.mark.parametrize(("strangers", "want"), [(0, 2.0), (80, 2.0), (100, 1.28), (160, 0.5), (100_000, 0.5)])
+@pytest.mark.parametrize(
+    ("strangers", "want"), [(0, 2.0), (80, 2.0), (100, 1.28), (160, 0.5), (100_000, 0.5)]
+)
 def test_of_many_strangers_each_has_less_time(strangers: int, want: float) -> None:
     assert patience_s(strangers, few=80) == pytest.approx(want)
 
@@ -76,11 +88,13 @@ def test_who_has_begun_a_handshake_has_its_time_while_silent_strangers_are_close
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A party far away needs some round trips until it calls."""
-    monkeypatch.setattr(newcomers, "_CALL_S", 4.0)  # gRPC's own deadline is 5 s
+    # gRPC's own deadline is 5 s.
+    monkeypatch.setattr(newcomers, "_CALL_S", 4.0)
     with listening("127.0.0.1:0", keyring(ME), [], 4) as (_, address), ExitStack() as strangers:
         ends = split_address(address)
         begun = strangers.enter_context(socket.create_connection(ends))
-        begun.sendall(b"\x16\x03\x01")  # of a handshake's first record
+        # Of a handshake's first record.
+        begun.sendall(b"\x16\x03\x01")
         silent = [strangers.enter_context(socket.create_connection(ends)) for _ in range(250)]
         silent[0].settimeout(WAIT_S)
         assert silent[0].recv(1) == b""
@@ -96,9 +110,13 @@ def test_grpc_knows_all_options() -> None:
         assert name.encode() + b"\0" in library, name
 
 
-def test_strangers_do_not_have_the_certificates_read_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_do_not_have_the_certificates_read_for_each_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[Callable[[], object]] = []
-    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda _first, changed, **_: asked.append(changed))
+    monkeypatch.setattr(
+        grpc, "dynamic_ssl_server_credentials", lambda _first, changed, **_: asked.append(changed)
+    )
     mine = keyring(ME)
     reads = Mock(wraps=mine.current)
     monkeypatch.setattr(mine, "current", reads)

@@ -15,7 +15,14 @@ from torch import Tensor
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, exchange, soon
 from tests.harness.waiting import wait_until
 from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
-from vfl_common.errors import AbortedError, Code, InternalError, InterruptedRun, LostError, PeerError
+from vfl_common.errors import (
+    AbortedError,
+    Code,
+    InternalError,
+    InterruptedRun,
+    LostError,
+    PeerError,
+)
 from vfl_common.link import PROTOCOL, Hub, Lenience, Link, StepPassed
 from vfl_common.rpc.hub import ExchangeHub
 from vfl_party.base.step_timing import Clock
@@ -33,14 +40,18 @@ ACK = Bundle(Kind.ACK)
 
 def spec_for(kind: Kind, tensors: dict[str, Tensor]) -> BundleSpec:
     bundle = to_bundle(kind, tensors)
-    return BundleSpec(kind, {name: TensorSpec(b.dtype, b.shape) for name, b in bundle.tensors.items()})
+    return BundleSpec(
+        kind, {name: TensorSpec(b.dtype, b.shape) for name, b in bundle.tensors.items()}
+    )
 
 
 def swap_back(transport: str, tensors: dict[str, Tensor]) -> None:
     """One party sends ``tensors``, gets them back, and both sides hold what was sent."""
     spec = spec_for(Kind.WEIGHTS, tensors)
     with exchange(transport, ["north"]) as found:
-        asked = soon(lambda: found.link("north").swap(FIRST, to_bundle(Kind.WEIGHTS, tensors), spec))
+        asked = soon(
+            lambda: found.link("north").swap(FIRST, to_bundle(Kind.WEIGHTS, tensors), spec)
+        )
         collected = found.hub.collect(FIRST, spec)["north"]
         found.hub.reply(FIRST, {"north": collected})
         for bundle in (collected, asked.result(WAIT_S)):
@@ -79,7 +90,8 @@ def test_a_party_that_is_not_asked_may_be_at_a_later_step(transport: str) -> Non
         early = soon(lambda: found.link("south").swap(SECOND, ACK, NOTHING))
         first = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
         if isinstance(found.hub, ExchangeHub):
-            wait_until(found.hub._events.qsize, lambda events: events >= 2)  # both bundles are here
+            # Both bundles are here.
+            wait_until(found.hub._events.qsize, lambda events: events >= 2)
         assert list(found.hub.collect(FIRST, {"north": one})) == ["north"]
         found.hub.reply(FIRST, {"north": ACK})
         first.result(WAIT_S)
@@ -95,14 +107,21 @@ def test_an_empty_bundle(transport: str) -> None:
 
 def test_many_tensors(transport: str) -> None:
     swap_back(
-        transport, {f"layer.{number}.weight": torch.full((number % 7, 3), float(number)) for number in range(500)}
+        transport,
+        {
+            f"layer.{number}.weight": torch.full((number % 7, 3), float(number))
+            for number in range(500)
+        },
     )
 
 
 def test_five_mebibytes(transport: str) -> None:
     generator = torch.Generator().manual_seed(2)
     # Boundaries of frames fall within and between tensors.
-    swap_back(transport, {f"t{n}": torch.randn(n, generator=generator) for n in (1, 262_143, 700_001, 347_576)})
+    swap_back(
+        transport,
+        {f"t{n}": torch.randn(n, generator=generator) for n in (1, 262_143, 700_001, 347_576)},
+    )
 
 
 def test_steps_of_several_parties_in_the_order_of_the_roster(transport: str) -> None:
@@ -112,12 +131,16 @@ def test_steps_of_several_parties_in_the_order_of_the_roster(transport: str) -> 
         def party(number: int, name: str) -> list[float]:
             got = []
             for batch in range(5):
-                bundle = to_bundle(Kind.EMBEDDING, {"z": torch.tensor([float(number), float(batch)])})
+                bundle = to_bundle(
+                    Kind.EMBEDDING, {"z": torch.tensor([float(number), float(batch)])}
+                )
                 reply = found.link(name).swap(StepKey("train", 0, batch), bundle, spec)
                 got.append(to_tensors(reply, CPU)["z"].sum().item())
             return got
 
-        running = [soon(party, number, name) for number, name in reversed([*enumerate(PASSIVES, 1)])]
+        running = [
+            soon(party, number, name) for number, name in reversed([*enumerate(PASSIVES, 1)])
+        ]
         for batch in range(5):
             step = StepKey("train", 0, batch)
             received = found.hub.collect(step, spec)
@@ -127,7 +150,9 @@ def test_steps_of_several_parties_in_the_order_of_the_roster(transport: str) -> 
                 "north": [1.0, batch],
                 "south": [2.0, batch],
             }
-            found.hub.reply(step, {name: to_bundle(Kind.EMBEDDING, {"z": 10 * z}) for name, z in values.items()})
+            found.hub.reply(
+                step, {name: to_bundle(Kind.EMBEDDING, {"z": 10 * z}) for name, z in values.items()}
+            )
         south, north = (future.result(WAIT_S) for future in running)
     assert north == [10.0 * (1 + batch) for batch in range(5)]
     assert south == [10.0 * (2 + batch) for batch in range(5)]
@@ -203,13 +228,16 @@ def test_a_repeated_request_gets_the_same_reply_and_is_computed_once(transport: 
 
         def answer(step: StepKey, value: float) -> float:
             (got,) = found.hub.collect(step, spec).values()
-            found.hub.reply(step, {"north": to_bundle(Kind.EMBEDDING, {"z": torch.tensor([value])})})
+            found.hub.reply(
+                step, {"north": to_bundle(Kind.EMBEDDING, {"z": torch.tensor([value])})}
+            )
             return to_tensors(got, CPU)["z"].item()
 
         first = soon(lambda: ask(FIRST, 1.0))
         assert answer(FIRST, 10.0) == 1.0
         assert first.result(WAIT_S) == 10.0
-        for again in (2.0, 3.0):  # the hub is not even collecting
+        # The hub is not even collecting.
+        for again in (2.0, 3.0):
             assert soon(ask, FIRST, again).result(WAIT_S) == 10.0
         collecting = soon(lambda: answer(SECOND, 20.0))
         assert soon(lambda: ask(FIRST, 4.0)).result(WAIT_S) == 10.0
@@ -220,7 +248,8 @@ def test_a_repeated_request_gets_the_same_reply_and_is_computed_once(transport: 
 
 
 def test_a_party_that_is_late_is_named(transport: str) -> None:
-    with exchange(transport, timeout_s=2.0) as found:  # north comes within it on a busy machine too
+    # North comes within it on a busy machine too.
+    with exchange(transport, timeout_s=2.0) as found:
         asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
         with pytest.raises(LostError) as caught:
             found.hub.collect(FIRST, NOTHING)
@@ -240,11 +269,15 @@ def test_a_late_party_is_left_out_and_answered_when_it_comes(transport: str) -> 
             return to_tensors(found.link(party).swap(step, bundle, spec), CPU)["z"].item()
 
         values = zip(PASSIVES, (10.0, 11.0), strict=True)
-        answers = {name: to_bundle(Kind.EMBEDDING, {"z": torch.tensor([value])}) for name, value in values}
+        answers = {
+            name: to_bundle(Kind.EMBEDDING, {"z": torch.tensor([value])}) for name, value in values
+        }
         north = soon(lambda: ask("north", FIRST, 1.0))
-        received = found.hub.collect(FIRST, spec, deadline_s=2.0)  # north comes within it on a busy machine too
+        # North comes within it on a busy machine too.
+        received = found.hub.collect(FIRST, spec, deadline_s=2.0)
         assert tuple(received) == ("north",)
-        with pytest.raises(InternalError):  # the late one is owed an answer too
+        # The late one is owed an answer too.
+        with pytest.raises(InternalError):
             found.hub.reply(FIRST, {"north": answers["north"]})
         found.hub.reply(FIRST, answers)
         assert north.result(WAIT_S) == 10.0
@@ -299,7 +332,11 @@ def test_an_unhurried_link_waits_beyond_the_timeout_once(transport: str) -> None
 def test_each_bundle_is_told_of_while_others_are_on_their_way(transport: str) -> None:
     told: queue.SimpleQueue[tuple[str, Kind]] = queue.SimpleQueue()
     with exchange(transport) as found:
-        collected = soon(lambda: found.hub.collect(FIRST, NOTHING, lambda party, got: told.put((party, got.kind))))
+        collected = soon(
+            lambda: found.hub.collect(
+                FIRST, NOTHING, lambda party, got: told.put((party, got.kind))
+            )
+        )
         for party in reversed(PASSIVES):
             assert not collected.done()
             found.link(party).send(FIRST, ACK)
@@ -316,9 +353,11 @@ def test_an_interruption_from_another_thread_wakes_collect_and_swap(transport: s
         found.hub.end(InterruptedRun("south was lost"))
         with pytest.raises(InterruptedRun, match="south was lost"):
             collected.result(WAIT_S)
-        with pytest.raises(InterruptedRun):  # in its own words, or in the hub's
+        # In its own words, or in the hub's.
+        with pytest.raises(InterruptedRun):
             asked.result(WAIT_S)
-        assert time.monotonic() - began_s < WAIT_S / 2  # not by a deadline
+        # Not by a deadline.
+        assert time.monotonic() - began_s < WAIT_S / 2
 
 
 def test_what_has_ended_stays_ended(transport: str) -> None:
@@ -386,7 +425,9 @@ def test_a_hub_that_is_used_out_of_turn_is_a_defect(transport: str) -> None:
 
 
 def test_what_was_sent_may_be_changed_while_the_reply_is_computed(transport: str) -> None:
-    """``send`` and ``receive``: a party works on, in place, while the active party has its bundle."""
+    """``send`` and ``receive``: a party works on, in place, while the active party has its
+    bundle.
+    """
     z_BD = torch.zeros(400_000)
     spec = spec_for(Kind.EMBEDDING, {"z": z_BD})
     with exchange(transport, ["north"]) as found:
@@ -397,7 +438,8 @@ def test_what_was_sent_may_be_changed_while_the_reply_is_computed(transport: str
             link.send(step, to_bundle(Kind.EMBEDDING, {"z": z_BD}))
             z_BD.fill_(99.0)
             received = found.hub.collect(step, spec)
-            found.hub.reply(step, received)  # nobody is waiting for it yet
+            # Nobody is waiting for it yet.
+            found.hub.reply(step, received)
             reply = soon(link.receive, step, spec).result(WAIT_S)
             assert to_tensors(reply, CPU)["z"].sum().item() == batch * 400_000
 
@@ -414,8 +456,12 @@ def test_the_sender_may_change_its_tensors_after_the_reply(transport: str) -> No
         assert to_tensors(asked.result(WAIT_S), CPU)["w"].sum().item() == 0.0
 
 
-def follow(link: Link, step: StepKey, last: StepKey, told: threading.Event) -> list[tuple[StepKey, StepKey | None]]:
-    """Asks step after step, and skips to the step that it is told; returns what came of each request."""
+def follow(
+    link: Link, step: StepKey, last: StepKey, told: threading.Event
+) -> list[tuple[StepKey, StepKey | None]]:
+    """Asks step after step, and skips to the step that it is told; returns what came of each
+    request.
+    """
     seen: list[tuple[StepKey, StepKey | None]] = []
     while step <= last:
         try:
@@ -448,7 +494,8 @@ def test_steps_go_on_without_a_party_and_take_it_back(transport: str) -> None:
             asked.result(WAIT_S)
         south = soon(follow, found.link("south"), STEPS[0], STEPS[-1], told)
         collected = soon(go_on, found.hub, STEPS[3], patient)
-        assert told.wait(WAIT_S)  # only then does north come, so that the step is still under way
+        # Only then does north come, so that the step is still under way.
+        assert told.wait(WAIT_S)
         north = soon(follow, found.link("north"), STEPS[3], STEPS[-1], threading.Event())
         came = [collected.result(WAIT_S), *(go_on(found.hub, step, patient) for step in STEPS[4:])]
         assert came == [["north", "south"]] * 3
@@ -460,7 +507,8 @@ def test_a_party_that_is_away_is_waited_for_once(transport: str) -> None:
     with exchange(transport) as found:
         north = soon(follow, found.link("north"), STEPS[0], STEPS[2], threading.Event())
         assert go_on(found.hub, STEPS[0], Lenience(0.05, at_least=1)) == ["north"]
-        for step in STEPS[1:3]:  # south has missed a step: nobody waits for it, however long the deadline is
+        # South has missed a step: nobody waits for it, however long the deadline is.
+        for step in STEPS[1:3]:
             assert soon(go_on, found.hub, step, Lenience(1000.0)).result(WAIT_S) == ["north"]
         assert north.result(WAIT_S) == [(step, None) for step in STEPS[:3]]
 
@@ -473,7 +521,8 @@ def test_at_the_end_of_a_phase_who_was_away_is_told_that_it_is_over(transport: s
         assert north.result(WAIT_S) == [(STEPS[0], None)]
         settled = soon(found.hub.settle)
         after = StepKey("more", 0, 0)
-        asked = [soon(lambda: found.link("north").swap(after, ACK, NOTHING))]  # it does not wait for south
+        # It does not wait for south.
+        asked = [soon(lambda: found.link("north").swap(after, ACK, NOTHING))]
         south = soon(follow, found.link("south"), STEPS[0], STEPS[-1], threading.Event())
         assert south.result(WAIT_S) == [(STEPS[0], over)]
         assert settled.result(WAIT_S) is None
@@ -502,17 +551,23 @@ def test_a_step_waits_for_as_many_parties_as_it_needs(transport: str) -> None:
     assert caught.value.code is Code.STEP_TIMEOUT
 
 
-# -- several steps in flight ------------------------------------------------------------------------------------------
+# -- several steps in flight
+# ----------------------------------------------------------------------
 
 
 def numbered(batch: int, size: int = 2) -> Bundle:
     return to_bundle(Kind.EMBEDDING, {"z": torch.full((size,), float(batch))})
 
 
-@pytest.mark.parametrize("size", [2, 700_000])  # of one frame, of three
+# Of one frame, of three.
+@pytest.mark.parametrize("size", [2, 700_000])
 @pytest.mark.parametrize("in_flight", [2, 4, 40])
-def test_later_steps_are_sent_before_the_first_is_answered(transport: str, in_flight: int, size: int) -> None:
-    """Each party has as many under way as it may; all replies come, in order, also if one party is far ahead."""
+def test_later_steps_are_sent_before_the_first_is_answered(
+    transport: str, in_flight: int, size: int
+) -> None:
+    """Each party has as many under way as it may; all replies come, in order, also if one party is
+    far ahead.
+    """
     count = min(in_flight, 5) + 3
     spec = BundleSpec(Kind.EMBEDDING, spec_for(Kind.EMBEDDING, {"z": torch.zeros(size)}).tensors)
     with exchange(transport, in_flight=in_flight) as found:
@@ -523,7 +578,9 @@ def test_later_steps_are_sent_before_the_first_is_answered(transport: str, in_fl
                 while sent < min(count, batch + in_flight):
                     link.send(StepKey("train", 0, sent), numbered(sent, size))
                     sent += 1
-                got.append(to_tensors(link.receive(StepKey("train", 0, batch), spec), CPU)["z"][-1].item())
+                got.append(
+                    to_tensors(link.receive(StepKey("train", 0, batch), spec), CPU)["z"][-1].item()
+                )
             return got
 
         running = [soon(party, "north")]
@@ -534,8 +591,12 @@ def test_later_steps_are_sent_before_the_first_is_answered(transport: str, in_fl
             received = found.hub.collect(step, spec)
             values = {name: to_tensors(bundle, CPU)["z"] for name, bundle in received.items()}
             assert [z[0].item() for z in values.values()] == [batch, batch]
-            found.hub.reply(step, {name: to_bundle(Kind.EMBEDDING, {"z": 10 * z}) for name, z in values.items()})
-        assert [future.result(WAIT_S) for future in running] == [[10.0 * batch for batch in range(count)]] * 2
+            found.hub.reply(
+                step, {name: to_bundle(Kind.EMBEDDING, {"z": 10 * z}) for name, z in values.items()}
+            )
+        assert [future.result(WAIT_S) for future in running] == [
+            [10.0 * batch for batch in range(count)]
+        ] * 2
 
 
 def test_replies_wait_for_a_party_that_is_at_work(transport: str) -> None:
@@ -545,7 +606,9 @@ def test_replies_wait_for_a_party_that_is_at_work(transport: str) -> None:
         for batch in range(3):
             link.send(StepKey("train", 0, batch), numbered(batch))
         for batch in range(3):
-            found.hub.reply(StepKey("train", 0, batch), found.hub.collect(StepKey("train", 0, batch), spec))
+            found.hub.reply(
+                StepKey("train", 0, batch), found.hub.collect(StepKey("train", 0, batch), spec)
+            )
         for batch in range(3):
             got = soon(link.receive, StepKey("train", 0, batch), spec).result(WAIT_S)
             assert to_tensors(got, CPU)["z"].tolist() == [batch, batch]

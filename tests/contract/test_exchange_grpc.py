@@ -1,4 +1,6 @@
-"""What only a wire can do: break, lie, and let strangers in. See ``test_exchange`` for the contract itself."""
+"""What only a wire can do: break, lie, and let strangers in. See ``test_exchange`` for the contract
+itself.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,15 @@ from vfl_common.wire.frames import FRAME_BYTES, encode, parse_frame
 
 FIRST, SECOND = StepKey("train", 0, 0), StepKey("train", 0, 1)
 NOTHING, ACK = BundleSpec(Kind.ACK), Bundle(Kind.ACK)
-SIZE = 6_000_000  # bytes: three frames
+# Bytes: three frames.
+SIZE = 6_000_000
 BIG = BundleSpec(Kind.WEIGHTS, {"w": TensorSpec(DType.UINT8, (SIZE,))})
 
 
 def big(value: int) -> Bundle:
-    return Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (SIZE,), memoryview(bytes([value]) * SIZE))})
+    return Bundle(
+        Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (SIZE,), memoryview(bytes([value]) * SIZE))}
+    )
 
 
 @pytest.fixture
@@ -98,7 +103,8 @@ def frames(step: StepKey, bundle: Bundle, **size: int) -> list[bytes]:
     return [encoded.data for encoded in encode(step, bundle, **size)]
 
 
-# -- connections that break -----------------------------------------------------------------------------------------
+# -- connections that break
+# ----------------------------------------------------------------------
 
 
 def delivered(found: GrpcExchange) -> int:
@@ -113,7 +119,9 @@ def delivered(found: GrpcExchange) -> int:
 def test_a_request_that_breaks_goes_on_where_it_broke(
     share: float, times: int, collecting: bool, found: GrpcExchange
 ) -> None:
-    """Cut after such a share of its bytes; of three frames, those that came whole do not come again."""
+    """Cut after such a share of its bytes; of three frames, those that came whole do not come
+    again.
+    """
     values = bytes(range(250)) * (SIZE // 250)
     bundle = Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (SIZE,), memoryview(values))})
     with Proxy(found.address) as proxy:
@@ -124,23 +132,32 @@ def test_a_request_that_breaks_goes_on_where_it_broke(
         for time_ in range(times):
             proxy.wait_until_held()
             if time_ + 1 < times:
-                proxy.hold_at(sent=proxy.sent + SIZE // 20)  # before another frame is whole
-            wait_until(lambda: delivered(found) >= share * SIZE // FRAME_BYTES)  # what nobody has read is lost
+                # Before another frame is whole.
+                proxy.hold_at(sent=proxy.sent + SIZE // 20)
+            # What nobody has read is lost.
+            wait_until(lambda: delivered(found) >= share * SIZE // FRAME_BYTES)
             proxy.cut()
         proxy.release()
         got = (collected or soon(lambda: found.hub.collect(FIRST, BIG))).result(WAIT_S)
         assert got["north"].tensors["w"].data == values
         found.hub.reply(FIRST, {"north": ACK})
         assert asked.result(WAIT_S).kind is Kind.ACK
-        assert proxy.connections == 2 * (1 + times)  # a look at the certificate each time, then the link
-        (entry,) = [each for each in found.ledger.entries() if (each.kind, each.direction) == ("weights", "received")]
+        # A look at the certificate each time, then the link.
+        assert proxy.connections == 2 * (1 + times)
+        (entry,) = [
+            each
+            for each in found.ledger.entries()
+            if (each.kind, each.direction) == ("weights", "received")
+        ]
         assert (entry.payload_bytes, entry.messages) == (SIZE, 3)
 
 
 @pytest.mark.parametrize("done", [0, 1, 3])
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.2, 1.5, 2.9])
 def test_several_steps_in_flight_go_on_where_they_broke(share: float, done: int) -> None:
-    """Cut after so many of four bundles' bytes, or in a reply, when ``done`` are answered: all come, and come once."""
+    """Cut after so many of four bundles' bytes, or in a reply, when ``done`` are answered: all
+    come, and come once.
+    """
     found = GrpcExchange(["north"], WAIT_S, in_flight=4)
     steps = [StepKey("train", 0, batch) for batch in range(4)]
     try:
@@ -150,17 +167,22 @@ def test_several_steps_in_flight_go_on_where_they_broke(share: float, done: int)
                 proxy.hold_at(sent=int(share * SIZE))
             for number, step in enumerate(steps):
                 link.send(step, big(number))
-            if done:  # all bundles have come; a held connection would also hold gRPC's word that there is room
+            # All bundles have come; a held connection would also hold gRPC's word that there is
+            # room.
+            if done:
                 wait_until(lambda: found.hub._delivered["north"], lambda frames: frames == 12)
                 proxy.hold_at(received=proxy.received + int(share * SIZE))
             for step in steps[:done]:
                 values = found.hub.collect(step, BIG)["north"].tensors["w"].data
                 assert bytes(values) == bytes([step.batch]) * SIZE
                 found.hub.reply(step, {"north": big(10 + step.batch)})
-            heard = soon(lambda: [bytes(link.receive(step, BIG).tensors["w"].data) for step in steps])
+            heard = soon(
+                lambda: [bytes(link.receive(step, BIG).tensors["w"].data) for step in steps]
+            )
             if done == 0 or share < done:
                 proxy.wait_until_held()
-                if done == 0:  # a frame that the hub reads after the cut is sent again, and counts twice
+                # A frame that the hub reads after the cut is sent again, and counts twice.
+                if done == 0:
                     bundles, rest = divmod(int(share * SIZE), SIZE)
                     came = 3 * bundles + rest // FRAME_BYTES
                     wait_until(lambda: found.hub._delivered["north"], lambda frames: frames == came)
@@ -171,7 +193,11 @@ def test_several_steps_in_flight_go_on_where_they_broke(share: float, done: int)
                 assert bytes(values) == bytes([step.batch]) * SIZE
                 found.hub.reply(step, {"north": big(10 + step.batch)})
             assert heard.result(WAIT_S) == [bytes([10 + step.batch]) * SIZE for step in steps]
-        (entry,) = [each for each in found.ledger.entries() if (each.kind, each.direction) == ("weights", "received")]
+        (entry,) = [
+            each
+            for each in found.ledger.entries()
+            if (each.kind, each.direction) == ("weights", "received")
+        ]
         assert (entry.payload_bytes, entry.messages) == (4 * SIZE, 12)
     finally:
         found.close()
@@ -203,7 +229,10 @@ def test_a_reply_that_breaks_is_given_again(goes_on: bool, found: GrpcExchange) 
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives connections a fifth of the product's times."""
     for name in ("_SHARED_OPTIONS", "_SERVER_OPTIONS"):
-        options = [(key, value // 5 if key.endswith("_ms") else value) for key, value in getattr(channel, name)]
+        options = [
+            (key, value // 5 if key.endswith("_ms") else value)
+            for key, value in getattr(channel, name)
+        ]
         monkeypatch.setattr(channel, name, options)
 
 
@@ -214,37 +243,49 @@ def test_a_peer_that_hangs_is_noticed_within_15_s() -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_peer_that_hangs_is_noticed_at_both_ends_though_its_kernel_acknowledges(found: GrpcExchange) -> None:
+def test_a_peer_that_hangs_is_noticed_at_both_ends_though_its_kernel_acknowledges(
+    found: GrpcExchange,
+) -> None:
     """After 3 s: keepalive's ping every 2 s, and 1 s for its answer."""
     with Proxy(found.address) as proxy:
         link = found.new_link("north", address=proxy.address, reconnect_s=1.0, timeout_s=120.0)
         asked = soon(lambda: link.swap(FIRST, ACK, BIG))
         found.hub.collect(FIRST, NOTHING)
         proxy.hold_at(sent=0, received=0)
-        assert isinstance(asked.exception(35.0), LostError)  # gRPC's own timeout would take a minute more
+        # gRPC's own timeout would take a minute more.
+        assert isinstance(asked.exception(35.0), LostError)
         found.service.wait_until_idle(5.0)
         assert found.service._open == 0
 
 
-def test_a_party_that_reconnects_while_its_step_is_computed_gets_the_reply(found: GrpcExchange) -> None:
+def test_a_party_that_reconnects_while_its_step_is_computed_gets_the_reply(
+    found: GrpcExchange,
+) -> None:
     with Proxy(found.address) as proxy:
         link = found.new_link("north", address=proxy.address)
         asked = soon(lambda: link.swap(FIRST, big(1), BIG))
-        found.hub.collect(FIRST, BIG)  # the bundle is in; the step is being computed
+        # The bundle is in; the step is being computed.
+        found.hub.collect(FIRST, BIG)
         before = proxy.sent
         first = found.hub._incoming["north"].stream
         proxy.cut()
-        wait_until(lambda: found.hub._incoming["north"].stream is not first)  # it asks there how much has come
+        # It asks there how much has come.
+        wait_until(lambda: found.hub._incoming["north"].stream is not first)
         found.hub.reply(FIRST, {"north": big(2)})
         assert asked.result(WAIT_S).tensors["w"].data == bytes([2]) * SIZE
-        assert proxy.sent < before + SIZE // 10  # and nothing is sent again
+        # And nothing is sent again.
+        assert proxy.sent < before + SIZE // 10
 
 
 def test_frames_of_an_older_stream_are_of_no_account() -> None:
-    """Whatever the order in which the threads of an old and a new stream come to deliver their frames."""
+    """Whatever the order in which the threads of an old and a new stream come to deliver their
+    frames.
+    """
     spec = BundleSpec(Kind.WEIGHTS, {"w": TensorSpec(DType.UINT8, (4,))})
     bundle = Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (4,), memoryview(b"abcd"))})
-    first, last = (parse_frame(data, party="north") for data in frames(FIRST, bundle, frame_bytes=2))
+    first, last = (
+        parse_frame(data, party="north") for data in frames(FIRST, bundle, frame_bytes=2)
+    )
     for late in ([], [first], [first, last]):
         hub = ExchangeHub("run", 1, ["north"], GrpcExchange.__new__(GrpcExchange), timeout_s=WAIT_S)  # type: ignore[arg-type]
         old = hub.open("north")
@@ -259,7 +300,8 @@ def test_frames_of_an_older_stream_are_of_no_account() -> None:
         assert hub.collect(FIRST, spec)["north"].tensors["w"].data == b"abcd"
         hub.reply(FIRST, {"north": ACK})
         assert isinstance(new.outbox.get(timeout=WAIT_S), list)
-        waiting = soon(hub.collect, SECOND, spec)  # and the next step does not trip over them
+        # And the next step does not trip over them.
+        waiting = soon(hub.collect, SECOND, spec)
         for data in frames(SECOND, bundle):
             hub.deliver(new, parse_frame(data, party="north"))
         assert list(waiting.result(WAIT_S)) == ["north"]
@@ -269,7 +311,9 @@ def test_a_peer_that_cannot_be_reached_is_lost(found: GrpcExchange) -> None:
     with Proxy("127.0.0.1:1") as proxy:
         link = found.new_link("north", address=proxy.address, reconnect_s=0.5)
         began_s = time.monotonic()
-        with pytest.raises(LostError, match=r"active could not be reached for 0\.5 s at phase train") as caught:
+        with pytest.raises(
+            LostError, match=r"active could not be reached for 0\.5 s at phase train"
+        ) as caught:
             link.swap(FIRST, ACK, NOTHING)
         assert caught.value.code is Code.PARTY_LOST
         assert 0.4 < time.monotonic() - began_s < 5.0
@@ -277,7 +321,9 @@ def test_a_peer_that_cannot_be_reached_is_lost(found: GrpcExchange) -> None:
 
 def test_a_peer_that_does_not_answer_in_time_is_named(found: GrpcExchange) -> None:
     link = found.new_link("north", timeout_s=0.4)
-    with pytest.raises(LostError, match=r"active took longer than 0\.4 s for phase train") as caught:
+    with pytest.raises(
+        LostError, match=r"active took longer than 0\.4 s for phase train"
+    ) as caught:
         soon(lambda: link.swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert (caught.value.code, caught.value.party) == (Code.STEP_TIMEOUT, ACTIVE)
 
@@ -302,20 +348,26 @@ def test_both_ends_count_the_same_after_an_orderly_end(found: GrpcExchange) -> N
     assert ours["train", "weights", "sent"].messages == 9
 
 
-# -- who may come in ------------------------------------------------------------------------------------------------
+# -- who may come in
+# ----------------------------------------------------------------------
 
 
-def test_a_certificate_of_the_federation_is_not_enough(found: GrpcExchange, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_certificate_of_the_federation_is_not_enough(
+    found: GrpcExchange, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(PeerError, match="stranger has no part in this exchange") as caught:
         soon(lambda: found.new_link("stranger").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert caught.value.code is Code.ROLE_MISMATCH
     assert found.service.refusals.counts() == {"ROLE_MISMATCH": 1}
     assert "refused stranger: stranger has no part in this exchange" in caplog.text
-    assert found.hub._ended is None  # the run goes on without it
+    # The run goes on without it.
+    assert found.hub._ended is None
     assert all(entry.peer != "stranger" for entry in found.ledger.entries())
 
 
-def test_a_certificate_of_another_authority_does_not_come_in(found: GrpcExchange, tmp_path: Path) -> None:
+def test_a_certificate_of_another_authority_does_not_come_in(
+    found: GrpcExchange, tmp_path: Path
+) -> None:
     create_authority(tmp_path, "elsewhere")
     forged = load_credentials(issue(tmp_path, "north"), name="north")
     link = found.new_link("north", identity=forged, reconnect_s=0.5)
@@ -325,7 +377,9 @@ def test_a_certificate_of_another_authority_does_not_come_in(found: GrpcExchange
     assert found.ledger.entries() == []
 
 
-def test_with_revoked_certificates_a_link_trusts_the_one_that_it_has_looked_at(found: GrpcExchange) -> None:
+def test_with_revoked_certificates_a_link_trusts_the_one_that_it_has_looked_at(
+    found: GrpcExchange,
+) -> None:
     """It waits for a peer to look at, as it waits for any peer, and then exchanges as ever."""
     looks = 0
 
@@ -347,7 +401,9 @@ def test_with_revoked_certificates_a_link_trusts_the_one_that_it_has_looked_at(f
 def test_a_link_that_has_looked_at_one_certificate_accepts_no_other(
     found: GrpcExchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody between passes the look on to the peer, and then answers himself with a stolen, revoked certificate."""
+    """Somebody between passes the look on to the peer, and then answers himself with a stolen,
+    revoked certificate.
+    """
     another = credentials("north").certificate
     monkeypatch.setattr("vfl_common.rpc.channel.certificate_of", lambda *_: another)
     knowing = replace(credentials("north"), revoked=frozenset({1}))
@@ -356,15 +412,21 @@ def test_a_link_that_has_looked_at_one_certificate_accepts_no_other(
 
 
 def test_a_link_refuses_a_revoked_peer_at_once(found: GrpcExchange) -> None:
-    knowing = replace(credentials("north"), revoked=frozenset({credentials(ACTIVE).certificate.serial_number}))
+    knowing = replace(
+        credentials("north"), revoked=frozenset({credentials(ACTIVE).certificate.serial_number})
+    )
     link = found.new_link("north", identity=knowing, reconnect_s=WAIT_S)
     with pytest.raises(PeerError, match=r"the certificate of active .* is revoked") as caught:
         soon(lambda: link.swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert (caught.value.code, caught.value.party) == (Code.CERTIFICATE_INVALID, ACTIVE)
 
 
-@pytest.mark.parametrize("names", [["ACTIVE"], ["active."], ["active", "north"], ["south", "active"], []])
-def test_a_link_takes_a_peer_for_nobody_but_exactly_itself(names: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names", [["ACTIVE"], ["active."], ["active", "north"], ["south", "active"], []]
+)
+def test_a_link_takes_a_peer_for_nobody_but_exactly_itself(
+    names: list[str], tmp_path: Path
+) -> None:
     """gRPC alone would take all of these for ``active``, the last one by its common name."""
     create_authority(tmp_path, "f")
     members = Members(frozenset([ACTIVE, *PASSIVES]))
@@ -378,7 +440,9 @@ def test_a_link_takes_a_peer_for_nobody_but_exactly_itself(names: list[str], tmp
             assert "answers with a certificate for " in str(error)
         with pytest.raises(InputError):
             dial(address, mine, ACTIVE)
-    with plain_server(written(tmp_path, "right", signer(tmp_path).leaf(dns("host.example.org", ACTIVE)))) as address:
+    with plain_server(
+        written(tmp_path, "right", signer(tmp_path).leaf(dns("host.example.org", ACTIVE)))
+    ) as address:
         made = connect(address, mine, ACTIVE, WAIT_S)
         assert isinstance(made, grpc.Channel)
         made.close()
@@ -387,7 +451,9 @@ def test_a_link_takes_a_peer_for_nobody_but_exactly_itself(names: list[str], tmp
 def test_a_link_refuses_a_peer_of_another_key_than_is_pinned(found: GrpcExchange) -> None:
     pins = {ACTIVE: pin_of(credentials(ACTIVE).certificate)}
     for pinned, right in ((pins, True), ({ACTIVE: f"sha256:{'0' * 64}"}, False)):
-        knowing = replace(credentials("north"), members=Members(frozenset([ACTIVE, *PASSIVES]), pinned))
+        knowing = replace(
+            credentials("north"), members=Members(frozenset([ACTIVE, *PASSIVES]), pinned)
+        )
         made = connect(found.address, knowing, ACTIVE, WAIT_S)
         assert isinstance(made, grpc.Channel) == right
         if isinstance(made, grpc.Channel):
@@ -398,13 +464,20 @@ def test_a_link_refuses_a_peer_of_another_key_than_is_pinned(found: GrpcExchange
 
 
 def test_a_chain_is_enough_at_both_ends(tmp_path: Path) -> None:
-    """All have the root; each sends its intermediate. The keys of both are encrypted on the disk."""
+    """All have the root; each sends its intermediate. The keys of both are encrypted on the
+    disk.
+    """
     below = company(tmp_path).intermediate()
     rings = {}
     (tmp_path / "passphrase").touch(mode=0o600)
     (tmp_path / "passphrase").write_text("secret")
     for name in (ACTIVE, "north"):
-        leaf = below.leaf([*dns(f"{name}.example.org", name), x509.UniformResourceIdentifier(f"spiffe://f/{name}")])
+        leaf = below.leaf(
+            [
+                *dns(f"{name}.example.org", name),
+                x509.UniformResourceIdentifier(f"spiffe://f/{name}"),
+            ]
+        )
         tls = written(tmp_path, name, leaf, below, passphrase=b"secret")
         tls = tls.model_copy(update={"passphrase_file": str(tmp_path / "passphrase")})
         rings[name] = Keyring(tls, name, Members(frozenset([ACTIVE, *PASSIVES])), uses=BOTH)
@@ -420,7 +493,9 @@ def test_a_chain_is_enough_at_both_ends(tmp_path: Path) -> None:
 def test_a_look_needs_no_key_and_leaves_no_file(
     found: GrpcExchange, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Neither the look nor the diagnosis of a failure writes the key anywhere; the peer counts no failed handshake."""
+    """Neither the look nor the diagnosis of a failure writes the key anywhere; the peer counts no
+    failed handshake.
+    """
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     keyless = replace(credentials("north"), key_pem=b"", certificate_pem=b"")
@@ -434,7 +509,9 @@ def test_a_look_needs_no_key_and_leaves_no_file(
     monkeypatch.setattr("os.open", noting)
     shown = certificate_of(found.address, keyless, ACTIVE, WAIT_S)
     assert shown == credentials(ACTIVE).certificate
-    assert "works, but the service" in str(diagnose(found.address, credentials("north"), ACTIVE, WAIT_S))
+    assert "works, but the service" in str(
+        diagnose(found.address, credentials("north"), ACTIVE, WAIT_S)
+    )
     assert (opened, list(tmp_path.iterdir())) == ([], [])
 
 
@@ -444,7 +521,9 @@ def plain_server(tls: TlsSettings) -> Iterator[str]:
     pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
     root = Path(tls.ca).read_bytes()
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair], root, require_client_auth=True))
+    port = server.add_secure_port(
+        "127.0.0.1:0", grpc.ssl_server_credentials([pair], root, require_client_auth=True)
+    )
     server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -462,7 +541,8 @@ def test_connecting_takes_its_time_although_nobody_can_be_looked_at() -> None:
     assert error.code is Code.UNREACHABLE
 
 
-HTTP2_HEADERS = 1  # the type of the frame that opens a stream
+# The type of the frame that opens a stream.
+HTTP2_HEADERS = 1
 HTTP2_SETTINGS, HTTP2_GOAWAY = b"\0\0\0\x04\0\0\0\0\0", b"\0\0\x08\x07\0" + bytes(4 + 4 + 4)
 
 
@@ -483,7 +563,9 @@ def read(tls: ssl.SSLSocket, size: int) -> bytes:
 
 
 def test_a_stream_that_an_ending_peer_refuses_is_not_opened_again_by_grpc(tmp_path: Path) -> None:
-    """It would hang now and then; see ``dial``. The peer here refuses every stream, as a server does that ends."""
+    """It would hang now and then; see ``dial``. The peer here refuses every stream, as a server
+    does that ends.
+    """
     own, pem = credentials(ACTIVE), tmp_path / "own.pem"
     pem.write_bytes(own.certificate_pem + b"\n" + own.key_pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -493,12 +575,17 @@ def test_a_stream_that_an_ending_peer_refuses_is_not_opened_again_by_grpc(tmp_pa
 
     def serve() -> None:
         nonlocal streams
-        with contextlib.suppress(OSError):  # the listener is closed
+        # The listener is closed.
+        with contextlib.suppress(OSError):
             while True:
                 raw, _ = listener.accept()
-                with contextlib.suppress(OSError), context.wrap_socket(raw, server_side=True) as tls:
+                with (
+                    contextlib.suppress(OSError),
+                    context.wrap_socket(raw, server_side=True) as tls,
+                ):
                     tls.settimeout(WAIT_S)
-                    read(tls, 24)  # the preface
+                    # The preface.
+                    read(tls, 24)
                     tls.sendall(HTTP2_SETTINGS)
                     while read_frame_type(tls) != HTTP2_HEADERS:
                         pass
@@ -510,8 +597,11 @@ def test_a_stream_that_an_ending_peer_refuses_is_not_opened_again_by_grpc(tmp_pa
         with dial(f"127.0.0.1:{listener.getsockname()[1]}", credentials("north"), ACTIVE) as made:
             grpc.channel_ready_future(made).result(WAIT_S)
             with pytest.raises(grpc.RpcError) as caught:
-                list(made.stream_stream("/vfl.v1.Exchange/Swap")(iter([attached()]), timeout=WAIT_S))
-        listener.shutdown(socket.SHUT_RDWR)  # ends ``accept``
+                list(
+                    made.stream_stream("/vfl.v1.Exchange/Swap")(iter([attached()]), timeout=WAIT_S)
+                )
+        # Ends ``accept``.
+        listener.shutdown(socket.SHUT_RDWR)
     served.result(WAIT_S)
     assert (caught.value.code(), streams) == (grpc.StatusCode.UNAVAILABLE, 1)
 
@@ -529,7 +619,9 @@ def test_an_earlier_generation_is_stale(found: GrpcExchange) -> None:
     assert Stream(found, "north").refused().code == Code.STALE_GENERATION
     assert Stream(found, "north", attached("another", 2)).refused().code == Code.STALE_GENERATION
     with pytest.raises(LostError):
-        soon(lambda: found.new_link("north", reconnect_s=0.3).swap(FIRST, ACK, NOTHING)).result(WAIT_S)
+        soon(lambda: found.new_link("north", reconnect_s=0.3).swap(FIRST, ACK, NOTHING)).result(
+            WAIT_S
+        )
 
 
 def test_a_party_that_is_ahead_waits_for_the_new_generation(found: GrpcExchange) -> None:
@@ -548,10 +640,13 @@ def test_another_protocol_is_refused(found: GrpcExchange) -> None:
     assert str(PROTOCOL + 1) in failure.message
 
 
-# -- what may be said -----------------------------------------------------------------------------------------------
+# -- what may be said
+# ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [b"", b"\xff\xff\xff", exchange_pb2.Frame(last=True).SerializeToString()])
+@pytest.mark.parametrize(
+    "first", [b"", b"\xff\xff\xff", exchange_pb2.Frame(last=True).SerializeToString()]
+)
 def test_a_stream_begins_with_attach(first: bytes, found: GrpcExchange) -> None:
     assert Stream(found, "north", first).refused().code == Code.MALFORMED_MESSAGE
     assert found.hub._ended is None
@@ -577,12 +672,16 @@ def _header(**tensor: Any) -> bytes:
     return frame.SerializeToString()
 
 
-_HEADER_BYTES = _header()  # without data
+# Without data.
+_HEADER_BYTES = _header()
 
 LIES = {
     "no protobuf": ([b"\xff\xff\xff"], Code.MALFORMED_MESSAGE),
     "a name that is not UTF-8": ([b"\x1a\x06\x12\x04\x0a\x02\xff\xfe"], Code.MALFORMED_MESSAGE),
-    "no header": ([exchange_pb2.Frame(data=b"abc", last=True).SerializeToString()], Code.MALFORMED_MESSAGE),
+    "no header": (
+        [exchange_pb2.Frame(data=b"abc", last=True).SerializeToString()],
+        Code.MALFORMED_MESSAGE,
+    ),
     "nothing": ([b""], Code.MALFORMED_MESSAGE),
     "fewer bytes than announced": ([_frame(last=True)], Code.MALFORMED_MESSAGE),
     "more bytes than announced": (
@@ -591,7 +690,10 @@ LIES = {
     ),
     "data that ends before its length": ([_HEADER_BYTES + b"\x32\x7fabc"], Code.MALFORMED_MESSAGE),
     "a length that never ends": ([_HEADER_BYTES + b"\x32" + b"\xff" * 12], Code.MALFORMED_MESSAGE),
-    "a header that ends after the message": ([b"\x1a\x7f\x08\x03\x32\x01a"], Code.MALFORMED_MESSAGE),
+    "a header that ends after the message": (
+        [b"\x1a\x7f\x08\x03\x32\x01a"],
+        Code.MALFORMED_MESSAGE,
+    ),
     "data and nothing around it": ([b"\x32\x03abc"], Code.MALFORMED_MESSAGE),
     "an unknown kind": ([_header(kind=99)], Code.MALFORMED_MESSAGE),
     "an unknown dtype": ([_header(dtype=99)], Code.MALFORMED_MESSAGE),
@@ -614,7 +716,8 @@ def test_a_party_that_breaks_the_protocol_ends_the_run(case: str, found: GrpcExc
         found.hub.collect(FIRST, BIG)
     assert (caught.value.code, caught.value.party) == (code, "north")
     found.hub.end(caught.value)
-    stream.say(b"")  # a stream within a bundle is told at its next frame
+    # A stream within a bundle is told at its next frame.
+    stream.say(b"")
     failure = stream.refused()
     assert (failure.code, failure.party) == (code, "north")
     assert len(failure.message) < 500
@@ -623,7 +726,9 @@ def test_a_party_that_breaks_the_protocol_ends_the_run(case: str, found: GrpcExc
 
 @pytest.mark.parametrize("order", ["data first", "repeated", "unknown fields"])
 def test_frames_that_other_code_wrote_are_taken(order: str, found: GrpcExchange) -> None:
-    """Writes the fields in another order, twice, and with one that is not known: all are valid protobuf."""
+    """Writes the fields in another order, twice, and with one that is not known: all are valid
+    protobuf.
+    """
     stream = Stream(found, "north")
     for data in frames(FIRST, big(7)):
         frame = exchange_pb2.Frame.FromString(data)
@@ -640,7 +745,11 @@ def test_frames_that_other_code_wrote_are_taken(order: str, found: GrpcExchange)
     assert got["north"].tensors["w"].data == bytes([7]) * SIZE
     found.hub.reply(FIRST, {"north": ACK})
     assert stream.hear().last
-    (entry,) = [each for each in found.ledger.entries() if (each.kind, each.direction) == ("weights", "received")]
+    (entry,) = [
+        each
+        for each in found.ledger.entries()
+        if (each.kind, each.direction) == ("weights", "received")
+    ]
     assert (entry.payload_bytes, entry.messages) == (SIZE, 3)
 
 
@@ -659,7 +768,8 @@ def test_no_memory_is_taken_for_what_is_not_expected() -> None:
         taken.append(nbytes)
         return memoryview(bytearray(nbytes))
 
-    hub = ExchangeHub("run", 1, ["north"], GrpcExchange.__new__(GrpcExchange), timeout_s=1.0, allocate=allocate)  # type: ignore[arg-type]
+    exchange: Any = GrpcExchange.__new__(GrpcExchange)
+    hub = ExchangeHub("run", 1, ["north"], exchange, timeout_s=1.0, allocate=allocate)
     hub.deliver(hub.open("north"), parse_frame(_header(shape=[2**40]), party="north"))
     with pytest.raises(PeerError):
         hub.collect(FIRST, BIG)
@@ -695,7 +805,8 @@ def test_an_exception_in_the_service_keeps_its_text_to_itself(
     waiting = soon(lambda: found.hub.collect(FIRST, NOTHING))
     with pytest.raises(AbortedError) as caught:
         soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
-    with pytest.raises(InternalError, match="KeyError: '/home/hospital"):  # it would wait in vain
+    # It would wait in vain.
+    with pytest.raises(InternalError, match="KeyError: '/home/hospital"):
         waiting.result(WAIT_S)
     (line,) = [each for each in caplog.records if each.levelname == "ERROR"]
     assert line.exc_info is not None
@@ -729,7 +840,9 @@ def test_an_interruption_reaches_a_party_that_is_waiting(found: GrpcExchange) ->
 
 
 def test_half_a_bundle_that_comes_too_late_counts_for_no_step() -> None:
-    """The other half arrives while the next step, of the same shape, is under way; then the party catches up."""
+    """The other half arrives while the next step, of the same shape, is under way; then the party
+    catches up.
+    """
     exchange, lenience = GrpcExchange(PASSIVES, WAIT_S), Lenience(0.05, at_least=1)
     try:
         south = Stream(exchange, "south")
@@ -780,7 +893,8 @@ def heard(stream: Stream) -> StepKey:
 def test_a_party_whose_stream_breaks_before_it_is_told_is_told_over_the_next() -> None:
     with lenient_exchange() as exchange:
         collected = soon(lambda: exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S)))
-        for _ in range(2):  # over two streams, one after the other
+        # Over two streams, one after the other.
+        for _ in range(2):
             south = Stream(exchange, "south")
             south.say(*frames(FIRST, big(1)))
             assert heard(south) == SECOND
@@ -790,7 +904,9 @@ def test_a_party_whose_stream_breaks_before_it_is_told_is_told_over_the_next() -
 
 
 def test_invented_phases_do_not_make_the_ledger_grow() -> None:
-    """In a phase with a `late_policy` a step of any name is passed over, but its bytes are counted."""
+    """In a phase with a `late_policy` a step of any name is passed over, but its bytes are
+    counted.
+    """
     with lenient_exchange() as exchange:
         collected = soon(lambda: exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S)))
         south = Stream(exchange, "south")
@@ -802,26 +918,37 @@ def test_invented_phases_do_not_make_the_ledger_grow() -> None:
         received = collected.result(WAIT_S)
         exchange.hub.reply(SECOND, dict.fromkeys(received, ACK))
         assert exchange_of_north.result(WAIT_S).kind is Kind.ACK
-        counted = {entry.phase: entry.messages for entry in exchange.ledger.entries() if entry.direction == "received"}
+        counted = {
+            entry.phase: entry.messages
+            for entry in exchange.ledger.entries()
+            if entry.direction == "received"
+        }
         assert set(counted) == {"control", "train", "unknown"}
         assert counted["unknown"] >= 50
 
 
 def test_what_is_compressed_is_not_unpacked(found: GrpcExchange) -> None:
-    """A message that is a thousand times as large afterwards would cost memory before anything looks at it."""
+    """A message that is a thousand times as large afterwards would cost memory before anything
+    looks at it.
+    """
     attach = exchange_pb2.Frame()
     attach.attach.run_id, attach.attach.generation, attach.attach.protocol = "run", 1, PROTOCOL
-    attach.attach.resume.phase = "x" * 5_000  # so that it is worth compressing
+    # So that it is worth compressing.
+    attach.attach.resume.phase = "x" * 5_000
     with dial(found.address, credentials("north"), ACTIVE) as made:
         swap = made.stream_stream("/vfl.v1.Exchange/Swap")
-        call = swap(iter([attach.SerializeToString()]), timeout=WAIT_S, compression=grpc.Compression.Gzip)
+        call = swap(
+            iter([attach.SerializeToString()]), timeout=WAIT_S, compression=grpc.Compression.Gzip
+        )
         answer = exchange_pb2.Frame.FromString(next(call))
     assert answer.failure.code == int(Code.MALFORMED_MESSAGE)
     assert found.hub._ended is None
 
 
 def test_what_a_party_sent_before_it_came_back_counts_for_no_step() -> None:
-    """Its embedding of the step under way is here already; then its next process asks from an earlier step on."""
+    """Its embedding of the step under way is here already; then its next process asks from an
+    earlier step on.
+    """
     with lenient_exchange() as exchange:
         collected = soon(lambda: exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S)))
         south = Stream(exchange, "south")
@@ -844,12 +971,15 @@ def test_what_a_party_sent_before_it_came_back_counts_for_no_step() -> None:
         assert again.hear().last
 
 
-def test_a_party_that_comes_back_between_its_embedding_and_the_reply_is_told_at_the_next_step() -> None:
+def test_a_party_that_comes_back_between_its_embedding_and_the_reply_is_told_at_the_next_step() -> (
+    None
+):
     with lenient_exchange() as exchange:
         collected = soon(lambda: exchange.hub.collect(SECOND, BIG, lenience=Lenience(WAIT_S)))
         south = Stream(exchange, "south")
         south.say(*frames(SECOND, big(3)))
-        wait_until(lambda: "south" in exchange.hub._arrived)  # nobody waits for it before: it is away
+        # Nobody waits for it before: it is away.
+        wait_until(lambda: "south" in exchange.hub._arrived)
         north = soon(lambda: exchange.link("north").swap(SECOND, big(2), NOTHING))
         received = collected.result(WAIT_S)
         assert [*received] == [*PASSIVES]
@@ -870,10 +1000,15 @@ def test_a_party_that_comes_back_between_its_embedding_and_the_reply_is_told_at_
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_party_that_comes_back_shows_again_what_it_has_shown(same: bool) -> None:
-    """The step under way hears nothing of it, and the party hears which step that is; if it is not the same, none."""
+    """The step under way hears nothing of it, and the party hears which step that is; if it is not
+    the same, none.
+    """
     exchange, again = GrpcExchange(PASSIVES, WAIT_S), StepKey("train", 9, 9)
     try:
-        asked = [soon(lambda party=party: exchange.link(party).swap(FIRST, big(1), NOTHING)) for party in PASSIVES]
+        asked = [
+            soon(lambda party=party: exchange.link(party).swap(FIRST, big(1), NOTHING))
+            for party in PASSIVES
+        ]
         exchange.hub.collect(FIRST, BIG)
         exchange.hub.ask_again(again)
         exchange.hub.reply(FIRST, dict.fromkeys(PASSIVES, ACK))
@@ -882,7 +1017,9 @@ def test_a_party_that_comes_back_shows_again_what_it_has_shown(same: bool) -> No
         south = Stream(exchange, "south")
         south.say(*frames(again, big(1 if same else 2)))
         if not same:
-            with pytest.raises(PeerError, match="south returned with other rows than it had") as refused:
+            with pytest.raises(
+                PeerError, match="south returned with other rows than it had"
+            ) as refused:
                 collected.result(WAIT_S)
             assert (refused.value.code, refused.value.party) == (Code.ROWS_DIFFER, "south")
             return
@@ -908,12 +1045,14 @@ def test_the_end_of_a_phase_is_told_again_after_a_break_and_in_the_next_phase() 
         assert heard(south) == over
         assert settled.result(WAIT_S) is None
         again = Stream(exchange, "south")
-        again.say(*frames(FIRST, big(3)))  # the answer was lost with the stream
+        # The answer was lost with the stream.
+        again.say(*frames(FIRST, big(3)))
         assert heard(again) == over
         after = StepKey("evaluate", 0, 0)
         collected = soon(lambda: exchange.hub.collect(after, BIG))
         back = Stream(exchange, "south")
-        back.say(*frames(SECOND, big(3)))  # a new process, which has not heard it
+        # A new process, which has not heard it.
+        back.say(*frames(SECOND, big(3)))
         assert heard(back) == after
         exchange.hub.end(InterruptedRun("the test is over"))
         with pytest.raises(InterruptedRun):

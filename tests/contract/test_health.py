@@ -14,7 +14,10 @@ from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.health import SERVICE, Health, require_serving
 
 ME = "active"
-SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING, NOT_SERVING = (
+    health_pb2.HealthCheckResponse.SERVING,
+    health_pb2.HealthCheckResponse.NOT_SERVING,
+)
 
 
 @pytest.fixture
@@ -25,7 +28,10 @@ def up() -> dict[str, bool]:
 
 @pytest.fixture
 def address(up: dict[str, bool]) -> Iterator[str]:
-    services = {"vfl.v1.Control": lambda: up["vfl.v1.Control"], "vfl.v1.Exchange": lambda: up["vfl.v1.Exchange"]}
+    services = {
+        "vfl.v1.Control": lambda: up["vfl.v1.Control"],
+        "vfl.v1.Exchange": lambda: up["vfl.v1.Exchange"],
+    }
     health = Health(services, keyring(ME), may_ask=[ME, "north"])
     with listening("127.0.0.1:0", keyring(ME), [health], 4) as (_, found):
         yield found
@@ -48,7 +54,11 @@ def refusal(address: str, caller: str, service: str = "") -> grpc.StatusCode:
 def test_each_service_and_all_together(address: str, up: dict[str, bool]) -> None:
     assert [ask(address, "north", name) for name in ("", *up)] == [SERVING] * 3
     up["vfl.v1.Exchange"] = False
-    assert [ask(address, "north", name) for name in ("", *up)] == [NOT_SERVING, SERVING, NOT_SERVING]
+    assert [ask(address, "north", name) for name in ("", *up)] == [
+        NOT_SERVING,
+        SERVING,
+        NOT_SERVING,
+    ]
     assert refusal(address, "north", "vfl.v1.Nothing") is grpc.StatusCode.NOT_FOUND
 
 
@@ -68,9 +78,12 @@ def test_nobody_holds_a_thread_by_watching(address: str) -> None:
 
 def test_the_probe_beside_the_process(address: str, up: dict[str, bool]) -> None:
     port = address.rpartition(":")[2]
-    assert require_serving(f"0.0.0.0:{port}", credentials(ME), WAIT_S) == address  # what it listens on is not dialled
+    # What it listens on is not dialled.
+    assert require_serving(f"0.0.0.0:{port}", credentials(ME), WAIT_S) == address
     up["vfl.v1.Control"] = False
-    with pytest.raises(PeerError, match=r"'active' at .* does not serve: its run has ended") as caught:
+    with pytest.raises(
+        PeerError, match=r"'active' at .* does not serve: its run has ended"
+    ) as caught:
         require_serving(address, credentials(ME), WAIT_S)
     assert caught.value.code is Code.UNREACHABLE
     with pytest.raises(InputError, match="answers with a certificate for 'active', not 'north'"):
@@ -78,6 +91,9 @@ def test_the_probe_beside_the_process(address: str, up: dict[str, bool]) -> None
 
 
 def test_a_process_without_the_service() -> None:
-    with listening("127.0.0.1:0", keyring(ME), [], 2) as (_, address), pytest.raises(PeerError) as caught:
+    with (
+        listening("127.0.0.1:0", keyring(ME), [], 2) as (_, address),
+        pytest.raises(PeerError) as caught,
+    ):
         require_serving(address, credentials(ME), WAIT_S)
     assert "does not report whether it serves (UNIMPLEMENTED)" in str(caught.value)

@@ -1,4 +1,6 @@
-"""Aggregation by the real server: what hostile parties try, what a lost one costs, what a whole run comes to."""
+"""Aggregation by the real server: what hostile parties try, what a lost one costs, what a whole run
+comes to.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,8 @@ def members(tmp_path: Path) -> Iterator[Members]:
         federation = stack.enter_context(Federation(tmp_path / "f", recipe(2), cases.digits(2)))
         found = Members(federation, stack)
         yield found
-        found.server.stop()  # first: a party waits for the server's end of its session
+        # First: a party waits for the server's end of its session.
+        found.server.stop()
 
 
 def weights(value: float) -> dict[str, Tensor]:
@@ -78,7 +81,8 @@ def failure_of(future: Future[Any]) -> VflError:
     return caught.value
 
 
-# -- what parties declare -------------------------------------------------------------------------------------------
+# -- what parties declare
+# ----------------------------------------------------------------------
 
 
 def test_parties_that_would_aggregate_different_weights_are_told_which(members: Members) -> None:
@@ -89,7 +93,8 @@ def test_parties_that_would_aggregate_different_weights_are_told_which(members: 
         assert isinstance(error, PeerError)
         assert (error.code, error.exit_code) == (Code.MODELS_DIFFER, 2)
         assert (
-            "top encoders differ: in phase first, tensor 'weight' is float32 [3, 4] at p0 and float32 [2, 4] at p1; "
+            "top encoders differ: in phase first, tensor 'weight' is float32 [3, 4] at p0 "
+            "and float32 [2, 4] at p1; "
             "give both the same top layers (model.encoder), or set aggregate = false"
         ) in str(error)
     assert members.server.wait(20) == 2
@@ -114,14 +119,17 @@ def test_a_party_that_declares_too_much_is_refused_and_the_others_go_on(members:
     [[aggregation("elsewhere", 1, w=(1,))], [FIRST, FIRST], [aggregation("first", 0, w=(1,))]],
     ids=["phase", "twice", "rounds"],
 )
-def test_a_declaration_that_makes_no_sense_is_refused(declared: list[AggregationPlan], members: Members) -> None:
+def test_a_declaration_that_makes_no_sense_is_refused(
+    declared: list[AggregationPlan], members: Members
+) -> None:
     members.join_all(*declared)
     codes = {name: member.ended() for name, member in members.of.items()}
     refused = [error for error in codes.values() if not isinstance(error, InterruptedRun)]
     assert {error.code for error in refused} == {Code.MALFORMED_MESSAGE}
 
 
-# -- what they send -------------------------------------------------------------------------------------------------
+# -- what they send
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,7 +140,11 @@ def test_a_declaration_that_makes_no_sense_is_refused(declared: list[Aggregation
             Code.TENSOR_MISMATCH,
             "tensor 'weight' is float32 [4, 3], but float32 [3, 4] is expected",
         ),
-        ({"weight": torch.zeros(300, 400), "bias": torch.zeros(3)}, Code.TENSOR_TOO_LARGE, "at most 60 are expected"),
+        (
+            {"weight": torch.zeros(300, 400), "bias": torch.zeros(3)},
+            Code.TENSOR_TOO_LARGE,
+            "at most 60 are expected",
+        ),
         (
             weights(1.0) | {"bias": torch.tensor([0.0, float("nan"), 0.0])},
             Code.NON_FINITE,
@@ -205,35 +217,48 @@ def test_a_party_that_is_lost_before_the_reply_sends_everyone_back(members: Memb
     members.server.wait_for("interrupted", WAIT_S)
     offer = {"run_id": starts["p0"].run_id, "checkpoints": ("000001.first.1",)}
     again = members.join_all(FIRST, **offer)
-    assert {(start.generation, start.checkpoint) for start in again.values()} == {(2, "000001.first.1")}
-    for round_ in (1, 2):  # not with the 7.0 that the lost generation had
+    assert {(start.generation, start.checkpoint) for start in again.values()} == {
+        (2, "000001.first.1")
+    }
+    # Not with the 7.0 that the lost generation had.
+    for round_ in (1, 2):
         asked = [members.swap("p0", round_, weights(2.0)), members.swap("p1", round_, weights(4.0))]
         assert all(future.result(WAIT_S)["bias"].unique().tolist() == [-3.0] for future in asked)
     members.server.stop()
     assert members.server.wait(20) == 130
 
 
-# -- whole federations ----------------------------------------------------------------------------------------------
+# -- whole federations
+# ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of programs that have the tests' own method as a plug-in."""
     entry_points = {"vfl.methods": {"averaging": "tests.harness.averaging:METHOD"}}
-    return environment(metadata(tmp_path_factory.mktemp("site"), entry_points), Path(__file__).parents[2])
+    return environment(
+        metadata(tmp_path_factory.mktemp("site"), entry_points), Path(__file__).parents[2]
+    )
 
 
 def start(federation: Federation, name: str, plugin: dict[str, str]) -> Program:
     """Starts a real party."""
-    return federation.start(name, "vfl-party", "run", federation.write_party(name).name, environment=plugin)
+    return federation.start(
+        name, "vfl-party", "run", federation.write_party(name).name, environment=plugin
+    )
 
 
-def reference(parties: list[str], phases: dict[str, int], widths: dict[str, int]) -> dict[str, dict[str, Tensor]]:
+def reference(
+    parties: list[str], phases: dict[str, int], widths: dict[str, int]
+) -> dict[str, dict[str, Tensor]]:
     """{phase: its weights at every party at the end}, written without a wire."""
     found: dict[str, dict[str, Tensor]] = {}
     for phase, rounds in phases.items():
         layer = {"weight": torch.empty(widths[phase], 4), "bias": torch.empty(widths[phase])}
-        own = {name: {key: drift(name, phase, -1, key, like) for key, like in layer.items()} for name in parties}
+        own = {
+            name: {key: drift(name, phase, -1, key, like) for key, like in layer.items()}
+            for name in parties
+        }
         for round_ in range(rounds):
             for name in parties:
                 for key, like in layer.items():
@@ -244,7 +269,9 @@ def reference(parties: list[str], phases: dict[str, int], widths: dict[str, int]
     return found
 
 
-def assert_reference(federation: Federation, phases: dict[str, int], widths: dict[str, int]) -> None:
+def assert_reference(
+    federation: Federation, phases: dict[str, int], widths: dict[str, int]
+) -> None:
     want = reference(federation.names, phases, widths)
     for name in federation.names:
         got = federation.parameters(name)
@@ -254,10 +281,17 @@ def assert_reference(federation: Federation, phases: dict[str, int], widths: dic
 
 
 @pytest.mark.slow
-def test_a_run_of_two_aggregating_phases_with_training_between(tmp_path: Path, plugin: dict[str, str]) -> None:
-    """Every weight is what one process computes, and every byte is in the summary, the same at both ends."""
+def test_a_run_of_two_aggregating_phases_with_training_between(
+    tmp_path: Path, plugin: dict[str, str]
+) -> None:
+    """Every weight is what one process computes, and every byte is in the summary, the same at both
+    ends.
+    """
     made = recipe(
-        3, {"rounds": 2}, {"kind": "splitnn", "name": "train", "epochs": 1}, {"name": "last", "width": 70_000}
+        3,
+        {"rounds": 2},
+        {"kind": "splitnn", "name": "train", "epochs": 1},
+        {"name": "last", "width": 70_000},
     )
     made["phases"][1].pop("rounds", None)
     data = cases.columns("sklearn:breast_cancer", 3, limit=60)
@@ -271,7 +305,9 @@ def test_a_run_of_two_aggregating_phases_with_training_between(tmp_path: Path, p
     assert summary.bytes.agrees
     assert list(summary.bytes.by_phase) == ["open", "first", "train", "last", "control"]
     carried = {
-        (link.sender, link.receiver, link.phase): link for link in summary.bytes.by_link if link.kind == "weights"
+        (link.sender, link.receiver, link.phase): link
+        for link in summary.bytes.by_link
+        if link.kind == "weights"
     }
     pairs = [pair for name in federation.names for pair in ((name, "server"), ("server", name))]
     assert carried.keys() == {(*pair, phase) for pair in pairs for phase in ("first", "last")}
@@ -280,7 +316,9 @@ def test_a_run_of_two_aggregating_phases_with_training_between(tmp_path: Path, p
     assert summary.bytes.by_phase["last"].payload_bytes == 6 * 3 * 5 * 70_000 * 4
 
     def counted(way: str) -> dict[tuple[str, ...], tuple[int, int, int]]:
-        """Without the sessions: a party may end after a heartbeat that the server has not counted."""
+        """Without the sessions: a party may end after a heartbeat that the server has not
+        counted.
+        """
         found: dict[tuple[str, ...], tuple[int, int, int]] = {}
         for name, entries in ledgers.items():
             for entry in entries:
@@ -302,13 +340,16 @@ def test_a_run_of_two_aggregating_phases_with_training_between(tmp_path: Path, p
 def test_a_death_between_collecting_and_replying_changes_nothing(
     victim: str, tmp_path: Path, plugin: dict[str, str]
 ) -> None:
-    with Federation(tmp_path / "f", recipe(2, {}, {"name": "last", "rounds": 1}), cases.digits(2)) as federation:
+    with Federation(
+        tmp_path / "f", recipe(2, {}, {"name": "last", "rounds": 1}), cases.digits(2)
+    ) as federation:
         hold = federation.folder / "hold-p0-first-1"
         hold.touch()
         federation.start_server()
         for name in federation.names:
             start(federation, name, plugin)
-        wait_until((federation.folder / "sent-p1-first-1").exists)  # the server waits for p0 alone
+        # The server waits for p0 alone.
+        wait_until((federation.folder / "sent-p1-first-1").exists)
         federation.programs[victim].kill()
         if victim == "server":
             federation.start_server(listen=federation.address)

@@ -1,4 +1,6 @@
-"""Certificates that change, end or are revoked while the real programs run; an active party that moves."""
+"""Certificates that change, end or are revoked while the real programs run; an active party that
+moves.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ from vfl_common.identity.diagnose import certificate_of
 from vfl_common.identity.pem import pin_of
 from vfl_common.rpc.channel import split_address
 
-__all__ = ["undisturbed"]  # a fixture
+# A fixture.
+__all__ = ["undisturbed"]
 WAIT_S = 30.0
-NOBODY = "nobody.txt"  # an empty list of revoked certificates, for those who have not heard
+# An empty list of revoked certificates, for those who have not heard.
+NOBODY = "nobody.txt"
 
 
 def log(federation: Federation, name: str, event: str) -> list[dict[str, Any]]:
@@ -46,7 +50,9 @@ def log(federation: Federation, name: str, event: str) -> list[dict[str, Any]]:
 
 def of_p1(federation: Federation) -> Credentials:
     certs = federation.folder / "certs"
-    tls = TlsSettings(ca=str(certs / "ca.pem"), certificate=str(certs / "p1.pem"), key=str(certs / "p1.key"))
+    tls = TlsSettings(
+        ca=str(certs / "ca.pem"), certificate=str(certs / "p1.pem"), key=str(certs / "p1.key")
+    )
     return load_credentials(tls, name="p1")
 
 
@@ -60,11 +66,14 @@ def renew(federation: Federation) -> None:
         issue(federation.folder / "certs", name, force=True)
 
 
-# -- replaced files -------------------------------------------------------------------------------------------------
+# -- replaced files
+# ----------------------------------------------------------------------
 
 
 def test_a_new_authority_needs_no_restart(tmp_path: Path) -> None:
-    """The party that comes last has never seen the authority with which server and active party began."""
+    """The party that comes last has never seen the authority with which server and active party
+    began.
+    """
     with Federation(tmp_path / "f", recipe(2), digits(2)) as federation:
         server = federation.start_server()
         federation.start_party("p0")
@@ -78,7 +87,9 @@ def test_a_new_authority_needs_no_restart(tmp_path: Path) -> None:
 def test_all_certificates_are_replaced_and_the_old_ones_revoked_in_the_middle_of_a_run(
     tmp_path: Path, undisturbed: Parameters
 ) -> None:
-    """The server is started again, so that all connections are new; whoever showed an old certificate is refused."""
+    """The server is started again, so that all connections are new; whoever showed an old
+    certificate is refused.
+    """
     with held(tmp_path, resumed(), sent=SECOND_EPOCH) as (federation, proxy):
         certs = federation.folder / "certs"
         for name in (*federation.names, "server"):
@@ -107,21 +118,33 @@ def test_half_of_a_new_pair_leaves_the_old_one_in_use(tmp_path: Path) -> None:
                 assert shown_by_server(federation) == old
                 (warning,) = log(federation, "server", "certificate")
                 assert warning["level"] == "warning"
-                assert "the key certs/server.key does not belong to the certificate" in warning["message"]
+                assert (
+                    "the key certs/server.key does not belong to the certificate"
+                    in warning["message"]
+                )
                 (certs / "server.key").write_text("garbage\n")
                 assert shown_by_server(federation) == old
                 (certs / "new" / "server.key").replace(certs / "server.key")
                 assert shown_by_server(federation) != old
         federation.finish()
-        assert len(log(federation, "server", "certificate")) == 3  # a warning for each harm, and the replacement
+        # A warning for each harm, and the replacement.
+        assert len(log(federation, "server", "certificate")) == 3
 
 
-# -- expiry ---------------------------------------------------------------------------------------------------------
+# -- expiry
+# ----------------------------------------------------------------------
 
 
 def test_a_certificate_that_ends_soon_is_told_in_logs_metrics_and_check(tmp_path: Path) -> None:
-    with Federation(tmp_path / "f", recipe(2), digits(2), server_options=("--metrics", "127.0.0.1:0")) as federation:
-        issue(federation.folder / "certs", "p1", force=True, now=datetime.now(UTC) - timedelta(days=350))
+    with Federation(
+        tmp_path / "f", recipe(2), digits(2), server_options=("--metrics", "127.0.0.1:0")
+    ) as federation:
+        issue(
+            federation.folder / "certs",
+            "p1",
+            force=True,
+            now=datetime.now(UTC) - timedelta(days=350),
+        )
         ends = of_p1(federation).not_after.timestamp()
         server = federation.start_server()
         metrics = server.events[-2]["address"]
@@ -150,12 +173,18 @@ def test_a_certificate_that_ends_soon_is_told_in_logs_metrics_and_check(tmp_path
         assert peer["message"].startswith("the certificate of p1 ends at ")
 
 
-# -- revocation -----------------------------------------------------------------------------------------------------
+# -- revocation
+# ----------------------------------------------------------------------
 
 
 def with_list(federation: Federation, name: str, listed: str) -> None:
     """Gives a party a list of its own."""
-    tls = {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key", "revoked": listed}
+    tls = {
+        "ca": "certs/ca.pem",
+        "certificate": f"certs/{name}.pem",
+        "key": f"certs/{name}.key",
+        "revoked": listed,
+    }
     federation.extra[name] = {"tls": tls}
 
 
@@ -166,7 +195,9 @@ def federation(tmp_path: Path) -> Federation:
 
 
 def test_a_revoked_party_is_refused_by_the_server(federation: Federation) -> None:
-    """The server runs when the list comes; the party has not heard of it, the party with a new certificate has."""
+    """The server runs when the list comes; the party has not heard of it, the party with a new
+    certificate has.
+    """
     with federation:
         (federation.folder / NOBODY).touch()
         server = federation.start_server()
@@ -174,23 +205,39 @@ def test_a_revoked_party_is_refused_by_the_server(federation: Federation) -> Non
         server.wait_for("joined", WAIT_S, party="p0")
         revoke(federation.folder / "certs", "p1")
         with_list(federation, "p1", NOBODY)
-        refused(federation.start_party("p1"), "server refused: the certificate of p1 (serial number", "is revoked")
+        refused(
+            federation.start_party("p1"),
+            "server refused: the certificate of p1 (serial number",
+            "is revoked",
+        )
         (line,) = log(federation, "server", "refused")
-        assert (line["level"], line["party_"], line["code"]) == ("warning", "p1", "CERTIFICATE_INVALID")
+        assert (line["level"], line["party_"], line["code"]) == (
+            "warning",
+            "p1",
+            "CERTIFICATE_INVALID",
+        )
         issue(federation.folder / "certs", "p1", force=True)
         del federation.extra["p1"]
         federation.start_party("p1")
         federation.finish()
 
 
-def test_a_party_that_is_revoked_during_a_run_is_waited_for(tmp_path: Path, undisturbed: Parameters) -> None:
-    """Its session is open; the next interruption has it join again, and it must not end the run for the others."""
+def test_a_party_that_is_revoked_during_a_run_is_waited_for(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
+    """Its session is open; the next interruption has it join again, and it must not end the run for
+    the others.
+    """
     with held(tmp_path, resumed(), sent=SECOND_EPOCH) as (federation, proxy):
         federation.wait_for_checkpoint(AFTER_FIRST)
         revoke(federation.folder / "certs", "p1")
         federation.programs["p0"].signal(signal.SIGTERM)
         assert federation.programs["p0"].wait(60) == 130
-        refused(federation.programs["p1"], "server refused: the certificate of p1 (serial number", "is revoked")
+        refused(
+            federation.programs["p1"],
+            "server refused: the certificate of p1 (serial number",
+            "is revoked",
+        )
         (line,) = log(federation, "server", "refused")
         assert (line["party_"], line["code"]) == ("p1", "CERTIFICATE_INVALID")
         proxy.target = federation.start_party("p0").wait_for("ready", WAIT_S)["address"]
@@ -209,15 +256,23 @@ def test_a_revoked_party_is_refused_by_the_active_party(federation: Federation) 
         with_list(federation, "p1", NOBODY)
         server, p1 = federation.start_server(), federation.start_party("p1")
         server.wait_for("joined", WAIT_S, party="p1")
-        p1.signal(signal.SIGSTOP)  # it calls once p0 has a log
+        # It calls once p0 has a log.
+        p1.signal(signal.SIGSTOP)
         federation.start_party("p0")
         server.wait_for("started", WAIT_S)
         wait_until((federation.run_folder / "p0" / "log.jsonl").exists)
         p1.signal(signal.SIGCONT)
         refused(p1, "p0 refused: the certificate of p1 (serial number", "is revoked")
-        assert (federation.programs["server"].wait(60), federation.programs["p0"].wait(60)) == (2, 4)
+        assert (federation.programs["server"].wait(60), federation.programs["p0"].wait(60)) == (
+            2,
+            4,
+        )
         (line,) = log(federation, "p0", "refused")
-        assert (line["level"], line["party_"], line["code"]) == ("warning", "p1", "CERTIFICATE_INVALID")
+        assert (line["level"], line["party_"], line["code"]) == (
+            "warning",
+            "p1",
+            "CERTIFICATE_INVALID",
+        )
 
 
 def test_a_party_refuses_a_revoked_server(federation: Federation) -> None:
@@ -226,7 +281,11 @@ def test_a_party_refuses_a_revoked_server(federation: Federation) -> None:
         revoke(federation.folder / "certs", "server")
         federation.server_options = ("--revoked", NOBODY)
         federation.start_server()
-        refused(federation.start_party("p0"), "error: the certificate of server (serial number", "is revoked")
+        refused(
+            federation.start_party("p0"),
+            "error: the certificate of server (serial number",
+            "is revoked",
+        )
 
 
 def test_a_party_refuses_a_revoked_active_party(federation: Federation) -> None:
@@ -236,12 +295,23 @@ def test_a_party_refuses_a_revoked_active_party(federation: Federation) -> None:
         federation.server_options = ("--revoked", NOBODY)
         with_list(federation, "p0", NOBODY)
         federation.start_all()
-        refused(federation.programs["p1"], "error: the certificate of p0 (serial number", "is revoked")
-        refused(federation.programs["p0"], "because of p1: the certificate of p0 (serial", "is revoked", code=4)
+        refused(
+            federation.programs["p1"], "error: the certificate of p0 (serial number", "is revoked"
+        )
+        refused(
+            federation.programs["p0"],
+            "because of p1: the certificate of p0 (serial",
+            "is revoked",
+            code=4,
+        )
 
 
-def test_a_party_waits_for_a_server_although_certificates_are_revoked(federation: Federation) -> None:
-    """With a list, a party looks at the server's certificate first: nobody to look at is no refusal."""
+def test_a_party_waits_for_a_server_although_certificates_are_revoked(
+    federation: Federation,
+) -> None:
+    """With a list, a party looks at the server's certificate first: nobody to look at is no
+    refusal.
+    """
     with socket.socket() as free, federation:
         revoke(federation.folder / "certs", "p0")
         issue(federation.folder / "certs", "p0", force=True)
@@ -255,7 +325,9 @@ def test_a_party_waits_for_a_server_although_certificates_are_revoked(federation
         federation.finish()
 
 
-def test_a_server_that_is_started_again_without_its_list_still_knows_who_is_revoked(federation: Federation) -> None:
+def test_a_server_that_is_started_again_without_its_list_still_knows_who_is_revoked(
+    federation: Federation,
+) -> None:
     with federation:
         revoke(federation.folder / "certs", "p1")
         server = federation.start_server()
@@ -263,23 +335,34 @@ def test_a_server_that_is_started_again_without_its_list_still_knows_who_is_revo
         assert server.wait(60) == 130
         (federation.folder / "certs" / "revoked.txt").unlink()
         federation.start_server(federation.address)
-        refused(federation.start_party("p1"), "server refused: the certificate of p1 (serial number", "is revoked")
+        refused(
+            federation.start_party("p1"),
+            "server refused: the certificate of p1 (serial number",
+            "is revoked",
+        )
         texts = [line["message"] for line in log(federation, "server", "certificate")]
-        assert any("1 certificates that were revoked are in no list" in text for text in texts), texts
+        assert any("1 certificates that were revoked are in no list" in text for text in texts), (
+            texts
+        )
         issue(federation.folder / "certs", "p1", force=True)
         federation.start_party("p0")
         federation.start_party("p1")
         federation.finish()
 
 
-# -- pins -----------------------------------------------------------------------------------------------------------
+# -- pins
+# ----------------------------------------------------------------------
 
 
 def pin(federation: Federation, name: str) -> str:
-    return pin_of(x509.load_pem_x509_certificate((federation.folder / "certs" / f"{name}.pem").read_bytes()))
+    return pin_of(
+        x509.load_pem_x509_certificate((federation.folder / "certs" / f"{name}.pem").read_bytes())
+    )
 
 
-def test_a_pinned_key_is_asked_for_by_the_server_the_active_and_the_passive_party(federation: Federation) -> None:
+def test_a_pinned_key_is_asked_for_by_the_server_the_active_and_the_passive_party(
+    federation: Federation,
+) -> None:
     with federation:
         pins = {name: pin(federation, name) for name in ("server", "p0", "p1")}
         federation.server_options = ("--pin", f"p1={pins['p1']}", "--pin", f"p0={pins['p0']}")
@@ -287,13 +370,20 @@ def test_a_pinned_key_is_asked_for_by_the_server_the_active_and_the_passive_part
         forged = {"server": pins["p0"], "p0": pins["p0"]}
         server = federation.start_server()
         federation.extra["p1"] = {"pins": forged}
-        refused(federation.start_party("p1"), "error: the certificate of server has another key than the one pinned")
+        refused(
+            federation.start_party("p1"),
+            "error: the certificate of server has another key than the one pinned",
+        )
         federation.extra["p1"] = {"pins": {"p2": pins["p1"]}}
-        refused(federation.start_party("p1"), "pins: 'p2' is neither the server nor a party of recipe")
-        issue(federation.folder / "certs", "p1", force=True)  # by whoever keeps the authority
+        refused(
+            federation.start_party("p1"), "pins: 'p2' is neither the server nor a party of recipe"
+        )
+        # By whoever keeps the authority.
+        issue(federation.folder / "certs", "p1", force=True)
         federation.extra["p1"] = {}
         refused(
-            federation.start_party("p1"), "server refused: the certificate of p1 has another key than the one pinned"
+            federation.start_party("p1"),
+            "server refused: the certificate of p1 has another key than the one pinned",
         )
         (line,) = log(federation, "server", "refused")
         assert (line["party_"], line["code"]) == ("p1", "IDENTITY_MISMATCH")
@@ -308,16 +398,20 @@ def test_a_pinned_key_is_asked_for_by_the_server_the_active_and_the_passive_part
         federation.finish()
 
 
-# -- addresses ------------------------------------------------------------------------------------------------------
+# -- addresses
+# ----------------------------------------------------------------------
 
 
-def test_the_active_party_comes_back_at_another_host_and_port(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_the_active_party_comes_back_at_another_host_and_port(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     """p1's file names no address of it: p1 learns the new one with the next start."""
     with held(tmp_path, resumed(), sent=SECOND_EPOCH) as (federation, proxy):
         federation.wait_for_checkpoint(AFTER_FIRST)
         federation.programs["p0"].kill()
         federation.programs["server"].wait_for("interrupted", WAIT_S)
-        with socket.create_server(split_address(proxy.target)):  # accepts connections there, and never answers
+        # Accepts connections there, and never answers.
+        with socket.create_server(split_address(proxy.target)):
             federation.extra["p0"] = {"listen": "127.0.0.2:0"}
             proxy.target = federation.start_party("p0").wait_for("ready", WAIT_S)["address"]
             assert proxy.target.startswith("127.0.0.2:")

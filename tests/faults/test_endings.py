@@ -1,7 +1,8 @@
-"""Deaths between the last report and the last note: the same commands end with 0 and one run, and nobody trains twice.
+"""Deaths between the last report and the last note: the same commands end with 0 and one run, and
+nobody trains twice.
 
-A run that has ended is put back to what lies on the disks after such a death: the notes that were not written are taken
-out of the folders' run.json.
+A run that has ended is put back to what lies on the disks after such a death: the notes that were
+not written are taken out of the folders' run.json.
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ def summary_of(federation: Federation) -> str:
 def check(federation: Federation, before: dict[Path, int]) -> None:
     for name, program in federation.programs.items():
         assert program.wait(120.0) == 0, f"{name}: {program.stderr}"
-    assert written(federation) == before  # of the one run: nobody has trained again
+    # Of the one run: nobody has trained again.
+    assert written(federation) == before
     for name in ("server", *federation.names):
-        assert json.loads((federation.run_folder / name / "run.json").read_text())["finished"] is True
+        assert (
+            json.loads((federation.run_folder / name / "run.json").read_text())["finished"] is True
+        )
 
 
 def test_the_server_dies_before_anybody_hears_that_the_run_is_complete(ended: Federation) -> None:
@@ -69,13 +73,15 @@ def test_the_server_dies_when_some_have_heard_it(ended: Federation) -> None:
     forget(ended, "server", "p2")
     ended.start_server()
     ended.start_party("p2")
-    check(ended, before)  # it gives the others, who do not come any more, the rejoin deadline
+    # It gives the others, who do not come any more, the rejoin deadline.
+    check(ended, before)
 
 
 def test_a_party_dies_before_it_notes_the_end_and_the_server_has_gone(ended: Federation) -> None:
     before = written(ended)
     forget(ended, "p0", "p2")
-    ended.address = "127.0.0.1:1"  # nobody is there
+    # Nobody is there.
+    ended.address = "127.0.0.1:1"
     for name in ("p0", "p2"):
         ended.start_party(name, "--wait", "1")
     check(ended, before)
@@ -85,6 +91,7 @@ def test_a_party_dies_after_its_last_note_and_the_server_is_still_there(ended: F
     before = written(ended)
     forget(ended, "server", "p2")
     ended.start_server()
-    ended.start_party("p1")  # it was killed before its exit, and is started again
+    # It was killed before its exit, and is started again.
+    ended.start_party("p1")
     ended.start_party("p2")
     check(ended, before)

@@ -32,7 +32,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_one_sentence(small_disk: Path, tmp_path: Path) -> None:
-    tables = cases.recipe(2, model={"embedding_size": 8, "encoder": {"kind": "mlp", "hidden": [1000]}})
+    tables = cases.recipe(
+        2, model={"embedding_size": 8, "encoder": {"kind": "mlp", "hidden": [1000]}}
+    )
     with Federation(tmp_path / "run", tables, cases.digits(2, limit=60)) as federation:
         federation.extra = {"p1": {"out": str(small_disk)}}
         server = federation.start_server()
@@ -41,7 +43,13 @@ def test_a_full_disk_is_one_sentence(small_disk: Path, tmp_path: Path) -> None:
         assert full.wait(60) == 2, full.stderr
         (line,) = [line for line in full.stderr.splitlines() if line]
         assert line.startswith(f"error: {small_disk}/")
-        assert line.endswith("(No space left on device); free some disk space, then restart the processes that stopped")
+        assert line.endswith(
+            "(No space left on device); free some disk space, then restart the processes "
+            "that stopped"
+        )
         assert server.wait(60) == 2
-        assert "p1 stopped the run: the party cannot write its files (No space left on device)" in server.stderr
+        assert (
+            "p1 stopped the run: the party cannot write its files (No space left on device)"
+            in server.stderr
+        )
         assert str(small_disk) not in server.stderr

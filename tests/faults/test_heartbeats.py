@@ -1,4 +1,6 @@
-"""Heartbeats leave a party while HEU encrypts or adds up, although no other thread runs during one of its calls."""
+"""Heartbeats leave a party while HEU encrypts or adds up, although no other thread runs during one
+of its calls.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,18 @@ class Counting:
 
     def _session(self, requests: Iterator[bytes], _context: Context) -> Iterator[bytes]:
         next(requests)
-        yield control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1)).SerializeToString()
+        yield control_pb2.ServerMessage(
+            start=control_pb2.Start(run_id="run", generation=1)
+        ).SerializeToString()
         for _ in requests:
             self.heard += 1
 
 
 @pytest.mark.skipif(not has_heu(), reason="HEU is not installed")
 def test_heartbeats_arrive_while_a_party_encrypts_and_adds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each work takes half a second or so. In one piece, it would let one heartbeat arrive at most: tried."""
+    """Each work takes half a second or so. In one piece, it would let one heartbeat arrive at most:
+    tried.
+    """
     monkeypatch.setattr(pieces, "SECONDS", 0.02)
     keys, public = make_keys("paillier", BITS, with_heu=True)
     adds = adder("paillier", BITS, public)
@@ -50,7 +56,9 @@ def test_heartbeats_arrive_while_a_party_encrypts_and_adds(monkeypatch: pytest.M
     }
     server, arrived = Counting(), dict[str, int]()
     with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
-        session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=0.01, wait_s=10.0)
+        session = Session(
+            address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=0.01, wait_s=10.0
+        )
         try:
             assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
             wait_until(lambda: server.heard > 0)

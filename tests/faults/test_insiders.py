@@ -33,7 +33,14 @@ from vfl_common.errors import Code, InputError, InterruptedRun, LostError, PeerE
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.rpc.ask import MAX_QUESTIONS, answering
-from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, Context, Handler, dial, listening, stream_handler
+from vfl_common.rpc.channel import (
+    MAX_MESSAGE_BYTES,
+    Context,
+    Handler,
+    dial,
+    listening,
+    stream_handler,
+)
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.health import MAX_CHECKS
@@ -44,7 +51,8 @@ from vfl_common.wire.frames import encode, parse_frame
 from vfl_server.control.service import MAX_SESSIONS
 
 WAIT_S = 20.0
-SESSIONS = 30  # more than a server of two parties has threads
+# More than a server of two parties has threads.
+SESSIONS = 30
 
 
 def test_sessions_of_one_party_keep_nobody_out_and_all_end(tmp_path: Path) -> None:
@@ -57,17 +65,21 @@ def test_sessions_of_one_party_keep_nobody_out_and_all_end(tmp_path: Path) -> No
                 calls = [method(_silence(ended)) for _ in range(SESSIONS)]
                 answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
                 for call in calls:
-                    threading.Thread(target=_first_answer, args=[call, answers], daemon=True).start()
+                    threading.Thread(
+                        target=_first_answer, args=[call, answers], daemon=True
+                    ).start()
                 for _ in range(SESSIONS - MAX_SESSIONS):
                     stop = control_pb2.ServerMessage.FromString(answers.get(timeout=WAIT_S)).stop
                     assert (stop.code, stop.party) == (int(Code.NAME_TAKEN), "p1")
                 federation.start_party("p0")
-                server.wait_for("joined", WAIT_S, party="p0")  # while the other sessions are held
+                # While the other sessions are held.
+                server.wait_for("joined", WAIT_S, party="p0")
                 for call in calls:
                     call.cancel()
             ended.set()
         federation.start_party("p1")
-        federation.finish()  # the server ends by itself
+        # The server ends by itself.
+        federation.finish()
 
 
 @pytest.mark.parametrize("asks", [f"/{SERVICE}/Ask", "/grpc.health.v1.Health/Check"])
@@ -83,7 +95,8 @@ def test_questions_that_never_come_keep_nobody_out(asks: str, tmp_path: Path) ->
                 for call in calls:
                     threading.Thread(target=_ended, args=[call, answered], daemon=True).start()
                 for _ in range(2 * SESSIONS - MAX_CHECKS):
-                    answered.get(timeout=WAIT_S)  # the others are refused at once
+                    # The others are refused at once.
+                    answered.get(timeout=WAIT_S)
                 federation.start_party("p0")
                 server.wait_for("joined", WAIT_S, party="p0")
                 for call in calls:
@@ -118,7 +131,8 @@ def test_of_a_question_that_is_refused_nothing_is_read() -> None:
         for _ in held:
             assert read.get(timeout=WAIT_S) == "north"
         for channel, code in ((north, Code.NAME_TAKEN), (stranger, Code.NOT_IN_RECIPE)):
-            answer = next(channel.stream_stream(asks)(_silence(ended), timeout=WAIT_S))  # before any message has come
+            # Before any message has come.
+            answer = next(channel.stream_stream(asks)(_silence(ended), timeout=WAIT_S))
             assert failure_pb2.Failure.FromString(answer).code == int(code)
         ended.set()
         assert [each.result(WAIT_S) for each in held] == [b""] * MAX_QUESTIONS
@@ -146,7 +160,10 @@ def test_unread_frames_of_one_party_are_bounded_over_all_its_streams() -> None:
     """Nobody collects; the party opens one stream after the other and fills each."""
     hub = ExchangeHub("run", 1, ["north"], Ledger(), timeout_s=WAIT_S)
     bundle = Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (40,), memoryview(bytes(40)))})
-    frames = [parse_frame(each.data, party="north") for each in encode(StepKey("train", 0, 0), bundle, frame_bytes=1)]
+    frames = [
+        parse_frame(each.data, party="north")
+        for each in encode(StepKey("train", 0, 0), bundle, frame_bytes=1)
+    ]
 
     def fill(stream: PartyStream) -> None:
         for frame in frames:
@@ -174,7 +191,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Parameters:
         return parameters(federation)
 
 
-def test_a_party_that_joins_without_checkpoints_takes_nobody_back(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_a_party_that_joins_without_checkpoints_takes_nobody_back(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     """In the fourth epoch p2 is started with another folder of runs; then with its own again."""
     with held(tmp_path, resumed(), sent=SECOND_EPOCH + 2 * EPOCH_BYTES) as (federation, proxy):
         federation.wait_for_checkpoint("000003.splitnn.3")
@@ -208,7 +227,9 @@ class OddServer:
 
     def join(self, on_waiting: Callable[[Session], None] = lambda _session: None) -> Start | Done:
         with listening("127.0.0.1:0", keyring("server"), [self], 4) as (_, address):
-            session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=0.5, wait_s=2.0)
+            session = Session(
+                address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=0.5, wait_s=2.0
+            )
             session.on_waiting = lambda *_: on_waiting(session)
             try:
                 return session.join(Joining("passive", "{}", "train", 1, "cpu"))
@@ -218,9 +239,12 @@ class OddServer:
 
 def test_a_server_that_ends_every_session_is_given_up() -> None:
     server = OddServer()
-    with pytest.raises(InputError, match="server ends every session at once, and has done so for 2 s"):
+    with pytest.raises(
+        InputError, match="server ends every session at once, and has done so for 2 s"
+    ):
         server.join()
-    assert 2 <= server.sessions <= 8  # with a pause between them
+    # With a pause between them.
+    assert 2 <= server.sessions <= 8
 
 
 def test_a_server_that_says_too_much_is_asked_once() -> None:
@@ -231,7 +255,8 @@ def test_a_server_that_says_too_much_is_asked_once() -> None:
 
 
 def test_a_server_that_sends_faster_than_a_party_reads_is_given_up() -> None:
-    waiting = control_pb2.Waiting(missing=["p2" * 500] * 1_000, deadline_s=900.0)  # 1 MB
+    # 1 MB.
+    waiting = control_pb2.Waiting(missing=["p2" * 500] * 1_000, deadline_s=900.0)
     server = OddServer(*[control_pb2.ServerMessage(waiting=waiting).SerializeToString()] * 12)
 
     def until_all_is_said(session: Session) -> None:
@@ -239,7 +264,9 @@ def test_a_server_that_sends_faster_than_a_party_reads_is_given_up() -> None:
         session._reader.join(20.0)
         assert not session._reader.is_alive()
 
-    with pytest.raises(PeerError, match="server sends faster than this party reads: 8 MiB are unread") as caught:
+    with pytest.raises(
+        PeerError, match="server sends faster than this party reads: 8 MiB are unread"
+    ) as caught:
         server.join(until_all_is_said)
     assert (caught.value.code, server.sessions) == (Code.MALFORMED_MESSAGE, 1)
 
@@ -253,7 +280,8 @@ class Restarted(OddServer):
         if self.sessions == 1:
             waiting = control_pb2.Waiting(missing=["p2"], deadline_s=900.0)
             yield control_pb2.ServerMessage(waiting=waiting).SerializeToString()
-            threading.Event().wait(2.5)  # the party's wait_s is 2
+            # The party's wait_s is 2.
+            threading.Event().wait(2.5)
         else:
             start = control_pb2.Start(run_id="run", generation=2)
             yield control_pb2.ServerMessage(start=start).SerializeToString()
@@ -269,27 +297,40 @@ class Refusing(OddServer):
     """Starts a generation, ends it, and refuses the party: at once, or when it joins again."""
 
     def __init__(self, *, at_once: bool) -> None:
-        refusal = PeerError(Code.CERTIFICATE_INVALID, "the certificate of p1 is revoked", party="p1")
+        refusal = PeerError(
+            Code.CERTIFICATE_INVALID, "the certificate of p1 is revoked", party="p1"
+        )
         interrupt = control_pb2.Interrupt(generation=1, reason="p0 was stopped")
-        messages = control_pb2.ServerMessage(interrupt=interrupt), control_pb2.ServerMessage(stop=to_failure(refusal))
+        messages = (
+            control_pb2.ServerMessage(interrupt=interrupt),
+            control_pb2.ServerMessage(stop=to_failure(refusal)),
+        )
         super().__init__(*(message.SerializeToString() for message in messages))
         self._at_once = at_once
 
     def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         next(requests)
         self.sessions += 1
-        yield control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1)).SerializeToString()
+        yield control_pb2.ServerMessage(
+            start=control_pb2.Start(run_id="run", generation=1)
+        ).SerializeToString()
         if not self._at_once:
             next(requests)
         yield from self._answers
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_a_refusal_that_follows_an_interruption_is_heard_once(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A party that is slow to read must not take the end of its session for the server's death, and ask again."""
+def test_a_refusal_that_follows_an_interruption_is_heard_once(
+    at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A party that is slow to read must not take the end of its session for the server's death, and
+    ask again.
+    """
     server = Refusing(at_once=at_once)
     with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
-        session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0)
+        session = Session(
+            address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0
+        )
         joining = Joining("passive", "{}", "train", 1, "cpu")
         try:
             assert isinstance(session.join(joining), Start)
@@ -314,9 +355,19 @@ def test_how_long_a_server_that_goes_in_a_run_is_waited_for(reported: bool) -> N
     """As long as a party that was lost; a party that has reported may never hear of it again."""
     start = control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1))
     joining = Joining("passive", "{}", "train", 1, "cpu")
-    with listening("127.0.0.1:0", keyring("server"), [OddServer(start.SerializeToString())], 4) as (_, address):
+    with listening("127.0.0.1:0", keyring("server"), [OddServer(start.SerializeToString())], 4) as (
+        _,
+        address,
+    ):
         session = Session(
-            address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=0.2, back_s=1.5
+            address,
+            keyring("p1"),
+            "server",
+            Ledger(),
+            TcpMeter(),
+            heartbeat_s=60.0,
+            wait_s=0.2,
+            back_s=1.5,
         )
         assert isinstance(session.join(joining), Start)
         wait_until(lambda: session._channel is None)
@@ -342,7 +393,9 @@ class Interrupting(OddServer):
 
     def _session(self, requests: Iterator[bytes], _context: Context) -> Iterator[bytes]:
         next(requests)
-        yield control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1)).SerializeToString()
+        yield control_pb2.ServerMessage(
+            start=control_pb2.Start(run_id="run", generation=1)
+        ).SerializeToString()
         while not control_pb2.PartyMessage.FromString(next(requests)).HasField("report"):
             pass
         interrupt = control_pb2.Interrupt(generation=1, reason="p0 was lost")
@@ -353,7 +406,14 @@ def test_a_report_of_a_generation_that_was_interrupted_counts_for_nothing() -> N
     """The run goes on, so a server that is lost then is waited for as in any run."""
     with listening("127.0.0.1:0", keyring("server"), [Interrupting()], 4) as (_, address):
         session = Session(
-            address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=0.2, back_s=1.0
+            address,
+            keyring("p1"),
+            "server",
+            Ledger(),
+            TcpMeter(),
+            heartbeat_s=60.0,
+            wait_s=0.2,
+            back_s=1.0,
         )
         assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
         with pytest.raises(InterruptedRun, match="p0 was lost"):
@@ -384,11 +444,14 @@ class Leaving(OddServer):
 def test_a_party_ends_the_session_when_the_server_leaves_and_knows_why() -> None:
     server = Leaving()
     with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
-        session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0)
+        session = Session(
+            address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0
+        )
         try:
             assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
             assert server.ended.wait(WAIT_S)
-            wait_until(lambda: session._channel is None)  # the loss of the connection is known, too
+            # The loss of the connection is known, too.
+            wait_until(lambda: session._channel is None)
             with pytest.raises(InterruptedRun, match=r"^server was stopped$"):
                 session.check()
         finally:
@@ -405,22 +468,33 @@ class Silent(OddServer):
 
     def _session(self, requests: Iterator[bytes], _context: Context) -> Iterator[bytes]:
         next(requests)
-        yield control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1)).SerializeToString()
-        with contextlib.suppress(Exception):  # gRPC raises a bare Exception if the party cancels the call
-            self.told.extend(str(control_pb2.PartyMessage.FromString(data).WhichOneof("body")) for data in requests)
+        yield control_pb2.ServerMessage(
+            start=control_pb2.Start(run_id="run", generation=1)
+        ).SerializeToString()
+        # gRPC raises a bare Exception if the party cancels the call.
+        with contextlib.suppress(Exception):
+            self.told.extend(
+                str(control_pb2.PartyMessage.FromString(data).WhichOneof("body"))
+                for data in requests
+            )
         self.ends.wait(WAIT_S)
 
 
-def test_a_stopped_party_waits_once_for_a_server_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_party_waits_once_for_a_server_that_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("vfl_common.rpc.session._STOP_S", 1.0)
     monkeypatch.setattr("vfl_common.rpc.session._CLOSE_S", 60.0)
     server = Silent()
     with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
-        session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0)
+        session = Session(
+            address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0
+        )
         assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
 
         def stop() -> None:
-            session.stopping()  # from inside of the generation, and from outside of it
+            # From inside of the generation, and from outside of it.
+            session.stopping()
             session.stopping()
             session.close()
 
@@ -435,7 +509,9 @@ def test_a_stopped_party_waits_once_for_a_server_that_stands_still(monkeypatch: 
 def test_a_second_signal_takes_back_nothing_that_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Silent()
     with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
-        session = Session(address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0)
+        session = Session(
+            address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0
+        )
         assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
         with monkeypatch.context() as patched:
             patched.setattr(session._reader, "join", Mock(side_effect=KeyboardInterrupt))
@@ -448,9 +524,11 @@ def test_a_second_signal_takes_back_nothing_that_was_said(monkeypatch: pytest.Mo
 
 
 class GoneAndBack(OddServer):
-    """Starts a generation, dies once it has the plan, and then answers a party that joins again as a test says.
+    """Starts a generation, dies once it has the plan, and then answers a party that joins again as
+    a test says.
 
-    ``told``: what a party says in its second session, message by message. ``answers``: set once it may be answered.
+    ``told``: what a party says in its second session, message by message. ``answers``: set once it
+    may be answered.
     """
 
     def __init__(self, *answers: control_pb2.ServerMessage) -> None:
@@ -474,8 +552,12 @@ class GoneAndBack(OddServer):
             self.told.put(control_pb2.PartyMessage.FromString(data))
 
     @contextlib.contextmanager
-    def train(self, absent_s: float = 30.0) -> Iterator[tuple[Session, queue.SimpleQueue[VflError | str]]]:
-        """A party in a generation that goes on without the server; yields what happens to it, too."""
+    def train(
+        self, absent_s: float = 30.0
+    ) -> Iterator[tuple[Session, queue.SimpleQueue[VflError | str]]]:
+        """A party in a generation that goes on without the server; yields what happens to it,
+        too.
+        """
         happens: queue.SimpleQueue[VflError | str] = queue.SimpleQueue()
         with listening("127.0.0.1:0", keyring("server"), [self], 4) as (_, address):
             session = Session(
@@ -490,7 +572,9 @@ class GoneAndBack(OddServer):
                 emit=lambda event, **_: happens.put(event),
             )
             try:
-                session.join(Joining("passive", "{}", "train", 1, "cpu", checkpoints=("000001.a.1",)))
+                session.join(
+                    Joining("passive", "{}", "train", 1, "cpu", checkpoints=("000001.a.1",))
+                )
                 session.watch(happens.put)
                 session.plan([])
                 assert happens.get(timeout=WAIT_S) == "server_away"
@@ -500,7 +584,9 @@ class GoneAndBack(OddServer):
 
 
 def goes_on(generation: int) -> control_pb2.ServerMessage:
-    return control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=generation, goes_on=True))
+    return control_pb2.ServerMessage(
+        start=control_pb2.Start(run_id="run", generation=generation, goes_on=True)
+    )
 
 
 def test_a_server_that_comes_back_is_told_again_what_it_must_know() -> None:
@@ -514,8 +600,13 @@ def test_a_server_that_comes_back_is_told_again_what_it_must_know() -> None:
         session.check()
         session.lenient(False)
         join, progress, on, off = (server.told.get(timeout=WAIT_S) for _ in range(4))
-        assert (join.join.run_id, join.join.generation, list(join.join.checkpoints)) == ("run", 3, [])
-        assert progress.progress.round == 2  # the last one
+        assert (join.join.run_id, join.join.generation, list(join.join.checkpoints)) == (
+            "run",
+            3,
+            [],
+        )
+        # The last one.
+        assert progress.progress.round == 2
         assert on.lenient.on
         assert off.HasField("lenient")
         assert not off.lenient.on
@@ -547,14 +638,17 @@ class Flapping(GoneAndBack):
 
     def __init__(self) -> None:
         super().__init__(goes_on(3))
-        self.lookers = 0  # most threads of the party's sessions at once
+        # Most threads of the party's sessions at once.
+        self.lookers = 0
 
     def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         if not 1 <= self.sessions <= self.FLAPS:
             yield from super()._session(requests, context)
             return
         self.sessions += 1
-        self.lookers = max(self.lookers, sum(each.name == "session" for each in threading.enumerate()))
+        self.lookers = max(
+            self.lookers, sum(each.name == "session" for each in threading.enumerate())
+        )
         next(requests)
         yield from self._answers
 
@@ -568,23 +662,30 @@ def test_one_thread_looks_for_a_server_that_goes_as_soon_as_it_is_back() -> None
         assert server.told.get(timeout=WAIT_S).HasField("join")
         session.check()
         session.progress(ProgressUpdate("a", 1))
-        assert server.told.get(timeout=WAIT_S).HasField("progress")  # and no second join
-    assert server.lookers <= 4  # the one that looks, the one that reads, and those that are just ending
+        # And no second join.
+        assert server.told.get(timeout=WAIT_S).HasField("progress")
+    # The one that looks, the one that reads, and those that are just ending.
+    assert server.lookers <= 4
 
 
 def test_a_party_that_gives_the_generation_up_looks_for_the_server_as_ever() -> None:
     server = GoneAndBack()
     server.answers.set()
     with server.train() as (session, happens):
-        with pytest.raises(LostError, match="server has accepted the connection but said nothing for 2 s"):
+        with pytest.raises(
+            LostError, match="server has accepted the connection but said nothing for 2 s"
+        ):
             session.join(Joining("passive", "{}", "train", 1, "cpu", checkpoints=("000001.a.1",)))
-        assert happens.empty()  # it has not looked for it to the end of its time
+        # It has not looked for it to the end of its time.
+        assert happens.empty()
         joins = [each.join for each in iter_now(server.told) if each.HasField("join")]
         assert joins[-1].generation == 0
         assert list(joins[-1].checkpoints) == ["000001.a.1"]
 
 
-def iter_now(told: queue.SimpleQueue[control_pb2.PartyMessage]) -> Iterator[control_pb2.PartyMessage]:
+def iter_now(
+    told: queue.SimpleQueue[control_pb2.PartyMessage],
+) -> Iterator[control_pb2.PartyMessage]:
     with contextlib.suppress(queue.Empty):
         while True:
             yield told.get_nowait()

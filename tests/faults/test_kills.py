@@ -1,4 +1,6 @@
-"""A slice of scripts/try-kills: deaths at named moments, and the same parameters and predictions, bit for bit."""
+"""A slice of scripts/try-kills: deaths at named moments, and the same parameters and predictions,
+bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.integration.test_resume import assert_equal, parameters
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    with Federation(tmp_path_factory.mktemp("undisturbed"), kills.recipe(), kills.DATA) as federation:
+    with Federation(
+        tmp_path_factory.mktemp("undisturbed"), kills.recipe(), kills.DATA
+    ) as federation:
         federation.start_all()
         federation.finish()
         return federation
@@ -57,10 +61,14 @@ def test_the_run_ends_as_undisturbed(
 
 
 @pytest.fixture(scope="module", params=["cached", "skip"])
-def lenient(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Federation]:
+def lenient(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Federation]:
     """A late_policy, and a run with it in which nobody died."""
     policy: str = request.param
-    with Federation(tmp_path_factory.mktemp(policy), kills.recipe(policy=policy), kills.DATA) as federation:
+    with Federation(
+        tmp_path_factory.mktemp(policy), kills.recipe(policy=policy), kills.DATA
+    ) as federation:
         federation.start_all()
         federation.finish()
         return policy, federation
@@ -95,7 +103,9 @@ def test_a_defect_in_a_stream_s_thread_ends_the_run_with_the_name_of_who_has_it(
             federation.start_one(name)
         codes = {name: program.wait(60.0) for name, program in federation.programs.items()}
         assert codes == {"server": 1, "p0": 1, "p1": 4, "p2": 4}
-        told = {name: program.stderr.splitlines()[-1] for name, program in federation.programs.items()}
+        told = {
+            name: program.stderr.splitlines()[-1] for name, program in federation.programs.items()
+        }
         assert told["p0"] == "error: TypeError: a defect that a test asked for"
         for name in ("server", "p1", "p2"):
             assert "p0" in told[name]

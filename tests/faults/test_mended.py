@@ -53,7 +53,11 @@ def test_a_prediction_survives_a_killed_party(tmp_path: Path) -> None:
         for name, program in federation.programs.items():
             assert program.wait(60) == 0, f"{name}: {program.stderr}"
         told = federation.programs["p0"].wait_for("predicted", output="predictions.csv")
-        assert (told["written"], told["rows"], told["said"]) == (100, 100, "100 of 100 rows are predicted")
+        assert (told["written"], told["rows"], told["said"]) == (
+            100,
+            100,
+            "100 of 100 rows are predicted",
+        )
         assert "target is this class" in federation.programs["p0"].wait_for("scores")["said"]
         assert "output" not in federation.programs["p1"].wait_for("predicted", written=100)
     lines = (federation.folder / "predictions.csv").read_text().splitlines()
@@ -67,7 +71,9 @@ def test_a_finished_run_is_never_overwritten(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     federation.programs.clear()
     with federation:
-        again = federation.start("server", "vfl-server", "serve", "recipe.toml", "--run-id", run.name)
+        again = federation.start(
+            "server", "vfl-server", "serve", "recipe.toml", "--run-id", run.name
+        )
         assert again.wait(30) == 2
         assert "has been finished" in again.stderr
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
@@ -88,7 +94,9 @@ def test_a_report_that_cannot_be_read_names_its_sender(tmp_path: Path) -> None:
 
 
 def test_idle_streams_of_one_party_do_not_hold_up_the_others(tmp_path: Path) -> None:
-    """p1 opens stream after stream and attaches none: at most three are held, and p2 gets through."""
+    """p1 opens stream after stream and attaches none: at most three are held, and p2 gets
+    through.
+    """
     with Federation(tmp_path / "f", recipe(3), {**digits(4)}) as federation:
         federation.start_server()
         active = federation.start_party("p0")
@@ -100,15 +108,20 @@ def test_idle_streams_of_one_party_do_not_hold_up_the_others(tmp_path: Path) -> 
                 calls = [method(iter(_Silent())) for _ in range(MAX_STREAMS + 3)]
                 answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
                 for call in calls:
-                    threading.Thread(target=_first_answer, args=[call, answers], daemon=True).start()
-                for _ in range(3):  # whichever came last
+                    threading.Thread(
+                        target=_first_answer, args=[call, answers], daemon=True
+                    ).start()
+                # Whichever came last.
+                for _ in range(3):
                     frame = exchange_pb2.Frame.FromString(answers.get(timeout=10))
                     assert frame.failure.code == int(Code.NAME_TAKEN)
                 assert answers.empty()
                 for call in calls:
                     call.cancel()
             hostile.join_and_open()
-            assert "p1" in str(hostile.swap_expecting_failure(hostile.bundle(np.zeros((2, 2), np.float32))))
+            assert "p1" in str(
+                hostile.swap_expecting_failure(hostile.bundle(np.zeros((2, 2), np.float32)))
+            )
 
 
 def _first_answer(call: Iterator[bytes], answers: queue.SimpleQueue[bytes]) -> None:
@@ -117,7 +130,9 @@ def _first_answer(call: Iterator[bytes], answers: queue.SimpleQueue[bytes]) -> N
 
 
 class _Silent:
-    """Requests that never come, until the stream is cancelled: gRPC's sending thread is a daemon."""
+    """Requests that never come, until the stream is cancelled: gRPC's sending thread is a
+    daemon.
+    """
 
     def __iter__(self) -> _Silent:
         return self
@@ -129,11 +144,16 @@ class _Silent:
 
 def test_an_unknown_generation_does_not_keep_the_active_party(tmp_path: Path) -> None:
     """A stream that waits for a generation that never comes is let go when the party ends."""
-    with Federation(tmp_path / "f", recipe(2, run={"rejoin_deadline_s": 60.0}), digits(2)) as federation:
+    with Federation(
+        tmp_path / "f", recipe(2, run={"rejoin_deadline_s": 60.0}), digits(2)
+    ) as federation:
         federation.start_server()
         active = federation.start_party("p0")
         address = active.wait_for("ready", 30)["address"]
-        with HostilePassive(federation, "p1") as hostile, dial(address, hostile._keyring.current(), "p0") as channel:
+        with (
+            HostilePassive(federation, "p1") as hostile,
+            dial(address, hostile._keyring.current(), "p0") as channel,
+        ):
             attach = exchange_pb2.Attach(run_id="x", generation=99, protocol=PROTOCOL)
             call = channel.stream_stream(f"/{SERVICE}/Swap")(
                 iter([exchange_pb2.Frame(attach=attach).SerializeToString()])
@@ -144,7 +164,9 @@ def test_an_unknown_generation_does_not_keep_the_active_party(tmp_path: Path) ->
             call.cancel()
 
 
-@pytest.mark.parametrize("address", ["foo", "", "localhost:99999", "127.0.0.1:abc", ":", "a:-1", "[::1]:"])
+@pytest.mark.parametrize(
+    "address", ["foo", "", "localhost:99999", "127.0.0.1:abc", ":", "a:-1", "[::1]:"]
+)
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(InputError, match="is not an address"):
         split_address(address)
@@ -156,7 +178,9 @@ def test_an_address_has_a_host_and_a_port() -> None:
 
 def test_a_failure_cannot_write_lines_of_its_own() -> None:
     assert clean("fine\nerror: forged\x1b[31m") == "fine error: forged [31m"
-    failure = failure_pb2.Failure(code=failure_pb2.ABORTED, message="x" * 10_000, party="p9\nerror: y")
+    failure = failure_pb2.Failure(
+        code=failure_pb2.ABORTED, message="x" * 10_000, party="p9\nerror: y"
+    )
     error = from_failure(failure, sender="server", me="p1")
     assert isinstance(error, AbortedError)
     assert "\n" not in str(error)
@@ -164,7 +188,9 @@ def test_a_failure_cannot_write_lines_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a = " + "[" * 5000 + "]" * 5000, "a = " + "9" * 5000, "a = ["], ids=["deep", "long integer", "cut"]
+    "text",
+    ["a = " + "[" * 5000 + "]" * 5000, "a = " + "9" * 5000, "a = ["],
+    ids=["deep", "long integer", "cut"],
 )
 def test_toml_that_python_chokes_on(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
@@ -183,7 +209,9 @@ def test_early_stopping_by_a_metric_that_the_task_lacks(tmp_path: Path) -> None:
 
 
 def test_batch_normalisation_needs_two_rows(tmp_path: Path) -> None:
-    made = recipe(2, model={"encoder": {"kind": "mlp", "batch_norm": True}}, phase={"batch_size": 1})
+    made = recipe(
+        2, model={"encoder": {"kind": "mlp", "batch_norm": True}}, phase={"batch_size": 1}
+    )
     with Federation(tmp_path / "f", made, digits(2)) as federation:
         federation.address = "127.0.0.1:9"
         passive = federation.start_party("p1")
@@ -199,7 +227,9 @@ def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     np.savez(folder / "a.npz", x=rows[:, :2], y=labels)
     np.savez(folder / "b.npz", x=rows[:, 2:])
-    made = recipe(2, task={"kind": "binary"}, phase={"epochs": 400}, run={"rejoin_deadline_s": 20.0})
+    made = recipe(
+        2, task={"kind": "binary"}, phase={"epochs": 400}, run={"rejoin_deadline_s": 20.0}
+    )
     data = {"p0": {"source": "a.npz", "label": "y"}, "p1": {"source": "b.npz"}}
     with Federation(folder, made, data) as federation:
         server = federation.start_server()

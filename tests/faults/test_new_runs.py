@@ -1,4 +1,6 @@
-"""Who may begin a new run while another one has not ended, who may open it, and what happens to the old one."""
+"""Who may begin a new run while another one has not ended, who may open it, and what happens to the
+old one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from tests.integration.test_resume import (
 from vfl.report.runs import find_runs
 from vfl_common.errors import Code, PeerError
 
-CHANGED = cases.columns("sklearn:breast_cancer", 3, limit=ROWS + 1)  # a customer more, at every party
+# A customer more, at every party.
+CHANGED = cases.columns("sklearn:breast_cancer", 3, limit=ROWS + 1)
 WORDS = "its rows or columns are not those that the run began with"
 
 
@@ -50,7 +53,9 @@ def interrupted(folder: Path, tables: dict[str, Any]) -> Federation:
 
 
 def again(federation: Federation, *options: str) -> dict[str, int]:
-    """Starts all with the same commands, the server with more ``options``; returns {name: exit code}."""
+    """Starts all with the same commands, the server with more ``options``; returns {name: exit
+    code}.
+    """
     federation.server_options = options
     federation.start_all()
     return {name: program.wait() for name, program in federation.programs.items()}
@@ -78,18 +83,25 @@ def test_a_failed_night_blocks_the_next_until_the_server_alone_begins_anew(tmp_p
         said = error(federation.programs["server"])
         assert f"cannot resume run {old.name}: {WORDS}; restore them, or begin a new run" in said
         assert "vfl-server serve --fresh, at the server alone" in said
-        assert notes(federation, old, "set_aside") == dict.fromkeys(codes)  # nobody has given it up
+        # Nobody has given it up.
+        assert notes(federation, old, "set_aside") == dict.fromkeys(codes)
         assert set(again(federation, "--fresh").values()) == {0}
         (new,) = [run for run in (tmp_path / "runs").iterdir() if run.is_dir() and run != old]
         whys = {name: aside["why"] for name, aside in notes(federation, old, "set_aside").items()}
         assert whys == dict.fromkeys(codes, "a new run was asked for (--fresh)")
         assert set(notes(federation, new, "finished").values()) == {True}
         for name in federation.names:
-            told = [event for event in federation.programs[name].seen() if event["event"] == "set_aside"]
+            told = [
+                event for event in federation.programs[name].seen() if event["event"] == "set_aside"
+            ]
             assert [(event["run"], event["why"]) for event in told] == [(old.name, whys[name])]
             assert "is not resumed, and run" in (old / name / "log.jsonl").read_text()
-        assert {run.folder: run.state for run in find_runs(tmp_path / "runs")[0]} == {old: "set aside", new: "finished"}
-        assert set(again(federation).values()) == {0}  # a third run: the first is in nobody's way
+        assert {run.folder: run.state for run in find_runs(tmp_path / "runs")[0]} == {
+            old: "set aside",
+            new: "finished",
+        }
+        # A third run: the first is in nobody's way.
+        assert set(again(federation).values()) == {0}
         assert len(find_runs(tmp_path / "runs")[0]) == 3
 
 
@@ -101,20 +113,27 @@ def test_an_old_run_is_set_aside_if_rows_have_changed(align: str, tmp_path: Path
         old = federation.run_folder
         federation.data = CHANGED
         assert set(again(federation).values()) == {0}
-        whys = {aside["why"].partition(" ")[2] for aside in notes(federation, old, "set_aside").values()}
+        whys = {
+            aside["why"].partition(" ")[2] for aside in notes(federation, old, "set_aside").values()
+        }
         assert whys == {f"cannot resume run {old.name}: {WORDS}"}
         (new,) = [run for run in (tmp_path / "runs").iterdir() if run.is_dir() and run != old]
         assert set(notes(federation, new, "finished").values()) == {True}
         assert notes(federation, new, "generation")["server"] == 1
 
 
-def test_an_old_run_whose_rows_are_the_same_is_resumed(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_an_old_run_whose_rows_are_the_same_is_resumed(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     with interrupted(tmp_path, recipe(resume_within_s=0.0)) as federation:
         assert set(again(federation).values()) == {0}
-        assert_equal(parameters(federation), undisturbed)  # of the one run
+        # Of the one run.
+        assert_equal(parameters(federation), undisturbed)
 
 
-def test_a_server_without_its_folder_begins_nothing_and_loses_nothing(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_a_server_without_its_folder_begins_nothing_and_loses_nothing(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     """Parties that are in the run tell it that it lacks one; with the folder, all goes on."""
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
         federation.wait_for_checkpoint(AFTER_FIRST)
@@ -125,9 +144,13 @@ def test_a_server_without_its_folder_begins_nothing_and_loses_nothing(tmp_path: 
         refused = federation.start_server(federation.address)
         assert refused.wait() == 2
         said = error(refused)
-        assert f"has checkpoints of run {run.name}, which has not ended, and server has not; start the server" in said
+        assert (
+            f"has checkpoints of run {run.name}, which has not ended, and server has not; "
+            "start the server" in said
+        )
         for name in federation.names:
-            federation.programs.pop(name).close()  # who came too late to hear of it looks for the server
+            # Who came too late to hear of it looks for the server.
+            federation.programs.pop(name).close()
         shutil.move(tmp_path / "aside", run / "server")
         for path in (tmp_path / "runs").iterdir():
             if path != run:
@@ -149,13 +172,17 @@ def test_parties_that_are_in_a_run_follow_a_server_that_was_told_to_begin_anew(
         federation.start_server(federation.address)
         for name, program in federation.programs.items():
             assert program.wait() == 0, f"{name}: {program.stderr}"
-            assert [event["run"] for event in program.seen() if event["event"] == "set_aside"] == [old.name]
+            assert [event["run"] for event in program.seen() if event["event"] == "set_aside"] == [
+                old.name
+            ]
         shutil.rmtree(old)
         assert_equal(parameters(federation), undisturbed)
 
 
 def test_a_run_is_open_in_one_process_alone(tmp_path: Path, undisturbed: Parameters) -> None:
-    """A second server at another port, and a party that is started twice, leave the run as it is."""
+    """A second server at another port, and a party that is started twice, leave the run as it
+    is.
+    """
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
         run = federation.run_folder
         before = (run / "server" / "run.json").read_text()
@@ -176,7 +203,9 @@ def test_a_run_is_open_in_one_process_alone(tmp_path: Path, undisturbed: Paramet
         assert_equal(parameters(federation), undisturbed)
 
 
-def test_a_party_that_is_unfit_for_each_run_does_not_have_all_begin_for_ever(tmp_path: Path) -> None:
+def test_a_party_that_is_unfit_for_each_run_does_not_have_all_begin_for_ever(
+    tmp_path: Path,
+) -> None:
     with Federation(tmp_path, recipe(), DATA) as federation:
         server = federation.start_server()
         federation.start_party("p0")
@@ -190,7 +219,10 @@ def test_a_party_that_is_unfit_for_each_run_does_not_have_all_begin_for_ever(tmp
             assert caught.value.code is Code.DATA_INVALID
         assert server.wait() == 2
         assert f"p2 cannot resume run {second.run_id}: no reason; restore them" in error(server)
-        assert {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()} == {first.run_id, second.run_id}
+        assert {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()} == {
+            first.run_id,
+            second.run_id,
+        }
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +231,15 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("who", ["p0 p1 p2", "p2"])
-@pytest.mark.parametrize("late_policy", [{}, {"late_policy": "cached", "deadline_s": 5.0}], ids=["wait", "cached"])
+@pytest.mark.parametrize(
+    "late_policy", [{}, {"late_policy": "cached", "deadline_s": 5.0}], ids=["wait", "cached"]
+)
 def test_a_lying_server_does_not_keep_the_rows_from_being_compared(
     who: str, late_policy: dict[str, Any], tmp_path: Path, plugin: dict[str, str]
 ) -> None:
-    """It says at the beginning of a run that the others are in the middle of it; p2 holds entirely other ids."""
+    """It says at the beginning of a run that the others are in the middle of it; p2 holds entirely
+    other ids.
+    """
     tables = recipe()
     tables["phases"][0] |= late_policy
     (tmp_path / "lie-returning").write_text(who)

@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM are orderly stops: the others wait as for a death, and the same command resumes the run."""
+"""SIGINT and SIGTERM are orderly stops: the others wait as for a death, and the same command
+resumes the run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ import pytest
 
 from tests.harness import cases
 from tests.harness.federation import RUN_S, Federation
-from tests.integration.test_resume import HANDSHAKE_BYTES, Parameters, assert_equal, held, parameters
+from tests.integration.test_resume import (
+    HANDSHAKE_BYTES,
+    Parameters,
+    assert_equal,
+    held,
+    parameters,
+)
 
 WIDTH, BATCH, TRAIN, VALIDATION, TEST = 64, 32, 80, 20, 100
 DATA = cases.columns("sklearn:breast_cancer", 3, limit=TRAIN + VALIDATION + TEST)
@@ -22,9 +30,12 @@ RECIPE = cases.recipe(
     model={"embedding_size": WIDTH, "encoder": {"kind": "mlp", "hidden": [32], "dropout": 0.2}},
     phase={"epochs": 3, "batch_size": BATCH, "optimizer": {"kind": "adam", "lr": 0.01}},
 ) | {"phases": [{"kind": "splitnn", "epochs": 3, "batch_size": BATCH}, {"kind": "evaluate"}]}
-ROW = 4 * WIDTH  # bytes of an embedding's row
-HOLD = {  # bytes that p2 has sent, by moment
-    "training": HANDSHAKE_BYTES + ROW * (TRAIN + VALIDATION + BATCH * 3 // 2),  # in the second epoch
+# Bytes of an embedding's row.
+ROW = 4 * WIDTH
+# Bytes that p2 has sent, by moment.
+HOLD = {
+    # In the second epoch.
+    "training": HANDSHAKE_BYTES + ROW * (TRAIN + VALIDATION + BATCH * 3 // 2),
     "evaluating": HANDSHAKE_BYTES + ROW * (3 * (TRAIN + VALIDATION) + TEST // 2),
 }
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -53,7 +64,9 @@ def start_again(federation: Federation, victim: str) -> None:
 
 
 def told(federation: Federation, victim: str) -> dict[str, Any]:
-    """Waits until the server says that it lacks the victim, or, if the server is the victim, until a party does."""
+    """Waits until the server says that it lacks the victim, or, if the server is the victim, until
+    a party does.
+    """
     if victim == "server":
         return federation.programs["p1"].wait_for("waiting", missing=["server"])
     found = federation.programs["server"].wait_for("lost", party=victim)
@@ -61,7 +74,9 @@ def told(federation: Federation, victim: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("number", "victim"), [*itertools.product(SIGNALS, ("server", "p0", "p1"))])
+@pytest.mark.parametrize(
+    ("number", "victim"), [*itertools.product(SIGNALS, ("server", "p0", "p1"))]
+)
 def test_while_others_have_not_joined(
     number: signal.Signals, victim: str, tmp_path: Path, undisturbed: Parameters
 ) -> None:
@@ -78,13 +93,17 @@ def test_while_others_have_not_joined(
         assert_equal(parameters(federation), undisturbed)
 
 
-@pytest.mark.parametrize(("number", "victim"), [*itertools.product(SIGNALS, ("server", "p0", "p1"))])
+@pytest.mark.parametrize(
+    ("number", "victim"), [*itertools.product(SIGNALS, ("server", "p0", "p1"))]
+)
 @pytest.mark.parametrize("moment", HOLD)
 def test_within_a_step(
     moment: str, number: signal.Signals, victim: str, tmp_path: Path, undisturbed: Parameters
 ) -> None:
     with held(tmp_path, RECIPE, DATA, sent=HOLD[moment]) as (federation, proxy):
-        federation.wait_for_checkpoint("000001.splitnn.1" if moment == "training" else "000003.splitnn.3")
+        federation.wait_for_checkpoint(
+            "000001.splitnn.1" if moment == "training" else "000003.splitnn.3"
+        )
         stop(federation, victim, number)
         told(federation, victim)
         proxy.release()
@@ -94,6 +113,7 @@ def test_within_a_step(
         summary = federation.finish(RUN_S)
         assert summary["interruptions"] == 1
         assert_equal(parameters(federation), undisturbed)
-        for name in federation.names:  # each has it in its log
+        # Each has it in its log.
+        for name in federation.names:
             log = (federation.run_folder / name / "log.jsonl").read_text()
             assert f"{victim} was stopped" in log or (name == victim and "stopped" in log), name

@@ -21,7 +21,10 @@ WAVE = 400
 def half_open(address: str, number: int = WAVE) -> Iterator[list[socket.socket]]:
     """Connects this often and begins no handshake."""
     with ExitStack() as stack:
-        yield [stack.enter_context(socket.create_connection(split_address(address), 10.0)) for _ in range(number)]
+        yield [
+            stack.enter_context(socket.create_connection(split_address(address), 10.0))
+            for _ in range(number)
+        ]
 
 
 def wait_until_closed(callers: list[socket.socket], timeout_s: float) -> None:
@@ -33,7 +36,9 @@ def wait_until_closed(callers: list[socket.socket], timeout_s: float) -> None:
 
 
 def test_half_open_connections_end_no_run(tmp_path: Path) -> None:
-    """More of them than there are files, at the server and at the active party, while a party joins."""
+    """More of them than there are files, at the server and at the active party, while a party
+    joins.
+    """
     with FewFiles(tmp_path / "f", recipe(2), digits(2)) as federation:
         federation.called = ("server", "p0")
         server = federation.start_server()
@@ -58,12 +63,17 @@ def memory_mib(program: Program) -> float:
 
 def speak_garbage(address: str, times: int) -> None:
     for _ in range(times):
-        with suppress(ConnectionError), socket.create_connection(split_address(address), 10.0) as caller:
+        with (
+            suppress(ConnectionError),
+            socket.create_connection(split_address(address), 10.0) as caller,
+        ):
             caller.sendall(GARBAGE)
 
 
 def test_garbage_leaves_memory_as_it_is(tmp_path: Path) -> None:
-    """The first connections fill buffers that the next ones use again; and the server goes on to serve."""
+    """The first connections fill buffers that the next ones use again; and the server goes on to
+    serve.
+    """
     with FewFiles(tmp_path / "f", recipe(2), digits(2)) as federation:
         server = federation.start_server()
         speak_garbage(federation.address, 1_000)

@@ -1,4 +1,6 @@
-"""Private alignment among threads. All that a party or the server sends passes one function, which may change it."""
+"""Private alignment among threads. All that a party or the server sends passes one function, which
+may change it.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.psi import curve
 from vfl_server.intersection import alignment_service
 
-WAIT_S = 60.0  # nothing should come near it
+# Nothing should come near it.
+WAIT_S = 60.0
 SERVER = "server"
-Tap = Callable[[str, str, StepKey, Bundle], Bundle]  # (sender, receiver, step, what it sends) -> what it sends instead
+# (sender, receiver, step, what it sends) -> what it sends instead.
+Tap = Callable[[str, str, StepKey, Bundle], Bundle]
 
 
 def names_of(parties: int) -> list[str]:
@@ -51,7 +55,9 @@ def in_common(sets: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 
 class Direct:
-    """Does what ``vfl_party.psi.pool.Masking`` does, in the thread that asks; counts all batches."""
+    """Does what ``vfl_party.psi.pool.Masking`` does, in the thread that asks; counts all
+    batches.
+    """
 
     batches = 0
 
@@ -85,7 +91,9 @@ class Direct:
 
 
 def small_batches(rows: int = 16) -> Any:
-    """Makes a module's fixture: batches of few rows, masked without processes, and digests that cost nothing."""
+    """Makes a module's fixture: batches of few rows, masked without processes, and digests that
+    cost nothing.
+    """
 
     @pytest.fixture(scope="module", autouse=True)
     def small() -> Iterator[None]:
@@ -121,7 +129,9 @@ class Recorder:
 
 
 def changed(bundle: Bundle, name: str, data: bytes) -> Bundle:
-    """Returns the bundle with other bytes in one tensor, which becomes flat if there are more or fewer."""
+    """Returns the bundle with other bytes in one tensor, which becomes flat if there are more or
+    fewer.
+    """
     was = bundle.tensors[name]
     shape = was.shape if len(data) == was.data.nbytes else (len(data),)
     return Bundle(bundle.kind, {**bundle.tensors, name: Buffer(was.dtype, shape, memoryview(data))})
@@ -129,33 +139,46 @@ def changed(bundle: Bundle, name: str, data: bytes) -> Bundle:
 
 @dataclass
 class Parties:
-    """The parties of one run, and what they keep in ``folder``; ``align`` may be called again and again."""
+    """The parties of one run, and what they keep in ``folder``; ``align`` may be called again and
+    again.
+    """
 
     folder: Path
     sets: dict[str, tuple[str, ...]]
     run_id: str = "run"
-    rows: dict[str, Any] = field(default_factory=dict)  # of the recipe
+    # Of the recipe.
+    rows: dict[str, Any] = field(default_factory=dict)
     credentials: Callable[[str], Credentials] | None = None
     tap: Tap = lambda _sender, _receiver, _step, bundle: bundle
-    left: frozenset[str] = frozenset()  # parties that have left the run
-    rows_at_most: int = MOST_ROWS  # of a party, at the server
-    divides: bool = True  # false: the rows are to be predicted
-    asks: dict[str, dict[str, Any]] = field(default_factory=dict)  # {party: what it gives ``Aligning``}
+    # Parties that have left the run.
+    left: frozenset[str] = frozenset()
+    # Of a party, at the server.
+    rows_at_most: int = MOST_ROWS
+    # False: the rows are to be predicted.
+    divides: bool = True
+    # {party: what it gives ``Aligning``}.
+    asks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def folder_of(self, name: str) -> Path:
         return self.folder / self.run_id / name
 
     @property
     def recipe(self) -> Recipe:
-        tables = cases.recipe(len(self.sets), task={"kind": "binary"}, rows={"align": "psi", **self.rows})
+        tables = cases.recipe(
+            len(self.sets), task={"kind": "binary"}, rows={"align": "psi", **self.rows}
+        )
         return parse(Recipe, tables, "recipe")
 
     def _aligning(self, name: str, ways: _Ways) -> Aligning:
         ids = self.sets[name]
-        table = Table(f"{name}.csv", ids, labels=np.zeros(len(ids)) if name == next(iter(self.sets)) else None)
+        table = Table(
+            f"{name}.csv", ids, labels=np.zeros(len(ids)) if name == next(iter(self.sets)) else None
+        )
         mine = self.credentials(name) if self.credentials is not None else None
         given = self.asks.get(name, {})
-        return Aligning(name, self.run_id, table, self.folder_of(name), ways, credentials=mine, **given)
+        return Aligning(
+            name, self.run_id, table, self.folder_of(name), ways, credentials=mine, **given
+        )
 
     def kept(self, name: str) -> Aligned:
         """Returns what a party gets that comes back to a run under way."""
@@ -192,7 +215,9 @@ class Parties:
                 link = MemoryLink(hub, name, timeout_s=WAIT_S)
                 ways = _Ways(link=_Link(link, name, ring[0], self.tap), server=to_server)
             self.folder_of(name).mkdir(parents=True, exist_ok=True)
-            return PsiAlignment(recipe, AllowAll(), divides=self.divides).align(self._aligning(name, ways))
+            return PsiAlignment(recipe, AllowAll(), divides=self.divides).align(
+                self._aligning(name, ways)
+            )
 
         def answer() -> None:
             service = alignment_service(recipe, trains=self.divides, rows_at_most=self.rows_at_most)
@@ -204,9 +229,12 @@ class Parties:
             futures = {name: threads.submit(guarded, partial(take_part, name)) for name in ring}
             found = {name: each.result(WAIT_S) for name, each in futures.items()}
             if not errors:
-                server.end(_OVER)  # if all knew the rows, nobody has asked it
+                # If all knew the rows, nobody has asked it.
+                server.end(_OVER)
             serving.result(WAIT_S)
-        return {name: each for name, each in found.items() if each is not None}, [e for e in errors if e is not _OVER]
+        return {name: each for name, each in found.items() if each is not None}, [
+            e for e in errors if e is not _OVER
+        ]
 
 
 _OVER = InterruptedRun("the test is over")
@@ -247,7 +275,9 @@ class _Hub(Hub):
         return self._inner.collect(step, *args, **named)
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
-        tapped = {party: self._tap(self._me, party, step, bundle) for party, bundle in replies.items()}
+        tapped = {
+            party: self._tap(self._me, party, step, bundle) for party, bundle in replies.items()
+        }
         self._inner.reply(step, tapped)
 
     def ask_again(self, step: StepKey) -> None:

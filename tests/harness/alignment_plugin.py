@@ -1,7 +1,8 @@
-"""The plug-in of the tests of private alignment: small batches, deaths within it, and a count of what is masked.
+"""The plug-in of the tests of private alignment: small batches, deaths within it, and a count of
+what is masked.
 
-An empty file ``lie`` in the federation's folder makes the server mark one row fewer, or one more, at each party. As
-with ``crash_plugin``, only programs may import it.
+An empty file ``lie`` in the federation's folder makes the server mark one row fewer, or one more,
+at each party. As with ``crash_plugin``, only programs may import it.
 """
 
 from pathlib import Path
@@ -15,9 +16,14 @@ from vfl_party.align import psi
 from vfl_party.psi.pool import Masking
 from vfl_server import intersection
 
-METHOD = None  # the entry point's object; only the import counts
+# The entry point's object; only the import counts.
+METHOD = None
 psi.BATCH = 20
-crash.STEPS |= {"ring": StepKey("align", 2, 8), "tags": StepKey("align", 3, 1), "lists": StepKey("align", 3, 2)}
+crash.STEPS |= {
+    "ring": StepKey("align", 2, 8),
+    "tags": StepKey("align", 3, 1),
+    "lists": StepKey("align", 3, 2),
+}
 
 
 def _lying(mask: npt.NDArray[np.bool_]) -> None:

@@ -1,6 +1,8 @@
-"""A method for tests: only weights, which drift at each party and are averaged at the server once a round.
+"""A method for tests: only weights, which drift at each party and are averaged at the server once a
+round.
 
-A party whose folder has ``hold-<party>-<phase>-<round>`` waits before it sends; ``sent-…`` appears once it has sent.
+A party whose folder has ``hold-<party>-<phase>-<round>`` waits before it sends; ``sent-…`` appears
+once it has sent.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class AveragingSettings(Section):
     rounds: int = 3
     width: int = 3
     widths: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it; for single parties
-    sick: str = ""  # the party that sends infinity
+    # The party that sends infinity.
+    sick: str = ""
 
 
 class Averaging(Phase):
@@ -39,7 +42,10 @@ class Averaging(Phase):
             for key, tensor in self._weights.items():
                 tensor.copy_(drift(party.name, name, -1, key, tensor))
         party.models[name] = layer.to(party.device)
-        sent = Sent(Kind.WEIGHTS, {key: (each.dtype, tuple(each.shape)) for key, each in self._weights.items()})
+        sent = Sent(
+            Kind.WEIGHTS,
+            {key: (each.dtype, tuple(each.shape)) for key, each in self._weights.items()},
+        )
         self._mean = party.asking(name, Exchange("weights", sent, sent, asks="server"))
 
     @torch.no_grad()

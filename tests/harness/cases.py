@@ -8,7 +8,9 @@ ACTIVE = "p0"
 
 
 def digits(parties: int, *, limit: int = 100) -> dict[str, dict[str, Any]]:
-    """Divides scikit-learn's digits into halves or quadrants; p0 has the labels too. {party: its [data] table}."""
+    """Divides scikit-learn's digits into halves or quadrants; p0 has the labels too. {party: its
+    [data] table}.
+    """
     scheme = {2: "halves", 4: "quadrants"}[parties]
     tables: dict[str, dict[str, Any]] = {
         f"p{part}": {
@@ -22,8 +24,12 @@ def digits(parties: int, *, limit: int = 100) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def columns(source: str, parts: int, *, limit: int, active_features: bool = True) -> dict[str, dict[str, Any]]:
-    """Divides a table by columns; p0 has the labels, and features unless ``parts`` passive parties have them all."""
+def columns(
+    source: str, parts: int, *, limit: int, active_features: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Divides a table by columns; p0 has the labels, and features unless ``parts`` passive parties
+    have them all.
+    """
     first = 0 if active_features else 1
     tables: dict[str, dict[str, Any]] = {
         f"p{first + part}": {
@@ -49,7 +55,9 @@ def recipe(
     rows: dict[str, Any] | None = None,
     run: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Makes a recipe: three epochs of split training of digits on an 8-wide embedding; every table can be changed."""
+    """Makes a recipe: three epochs of split training of digits on an 8-wide embedding; every table
+    can be changed.
+    """
     roster: list[dict[str, Any]] = [{"name": ACTIVE, "role": "active", "features": active_features}]
     roster += [{"name": f"p{number}", "role": "passive"} for number in range(1, parties)]
     return {
@@ -74,7 +82,13 @@ MOCO: dict[str, Any] = {
     "width": 12,
     "momentum": 0.9,
     "temperature": 0.2,
-    "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine"},
+    "optimizer": {
+        "kind": "sgd",
+        "lr": 0.05,
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+        "schedule": "cosine",
+    },
     "augment": {"crop_scale": [0.5, 1.0], "flip": 0.0, "jitter": 0.0, "grayscale": 0.0},
 }
 PROBE: dict[str, Any] = {"kind": "probe", "epochs": 5, "least_steps": 1, "neighbours": 10}

@@ -1,10 +1,12 @@
-"""Deaths at named moments: programs that have this module as a plug-in kill themselves if a test asks for it.
+"""Deaths at named moments: programs that have this module as a plug-in kill themselves if a test
+asks for it.
 
-A test puts an empty file ``kill-<moment>-<name>`` into the federation's folder. The process of that name removes the
-file and sends itself SIGKILL when it comes to the moment. An empty file ``defect-<name>`` makes the process of that
-name fail in a stream's thread, as if the product had a defect there. With a file ``lie-returning`` the server tells the
-parties whose names are in it that the others are in the middle of the run. The product has no such hooks:
-``crash_plugin`` wraps its functions in the launcher, before it forks.
+A test puts an empty file ``kill-<moment>-<name>`` into the federation's folder. The process of that
+name removes the file and sends itself SIGKILL when it comes to the moment. An empty file
+``defect-<name>`` makes the process of that name fail in a stream's thread, as if the product had a
+defect there. With a file ``lie-returning`` the server tells the parties whose names are in it that
+the others are in the middle of the run. The product has no such hooks: ``crash_plugin`` wraps its
+functions in the launcher, before it forks.
 """
 
 from __future__ import annotations
@@ -28,22 +30,39 @@ from vfl_party.runtime.runner import Runner
 from vfl_server import app as server_app
 from vfl_server.control.coordinator import Coordinator
 
-EPOCH = 1  # the round in whose middle processes die
-STEPS = {  # moments of single steps: of a passive party's link, of the active party's hub
+# The round in whose middle processes die.
+EPOCH = 1
+# Moments of single steps: of a passive party's link, of the active party's hub.
+STEPS = {
     "first-step": StepKey("splitnn", 0, 0),
     "mid-epoch": StepKey("splitnn", EPOCH, 1),
     "evaluation": StepKey("evaluate", 0, 0),
 }
-# {moment: who comes to it}. "before-" and "after-" of a step: before it is sent or collected, after it is answered.
+# {moment: who comes to it}. "before-" and "after-" of a step: before it is sent or collected, after
+# it is answered.
 PARTY = (
     *("join-sent", "start-received", "plan-sent"),
     *(f"{when}-{step}" for step in STEPS for when in ("before", "after")),
-    *("round-done", "checkpoint-begun", "checkpoint-half", "checkpoint-unnamed", "checkpoint-named"),
+    *(
+        "round-done",
+        "checkpoint-begun",
+        "checkpoint-half",
+        "checkpoint-unnamed",
+        "checkpoint-named",
+    ),
     *("before-trained", "after-trained", "report-sent", "complete-heard", "before-finished"),
 )
 SERVER = (
     *("joined", "before-start", "after-start", "planned", "progress", "lost"),
-    *("report", "before-summary", "after-summary", "before-told", "after-told", "closing", "before-finished"),
+    *(
+        "report",
+        "before-summary",
+        "after-summary",
+        "before-told",
+        "after-told",
+        "closing",
+        "before-finished",
+    ),
 )
 
 
@@ -60,7 +79,9 @@ def point(moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wrap(owner: Any, attribute: str, *, before: Callable[..., None] | None = None, after: Any = None) -> None:
+def wrap(
+    owner: Any, attribute: str, *, before: Callable[..., None] | None = None, after: Any = None
+) -> None:
     """Calls ``before`` with a function's arguments, and ``after`` with its result and arguments."""
     inner = getattr(owner, attribute)
 
@@ -147,7 +168,11 @@ def _defect(*_: object) -> None:
 def _lying(start: Callable[..., None]) -> Callable[..., None]:
     def outer(self: Coordinator, member: Any, *, returning: bool = False) -> None:
         asked = Path("lie-returning")
-        start(self, member, returning=returning or (asked.exists() and member.name in asked.read_text().split()))
+        start(
+            self,
+            member,
+            returning=returning or (asked.exists() and member.name in asked.read_text().split()),
+        )
 
     return outer
 
@@ -174,4 +199,9 @@ def wrap_all() -> None:
     wrap(Coordinator, "handle", after=_dropping_result(_handled))
     wrap(Coordinator, "complete", before=_at("before-told"), after=_at("after-told"))
     wrap(grpc_server._Server, "stop", before=_at("closing"))
-    wrap(server_app, "write_atomic", before=_writing("before"), after=_dropping_result(_writing("after")))
+    wrap(
+        server_app,
+        "write_atomic",
+        before=_writing("before"),
+        after=_dropping_result(_writing("after")),
+    )

@@ -1,6 +1,9 @@
-"""The plug-in by which a launcher loads ``crash``: only programs may import it, never the tests' own process."""
+"""The plug-in by which a launcher loads ``crash``: only programs may import it, never the tests'
+own process.
+"""
 
 from tests.harness.crash import wrap_all
 
-METHOD = None  # the entry point's object; only the import counts
+# The entry point's object; only the import counts.
+METHOD = None
 wrap_all()

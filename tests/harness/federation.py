@@ -36,8 +36,10 @@ from vfl_party.base.checkpoint import CheckpointStore
 START_S = 60.0
 RUN_S = 120.0
 BIN = Path(sys.executable).parent
-FORKED = (*PROGRAMS, "ip", "torchrun", "vfl")  # see ``preloaded``
-FRESH = "VFL_TEST_FRESH" in os.environ  # start the installed commands, not forks of the launcher
+# See ``preloaded``.
+FORKED = (*PROGRAMS, "ip", "torchrun", "vfl")
+# Start the installed commands, not forks of the launcher.
+FRESH = "VFL_TEST_FRESH" in os.environ
 
 
 @functools.cache
@@ -49,10 +51,18 @@ def launcher() -> Launcher:
 
 
 class Program:
-    """One process; ``events`` has the JSON lines of its standard output as they come, ``stderr`` all of its errors."""
+    """One process; ``events`` has the JSON lines of its standard output as they come, ``stderr``
+    all of its errors.
+    """
 
     def __init__(
-        self, name: str, args: list[str], cwd: Path, *, fresh: bool = True, environment: dict[str, str] | None = None
+        self,
+        name: str,
+        args: list[str],
+        cwd: Path,
+        *,
+        fresh: bool = True,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.name, self.args = name, args
         self.events: list[dict[str, Any]] = []
@@ -63,13 +73,19 @@ class Program:
         ours, stdout = os.pipe()
         if fresh or Path(args[0]).name not in FORKED:
             self.process = subprocess.Popen(
-                args, cwd=cwd, stdout=stdout, stderr=self._stderr, env=environment or program_environment()
+                args,
+                cwd=cwd,
+                stdout=stdout,
+                stderr=self._stderr,
+                env=environment or program_environment(),
             )
         else:
             stdin, self._alive = os.pipe()
             stderr = self._stderr.fileno()
             words = ["plugged", environment["PYTHONPATH"], *args] if environment else args
-            self.process = launcher().start(words, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
+            self.process = launcher().start(
+                words, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr
+            )
             os.close(stdin)
         os.close(stdout)
         self._stdout: TextIO = os.fdopen(ours, encoding="utf-8")
@@ -85,18 +101,24 @@ class Program:
         self._new.put(None)
 
     def wait_for(self, event: str, timeout_s: float = RUN_S, **facts: Any) -> dict[str, Any]:
-        """Waits for the next event of this name that has at least these facts; fails if the program ends first."""
+        """Waits for the next event of this name that has at least these facts; fails if the program
+        ends first.
+        """
         give_up_s = time.monotonic() + timeout_s
         while True:
             try:
                 found = self._new.get(timeout=max(0.0, give_up_s - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"{self.name}: no {event} within {timeout_s} s; {self.stderr}") from None
+                raise AssertionError(
+                    f"{self.name}: no {event} within {timeout_s} s; {self.stderr}"
+                ) from None
             if found is None:
                 self._new.put(None)
                 raise AssertionError(f"{self.name} ended before {event}: {self.stderr}")
             self.events.append(found)
-            if found["event"] == event and all(found.get(key) == value for key, value in facts.items()):
+            if found["event"] == event and all(
+                found.get(key) == value for key, value in facts.items()
+            ):
                 return found
 
     @property
@@ -151,13 +173,19 @@ class Program:
 
 
 def toml(value: Any) -> str:
-    """Writes nested dicts, lists and scalars as a TOML document (with inline tables below the top level)."""
+    """Writes nested dicts, lists and scalars as a TOML document (with inline tables below the top
+    level).
+    """
     return "\n".join(f"{key} = {_inline(item)}" for key, item in value.items()) + "\n"
 
 
 def _inline(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(str(key))} = {_inline(item)}" for key, item in value.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{json.dumps(str(key))} = {_inline(item)}" for key, item in value.items())
+            + " }"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_inline(item) for item in value) + "]"
     return json.dumps(value)
@@ -167,8 +195,9 @@ def _inline(value: Any) -> str:
 class Federation:
     """A server and the parties of ``recipe`` (a dict, as in TOML), in ``folder``.
 
-    ``data``: {party: its [data] table}; ``extra``: {party: more keys of its party file}. The programs are forked from
-    one process that has imported them (see ``vfl.launcher.forks``) unless ``fresh``.
+    ``data``: {party: its [data] table}; ``extra``: {party: more keys of its party file}. The
+    programs are forked from one process that has imported them (see ``vfl.launcher.forks``) unless
+    ``fresh``.
     """
 
     folder: Path
@@ -204,18 +233,31 @@ class Federation:
             "name": name,
             "recipe": "recipe.toml",
             "server": self.address,
-            "tls": {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"},
+            "tls": {
+                "ca": "certs/ca.pem",
+                "certificate": f"certs/{name}.pem",
+                "key": f"certs/{name}.key",
+            },
             "data": self.data[name],
-            "init": "recipe",  # so that runs can be compared
+            # So that runs can be compared.
+            "init": "recipe",
         }
         if any(phase.get("key_bits") == 1024 for phase in self.recipe["phases"]):
-            file["trees"] = {"least_key_bits": 1024}  # a rehearsal
+            # A rehearsal.
+            file["trees"] = {"least_key_bits": 1024}
         path = self.folder / f"{name}.toml"
         path.write_text(toml(file | self.extra.get(name, {})))
         return path
 
     def start_server(self, listen: str = "127.0.0.1:0") -> Program:
-        args = [str(BIN / "vfl-server"), "serve", "recipe.toml", "--listen", listen, *self.server_options]
+        args = [
+            str(BIN / "vfl-server"),
+            "serve",
+            "recipe.toml",
+            "--listen",
+            listen,
+            *self.server_options,
+        ]
         program = self._start("server", args)
         self.address = program.wait_for("ready", START_S)["address"]
         return program
@@ -231,13 +273,19 @@ class Federation:
             self.start_party(name)
 
     def start(self, name: str, *args: str, environment: dict[str, str] | None = None) -> Program:
-        """Starts a program under a name of its own; ``environment``: with PYTHONPATH, as ``plugins.environment``."""
+        """Starts a program under a name of its own; ``environment``: with PYTHONPATH, as
+        ``plugins.environment``.
+        """
         return self._start(name, [str(BIN / args[0]), *args[1:]], environment)
 
-    def _start(self, name: str, args: list[str], environment: dict[str, str] | None = None) -> Program:
+    def _start(
+        self, name: str, args: list[str], environment: dict[str, str] | None = None
+    ) -> Program:
         if name in self.programs:
             self.programs[name].close()
-        self.programs[name] = Program(name, args, self.folder, fresh=self.fresh, environment=environment)
+        self.programs[name] = Program(
+            name, args, self.folder, fresh=self.fresh, environment=environment
+        )
         return self.programs[name]
 
     def finish(self, timeout_s: float = RUN_S) -> dict[str, Any]:
@@ -255,9 +303,15 @@ class Federation:
         return folder
 
     def parameters(self, name: str) -> dict[str, Tensor]:
-        """Returns {``encoder.0.weight``: tensor}: all weights and buffers of a party's newest checkpoint."""
+        """Returns {``encoder.0.weight``: tensor}: all weights and buffers of a party's newest
+        checkpoint.
+        """
         models = self.checkpoint(name)["job"]["models"]
-        return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}
+        return {
+            f"{model}.{key}": value
+            for model, state in models.items()
+            for key, value in state.items()
+        }
 
     def checkpoint(self, name: str, which: int = -1) -> Any:
         """Loads one of a party's checkpoints, by default the newest, as the runner wrote it."""
@@ -267,12 +321,18 @@ class Federation:
         return self._store(name).labels()
 
     def wait_for_checkpoint(self, label: str, timeout_s: float = RUN_S) -> None:
-        """Waits until every party has written this checkpoint: one that is ahead proves nothing about the others."""
+        """Waits until every party has written this checkpoint: one that is ahead proves nothing
+        about the others.
+        """
         give_up_s = time.monotonic() + timeout_s
         while missing := [name for name in self.names if label not in self.checkpoint_labels(name)]:
             ended = [name for name in missing if self.programs[name].process.poll() is not None]
-            assert not ended, f"{ended[0]} ended before checkpoint {label}: {self.programs[ended[0]].stderr}"
-            assert time.monotonic() < give_up_s, f"{', '.join(missing)}: no checkpoint {label} within {timeout_s} s"
+            assert not ended, (
+                f"{ended[0]} ended before checkpoint {label}: {self.programs[ended[0]].stderr}"
+            )
+            assert time.monotonic() < give_up_s, (
+                f"{', '.join(missing)}: no checkpoint {label} within {timeout_s} s"
+            )
             time.sleep(0.01)
 
     def _store(self, name: str) -> CheckpointStore:

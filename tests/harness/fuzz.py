@@ -1,6 +1,7 @@
 """Mutated messages for the codecs, for what a message sets off, and for live services.
 
-Only errors of the catalogue may come of any of them, and no InternalError. All chance comes from one seed.
+Only errors of the catalogue may come of any of them, and no InternalError. All chance comes from
+one seed.
 """
 
 from __future__ import annotations
@@ -49,25 +50,87 @@ from vfl_server.results import summarise
 ROSTER = ("p0", "p1", "p2")
 RECIPE = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05, "server_absent_s": 60.0}))
 TEXTS = (
-    *("", "p0", "p1", "eve", "run", "../../x", "\x1b[2J\r\n\x00", "\u202e\U0001f600", "x" * 300, "x" * 5_000),
-    *("000001.splitnn.1", "-1.a.b", "\u0661.a.\u0661", "{", "[]", "{}", "3", "null", "NaN", "[" * 20_000, "sent"),
-    *('{"test": {"loss": null}}', '{"test": {"loss": 1e999}}', '{"test": {"loss": 1' + "0" * 400 + "}}"),
-    *('{"test": {"loss": 1' + "0" * 5_000 + "}}", '{"test": 3}', '{"\\ud800": {"\\ud800": 1}}', '{"phases": [1]}'),
-    *(RECIPE.canonical_json()[:-1] + more for more in (',"\\ud800\\u001b":1}', ',"x":1' + "0" * 5_000 + "}", "}}")),
+    *(
+        "",
+        "p0",
+        "p1",
+        "eve",
+        "run",
+        "../../x",
+        "\x1b[2J\r\n\x00",
+        "\u202e\U0001f600",
+        "x" * 300,
+        "x" * 5_000,
+    ),
+    *(
+        "000001.splitnn.1",
+        "-1.a.b",
+        "\u0661.a.\u0661",
+        "{",
+        "[]",
+        "{}",
+        "3",
+        "null",
+        "NaN",
+        "[" * 20_000,
+        "sent",
+    ),
+    *(
+        '{"test": {"loss": null}}',
+        '{"test": {"loss": 1e999}}',
+        '{"test": {"loss": 1' + "0" * 400 + "}}",
+    ),
+    *(
+        '{"test": {"loss": 1' + "0" * 5_000 + "}}",
+        '{"test": 3}',
+        '{"\\ud800": {"\\ud800": 1}}',
+        '{"phases": [1]}',
+    ),
+    *(
+        RECIPE.canonical_json()[:-1] + more
+        for more in (',"\\ud800\\u001b":1}', ',"x":1' + "0" * 5_000 + "}", "}}")
+    ),
 )
-NUMBERS = (0, 1, 2, 3, 5, 14, 24, 25, 29, 127, 128, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
+NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    5,
+    14,
+    24,
+    25,
+    29,
+    127,
+    128,
+    2**16,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 FLOATS = (0.0, -1.0, 0.1, 1e-320, 1e308, math.nan, math.inf, -math.inf)
-MANY = (1, 1, 2, 40)  # entries that are added to a list
+# Entries that are added to a list.
+MANY = (1, 1, 2, 40)
 
-SPEC = BundleSpec(Kind.EMBEDDING, {"z": TensorSpec(DType.FLOAT32, (2, 3)), "n": TensorSpec(DType.INT64, (1,))})
+SPEC = BundleSpec(
+    Kind.EMBEDDING, {"z": TensorSpec(DType.FLOAT32, (2, 3)), "n": TensorSpec(DType.INT64, (1,))}
+)
 BUNDLE = Bundle(
-    SPEC.kind, {name: Buffer(s.dtype, s.shape, memoryview(bytes(s.nbytes))) for name, s in SPEC.tensors.items()}
+    SPEC.kind,
+    {
+        name: Buffer(s.dtype, s.shape, memoryview(bytes(s.nbytes)))
+        for name, s in SPEC.tensors.items()
+    },
 )
 STEP = StepKey("train", 0, 0)
 CALL_S = 20.0
 
 
-# -- mutations ------------------------------------------------------------------------------------------------------
+# -- mutations
+# ----------------------------------------------------------------------
 
 
 def odd(field: FieldDescriptor, chance: Random) -> Any:
@@ -131,7 +194,9 @@ def scramble(data: bytes, chance: Random) -> bytes:
 
 
 def mutated(message: Message, chance: Random) -> bytes:
-    """Returns the bytes of a message of which fields or bytes, or both, were changed; now and then of the message."""
+    """Returns the bytes of a message of which fields or bytes, or both, were changed; now and then
+    of the message.
+    """
     message = deepcopy(message)
     for _ in range(chance.choice((0, 0, 1, 1, 2, 5))):
         change(message, chance)
@@ -139,13 +204,16 @@ def mutated(message: Message, chance: Random) -> bytes:
     return scramble(data, chance) if chance.random() < 0.4 else data
 
 
-# -- honest messages ------------------------------------------------------------------------------------------------
+# -- honest messages
+# ----------------------------------------------------------------------
 
 
 def join_of(name: str) -> control_pb2.PartyMessage:
     role = "active" if name == "p0" else "passive"
     address = "127.0.0.1:7001" if name == "p0" else ""
-    join = control_pb2.Join(role=role, protocol=PROTOCOL, recipe_json=RECIPE.canonical_json(), job="train")
+    join = control_pb2.Join(
+        role=role, protocol=PROTOCOL, recipe_json=RECIPE.canonical_json(), job="train"
+    )
     join.checkpoints.append("")
     join.exchange_address, join.pid, join.device = address, 7, "cpu"
     return control_pb2.PartyMessage(join=join)
@@ -159,7 +227,9 @@ def claim_of(name: str) -> control_pb2.PartyMessage:
 
 
 def report() -> control_pb2.Report:
-    made = control_pb2.Report(steps=3, wall_s=1.0, metrics_json='{"test": {"loss": 0.5}}', free_from=["", "x"])
+    made = control_pb2.Report(
+        steps=3, wall_s=1.0, metrics_json='{"test": {"loss": 0.5}}', free_from=["", "x"]
+    )
     for direction in ("sent", "received"):
         made.ledger.add(**asdict(Entry("p0", "splitnn", "embedding", direction, 1, 2, 3)))
     made.tcp.add(peer="p0", sent_bytes=1, received_bytes=2)
@@ -184,7 +254,9 @@ def said() -> list[control_pb2.PartyMessage]:
         control_pb2.PartyMessage(heartbeat=control_pb2.Heartbeat()),
         control_pb2.PartyMessage(progress=progress),
         control_pb2.PartyMessage(report=report()),
-        control_pb2.PartyMessage(abort=failure_pb2.Failure(code=failure_pb2.NON_FINITE, message="z", party="p1")),
+        control_pb2.PartyMessage(
+            abort=failure_pb2.Failure(code=failure_pb2.NON_FINITE, message="z", party="p1")
+        ),
         control_pb2.PartyMessage(alone=control_pb2.Alone()),
         control_pb2.PartyMessage(stopping=control_pb2.Stopping()),
     ]
@@ -192,22 +264,36 @@ def said() -> list[control_pb2.PartyMessage]:
 
 def told() -> list[control_pb2.ServerMessage]:
     """What a server says."""
-    start = control_pb2.Start(run_id="run", generation=1, exchange_address="127.0.0.1:7001", left=["p2"])
+    start = control_pb2.Start(
+        run_id="run", generation=1, exchange_address="127.0.0.1:7001", left=["p2"]
+    )
     return [
         control_pb2.ServerMessage(waiting=control_pb2.Waiting(missing=["p1"], deadline_s=5.0)),
         control_pb2.ServerMessage(start=start),
-        control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1, goes_on=True)),
-        control_pb2.ServerMessage(interrupt=control_pb2.Interrupt(generation=1, lost=["p1"], reason="p1 was lost")),
-        control_pb2.ServerMessage(stop=failure_pb2.Failure(code=failure_pb2.PARTY_LOST, message="gone", party="p1")),
+        control_pb2.ServerMessage(
+            start=control_pb2.Start(run_id="run", generation=1, goes_on=True)
+        ),
+        control_pb2.ServerMessage(
+            interrupt=control_pb2.Interrupt(generation=1, lost=["p1"], reason="p1 was lost")
+        ),
+        control_pb2.ServerMessage(
+            stop=failure_pb2.Failure(code=failure_pb2.PARTY_LOST, message="gone", party="p1")
+        ),
         control_pb2.ServerMessage(complete=control_pb2.Complete(run_id="run", summary_json="{}")),
     ]
 
 
 def sent(step: StepKey) -> list[exchange_pb2.Frame]:
-    """What a party sends after it has attached: a bundle in some frames; and two frames that it may not send."""
+    """What a party sends after it has attached: a bundle in some frames; and two frames that it may
+    not send.
+    """
     frames = [exchange_pb2.Frame.FromString(each.data) for each in encode(step, BUNDLE, 12)]
     failure = failure_pb2.Failure(code=failure_pb2.INTERNAL, message="z", party="p1")
-    return [*frames, exchange_pb2.Frame(failure=failure), exchange_pb2.Frame(resume=exchange_pb2.Resume(frames=2))]
+    return [
+        *frames,
+        exchange_pb2.Frame(failure=failure),
+        exchange_pb2.Frame(resume=exchange_pb2.Resume(frames=2)),
+    ]
 
 
 def attach(generation: int) -> exchange_pb2.Frame:
@@ -220,7 +306,9 @@ SAID, TOLD, SENT = said(), told(), sent(STEP)
 
 
 def bundle_with_faults(frames: Sequence[exchange_pb2.Frame], chance: Random) -> list[bytes]:
-    """Returns a bundle's frames, of which one is mutated, one perhaps missing, and one perhaps in another's place."""
+    """Returns a bundle's frames, of which one is mutated, one perhaps missing, and one perhaps in
+    another's place.
+    """
     made = [frame.SerializeToString() for frame in frames[:-2]]
     made[chance.randrange(len(made))] = mutated(chance.choice(frames), chance)
     if chance.random() < 0.2:
@@ -232,11 +320,14 @@ def bundle_with_faults(frames: Sequence[exchange_pb2.Frame], chance: Random) -> 
     return made
 
 
-# -- what comes of them ---------------------------------------------------------------------------------------------
+# -- what comes of them
+# ----------------------------------------------------------------------
 
 
 class Outcomes:
-    """Counts what came of the cases; ``defects`` has a traceback or a sentence of each that may not be."""
+    """Counts what came of the cases; ``defects`` has a traceback or a sentence of each that may not
+    be.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -250,7 +341,9 @@ class Outcomes:
 
     @contextmanager
     def judged(self, target: str, fine: str) -> Iterator[None]:
-        """Counts what comes of the block: ``fine``, or the code of its error; another exception is a defect."""
+        """Counts what comes of the block: ``fine``, or the code of its error; another exception is
+        a defect.
+        """
         how = fine
         try:
             try:
@@ -279,12 +372,15 @@ def take_frames(outcomes: Outcomes, chance: Random) -> None:
         with outcomes.judged("frames", "taken"):
             frame = parse_frame(data, party="p1")
             if frame.envelope.HasField("header"):
-                with_any = chance.random() < 0.1  # without knowing what to expect
+                # Without knowing what to expect.
+                with_any = chance.random() < 0.1
                 if with_any:
                     announced(frame.envelope.header, "p1")
                 assembly = Assembly(frame, SPEC, party="p1", allocate=allocate)
             if assembly is None:
-                raise PeerError(Code.MALFORMED_MESSAGE, "a frame that belongs to no bundle", party="p1")
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE, "a frame that belongs to no bundle", party="p1"
+                )
             assembly.feed(frame)
     if sum(taken) > 8 * SPEC.payload_bytes:
         outcomes.defects.append(f"frames: {sum(taken)} bytes taken")
@@ -322,7 +418,9 @@ def joined(run: Coordinator) -> dict[str, Member]:
 
 
 def hear_parties(outcomes: Outcomes, chance: Random) -> None:
-    """Lets a server hear mutated messages, before a run or in it, and makes the summary if the run completes."""
+    """Lets a server hear mutated messages, before a run or in it, and makes the summary if the run
+    completes.
+    """
     run = coordinator(restarted=chance.random() < 0.3)
     members = joined(run) if chance.random() < 0.8 else {name: run.open(name) for name in ROSTER}
     for _ in range(chance.choice((0, 1, 6))):
@@ -343,7 +441,9 @@ def hear_parties(outcomes: Outcomes, chance: Random) -> None:
                 message.SerializeToString()
     if run.state is RunState.COMPLETED:
         with outcomes.judged("summaries", "made"):
-            summarise(RECIPE, "train", run, RunFolder(Path("nowhere"), "run"), Ledger(), TcpMeter()).model_dump_json()
+            summarise(
+                RECIPE, "train", run, RunFolder(Path("nowhere"), "run"), Ledger(), TcpMeter()
+            ).model_dump_json()
 
 
 class _Silent:
@@ -371,11 +471,15 @@ JOINING = Joining("passive", RECIPE.canonical_json(), "train", 7, "cpu")
 
 
 def hear(heard: list[bytes]) -> object:
-    """Lets a party hear messages of a server while it joins. Returns what its joining returns; raises VflError."""
+    """Lets a party hear messages of a server while it joins. Returns what its joining returns;
+    raises VflError.
+    """
     waiting: Callable[[list[str], float, str], None] = lambda missing, left_s, why: shown(  # noqa: E731
         "waiting", missing=missing, left_s=left_s, why=why
     )
-    session = _Hearing("", P1, "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=1.0, on_waiting=waiting)
+    session = _Hearing(
+        "", P1, "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=1.0, on_waiting=waiting
+    )
     session.heard = heard
     try:
         with patch.object(sessions, "_PAUSE_S", 0.0):
@@ -394,7 +498,8 @@ def hear_server(outcomes: Outcomes, chance: Random) -> None:
     outcomes.add("server messages", "(of the same session)", len(heard) - 1)
 
 
-# -- live services --------------------------------------------------------------------------------------------------
+# -- live services
+# ----------------------------------------------------------------------
 
 
 class _Errors(logging.Handler):
@@ -414,7 +519,9 @@ def _watched(outcomes: Outcomes) -> Iterator[None]:
     handler, hook = _Errors(outcomes), threading.excepthook
 
     def ended(args: threading.ExceptHookArgs) -> None:
-        trace = "".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback))
+        trace = "".join(
+            traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+        )
         outcomes.defects.append(f"thread: {trace}")
 
     logging.getLogger().addHandler(handler)
@@ -427,7 +534,11 @@ def _watched(outcomes: Outcomes) -> Iterator[None]:
 
 
 def _ask(
-    outcomes: Outcomes, target: str, method: Any, messages: Sequence[bytes], ending: Callable[[bytes], str]
+    outcomes: Outcomes,
+    target: str,
+    method: Any,
+    messages: Sequence[bytes],
+    ending: Callable[[bytes], str],
 ) -> None:
     """Sends messages over a stream of their own, and counts how the stream ends."""
     how = "closed"
@@ -447,11 +558,17 @@ def _swap_ended(data: bytes) -> str:
 
 def _session_ended(data: bytes) -> str:
     message = control_pb2.ServerMessage.FromString(data)
-    return Code(message.stop.code).name if message.HasField("stop") else str(message.WhichOneof("body"))
+    return (
+        Code(message.stop.code).name
+        if message.HasField("stop")
+        else str(message.WhichOneof("body"))
+    )
 
 
 def live_exchange(outcomes: Outcomes, chance: Random, streams: int) -> None:
-    """Opens streams to an active party's exchange, which collects all the time; an honest one is served at the end."""
+    """Opens streams to an active party's exchange, which collects all the time; an honest one is
+    served at the end.
+    """
     found = GrpcExchange(["p1"], CALL_S, attach_timeout_s=0.05)
     step, over = StepKey("train", 0, 0), threading.Event()
 
@@ -463,7 +580,8 @@ def live_exchange(outcomes: Outcomes, chance: Random, streams: int) -> None:
                 found.hub.collect(step, SPEC)
                 found.hub.reply(step, {"p1": Bundle(Kind.ACK)})
                 step = StepKey("train", 0, (step.batch + 1) % 1_000)
-            except VflError as error:  # as a party whose run ends, and that is started again
+            except VflError as error:
+                # As a party whose run ends, and that is started again.
                 found.hub.end(error)
                 generation += 1
                 if not over.is_set():
@@ -478,12 +596,27 @@ def live_exchange(outcomes: Outcomes, chance: Random, streams: int) -> None:
                 first = attach(found.hub.generation)
                 if chance.random() < 0.1:
                     first.attach.resume.phase, first.attach.resume.batch = step.phase, step.batch
-                hello = mutated(first, chance) if chance.random() < 0.2 else first.SerializeToString()
-                _ask(outcomes, "exchange", method, [hello, *bundle_with_faults(sent(step), chance)], _swap_ended)
-            for _ in range(5):  # the hub that the last stream ended may be the one that this stream attaches to
+                hello = (
+                    mutated(first, chance) if chance.random() < 0.2 else first.SerializeToString()
+                )
+                _ask(
+                    outcomes,
+                    "exchange",
+                    method,
+                    [hello, *bundle_with_faults(sent(step), chance)],
+                    _swap_ended,
+                )
+            # The hub that the last stream ended may be the one that this stream attaches to.
+            for _ in range(5):
                 honest = [attach(found.hub.generation), *sent(step)[:-2]]
                 before = outcomes.counts["honest", "answered"]
-                _ask(outcomes, "honest", method, [each.SerializeToString() for each in honest], _swap_ended)
+                _ask(
+                    outcomes,
+                    "honest",
+                    method,
+                    [each.SerializeToString() for each in honest],
+                    _swap_ended,
+                )
                 if outcomes.counts["honest", "answered"] > before:
                     break
             else:
@@ -496,9 +629,14 @@ def live_exchange(outcomes: Outcomes, chance: Random, streams: int) -> None:
 
 
 def live_control(outcomes: Outcomes, chance: Random, streams: int) -> None:
-    """Opens sessions with a server; the last message of each is none, so that the server ends it."""
+    """Opens sessions with a server; the last message of each is none, so that the server ends
+    it.
+    """
     service = ControlService(coordinator(), keyring("server"), Ledger(), TcpMeter())
-    with listening("127.0.0.1:0", keyring("server"), [service], 3 * len(ROSTER) + 4) as (_, address):
+    with listening("127.0.0.1:0", keyring("server"), [service], 3 * len(ROSTER) + 4) as (
+        _,
+        address,
+    ):
         channels = {name: dial(address, credentials(name), "server") for name in ROSTER}
         with _watched(outcomes):
             for number in range(streams):
@@ -506,7 +644,11 @@ def live_control(outcomes: Outcomes, chance: Random, streams: int) -> None:
                 if service._coordinator.state in (RunState.FAILED, RunState.COMPLETED):
                     service._coordinator = coordinator()
                 first = [join_of(name).SerializeToString()] if chance.random() < 0.7 else []
-                messages = [*first, *(mutated(chance.choice(SAID), chance) for _ in range(3)), b"\xff"]
+                messages = [
+                    *first,
+                    *(mutated(chance.choice(SAID), chance) for _ in range(3)),
+                    b"\xff",
+                ]
                 method = channels[name].stream_stream(f"/{SERVICE}/Session")
                 _ask(outcomes, "control", method, messages, _session_ended)
         for channel in channels.values():

@@ -1,4 +1,6 @@
-"""Runs ``vfl`` in the tests' own process: what it imports is there, and one launcher forks all its federations."""
+"""Runs ``vfl`` in the tests' own process: what it imports is there, and one launcher forks all its
+federations.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from vfl.cli import cli
 from vfl.launcher.forks import Launcher
 from vfl_common.process.program import exit_status
 
-LAUNCHING = ("vfl.simulation.run.launching", "vfl.studies.run.launching", "vfl.launcher.forks.launching")
+LAUNCHING = (
+    "vfl.simulation.run.launching",
+    "vfl.studies.run.launching",
+    "vfl.launcher.forks.launching",
+)
 
 
 @contextlib.contextmanager
@@ -24,7 +30,9 @@ def _shared(_threads: int) -> Iterator[Launcher]:
 
 @contextlib.contextmanager
 def one_launcher() -> Iterator[None]:
-    """Lets the tests' launcher fork the federations of the block: a launcher of its own would import all again."""
+    """Lets the tests' launcher fork the federations of the block: a launcher of its own would
+    import all again.
+    """
     with contextlib.ExitStack() as stack:
         for name in LAUNCHING:
             stack.enter_context(patch(name, _shared))
@@ -32,7 +40,9 @@ def one_launcher() -> Iterator[None]:
 
 
 def vfl_here(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end in the folder ``cwd``; returns exit code and output as of a process."""
+    """Runs a command to its end in the folder ``cwd``; returns exit code and output as of a
+    process.
+    """
     out, errors, words = io.StringIO(), io.StringIO(), [str(word) for word in args]
     with (
         one_launcher(),

@@ -50,7 +50,13 @@ class HostilePassive:
         self._data = DataSettings(**federation.data[name])
         self.ledger = Ledger()
         self.session = Session(
-            federation.address, self._keyring, "server", self.ledger, TcpMeter(), heartbeat_s=0.5, wait_s=20.0
+            federation.address,
+            self._keyring,
+            "server",
+            self.ledger,
+            TcpMeter(),
+            heartbeat_s=0.5,
+            wait_s=20.0,
         )
         self.link: ExchangeLink | None = None
 
@@ -58,7 +64,10 @@ class HostilePassive:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.link is not None:
             self.link.close()
@@ -91,7 +100,9 @@ class HostilePassive:
 
     def bundle(self, z: npt.NDArray[Any]) -> Bundle:
         """Makes an embedding bundle of any array."""
-        return Bundle(Kind.EMBEDDING, {"z": Buffer(DTYPES[z.dtype], z.shape, memoryview(z.tobytes()))})
+        return Bundle(
+            Kind.EMBEDDING, {"z": Buffer(DTYPES[z.dtype], z.shape, memoryview(z.tobytes()))}
+        )
 
     def swap_expecting_failure(self, bundle: Bundle) -> VflError:
         """Sends the first step's embedding; returns the failure that comes back."""
@@ -104,13 +115,17 @@ class HostilePassive:
 
 
 class AggregatingMember(HostilePassive):
-    """Any party of a run that aggregates: it sends the server what a test gives it, and nothing to anybody else."""
+    """Any party of a run that aggregates: it sends the server what a test gives it, and nothing to
+    anybody else.
+    """
 
     def __init__(self, federation: Federation, name: str) -> None:
         super().__init__(federation, name)
         self._endings: queue.SimpleQueue[VflError] = queue.SimpleQueue()
 
-    def join(self, *aggregations: AggregationPlan, checkpoints: tuple[str, ...] = ("",), run_id: str = "") -> Start:
+    def join(
+        self, *aggregations: AggregationPlan, checkpoints: tuple[str, ...] = ("",), run_id: str = ""
+    ) -> Start:
         """Joins, waits for the others, and opens ``link``, to the server's exchange."""
         place = self._recipe.party(self.name)
         assert place is not None
@@ -148,7 +163,9 @@ class AggregatingMember(HostilePassive):
         self.session._closed.set()
         self.session._disconnect()
 
-    def link_to(self, address: str, peer: str, start: Start, *, reconnect_s: float = 10.0) -> ExchangeLink:
+    def link_to(
+        self, address: str, peer: str, start: Start, *, reconnect_s: float = 10.0
+    ) -> ExchangeLink:
         return ExchangeLink(
             lambda: dial(address, self._keyring.current(), peer),
             me=self.name,

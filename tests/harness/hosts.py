@@ -1,11 +1,13 @@
-"""Separate hosts on one machine (Linux, root): network namespaces on a bridge, each with an address and a name.
+"""Separate hosts on one machine (Linux, root): network namespaces on a bridge, each with an address
+and a name.
 
     with Hosts(tmp_path, {"fed": "fed.example.org", …}) as hosts:
         hosts.run("fed", "vfl certs ca")
         program = hosts.start("fed", "vfl-server serve recipe.toml")
 
-Each has its own home, in which its commands run; only ``scp`` moves something from one to another. The programs of a
-federation are forked as in ``federation``, and enter their host then (see ``preloaded``); others are started afresh.
+Each has its own home, in which its commands run; only ``scp`` moves something from one to another.
+The programs of a federation are forked as in ``federation``, and enter their host then (see
+``preloaded``); others are started afresh.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from vfl.launcher.child import PROGRAMS
 
 COMMAND_S = 180.0
 NAMES = {"fed": "fed.example.org", "bank": "bank.example.org", "hospital": "hospital.example.org"}
-HOSTS_OF = {"server": "fed", "bank": "bank", "hospital": "hospital"}  # {process: its host}
+# {process: its host}.
+HOSTS_OF = {"server": "fed", "bank": "bank", "hospital": "hospital"}
 
 
 def missing() -> str:
@@ -36,7 +39,13 @@ def missing() -> str:
     if shutil.which("ip") is None:
         return "needs the program ip (iproute2)"
     name = f"vfl-{os.getpid()}-try"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False, timeout=10)  # noqa: S607
+    tried = subprocess.run(
+        ["ip", "netns", "add", name],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=10,
+    )
     if tried.returncode:
         return f"no network namespaces here: {tried.stderr.strip()}"
     subprocess.run(["ip", "netns", "del", name], check=False, timeout=10)  # noqa: S607
@@ -46,7 +55,8 @@ def missing() -> str:
 class Hosts:
     """Makes the hosts and removes them at the end.
 
-    ``names``: {host: its name for the others}. ``path``: another PYTHONPATH for the federation's programs.
+    ``names``: {host: its name for the others}. ``path``: another PYTHONPATH for the federation's
+    programs.
     """
 
     def __init__(self, folder: Path, names: Mapping[str, str], path: str = "") -> None:
@@ -72,7 +82,8 @@ class Hosts:
         return self
 
     def _make(self) -> None:
-        switch = self.space("switch")  # the bridge has its own namespace too, so that the machine itself shows nothing
+        # The bridge has its own namespace too, so that the machine itself shows nothing.
+        switch = self.space("switch")
         self._ip("netns", "add", switch)
         self._made.append(switch)
         self._in("switch", "ip", "link", "add", "bridge", "type", "bridge")
@@ -83,18 +94,35 @@ class Hosts:
             self._ip("netns", "add", space)
             self._made.append(space)
             cable = f"port{number}"
-            self._in("switch", "ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
+            self._in(
+                "switch",
+                "ip",
+                "link",
+                "add",
+                cable,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                space,
+            )
             self._in("switch", "ip", "link", "set", cable, "master", "bridge", "up")
             self._in(host, "ip", "address", "add", f"{self.addresses[host]}/24", "dev", "eth0")
             self._in(host, "ip", "link", "set", "eth0", "up")
             self._in(host, "ip", "link", "set", "lo", "up")
-            etc = Path("/etc/netns") / space  # `ip netns exec` shows it as /etc
+            # `ip netns exec` shows it as /etc.
+            etc = Path("/etc/netns") / space
             etc.mkdir(parents=True)
             (etc / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
             self.home(host).mkdir(parents=True)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for _, program in self.programs:
             program.close()
@@ -129,7 +157,9 @@ class Hosts:
     def counters(self, host: str) -> tuple[int, int]:
         """Returns (bytes sent, bytes received) on the host's interface so far."""
         lines = self._in(host, "cat", "/proc/net/dev").splitlines()
-        (fields,) = [line.split(":")[1].split() for line in lines if line.strip().startswith("eth0:")]
+        (fields,) = [
+            line.split(":")[1].split() for line in lines if line.strip().startswith("eth0:")
+        ]
         return int(fields[8]), int(fields[0])
 
     def _copy(self, host: str, source: str, target: str) -> None:
@@ -164,7 +194,9 @@ class Hosts:
 
 
 def halves_of_digits(hosts: Hosts, recipe: dict[str, Any]) -> None:
-    """Writes all that a federation of ``NAMES`` needs to its hosts: bank and hospital hold a half of each digit."""
+    """Writes all that a federation of ``NAMES`` needs to its hosts: bank and hospital hold a half
+    of each digit.
+    """
     authority = hosts.folder / "ca"
     create_authority(authority, recipe["name"])
     for name, host in HOSTS_OF.items():
@@ -177,7 +209,11 @@ def halves_of_digits(hosts: Hosts, recipe: dict[str, Any]) -> None:
             "name": name,
             "recipe": "recipe.toml",
             "server": f"{NAMES['fed']}:7000",
-            "tls": {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"},
+            "tls": {
+                "ca": "certs/ca.pem",
+                "certificate": f"certs/{name}.pem",
+                "key": f"certs/{name}.key",
+            },
             "data": data | ({"label": "target"} if name == "bank" else {}),
         }
         if name == "bank":

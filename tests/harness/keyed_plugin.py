@@ -1,4 +1,6 @@
-"""The plug-in that gives noise a known key: only programs may import it, never the tests' own process."""
+"""The plug-in that gives noise a known key: only programs may import it, never the tests' own
+process.
+"""
 
 from types import SimpleNamespace
 
@@ -6,6 +8,7 @@ from tests.harness.reference_defences import KEY, secret
 from vfl_party.models import stochastic
 from vfl_party.outbound import noise
 
-METHOD = None  # the entry point's object; only the import counts
+# The entry point's object; only the import counts.
+METHOD = None
 vars(noise)["secrets"] = SimpleNamespace(randbits=lambda _bits: KEY)
 vars(stochastic)["secrets"] = SimpleNamespace(token_bytes=secret)

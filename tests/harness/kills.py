@@ -1,4 +1,6 @@
-"""Runs a federation whose processes die at named moments, each once, and starts whoever has died again."""
+"""Runs a federation whose processes die at named moments, each once, and starts whoever has died
+again.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,30 @@ VICTIMS = {
 LENIENT = {
     "server": ("after-start", "planned", "progress", "report"),
     "party": (
-        *("start-received", "plan-sent", "before-first-step", "after-first-step", "before-mid-epoch"),
-        *("after-mid-epoch", "round-done", "checkpoint-begun", "checkpoint-unnamed", "checkpoint-named"),
+        *(
+            "start-received",
+            "plan-sent",
+            "before-first-step",
+            "after-first-step",
+            "before-mid-epoch",
+        ),
+        *(
+            "after-mid-epoch",
+            "round-done",
+            "checkpoint-begun",
+            "checkpoint-unnamed",
+            "checkpoint-named",
+        ),
     ),
 }
-POLICIES = {"wait": {}, "cached": {"combine": "concat"}, "skip": {"combine": "mean"}}  # {late_policy: of the model}
+# {late_policy: of the model}.
+POLICIES = {"wait": {}, "cached": {"combine": "concat"}, "skip": {"combine": "mean"}}
 DEADLINE_S = 1.0
 RUN_S = 120.0
-WAIT_S = 15.0  # for whom others wait: for a party, for a server
-ALONE_S = 5.0  # if a victim comes back when all others have ended: it waits for them in vain
+# For whom others wait: for a party, for a server.
+WAIT_S = 15.0
+# If a victim comes back when all others have ended: it waits for them in vain.
+ALONE_S = 5.0
 ALONE = {("active", "report-sent"), ("server", "closing"), ("server", "before-finished")}
 REPO = Path(__file__).parents[2]
 DATA = cases.columns("sklearn:digits", 3, limit=100)
@@ -48,7 +65,12 @@ def recipe(seed: int = 7, wait_s: float = WAIT_S, policy: str = "wait") -> dict[
         model={"encoder": {"kind": "mlp", "hidden": [16], "dropout": 0.2}} | POLICIES[policy],
         run={"heartbeat_s": 0.2, "lost_after_s": 5.0, "rejoin_deadline_s": wait_s},
     )
-    phase = {"kind": "splitnn", "epochs": 4, "batch_size": 24, "optimizer": {"kind": "adam", "lr": 0.01}}
+    phase = {
+        "kind": "splitnn",
+        "epochs": 4,
+        "batch_size": 24,
+        "optimizer": {"kind": "adam", "lr": 0.01},
+    }
     late = {} if policy == "wait" else {"late_policy": policy, "deadline_s": DEADLINE_S}
     return made | {"phases": [phase | late, {"kind": "evaluate"}]}
 
@@ -65,13 +87,19 @@ def named(federation: Federation) -> list[str]:
     summary = json.loads((federation.run_folder / "summary.json").read_text())
     found = [f"{each['steps']} steps without {each['party']}" for each in summary["absences"]]
     for party in summary["parties"]:
-        found += [f"{party[key]} {key} of {party['name']}" for key in ("returns", "skipped_rounds") if party[key]]
+        found += [
+            f"{party[key]} {key} of {party['name']}"
+            for key in ("returns", "skipped_rounds")
+            if party[key]
+        ]
     return found
 
 
 def plugged(folder: Path) -> dict[str, str]:
     """Returns the environment of programs that have the deaths as a plug-in."""
-    return environment(metadata(folder, {"vfl.methods": {"crashes": "tests.harness.crash_plugin:METHOD"}}), REPO)
+    return environment(
+        metadata(folder, {"vfl.methods": {"crashes": "tests.harness.crash_plugin:METHOD"}}), REPO
+    )
 
 
 class Killed(Federation):
@@ -84,10 +112,14 @@ class Killed(Federation):
         """Starts a program, or starts it again with the same command."""
         if name == "server":
             args = ["vfl-server", "serve", "recipe.toml", "--listen", self.address or "127.0.0.1:0"]
-            self.address = self.start(name, *args, environment=self.plugin).wait_for("ready")["address"]
+            self.address = self.start(name, *args, environment=self.plugin).wait_for("ready")[
+                "address"
+            ]
         else:
             path = self.write_party(name).name
-            self.start(name, "vfl-party", "run", path, "--wait", str(self.wait_s), environment=self.plugin)
+            self.start(
+                name, "vfl-party", "run", path, "--wait", str(self.wait_s), environment=self.plugin
+            )
 
 
 def killed(federation: Killed, victim: str, moment: str) -> None:
@@ -98,10 +130,13 @@ def killed(federation: Killed, victim: str, moment: str) -> None:
     assert federation.programs[victim].wait() == -signal.SIGKILL, federation.programs[victim].stderr
 
 
-def run(folder: Path, plugin: dict[str, str], who: str, moment: str, seed: int = 7, policy: str = "wait") -> Killed:
+def run(
+    folder: Path, plugin: dict[str, str], who: str, moment: str, seed: int = 7, policy: str = "wait"
+) -> Killed:
     """Runs to the end; returns the federation, closed. Fails unless all end with 0, in one run.
 
-    The first of the VICTIMS dies when it comes to ``moment``, and must come to it; the others are killed then.
+    The first of the VICTIMS dies when it comes to ``moment``, and must come to it; the others are
+    killed then.
     """
     wait_s = ALONE_S if (who, moment) in ALONE else WAIT_S
     with Killed(folder, recipe(seed, wait_s, policy), DATA) as federation:
@@ -128,13 +163,20 @@ def survive(federation: Killed, victims: Sequence[str], moment: str) -> None:
             if code == -signal.SIGKILL:
                 federation.start_one(name)
             elif code not in (None, 0):
-                raise AssertionError(f"{name} ended with {code}: {federation.programs[name].stderr}")
+                raise AssertionError(
+                    f"{name} ended with {code}: {federation.programs[name].stderr}"
+                )
         if all(code == 0 for code in codes.values()):
-            break  # nobody is started again who has ended with 0
-        assert time.monotonic() < give_up_s, f"still running: {[n for n, c in codes.items() if c is None]}"
+            # Nobody is started again who has ended with 0.
+            break
+        assert time.monotonic() < give_up_s, (
+            f"still running: {[n for n, c in codes.items() if c is None]}"
+        )
         time.sleep(0.02)
     assert not asked.exists(), f"{victims[0]} never came to {moment}"
     runs = [path for path in (federation.folder / "runs").iterdir() if path.is_dir()]
     assert len(runs) == 1, f"{len(runs)} runs"
     for name in everybody:
-        assert json.loads((runs[0] / name / "run.json").read_text()).get("finished"), f"{name} is not finished"
+        assert json.loads((runs[0] / name / "run.json").read_text()).get("finished"), (
+            f"{name} is not finished"
+        )

@@ -1,4 +1,6 @@
-"""Runs a federation of a test in the test's own process, which computes what processes compute (test_in_process.py)."""
+"""Runs a federation of a test in the test's own process, which computes what processes compute
+(test_in_process.py).
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,20 @@ from vfl_party.base.checkpoint import CheckpointStore
 def in_process(folder: Path, tables: dict[str, Any], data: dict[str, Any], **more: Any) -> Summary:
     """Runs the recipe ``tables``; ``folder``: of the run."""
     recipe = Recipe.model_validate(tables | {"simulate": {}})
-    return run_in_process(recipe, {name: DataSettings(**each) for name, each in data.items()}, folder, **more)
+    return run_in_process(
+        recipe, {name: DataSettings(**each) for name, each in data.items()}, folder, **more
+    )
 
 
-def run_here(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> tuple[dict[str, Any], Federation]:
-    """Runs it to its end in ``folder``; returns its summary, and where to look for all else that the run has left."""
+def run_here(
+    folder: Path, tables: dict[str, Any], data: dict[str, Any]
+) -> tuple[dict[str, Any], Federation]:
+    """Runs it to its end in ``folder``; returns its summary, and where to look for all else that
+    the run has left.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.chdir(folder):  # data may be named relative to it
+    # Data may be named relative to it.
+    with contextlib.chdir(folder):
         in_process(folder / "runs" / "here", tables, data)
     found = Federation(folder, tables, data)
     return json.loads((found.run_folder / "summary.json").read_text()), found
@@ -36,10 +45,14 @@ def parameters(folder: Path) -> dict[str, Tensor]:
     """All weights and buffers of a party's newest checkpoint."""
     store = CheckpointStore(folder / "checkpoints", 2)
     models = store.load(store.labels()[-1])["job"]["models"]
-    return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}
+    return {
+        f"{model}.{key}": value for model, state in models.items() for key, value in state.items()
+    }
 
 
-def in_memory(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
+def in_memory(
+    folder: Path, tables: dict[str, Any], data: dict[str, Any]
+) -> dict[str, dict[str, Tensor]]:
     """{party: its weights and buffers} after a run."""
     in_process(folder / "run", tables, data)
     return {name: parameters(folder / "run" / name) for name in data}

@@ -38,9 +38,16 @@ class Signer:
         return self.certificate.public_bytes(Encoding.PEM)
 
     def intermediate(
-        self, name: str = "below", *, ca: bool = True, path_length: int | None = None, constraint: str = ""
+        self,
+        name: str = "below",
+        *,
+        ca: bool = True,
+        path_length: int | None = None,
+        constraint: str = "",
     ) -> Signer:
-        """An authority that this one has signed; ``ca``: whether it may sign; ``constraint``: the names that it may."""
+        """An authority that this one has signed; ``ca``: whether it may sign; ``constraint``: the
+        names that it may.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(name, key, [], 300).add_extension(
             x509.BasicConstraints(ca=ca, path_length=path_length if ca else None), critical=True
@@ -62,7 +69,9 @@ class Signer:
         builder = self._builder(common_name, key, names, 30)
         if uses is not None:
             builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(
+            x509.BasicConstraints(ca=False, path_length=None), critical=True
+        )
         return builder.sign(self.key, hashes.SHA256()), key
 
     def crl(self, serials: Sequence[int], ends: datetime | None = None) -> bytes:
@@ -71,11 +80,17 @@ class Signer:
         builder = x509.CertificateRevocationListBuilder().issuer_name(self.certificate.subject)
         builder = builder.last_update(ends - timedelta(days=10)).next_update(ends)
         for serial in serials:
-            each = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(ends - timedelta(days=10))
+            each = (
+                x509.RevokedCertificateBuilder()
+                .serial_number(serial)
+                .revocation_date(ends - timedelta(days=10))
+            )
             builder = builder.add_revoked_certificate(each.build())
         return builder.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
-    def _builder(self, name: str, key: Key, names: Sequence[x509.GeneralName], days: int) -> x509.CertificateBuilder:
+    def _builder(
+        self, name: str, key: Key, names: Sequence[x509.GeneralName], days: int
+    ) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         builder = (
             x509.CertificateBuilder()
@@ -86,7 +101,11 @@ class Signer:
             .not_valid_before(now - timedelta(days=1))
             .not_valid_after(now + timedelta(days=days))
         )
-        return builder.add_extension(x509.SubjectAlternativeName(names), critical=False) if names else builder
+        return (
+            builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+            if names
+            else builder
+        )
 
 
 def signer(ca: Path) -> Signer:
@@ -118,12 +137,20 @@ def dns(*names: str) -> list[x509.GeneralName]:
 
 
 def written(
-    ca: Path, name: str, leaf: tuple[x509.Certificate, Key], *behind: Signer, passphrase: bytes | None = None
+    ca: Path,
+    name: str,
+    leaf: tuple[x509.Certificate, Key],
+    *behind: Signer,
+    passphrase: bytes | None = None,
 ) -> TlsSettings:
     """Writes a pair as ``<name>.pem``, with the certificates of ``behind``, and ``<name>.key``."""
     certificate, key = leaf
-    (ca / f"{name}.pem").write_bytes(certificate.public_bytes(Encoding.PEM) + b"".join(each.pem for each in behind))
-    how: KeySerializationEncryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
+    (ca / f"{name}.pem").write_bytes(
+        certificate.public_bytes(Encoding.PEM) + b"".join(each.pem for each in behind)
+    )
+    how: KeySerializationEncryption = (
+        BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
+    )
     path = ca / f"{name}.key"
     path.touch(mode=0o600)
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how))

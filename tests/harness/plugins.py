@@ -1,4 +1,6 @@
-"""Packages of plug-ins for tests: installed by pip, or made to look so by a folder of metadata on the path."""
+"""Packages of plug-ins for tests: installed by pip, or made to look so by a folder of metadata on
+the path.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,22 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
 
 
 def install(folder: Path) -> Path:
-    """Has pip build and install the example into ``folder``, without a network. Returns the path."""
+    """Has pip build and install the example into ``folder``, without a network. Returns the
+    path.
+    """
     source, target = folder / "source", folder / "site"
-    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("build", "*.egg-info"))  # pip builds beside it
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    # Pip builds beside it.
+    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
     done = subprocess.run(
         [*pip, "--disable-pip-version-check", "--target", str(target), str(source)],
         capture_output=True,
@@ -32,7 +46,9 @@ def install(folder: Path) -> Path:
 
 
 def place(folder: Path, version: str = "1.0") -> Path:
-    """Puts the example into ``folder`` as pip would, under ``version``, in no time. Returns the path."""
+    """Puts the example into ``folder`` as pip would, under ``version``, in no time. Returns the
+    path.
+    """
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
     for module in project["tool"]["setuptools"]["py-modules"]:
         shutil.copy(EXAMPLE / f"{module}.py", folder)
@@ -41,9 +57,14 @@ def place(folder: Path, version: str = "1.0") -> Path:
 
 
 def metadata(
-    folder: Path, entry_points: Mapping[str, Mapping[str, str]], name: str = "plugin", version: str = "1.0"
+    folder: Path,
+    entry_points: Mapping[str, Mapping[str, str]],
+    name: str = "plugin",
+    version: str = "1.0",
 ) -> Path:
-    """Writes what pip would write for a package with ``entry_points`` ({group: {name: "module:attribute"}})."""
+    """Writes what pip would write for a package with ``entry_points`` ({group: {name:
+    "module:attribute"}}).
+    """
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

@@ -1,4 +1,6 @@
-"""A PostgreSQL server of a test's own, on a socket in a temporary folder and a free port of loopback."""
+"""A PostgreSQL server of a test's own, on a socket in a temporary folder and a free port of
+loopback.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _ENVIRONMENT = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8", "TZ": "
 
 
 def programs() -> Path | None:
-    """Returns the folder of the newest server that is installed; None if there is none, or nobody to run it as."""
+    """Returns the folder of the newest server that is installed; None if there is none, or nobody
+    to run it as.
+    """
     found = sorted(Path(_DEBIAN).glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("initdb")
     every = [*found, *([Path(on_path).resolve()] if on_path else [])]
@@ -52,7 +56,9 @@ class Postgres:
         """Runs statements; returns what the last one prints, without headings."""
         command = [f"{self.programs}/psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.url()]
         given = [part for statement in statements for part in ("-c", statement)]
-        done = subprocess.run([*command, *given], capture_output=True, text=True, check=True, env=_ENVIRONMENT)
+        done = subprocess.run(
+            [*command, *given], capture_output=True, text=True, check=True, env=_ENVIRONMENT
+        )
         return done.stdout.strip()
 
 
@@ -62,7 +68,8 @@ def postgres() -> Iterator[Postgres]:
     where = programs()
     assert where is not None
     account = _account() if os.getuid() == 0 else None
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # not pytest's: the name of a socket has at most 107 characters
+    # Not pytest's: the name of a socket has at most 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))
     try:
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
@@ -74,9 +81,19 @@ def postgres() -> Iterator[Postgres]:
         making += ["--auth-local=trust", "--auth-host=scram-sha-256"]
         subprocess.run(making, check=True, capture_output=True, timeout=_START_S, **own)
         port = _free_port()
-        options = {"unix_socket_directories": folder, "port": port, "listen_addresses": "127.0.0.1", "fsync": "off"}
+        options = {
+            "unix_socket_directories": folder,
+            "port": port,
+            "listen_addresses": "127.0.0.1",
+            "fsync": "off",
+        }
         options |= {"max_connections": 20, "shared_buffers": "16MB"}
-        server = [f"{where}/postgres", "-D", f"{data}", *(f"--{key}={value}" for key, value in options.items())]
+        server = [
+            f"{where}/postgres",
+            "-D",
+            f"{data}",
+            *(f"--{key}={value}" for key, value in options.items()),
+        ]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(server, stdout=log, stderr=log, **own)
         try:
@@ -85,14 +102,22 @@ def postgres() -> Iterator[Postgres]:
             assert process.poll() is None, (folder / "log").read_text()
             yield found
         finally:
-            process.send_signal(signal.SIGQUIT)  # at once, and without a checkpoint
+            # At once, and without a checkpoint.
+            process.send_signal(signal.SIGQUIT)
             process.wait(_STOP_S)
     finally:
         shutil.rmtree(folder)
 
 
 def _ready(server: Postgres) -> bool:
-    asking = [f"{server.programs}/pg_isready", "-q", "-h", f"{server.folder}", "-p", f"{server.port}"]
+    asking = [
+        f"{server.programs}/pg_isready",
+        "-q",
+        "-h",
+        f"{server.folder}",
+        "-p",
+        f"{server.port}",
+    ]
     return subprocess.run(asking, check=False, env=_ENVIRONMENT).returncode == 0
 
 

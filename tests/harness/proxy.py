@@ -1,8 +1,10 @@
-"""A TCP proxy between a passive party and the active party: counts bytes, stops them at a given number, delays, cuts.
+"""A TCP proxy between a passive party and the active party: counts bytes, stops them at a given
+number, delays, cuts.
 
-It sees TLS, so it knows steps only by their bytes: an exchange of B rows of an E-wide embedding is 4·B·E bytes each
-way and a little more, and the handshake a few KiB. ``hold_at`` names the byte after which nothing passes; the step
-under way then cannot end before ``release``, however slow or fast the machine is.
+It sees TLS, so it knows steps only by their bytes: an exchange of B rows of an E-wide embedding is
+4·B·E bytes each way and a little more, and the handshake a few KiB. ``hold_at`` names the byte
+after which nothing passes; the step under way then cannot end before ``release``, however slow or
+fast the machine is.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ _READ_BYTES = 16384
 class Proxy:
     """Listens on a free port of 127.0.0.1 and passes each connection on to ``target``.
 
-    ``sent``: bytes that callers have sent through so far, over all connections; ``received``: bytes sent back to them.
-    ``each``: both, of each connection.
-    ``delay_s``: how long each piece of up to 16 KiB waits, in either direction.
+    ``sent``: bytes that callers have sent through so far, over all connections; ``received``: bytes
+    sent back to them. ``each``: both, of each connection. ``delay_s``: how long each piece of up to
+    16 KiB waits, in either direction.
     """
 
     def __init__(self, target: str = "") -> None:
@@ -56,10 +58,11 @@ class Proxy:
         self.cut()
 
     def hold_at(self, *, sent: int | None = None, received: int | None = None) -> None:
-        """Stops both directions once ``sent`` bytes have come from the callers, or ``received`` bytes from the target.
+        """Stops both directions once ``sent`` bytes have come from the callers, or ``received``
+        bytes from the target.
 
-        The bytes that reach the number are held back: ``sent`` leaves a request incomplete, ``received`` a reply
-        that the target has computed.
+        The bytes that reach the number are held back: ``sent`` leaves a request incomplete,
+        ``received`` a reply that the target has computed.
         """
         with self._open:
             self._held.clear()
@@ -72,7 +75,8 @@ class Proxy:
 
     def wait_until_held(self, timeout_s: float = 60.0) -> None:
         assert self._held.wait(timeout_s), (
-            f"{self.sent} bytes sent and {self.received} received in {timeout_s} s, {self._hold_at} were expected"
+            f"{self.sent} bytes sent and {self.received} received in {timeout_s} s, "
+            f"{self._hold_at} were expected"
         )
 
     def release(self) -> None:
@@ -112,14 +116,18 @@ class Proxy:
             self._pairs.append((caller, callee))
             counts = [0, 0]
             self.each.append(counts)
-        back = threading.Thread(target=self._pump, args=[callee, caller, False, counts], daemon=True)
+        back = threading.Thread(
+            target=self._pump, args=[callee, caller, False, counts], daemon=True
+        )
         back.start()
         self._pump(caller, callee, True, counts)
         back.join()
         caller.close()
         callee.close()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, forth: bool, counts: list[int]) -> None:
+    def _pump(
+        self, source: socket.socket, sink: socket.socket, forth: bool, counts: list[int]
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_READ_BYTES):
                 counts[0 if forth else 1] += len(data)
@@ -144,4 +152,6 @@ class Proxy:
 
     def _reached(self) -> bool:
         sent, received = self._hold_at
-        return (sent is not None and self.sent >= sent) or (received is not None and self.received >= received)
+        return (sent is not None and self.sent >= sent) or (
+            received is not None and self.received >= received
+        )

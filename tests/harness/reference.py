@@ -1,10 +1,11 @@
 """Split training in one process, from the paper's definition: the reference of the exactness tests.
 
-SplitNN (Vepakomma et al. 2018): every party k has an encoder, z_k = f_k(x_k); the active party combines the z_k, its
-top model g gives the outputs, one loss is taken; each party's optimizer updates its own parameters with its part of
-the gradient. Here it is ordinary autograd through the whole network: nothing is cut, sent or received. It shares no
-code with the transport, the phases, the runner or ``vfl_party.models.optim``, and uses torch's optimizers unchanged. It
-shares what both must start from: the models as built, the seeds, the tables and their preprocessing.
+SplitNN (Vepakomma et al. 2018): every party k has an encoder, z_k = f_k(x_k); the active party
+combines the z_k, its top model g gives the outputs, one loss is taken; each party's optimizer
+updates its own parameters with its part of the gradient. Here it is ordinary autograd through the
+whole network: nothing is cut, sent or received. It shares no code with the transport, the phases,
+the runner or ``vfl_party.models.optim``, and uses torch's optimizers unchanged. It shares what both
+must start from: the models as built, the seeds, the tables and their preprocessing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ class _OneParty:
     """A party's data, models, optimizer, and its own stream of random numbers (for dropout)."""
 
     def __init__(
-        self, recipe: Recipe, name: str, data: DataSettings, settings: dict[str, Any], splits: Mapping[str, Any]
+        self,
+        recipe: Recipe,
+        name: str,
+        data: DataSettings,
+        settings: dict[str, Any],
+        splits: Mapping[str, Any],
     ) -> None:
         place, self.name = recipe.party(name), name
         assert place is not None
@@ -56,17 +62,25 @@ class _OneParty:
             )
             self.features = fitted.transform(table)
             with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
-                self.models["encoder"] = build_encoder(encoder, self.features.spec, recipe.model.embedding_size)
+                self.models["encoder"] = build_encoder(
+                    encoder, self.features.spec, recipe.model.embedding_size
+                )
         if place.role == "active":
             labels = Labels.fit(table.labels, recipe.task, self.splits["train"], source="reference")
             assert table.labels is not None
             self.targets = labels.encode(table.labels)
-            inputs = sum(party.features for party in recipe.parties) if recipe.model.combine == "concat" else 1
+            inputs = (
+                sum(party.features for party in recipe.parties)
+                if recipe.model.combine == "concat"
+                else 1
+            )
             with seeded(derive_seed(recipe.seed, "init", name, "top")):
                 self.models["top"] = build_top(
                     recipe.model.top, inputs * recipe.model.embedding_size, recipe.task.outputs
                 )
-        self._random = torch.Generator().manual_seed(derive_seed(recipe.seed, "torch", name)).get_state()
+        self._random = (
+            torch.Generator().manual_seed(derive_seed(recipe.seed, "torch", name)).get_state()
+        )
         self.optimizer = _optimizer(settings, list(self.models.parameters()))
 
     @contextmanager
@@ -85,9 +99,15 @@ class _OneParty:
 
 
 def _optimizer(settings: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    kind, lr, decay = settings.get("kind", "adam"), settings.get("lr", 1e-3), settings.get("weight_decay", 0.0)
+    kind, lr, decay = (
+        settings.get("kind", "adam"),
+        settings.get("lr", 1e-3),
+        settings.get("weight_decay", 0.0),
+    )
     if kind == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=settings.get("momentum", 0.0), weight_decay=decay)
+        return torch.optim.SGD(
+            parameters, lr=lr, momentum=settings.get("momentum", 0.0), weight_decay=decay
+        )
     if kind == "adagrad":
         return torch.optim.Adagrad(parameters, lr=lr, weight_decay=decay)
     return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
@@ -97,8 +117,8 @@ def _optimizer(settings: dict[str, Any], parameters: list[nn.Parameter]) -> torc
 class Away:
     """When a party was absent: ``steps``, (epoch, batch).
 
-    ``saved``, ``back``: if it was started again, the first step whose update its new process does not have, and the
-    first step in which that process takes part.
+    ``saved``, ``back``: if it was started again, the first step whose update its new process does
+    not have, and the first step in which that process takes part.
     """
 
     steps: Collection[tuple[int, int]]
@@ -125,7 +145,9 @@ def train(
     settings, optimizer = phase.settings, phase.settings.get("optimizer", {})
     with _one_thread():
         parties = {
-            party.name: _OneParty(recipe, party.name, DataSettings(**data[party.name]), optimizer, splits)
+            party.name: _OneParty(
+                recipe, party.name, DataSettings(**data[party.name]), optimizer, splits
+            )
             for party in recipe.parties
         }
         if away:
@@ -137,7 +159,9 @@ def train(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Uses one thread, as the parties of the tests do, so that sums within an operation have the same order."""
+    """Uses one thread, as the parties of the tests do, so that sums within an operation have the
+    same order.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -147,7 +171,11 @@ def _one_thread() -> Iterator[None]:
 
 
 def _train(
-    recipe: Recipe, phase: str, settings: dict[str, Any], optimizer: dict[str, Any], parties: dict[str, _OneParty]
+    recipe: Recipe,
+    phase: str,
+    settings: dict[str, Any],
+    optimizer: dict[str, Any],
+    parties: dict[str, _OneParty],
 ) -> None:
     active = parties[recipe.active.name]
     # The active party's embedding is first; the passive parties' follow in the roster's order.
@@ -163,7 +191,9 @@ def _train(
             if optimizer.get("schedule") == "cosine":
                 for group in party.optimizer.param_groups:
                     group["lr"] = lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
-        cut = batches(recipe.seed, phase, epoch, active.splits["train"], settings.get("batch_size", 64))
+        cut = batches(
+            recipe.seed, phase, epoch, active.splits["train"], settings.get("batch_size", 64)
+        )
         for batch, rows in enumerate(cut):
             outputs = _forward(recipe, active, ordered, rows, (epoch, batch))
             loss = _loss(recipe, outputs, active.targets[torch.from_numpy(rows)])
@@ -177,11 +207,15 @@ def _train(
         if stopping is None:
             continue
         value = _validate(recipe, active, ordered, stopping.get("metric", "loss"))
-        better = best is None or (value > best if stopping.get("metric") == "accuracy" else value < best)
+        better = best is None or (
+            value > best if stopping.get("metric") == "accuracy" else value < best
+        )
         since_best = 0 if better else since_best + 1
         if better:
             best = value
-            best_weights = {name: deepcopy(party.models.state_dict()) for name, party in parties.items()}
+            best_weights = {
+                name: deepcopy(party.models.state_dict()) for name, party in parties.items()
+            }
         if since_best >= stopping.get("patience", 5):
             break
     for name, weights in best_weights.items():
@@ -189,14 +223,22 @@ def _train(
 
 
 def _train_without(
-    recipe: Recipe, phase: str, settings: dict[str, Any], parties: dict[str, _OneParty], away: Mapping[str, Away]
+    recipe: Recipe,
+    phase: str,
+    settings: dict[str, Any],
+    parties: dict[str, _OneParty],
+    away: Mapping[str, Away],
 ) -> None:
     """Trains as ``_train`` does, with something in the place of absent parties' embeddings.
 
-    An absent party's encoder gets no update. Its embedding is zero (``zeros``), or the last one of these rows, zero if
-    there is none (``cached``), or left out of sum and mean (``skip``).
+    An absent party's encoder gets no update. Its embedding is zero (``zeros``), or the last one of
+    these rows, zero if there is none (``cached``), or left out of sum and mean (``skip``).
     """
-    active, policy, rule = parties[recipe.active.name], settings["late_policy"], recipe.model.combine
+    active, policy, rule = (
+        parties[recipe.active.name],
+        settings["late_policy"],
+        recipe.model.combine,
+    )
     ordered = [active, *(party for party in parties.values() if party is not active)]
     names = {id(party): name for name, party in parties.items()}
     last: dict[tuple[str, int], Tensor] = {}
@@ -204,11 +246,15 @@ def _train_without(
     for epoch in range(settings["epochs"]):
         for party in ordered:
             party.models.train()
-        cut = batches(recipe.seed, phase, epoch, active.splits["train"], settings.get("batch_size", 64))
+        cut = batches(
+            recipe.seed, phase, epoch, active.splits["train"], settings.get("batch_size", 64)
+        )
         for batch, rows in enumerate(cut):
             for name, of in away.items():
                 if of.saved == (epoch, batch):
-                    saved[name] = deepcopy((parties[name].models.state_dict(), parties[name].optimizer.state_dict()))
+                    saved[name] = deepcopy(
+                        (parties[name].models.state_dict(), parties[name].optimizer.state_dict())
+                    )
                 if of.back == (epoch, batch):
                     weights, moments = saved.pop(name)
                     parties[name].models.load_state_dict(weights)
@@ -227,12 +273,19 @@ def _train_without(
                 if z is not None:
                     embeddings.append(z)
                     if party is not active and name not in gone:
-                        last |= {(name, int(row)): each for row, each in zip(rows, z.detach(), strict=True)}
+                        last |= {
+                            (name, int(row)): each
+                            for row, each in zip(rows, z.detach(), strict=True)
+                        }
             if rule == "concat":
                 combined = torch.cat(embeddings, dim=1)
             else:
-                combined = reduce(torch.add, embeddings) / (len(embeddings) if rule == "mean" else 1)
-            loss = _loss(recipe, active.models["top"](combined), active.targets[torch.from_numpy(rows)])
+                combined = reduce(torch.add, embeddings) / (
+                    len(embeddings) if rule == "mean" else 1
+                )
+            loss = _loss(
+                recipe, active.models["top"](combined), active.targets[torch.from_numpy(rows)]
+            )
             for party in ordered:
                 party.optimizer.zero_grad()
             loss.backward()
@@ -242,7 +295,9 @@ def _train_without(
 
 
 class _Rounded(torch.autograd.Function):
-    """What a codec of two bytes a number makes of an embedding, and of its gradient on the way back."""
+    """What a codec of two bytes a number makes of an embedding, and of its gradient on the way
+    back.
+    """
 
     @staticmethod
     def forward(ctx: Any, z_BD: Tensor, dtype: torch.dtype) -> Tensor:
@@ -255,14 +310,20 @@ class _Rounded(torch.autograd.Function):
 
 
 def _sent(
-    recipe: Recipe, party: _OneParty, active: _OneParty, z_BD: Tensor | None, at: tuple[int, int] | None
+    recipe: Recipe,
+    party: _OneParty,
+    active: _OneParty,
+    z_BD: Tensor | None,
+    at: tuple[int, int] | None,
 ) -> Tensor | None:
     phase, codec = recipe.phases[0].name, recipe.phases[0].codec
     if z_BD is not None and party is not active and recipe.wire and at is not None:
         there: Tensor = wiring.There.apply(
             z_BD,
             lambda z: wiring.crossed(recipe, phase, "embedding", "up", party.name, at, "z", z),
-            lambda dz: wiring.crossed(recipe, phase, "embedding", "down", active.name, at, "dz", dz),
+            lambda dz: wiring.crossed(
+                recipe, phase, "embedding", "down", active.name, at, "dz", dz
+            ),
         )
         return there
     if z_BD is None or party is active or codec == "identity":
@@ -303,7 +364,9 @@ def _loss(recipe: Recipe, outputs: Tensor, targets: Tensor) -> Tensor:
 def _clip(parameters: list[nn.Parameter], most: float) -> None:
     """Scales one party's gradient to an L2 norm of at most ``most``."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.sqrt(sum((g.double().pow(2).sum() for g in gradients), torch.zeros((), dtype=torch.float64))).item()
+    norm = torch.sqrt(
+        sum((g.double().pow(2).sum() for g in gradients), torch.zeros((), dtype=torch.float64))
+    ).item()
     if norm > most:
         for g in gradients:
             g.mul_(most / norm)
@@ -314,10 +377,15 @@ def _validate(recipe: Recipe, active: _OneParty, ordered: list[_OneParty], metri
     for party in ordered:
         party.models.eval()
     rows = active.splits["validation"]
-    outputs, targets = _forward(recipe, active, ordered, rows), active.targets[torch.from_numpy(rows)]
+    outputs, targets = (
+        _forward(recipe, active, ordered, rows),
+        active.targets[torch.from_numpy(rows)],
+    )
     if metric == "accuracy":
         guess = outputs.argmax(dim=1) if recipe.task.kind == "multiclass" else (outputs > 0).float()
         return (guess == targets).double().mean().item()
     if metric != "loss":
         raise ValueError(f"the reference does not know the metric {metric}")
-    return _loss(recipe, outputs.double(), targets if targets.dtype == torch.int64 else targets.double()).item()
+    return _loss(
+        recipe, outputs.double(), targets if targets.dtype == torch.int64 else targets.double()
+    ).item()

@@ -1,8 +1,10 @@
-"""Split training with a defence in one process, from the papers' formulas: the reference of the exactness tests.
+"""Split training with a defence in one process, from the papers' formulas: the reference of the
+exactness tests.
 
-The cut is made by hand: the gradient of each passive party's embedding is taken, changed by the defence, and passed on
-backwards. Marvell's noise comes of a nested numerical search that shares nothing with the closed forms of
-``vfl_party.outbound.sumkl``. Noise is drawn as the transforms draw it, from a generator whose key both are given.
+The cut is made by hand: the gradient of each passive party's embedding is taken, changed by the
+defence, and passed on backwards. Marvell's noise comes of a nested numerical search that shares
+nothing with the closed forms of ``vfl_party.outbound.sumkl``. Noise is drawn as the transforms draw
+it, from a generator whose key both are given.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from vfl_party.base.seeds import batches
 
 KEY = 20261123
 Up = Callable[[Tensor], Tensor]
-Draw = Callable[[Tensor], tuple[Tensor, Tensor]]  # the encoder's output [B, 2D] -> z [B, D], the party's own loss
-Down = Callable[[Tensor, Tensor, Tensor], Tensor]  # g [B, D], y [B], gradients of each class [C, B, D]
+# The encoder's output [B, 2D] -> z [B, D], the party's own loss.
+Draw = Callable[[Tensor], tuple[Tensor, Tensor]]
+# G [B, D], y [B], gradients of each class [C, B, D].
+Down = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def secret(size: int) -> bytes:
@@ -72,7 +76,11 @@ def marvell(scale: float | None = None, error: float | None = None) -> Down:
     noise = Noise()
 
     def changed(g: Tensor, y: Tensor, _classes: Tensor) -> Tensor:
-        along, across, g = noise.gaussian(len(g)).double(), noise.gaussian(*g.shape).double(), g.double()
+        along, across, g = (
+            noise.gaussian(len(g)).double(),
+            noise.gaussian(*g.shape).double(),
+            g.double(),
+        )
         zero, one = g[y == 0], g[y == 1]
         assert len(zero)
         assert len(one)
@@ -93,15 +101,20 @@ def marvell(scale: float | None = None, error: float | None = None) -> Down:
     return changed
 
 
-def sum_kl(u: float, v: float, gap: float, d: int, l10: float, l20: float, l11: float, l21: float) -> float:
+def sum_kl(
+    u: float, v: float, gap: float, d: int, l10: float, l20: float, l11: float, l21: float
+) -> float:
     a, b, x, y = l10 + u, l11 + v, l20 + u, l21 + v
     return 0.5 * ((d - 1) * (x / y + y / x) + (a + gap) / b + (b + gap) / a) - d
 
 
-def search(u: float, v: float, gap: float, p: float, d: int, power: float) -> tuple[float, float, float, float]:
+def search(
+    u: float, v: float, gap: float, p: float, d: int, power: float
+) -> tuple[float, float, float, float]:
     """λ10, λ20, λ11, λ21 by two nested searches, for u != v."""
     q = 1 - p
-    mine, other = (q, p) if u < v else (p, q)  # the shares of the class with noise across, and of the one without
+    # The shares of the class with noise across, and of the one without.
+    mine, other = (q, p) if u < v else (p, q)
 
     def of(across: float) -> tuple[float, tuple[float, float, float, float]]:
         left = power - mine * (d - 1) * across
@@ -119,7 +132,9 @@ def search(u: float, v: float, gap: float, p: float, d: int, power: float) -> tu
         return found.fun, noise(found.x)
 
     most = min(abs(v - u), power / (mine * d))
-    found = minimize_scalar(lambda x: of(x)[0], bounds=(0.0, most), method="bounded", options={"xatol": 1e-14 * power})
+    found = minimize_scalar(
+        lambda x: of(x)[0], bounds=(0.0, most), method="bounded", options={"xatol": 1e-14 * power}
+    )
     return min((of(0.0), of(found.x), of(most)), key=lambda each: each[0])[1]
 
 
@@ -138,12 +153,16 @@ def clipped(clip: float, epsilon: float, delta: float) -> Up:
     for _ in range(300):
         sigma = (low + high) / 2
         ratio = sigma / (2 * clip)
-        reached = norm.cdf(0.5 / ratio - epsilon * ratio) - math.exp(epsilon) * norm.cdf(-0.5 / ratio - epsilon * ratio)
+        reached = norm.cdf(0.5 / ratio - epsilon * ratio) - math.exp(epsilon) * norm.cdf(
+            -0.5 / ratio - epsilon * ratio
+        )
         low, high = (low, sigma) if reached <= delta else (sigma, high)
 
     def changed(z: Tensor) -> Tensor:
         lengths = z.norm(dim=1, keepdim=True)
-        return z * torch.where(lengths > clip, clip / lengths, torch.ones(())) + high * noise.gaussian(*z.shape)
+        return z * torch.where(
+            lengths > clip, clip / lengths, torch.ones(())
+        ) + high * noise.gaussian(*z.shape)
 
     return changed
 
@@ -152,7 +171,9 @@ def dcor(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
     """λ log dCor by its definition: the distances of all pairs of rows, and sums over them."""
 
     def covariance(one: list[list[Tensor]], other: list[list[Tensor]]) -> Tensor:
-        """V² as the mean of a·b, plus the product of the means, minus twice the mean of products of row means."""
+        """V² as the mean of a·b, plus the product of the means, minus twice the mean of products of
+        row means.
+        """
         a, b = (torch.stack([torch.stack(row) for row in each]) for each in (one, other))
         n = len(a)
         first = (a * b).sum() / n**2
@@ -163,7 +184,8 @@ def dcor(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
     def distances(rows: Tensor) -> list[list[Tensor]]:
         zero = torch.zeros((), dtype=rows.dtype)
         return [
-            [zero if i == j else ((p - q) ** 2).sum().sqrt() for j, q in enumerate(rows)] for i, p in enumerate(rows)
+            [zero if i == j else ((p - q) ** 2).sum().sqrt() for j, q in enumerate(rows)]
+            for i, p in enumerate(rows)
         ]
 
     def loss(z: Tensor, x: Tensor) -> Tensor:
@@ -175,7 +197,9 @@ def dcor(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 class Drawn:
-    """The numbers that take the place of those drawn with a party's secret: the same for every party."""
+    """The numbers that take the place of those drawn with a party's secret: the same for every
+    party.
+    """
 
     def __init__(self) -> None:
         self._noise = Noise()
@@ -206,17 +230,20 @@ def train(
     labels_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     draw: Callable[[], Draw] | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Returns {party: its weights} after split training with a defence; ``concat``, a task of classes.
+    """Returns {party: its weights} after split training with a defence; ``concat``, a task of
+    classes.
 
-    ``up``: a passive party's defence; each has its own. ``down``: the active party's. ``own_loss``: a passive
-    party's own, of z and x, whose gradient is added to what comes back. ``labels_loss``: the active party's, of z and
-    y, whose gradient is added to what it sends. ``draw``: a passive party's embeddings and own loss from what its
-    encoder, of twice the width, gives.
+    ``up``: a passive party's defence; each has its own. ``down``: the active party's. ``own_loss``:
+    a passive party's own, of z and x, whose gradient is added to what comes back. ``labels_loss``:
+    the active party's, of z and y, whose gradient is added to what it sends. ``draw``: a passive
+    party's embeddings and own loss from what its encoder, of twice the width, gives.
     """
     recipe = Recipe.model_validate(tables)
     phase, settings = recipe.phases[0].name, recipe.phases[0].settings
     with reference._one_thread():
-        doubled = recipe.model.model_copy(update={"embedding_size": 2 * recipe.model.embedding_size})
+        doubled = recipe.model.model_copy(
+            update={"embedding_size": 2 * recipe.model.embedding_size}
+        )
         wide = recipe.model_copy(update={"model": doubled})
         parties = {
             party.name: reference._OneParty(
@@ -234,7 +261,9 @@ def train(
         sent_by = [up() for _ in passives] if up is not None else []
         drawn_by = [draw() for _ in passives] if draw is not None else []
         for epoch in range(settings["epochs"]):
-            for rows in batches(recipe.seed, phase, epoch, active.splits["train"], settings["batch_size"]):
+            for rows in batches(
+                recipe.seed, phase, epoch, active.splits["train"], settings["batch_size"]
+            ):
                 own, y = active.embed(rows), active.targets[torch.from_numpy(rows)]
                 made = [party.embed(rows) for party in passives]
                 assert own is not None
@@ -251,7 +280,9 @@ def train(
                 outputs = active.models["top"](torch.cat([own, *came], dim=1))
                 each_class = [
                     torch.autograd.grad(
-                        reference._loss(recipe, outputs, torch.full_like(y, c)), came, retain_graph=True
+                        reference._loss(recipe, outputs, torch.full_like(y, c)),
+                        came,
+                        retain_graph=True,
                     )
                     for c in range(recipe.task.classes or 2)
                 ]
@@ -262,7 +293,11 @@ def train(
                     assert z is not None
                     assert leaf.grad is not None
                     of_class = torch.stack([grads[number] for grads in each_class])
-                    back = leaf.grad if changed is None else changed(leaf.grad, y.reshape(-1), of_class)
+                    back = (
+                        leaf.grad
+                        if changed is None
+                        else changed(leaf.grad, y.reshape(-1), of_class)
+                    )
                     features = passives[number].features
                     if own_loss is not None and features is not None:
                         alone = z.detach().double().requires_grad_()
@@ -274,7 +309,9 @@ def train(
                         labels_loss(alone, one_hot(y.reshape(-1).long()).double()).backward()
                         assert alone.grad is not None
                         back = back + alone.grad.float()
-                    torch.autograd.backward([z, *([terms[number]] if draw else [])], [back, *([None] if draw else [])])
+                    torch.autograd.backward(
+                        [z, *([terms[number]] if draw else [])], [back, *([None] if draw else [])]
+                    )
                 for party in parties.values():
                     party.optimizer.step()
     return {name: dict(party.models.state_dict()) for name, party in parties.items()}

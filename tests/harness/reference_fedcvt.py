@@ -1,8 +1,9 @@
-"""FedCVT in one process, from the formulas of the paper and of its released code: the reference of the exactness tests.
+"""FedCVT in one process, from the formulas of the paper and of its released code: the reference of
+the exactness tests.
 
-Nothing is sent: the whole loss is one graph, over both parties' networks. It shares no code with the transport, the
-phases, the method's losses or ``vfl_party.models.optim``. It shares what both must start from: networks as built, seeds,
-tables, preprocessing, and the order of the rows.
+Nothing is sent: the whole loss is one graph, over both parties' networks. It shares no code with
+the transport, the phases, the method's losses or ``vfl_party.models.optim``. It shares what both
+must start from: networks as built, seeds, tables, preprocessing, and the order of the rows.
 
 A is the active party, B the passive one. U is unique, C shared, R = [U; C].
 """
@@ -28,7 +29,9 @@ Rows = np.ndarray[Any, Any]
 
 
 class _Party:
-    def __init__(self, recipe: Recipe, name: str, data: DataSettings, phase: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, recipe: Recipe, name: str, data: DataSettings, phase: str, settings: dict[str, Any]
+    ) -> None:
         self.seed, self.name, self.phase, self.settings = recipe.seed, name, phase, settings
         place = recipe.party(name)
         assert place is not None
@@ -42,7 +45,9 @@ class _Party:
             aligned=rows.aligned,
             labelled=rows.labelled,
         )
-        fitted = Preprocessor.fit(table, self.splits["local"], one_hot=True, flatten=True, settings=data)
+        fitted = Preprocessor.fit(
+            table, self.splits["local"], one_hot=True, flatten=True, settings=data
+        )
         self.features = fitted.transform(table)
         self.models = nn.ModuleDict()
         width, outputs = recipe.model.embedding_size, recipe.task.outputs
@@ -71,14 +76,32 @@ class _Party:
         }
 
     def own(self, step: int) -> Rows:
-        rows = np.array(sorted(set(self.splits["local"].tolist()) - set(self.splits["aligned"].tolist())), np.int64)
+        rows = np.array(
+            sorted(set(self.splits["local"].tolist()) - set(self.splits["aligned"].tolist())),
+            np.int64,
+        )
         role = "active" if "top" in self.models else "passive"
-        size = self.settings["own_batch_size"] if self.settings.get("own_rows", "both") in ("both", role) else 0
-        return _going_round(derive_seed(self.seed, self.name), f"{self.phase} own", rows, size, step)
+        size = (
+            self.settings["own_batch_size"]
+            if self.settings.get("own_rows", "both") in ("both", role)
+            else 0
+        )
+        return _going_round(
+            derive_seed(self.seed, self.name), f"{self.phase} own", rows, size, step
+        )
 
     def unlabelled(self, step: int) -> Rows:
-        rows = np.array(sorted(set(self.splits["aligned"].tolist()) - set(self.splits["train"].tolist())), np.int64)
-        return _going_round(self.seed, f"{self.phase} unlabelled", rows, self.settings["unlabelled_batch_size"], step)
+        rows = np.array(
+            sorted(set(self.splits["aligned"].tolist()) - set(self.splits["train"].tolist())),
+            np.int64,
+        )
+        return _going_round(
+            self.seed,
+            f"{self.phase} unlabelled",
+            rows,
+            self.settings["unlabelled_batch_size"],
+            step,
+        )
 
 
 def _going_round(seed: int, label: str, rows: Rows, size: int, step: int) -> Rows:
@@ -94,25 +117,38 @@ def train(
 ) -> tuple[list[dict[str, dict[str, Tensor]]], int]:
     """Trains the recipe's first phase, of kind ``fedcvt``.
 
-    Returns {party: {name: tensor}} after each epoch, and how many pseudo-labels were given. The names are those of
-    checkpoints; ``active.…`` and ``passive.…`` are the classifiers of one view.
+    Returns {party: {name: tensor}} after each epoch, and how many pseudo-labels were given. The
+    names are those of checkpoints; ``active.…`` and ``passive.…`` are the classifiers of one view.
     """
     recipe = Recipe.model_validate(recipe_tables)
     phase, settings = recipe.phases[0].name, recipe.phases[0].settings
     found = []
     with _one_thread():
-        a, b = (_Party(recipe, each.name, DataSettings(**data[each.name]), phase, settings) for each in recipe.parties)
+        a, b = (
+            _Party(recipe, each.name, DataSettings(**data[each.name]), phase, settings)
+            for each in recipe.parties
+        )
         taken = step = 0
         warmup = math.floor(settings["epochs"] * settings.get("warmup", 0.1))
         for epoch in range(settings["epochs"]):
-            for labelled in batches(recipe.seed, phase, epoch, a.splits["train"], settings["batch_size"]):
+            for labelled in batches(
+                recipe.seed, phase, epoch, a.splits["train"], settings["batch_size"]
+            ):
                 taken += _step(recipe, settings, a, b, labelled, step, epoch >= warmup)
                 step += 1
             found.append({party.name: party.snapshot() for party in (a, b)})
     return found, taken
 
 
-def _step(recipe: Recipe, settings: dict[str, Any], a: _Party, b: _Party, labelled: Rows, step: int, warm: bool) -> int:
+def _step(
+    recipe: Recipe,
+    settings: dict[str, Any],
+    a: _Party,
+    b: _Party,
+    labelled: Rows,
+    step: int,
+    warm: bool,
+) -> int:
     aligned = np.concatenate([labelled, a.unlabelled(step)])
     own_a, own_b, m = a.own(step), b.own(step), len(aligned)
     (u_a, c_a), (u_b, c_b) = (
@@ -151,7 +187,8 @@ def _step(recipe: Recipe, settings: dict[str, Any], a: _Party, b: _Party, labell
     ]
     names = ("shared", "overlap_active", "overlap_passive", "estimate_active", "estimate_passive")
     weights = [settings.get("lambdas", {}).get(name, 0.1 if released else 0.001) for name in names]
-    # Each row's view of A, view of B, its label if there is one, and the classifiers that learn from it.
+    # Each row's view of A, view of B, its label if there is one, and the classifiers that learn
+    # from it.
     all_three, of_a, of_b = ("both", "active", "passive"), ("both", "active"), ("both", "passive")
     y = a.targets[torch.from_numpy(labelled)]
     rows: list[tuple[Tensor, Tensor, Tensor | None, tuple[str, ...]]]
@@ -162,16 +199,23 @@ def _step(recipe: Recipe, settings: dict[str, Any], a: _Party, b: _Party, labell
     taken = 0
     for of_row_a, of_row_b, label, learners in rows:
         views = {"both": torch.cat([of_row_a, of_row_b]), "active": of_row_a, "passive": of_row_b}
-        outputs = {name: a.models["top" if name == "both" else name](view) for name, view in views.items()}
+        outputs = {
+            name: a.models["top" if name == "both" else name](view) for name, view in views.items()
+        }
         if label is None and warm:
-            label = _pseudo(recipe, [out.detach() for out in outputs.values()], settings.get("threshold", 0.5))
+            label = _pseudo(
+                recipe, [out.detach() for out in outputs.values()], settings.get("threshold", 0.5)
+            )
             taken += label is not None
         if label is not None:
             for name in learners:
                 learns[name].append((outputs[name], label))
     loss = sum((w * term for w, term in zip(weights, terms, strict=True)), torch.zeros(()))
     for pairs in learns.values():
-        outputs_, labels = torch.stack([out for out, _ in pairs]), torch.stack([label for _, label in pairs])
+        outputs_, labels = (
+            torch.stack([out for out, _ in pairs]),
+            torch.stack([label for _, label in pairs]),
+        )
         if recipe.task.kind == "binary":
             loss = loss + F.binary_cross_entropy_with_logits(outputs_, labels)
         else:
@@ -185,7 +229,9 @@ def _step(recipe: Recipe, settings: dict[str, Any], a: _Party, b: _Party, labell
 
 
 def _pseudo(recipe: Recipe, outputs: list[Tensor], threshold: float) -> Tensor | None:
-    """Returns the class that all three name with a probability above the threshold; None if there is none."""
+    """Returns the class that all three name with a probability above the threshold; None if there
+    is none.
+    """
     named = set()
     for out in outputs:
         if recipe.task.kind == "binary":

@@ -1,13 +1,14 @@
 """FedHSSL in one process, from Algorithm 1 of the paper: the reference of the exactness tests.
 
-Nothing is sent: the parties are a list, the server's mean is a sum over it. It shares no code with the transport, the
-phases, the runner, the losses, the queue or ``vfl_party.models.optim``. It shares what both must start from: encoders as
-built, seeds, tables, preprocessing, and the random views (``vfl_party.selfsup.augment``), which are inputs here.
+Nothing is sent: the parties are a list, the server's mean is a sum over it. It shares no code with
+the transport, the phases, the runner, the losses, the queue or ``vfl_party.models.optim``. It
+shares what both must start from: encoders as built, seeds, tables, preprocessing, and the random
+views (``vfl_party.selfsup.augment``), which are inputs here.
 
-Where a formula leaves the rounding open, it takes the product's operations of torch: the cosine, the softmax, ``lerp``,
-fused SGD. Otherwise a last bit may tip a ReLU or a pooling, and move a weight by far more: with other rounding 3e-5 was
-seen on a processor without AVX-512. That these operations are the paper's formulas is tested apart
-(``unit/test_ssl_losses.py``).
+Where a formula leaves the rounding open, it takes the product's operations of torch: the cosine,
+the softmax, ``lerp``, fused SGD. Otherwise a last bit may tip a ReLU or a pooling, and move a
+weight by far more: with other rounding 3e-5 was seen on a processor without AVX-512. That these
+operations are the paper's formulas is tested apart (``unit/test_ssl_losses.py``).
 
 Line numbers are those of Algorithm 1. Losses: Eqs. 2 to 6.
 """
@@ -37,7 +38,9 @@ WEIGHT_DECAY, SGD_MOMENTUM = 3e-5, 0.9
 
 
 def _heads(settings: dict[str, Any], width: int) -> tuple[nn.Module, nn.Module]:
-    """Makes a projector, three linear layers with BatchNorm and ReLU between, and a predictor, P -> hidden -> P."""
+    """Makes a projector, three linear layers with BatchNorm and ReLU between, and a predictor, P ->
+    hidden -> P.
+    """
     layers: list[nn.Module] = []
     for number, size in enumerate(settings["projector"]):
         layers += [nn.ReLU()] if number else []
@@ -47,7 +50,10 @@ def _heads(settings: dict[str, Any], width: int) -> tuple[nn.Module, nn.Module]:
         return nn.Sequential(*layers), nn.Identity()
     hidden = settings["predictor"]
     predictor = nn.Sequential(
-        nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, width)
+        nn.Linear(width, hidden, bias=False),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, width),
     )
     return nn.Sequential(*layers), predictor
 
@@ -57,10 +63,16 @@ class _Tower:
 
     def __init__(self, encoder: nn.Module, heads: tuple[nn.Module, nn.Module], lr: float) -> None:
         self.encoder, (self.projector, self.predictor) = encoder, heads
-        self.parts = nn.ModuleDict({"encoder": encoder, "projector": heads[0], "predictor": heads[1]})
+        self.parts = nn.ModuleDict(
+            {"encoder": encoder, "projector": heads[0], "predictor": heads[1]}
+        )
         self.lr = lr
         self.optimizer = torch.optim.SGD(
-            self.parts.parameters(), lr=lr, momentum=SGD_MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
+            self.parts.parameters(),
+            lr=lr,
+            momentum=SGD_MOMENTUM,
+            weight_decay=WEIGHT_DECAY,
+            fused=True,
         )
 
     def z(self, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -81,18 +93,23 @@ class _Queue:
     """The newest unit keys, each in the place of the oldest; kept simple on purpose."""
 
     def __init__(self, size: int, width: int, seed: int) -> None:
-        self.keys = F.normalize(torch.randn(size, width, generator=torch.Generator().manual_seed(seed)), dim=1)
+        self.keys = F.normalize(
+            torch.randn(size, width, generator=torch.Generator().manual_seed(seed)), dim=1
+        )
         self.pushed = 0
 
     def push(self, keys: Tensor) -> None:
-        self.keys = self.keys.clone()  # the loss before may still need the earlier ones
+        # The loss before may still need the earlier ones.
+        self.keys = self.keys.clone()
         for key in F.normalize(keys.detach(), dim=1):
             self.keys[self.pushed % len(self.keys)] = key
             self.pushed += 1
 
 
 class _Party:
-    def __init__(self, recipe: Recipe, name: str, data: DataSettings, phase: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, recipe: Recipe, name: str, data: DataSettings, phase: str, settings: dict[str, Any]
+    ) -> None:
         self.name, self.settings, self.recipe, self.phase = name, settings, recipe, phase
         place = recipe.party(name)
         assert place is not None
@@ -100,7 +117,11 @@ class _Party:
         table = load_table(data, with_label=place.role == "active")
         rows = recipe.rows
         self.splits = split_rows(
-            recipe.seed, len(table.ids), validation=rows.validation, test=rows.test, aligned=rows.aligned
+            recipe.seed,
+            len(table.ids),
+            validation=rows.validation,
+            test=rows.test,
+            aligned=rows.aligned,
         )
         fitted = Preprocessor.fit(
             table,
@@ -110,7 +131,9 @@ class _Party:
             settings=data,
         )
         self.features = fitted.transform(table)
-        self.augment = make_augment(AugmentSettings(**settings.get("augment", {})), self.features, self.splits["local"])
+        self.augment = make_augment(
+            AugmentSettings(**settings.get("augment", {})), self.features, self.splits["local"]
+        )
         gamma, size = settings["gamma"], recipe.model.embedding_size
         lr = 0.05 * settings["batch_size"] / 256 * 0.5 / (0.5 + gamma)
 
@@ -122,15 +145,20 @@ class _Party:
             return _Tower(encoder, heads, lr)
 
         self.cross = tower("cross", name)
-        self.local = tower("local")  # averaged later, so it begins alike at all parties
-        self.target = deepcopy(self.local)  # for BYOL and MoCo
+        # Averaged later, so it begins alike at all parties.
+        self.local = tower("local")
+        # For BYOL and MoCo.
+        self.target = deepcopy(self.local)
         self.queues: dict[str, _Queue] = {}
-        self.left: dict[str, Tensor] = {}  # with error feedback: what was not sent
+        # With error feedback: what was not sent.
+        self.left: dict[str, Tensor] = {}
 
     def queue(self, label: str) -> _Queue:
         if label not in self.queues:
             seed = derive_seed(self.recipe.seed, "queue", self.phase, self.name, label)
-            self.queues[label] = _Queue(self.settings["queue"], self.settings["projector"][-1], seed)
+            self.queues[label] = _Queue(
+                self.settings["queue"], self.settings["projector"][-1], seed
+            )
         return self.queues[label]
 
     def loss(self, p: Tensor, z: Tensor, negatives: _Queue | None) -> Tensor:
@@ -145,14 +173,20 @@ class _Party:
         logits = torch.cat([positive, p @ negatives.keys.T], dim=1) / self.settings["temperature"]
         return F.nll_loss(logits.log_softmax(dim=1), torch.zeros(len(p), dtype=torch.int64))
 
-    # -- Step 1 -----------------------------------------------------------------------------------------------------
+    # -- Step 1
+    # ----------------------------------------------------------------------
 
-    def update_cross(self, inputs: tuple[Tensor, ...], z: Tensor, received: dict[str, Tensor]) -> None:
+    def update_cross(
+        self, inputs: tuple[Tensor, ...], z: Tensor, received: dict[str, Tensor]
+    ) -> None:
         for update in range(self.settings["local_updates"]):
             z = z if update == 0 else self.cross.z(inputs)
             p = self.cross.predictor(z)
-            losses = [self.loss(p, other, self.cross_queue(peer)) for peer, other in received.items()]
-            self.cross.update(sum(losses[1:], losses[0]) / len(losses))  # Eq. 5
+            losses = [
+                self.loss(p, other, self.cross_queue(peer)) for peer, other in received.items()
+            ]
+            # Eq. 5.
+            self.cross.update(sum(losses[1:], losses[0]) / len(losses))
         for peer, other in received.items():
             if self.settings["ssl"] == "moco":
                 self.queue(f"cross {peer}").push(other)
@@ -160,13 +194,16 @@ class _Party:
     def cross_queue(self, peer: str) -> _Queue | None:
         return self.queue(f"cross {peer}") if self.settings["ssl"] == "moco" else None
 
-    # -- Step 2 -----------------------------------------------------------------------------------------------------
+    # -- Step 2
+    # ----------------------------------------------------------------------
 
     def local_epoch(self, epoch: int, epochs: int) -> None:
         """Runs lines 18 to 26."""
         ssl, size = self.settings["ssl"], self.settings["batch_size"]
         seed = self.recipe.seed
-        random = torch.Generator().manual_seed(derive_seed(seed, "augment", self.phase, self.name, epoch))
+        random = torch.Generator().manual_seed(
+            derive_seed(seed, "augment", self.phase, self.name, epoch)
+        )
         self.local.parts.train()
         self.target.parts.train()
         self.cross.parts.eval()
@@ -175,21 +212,29 @@ class _Party:
         for rows in batches(own, self.phase, epoch, self.splits["local"], size):
             if len(rows) < size:
                 continue
-            v1, v2 = self.augment.two_views(self.features.inputs(rows), random)  # line 19
+            # Line 19.
+            v1, v2 = self.augment.two_views(self.features.inputs(rows), random)
             z1, z2 = self.local.z(v1), self.local.z(v2)
-            p1, p2 = self.local.predictor(z1), self.local.predictor(z2)  # line 20
+            # Line 20.
+            p1, p2 = self.local.predictor(z1), self.local.predictor(z2)
             if ssl == "simsiam":
                 t1, t2 = z1.detach(), z2.detach()
             else:
                 with torch.no_grad():
-                    t1, t2 = self.target.z(v1), self.target.z(v2)  # line 21
+                    # Line 21.
+                    t1, t2 = self.target.z(v1), self.target.z(v2)
             with torch.no_grad():
-                c1, c2 = self.cross.z(v1), self.cross.z(v2)  # line 23
+                # Line 23.
+                c1, c2 = self.cross.z(v1), self.cross.z(v2)
             keys = self.queue("local") if ssl == "moco" else None
             guide = self.queue("guide") if ssl == "moco" else None
             loss = 0.5 * (self.loss(p1, t2, keys) + self.loss(p2, t1, keys))
-            loss = loss + self.settings["gamma"] * (self.loss(p1, c1, guide) + self.loss(p2, c2, guide))  # Eq. 6
-            self.local.update(loss)  # line 25
+            # Eq. 6.
+            loss = loss + self.settings["gamma"] * (
+                self.loss(p1, c1, guide) + self.loss(p2, c2, guide)
+            )
+            # Line 25.
+            self.local.update(loss)
             if ssl == "moco":
                 for queue, found in ((keys, (t1, t2)), (guide, (c1, c2))):
                     assert queue is not None
@@ -202,14 +247,24 @@ class _Party:
     def move_target(self) -> None:
         momentum = self.settings["momentum"]
         for part in ("encoder", "projector"):
-            pairs = zip(getattr(self.target, part).parameters(), getattr(self.local, part).parameters(), strict=True)
+            pairs = zip(
+                getattr(self.target, part).parameters(),
+                getattr(self.local, part).parameters(),
+                strict=True,
+            )
             for target, online in pairs:
-                target.copy_(target.lerp(online, 1 - momentum))  # momentum * target + (1 - momentum) * online
+                # Momentum * target + (1 - momentum) * online.
+                target.copy_(target.lerp(online, 1 - momentum))
 
-    # -- Step 3 -----------------------------------------------------------------------------------------------------
+    # -- Step 3
+    # ----------------------------------------------------------------------
 
-    def crossed(self, x: Tensor, exchange: str, way: str, sender: str, at: tuple[int, int], name: str) -> Tensor:
-        """Returns what is read of a tensor; with error feedback, of one to which the last error was added."""
+    def crossed(
+        self, x: Tensor, exchange: str, way: str, sender: str, at: tuple[int, int], name: str
+    ) -> Tensor:
+        """Returns what is read of a tensor; with error feedback, of one to which the last error was
+        added.
+        """
         table = next((each for each in self.recipe.wire if each.direction in (None, way)), None)
         if table is None or not table.settings.get("error_feedback"):
             return wiring.crossed(self.recipe, self.phase, exchange, way, sender, at, name, x)
@@ -237,7 +292,8 @@ def pretrain(
     """Returns, for each round, {party: {"cross.encoder.…", "local.projector.…": tensor}} after it.
 
     Args:
-        recipe_tables: the recipe as in TOML; its first phase is of kind ``fedhssl`` and names every value it uses.
+        recipe_tables: the recipe as in TOML; its first phase is of kind ``fedhssl`` and names every
+            value it uses.
         data: {party: its [data] table}.
         top: names of the encoder's layers that are averaged.
     """
@@ -253,37 +309,59 @@ def pretrain(
         for round_ in range(settings["rounds"]):
             for each in range(cross_epochs := settings.get("cross_epochs", 1)):
                 epoch = round_ * cross_epochs + each
-                _cross_epoch(recipe, phase.name, parties, epoch, settings, cross_epochs * settings["rounds"])
-            for party in parties:  # line 17
+                _cross_epoch(
+                    recipe, phase.name, parties, epoch, settings, cross_epochs * settings["rounds"]
+                )
+            # Line 17.
+            for party in parties:
                 for each in range(local_epochs := settings.get("local_epochs", 1)):
-                    party.local_epoch(round_ * local_epochs + each, local_epochs * settings["rounds"])
+                    party.local_epoch(
+                        round_ * local_epochs + each, local_epochs * settings["rounds"]
+                    )
             _aggregate(parties, top, phase.name, round_)
             snapshots.append({party.name: _snapshot(party) for party in parties})
     return snapshots
 
 
 def _cross_epoch(
-    recipe: Recipe, phase: str, parties: list[_Party], epoch: int, settings: dict[str, Any], epochs: int
+    recipe: Recipe,
+    phase: str,
+    parties: list[_Party],
+    epoch: int,
+    settings: dict[str, Any],
+    epochs: int,
 ) -> None:
     """Runs lines 4 to 15: all compute z, then all update."""
     active = next(party for party in parties if party.name == recipe.active.name)
     for party in parties:
         party.cross.parts.train()
         party.cross.anneal(epoch, epochs)
-    for rows in batches(recipe.seed, phase, epoch, active.splits["aligned"], settings["batch_size"]):
+    for rows in batches(
+        recipe.seed, phase, epoch, active.splits["aligned"], settings["batch_size"]
+    ):
         if len(rows) < settings["batch_size"]:
             continue
         inputs = {party.name: party.features.inputs(rows) for party in parties}
-        z = {party.name: party.cross.z(inputs[party.name]) for party in parties}  # line 6
-        sent = {name: each.detach() for name, each in z.items()}  # lines 8 and 10
+        # Line 6.
+        z = {party.name: party.cross.z(inputs[party.name]) for party in parties}
+        # Lines 8 and 10.
+        sent = {name: each.detach() for name, each in z.items()}
         for party in parties:
-            peers = [other.name for other in parties if other is not active] if party is active else [active.name]
-            party.update_cross(inputs[party.name], z[party.name], {peer: sent[peer] for peer in peers})
+            peers = (
+                [other.name for other in parties if other is not active]
+                if party is active
+                else [active.name]
+            )
+            party.update_cross(
+                inputs[party.name], z[party.name], {peer: sent[peer] for peer in peers}
+            )
 
 
 @torch.no_grad()
 def _aggregate(parties: list[_Party], top: tuple[str, ...], phase: str, round_: int) -> None:
-    """Runs lines 28 to 34. With a codec, the server sums in the roster's order, in float32: rounding needs the same."""
+    """Runs lines 28 to 34. With a codec, the server sums in the roster's order, in float32:
+    rounding needs the same.
+    """
     shared, recipe = [party.shared(top) for party in parties], parties[0].recipe
     for name in shared[0]:
         mean = torch.stack([each[name] for each in shared]).mean(dim=0)
@@ -293,7 +371,9 @@ def _aggregate(parties: list[_Party], top: tuple[str, ...], phase: str, round_: 
                 for party, each in zip(parties, shared, strict=True)
             ]
             mean = reduce(torch.add, read) / len(read)
-            mean = wiring.crossed(recipe, phase, "weights", "down", "server", (round_, 0), name, mean)
+            mean = wiring.crossed(
+                recipe, phase, "weights", "down", "server", (round_, 0), name, mean
+            )
         for each in shared:
             each[name].copy_(mean)
 

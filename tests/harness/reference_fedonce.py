@@ -1,7 +1,8 @@
 """FedOnce-L0 in one process, from Algorithm 1 of the paper: the reference of the exactness tests.
 
-It shares no transport, phases, losses or optimizers with the product. It shares what both must start from: models as
-built, seeds, order of batches, tables and their preprocessing. Settings are as in TOML; see ``train``.
+It shares no transport, phases, losses or optimizers with the product. It shares what both must
+start from: models as built, seeds, order of batches, tables and their preprocessing. Settings are
+as in TOML; see ``train``.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def train(
 ) -> dict[str, dict[str, Tensor]]:
     """Trains ``fedonce`` (nat), then ``head`` (own encoder trained).
 
-    Returns {party: {"encoder.…": tensor, "top.…": tensor}}. ``late``: parties whose representations are zeros in
-    training, and whose weights in the top model are zero afterwards.
+    Returns {party: {"encoder.…": tensor, "top.…": tensor}}. ``late``: parties whose representations
+    are zeros in training, and whose weights in the top model are zero afterwards.
     """
     recipe = Recipe.model_validate(recipe_tables)
     local, head = recipe.phases[:2]
@@ -40,24 +41,39 @@ def train(
         for party in recipe.parties:
             settings = DataSettings(**data[party.name])
             table = load_table(settings, with_label=party.role == "active")
-            splits = split_rows(recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test)
+            splits = split_rows(
+                recipe.seed,
+                len(table.ids),
+                validation=recipe.rows.validation,
+                test=recipe.rows.test,
+            )
             rows = splits["train"]
             flatten = recipe.model.encoder.kind == "mlp"
-            fitted = Preprocessor.fit(table, splits["local"], one_hot=True, flatten=flatten, settings=settings)
+            fitted = Preprocessor.fit(
+                table, splits["local"], one_hot=True, flatten=flatten, settings=settings
+            )
             x = fitted.transform(table).x[torch.from_numpy(rows)]
             with seeded(derive_seed(recipe.seed, "init", party.name, "encoder")):
-                encoder = build_encoder(recipe.model.encoder, fitted.transform(table).spec, recipe.model.embedding_size)
+                encoder = build_encoder(
+                    recipe.model.encoder, fitted.transform(table).spec, recipe.model.embedding_size
+                )
             if party.role == "active":
                 active, own, x_own = party.name, encoder, x
-                labels = Labels.fit(table.labels, recipe.task, rows, source="reference", scale=settings.label_scale)
+                labels = Labels.fit(
+                    table.labels, recipe.task, rows, source="reference", scale=settings.label_scale
+                )
                 assert table.labels is not None
                 y = labels.encode(table.labels)[torch.from_numpy(rows)]
                 continue
             r = _local(recipe, local.name, local.settings, party.name, encoder, x)
             r = wiring.crossed(recipe, head.name, "upload", "up", party.name, (0, 0), "z", r)
-            uploaded.append(torch.zeros_like(r) if party.name in late else r)  # lines 16 (here) and 19 (active party)
-            prefix = "encoder.body" if flatten else "encoder"  # tables end in tanh, images in a linear layer
-            found[party.name] = {f"{prefix}.{name}": tensor for name, tensor in encoder.state_dict().items()}
+            # Lines 16 (here) and 19 (active party).
+            uploaded.append(torch.zeros_like(r) if party.name in late else r)
+            # Tables end in tanh, images in a linear layer.
+            prefix = "encoder.body" if flatten else "encoder"
+            found[party.name] = {
+                f"{prefix}.{name}": tensor for name, tensor in encoder.state_dict().items()
+            }
         top = _host(recipe, head.name, head.settings, own, x_own, uploaded, y)
     with torch.no_grad():
         for place, party in enumerate(recipe.passives, 1):
@@ -70,16 +86,26 @@ def train(
 
 
 def predict(
-    recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]], weights: dict[str, dict[str, Tensor]]
+    recipe_tables: dict[str, Any],
+    data: dict[str, dict[str, Any]],
+    weights: dict[str, dict[str, Tensor]],
 ) -> Tensor:
-    """Runs Algorithm 2 for all rows of a binary task on tables, with given weights and one hidden head layer: [N]."""
+    """Runs Algorithm 2 for all rows of a binary task on tables, with given weights and one hidden
+    head layer: [N].
+    """
     recipe = Recipe.model_validate(recipe_tables)
     parts = []
     for party in recipe.parties:
         settings, own = DataSettings(**data[party.name]), weights[party.name]
         table = load_table(settings, with_label=False)
-        rows = split_rows(recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test)
-        x = Preprocessor.fit(table, rows["local"], one_hot=True, flatten=True, settings=settings).transform(table).x
+        rows = split_rows(
+            recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test
+        )
+        x = (
+            Preprocessor.fit(table, rows["local"], one_hot=True, flatten=True, settings=settings)
+            .transform(table)
+            .x
+        )
         body = "encoder" if party.role == "active" else "encoder.body"
         hidden = F.linear(x, own[f"{body}.1.weight"], own[f"{body}.1.bias"]).relu()
         z = F.linear(hidden, own[f"{body}.3.weight"], own[f"{body}.3.bias"])
@@ -89,7 +115,9 @@ def predict(
     return F.linear(hidden, top["top.2.weight"], top["top.2.bias"]).squeeze(1).sigmoid()
 
 
-def _local(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, encoder: nn.Module, x: Tensor) -> Tensor:
+def _local(
+    recipe: Recipe, phase: str, settings: dict[str, Any], name: str, encoder: nn.Module, x: Tensor
+) -> Tensor:
     """Runs lines 3 to 16 at one passive party; returns its representations R_j."""
     n, d = len(x), recipe.model.embedding_size
     bounded = x.dim() == 2
@@ -103,17 +131,21 @@ def _local(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, enco
     c = c / c.pow(2).sum(dim=1, keepdim=True).sqrt()
     optimizer = _adam(settings, list(encoder.parameters()))
     for epoch in range(settings["epochs"]):
-        order = batches(derive_seed(recipe.seed, name), phase, epoch, np.arange(n), settings["batch_size"])
+        order = batches(
+            derive_seed(recipe.seed, name), phase, epoch, np.arange(n), settings["batch_size"]
+        )
         encoder.train()
         for batch in order:
             at = torch.from_numpy(batch)
             z = f(x[at])
             if settings.get("matching", True) and epoch % settings.get("match_every", 1) == 0:
                 ours, theirs = z.detach().double().numpy(), c[at].double().numpy()
-                cost = ((ours[:, None, :] - theirs[None, :, :]) ** 2).sum(axis=2)  # line 5
+                # Line 5.
+                cost = ((ours[:, None, :] - theirs[None, :, :]) ** 2).sum(axis=2)
                 chosen = linear_sum_assignment(cost)[1]
                 c[at] = c[at][torch.from_numpy(chosen)]
-            loss = torch.linalg.matrix_norm(z - c[at]) ** 2 / (2 * len(at))  # line 6
+            # Line 6.
+            loss = torch.linalg.matrix_norm(z - c[at]) ** 2 / (2 * len(at))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -123,9 +155,17 @@ def _local(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, enco
 
 
 def _host(
-    recipe: Recipe, phase: str, settings: dict[str, Any], own: nn.Module, x: Tensor, r: list[Tensor], y: Tensor
+    recipe: Recipe,
+    phase: str,
+    settings: dict[str, Any],
+    own: nn.Module,
+    x: Tensor,
+    r: list[Tensor],
+    y: Tensor,
 ) -> nn.Sequential:
-    """Runs lines 20 to 30: trains the aggregation model f_w, the active party's encoder and the layers after it."""
+    """Runs lines 20 to 30: trains the aggregation model f_w, the active party's encoder and the
+    layers after it.
+    """
     width = (1 + len(r)) * recipe.model.embedding_size
     with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
         top = build_top(recipe.model.top, width, recipe.task.outputs)

@@ -1,8 +1,10 @@
-"""MocoSFL in one process, from its paper (SFL-V1 with momentum contrast): the reference of the exactness tests.
+"""MocoSFL in one process, from its paper (SFL-V1 with momentum contrast): the reference of the
+exactness tests.
 
-Nothing is sent: the clients are a list, the server's mean is a sum over it. It shares no code with the transport, the
-phases, the runner, the loss, the queue or ``vfl_party.models.optim``. It shares what both must start from: the two halves as
-built, seeds, tables, preprocessing, and the random views.
+Nothing is sent: the clients are a list, the server's mean is a sum over it. It shares no code with
+the transport, the phases, the runner, the loss, the queue or ``vfl_party.models.optim``. It shares
+what both must start from: the two halves as built, seeds, tables, preprocessing, and the random
+views.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class _Net:
 
     def __init__(self, module: nn.Module, lr: float, weight_decay: float = 5e-4) -> None:
         self.online, self.slow, self.lr = module, deepcopy(module), lr
-        self.sgd = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9, weight_decay=weight_decay)
+        self.sgd = torch.optim.SGD(
+            module.parameters(), lr=lr, momentum=0.9, weight_decay=weight_decay
+        )
 
     def follow(self, m: float) -> None:
         with torch.no_grad():
@@ -44,21 +48,31 @@ class _Net:
 
 
 class _Client:
-    def __init__(self, recipe: Recipe, name: str, data: DataSettings, phase: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, recipe: Recipe, name: str, data: DataSettings, phase: str, settings: dict[str, Any]
+    ) -> None:
         table = load_table(data, with_label=False)
-        rows = split_rows(recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test)
+        rows = split_rows(
+            recipe.seed, len(table.ids), validation=recipe.rows.validation, test=recipe.rows.test
+        )
         self.rows, self.seed, self.name, self.phase = rows["local"], recipe.seed, name, phase
         fitted = Preprocessor.fit(table, self.rows, one_hot=True, flatten=False, settings=data)
         self.features = fitted.transform(table)
-        self.augment = make_augment(AugmentSettings(**settings["augment"]), self.features, self.rows)
+        self.augment = make_augment(
+            AugmentSettings(**settings["augment"]), self.features, self.rows
+        )
         self.size = settings["batch_size"]
         self.steps = 0
 
     def views(self) -> tuple[Tensor, Tensor]:
         per = len(self.rows) // self.size
-        order = batches(derive_seed(self.seed, self.name), self.phase, self.steps // per, self.rows, self.size)
+        order = batches(
+            derive_seed(self.seed, self.name), self.phase, self.steps // per, self.rows, self.size
+        )
         full = [batch for batch in order if len(batch) == self.size]
-        random = torch.Generator().manual_seed(derive_seed(self.seed, "augment", self.phase, self.name, self.steps))
+        random = torch.Generator().manual_seed(
+            derive_seed(self.seed, "augment", self.phase, self.name, self.steps)
+        )
         (v1,), (v2,) = self.augment.two_views(self.features.inputs(full[self.steps % per]), random)
         self.steps += 1
         return v1, v2
@@ -72,12 +86,16 @@ def _unit(rows: Tensor) -> Tensor:
 def _info_nce(q: Tensor, k: Tensor, memory: Tensor, t: float) -> Tensor:
     q, k = _unit(q), _unit(k)
     positive, negative = (q * k).sum(1) / t, q @ memory.T / t
-    loss: Tensor = (torch.logsumexp(torch.cat([positive[:, None], negative], 1), 1) - positive).mean()
+    loss: Tensor = (
+        torch.logsumexp(torch.cat([positive[:, None], negative], 1), 1) - positive
+    ).mean()
     return loss
 
 
 def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """Returns {party: {name: weight}} after the phase ``mocosfl``: the bottoms, and the active party's tail."""
+    """Returns {party: {name: weight}} after the phase ``mocosfl``: the bottoms, and the active
+    party's tail.
+    """
     recipe = Recipe.model_validate(tables)
     settings = dict(tables["phases"][0])
     phase, released = "mocosfl", recipe.preset == "released"
@@ -88,7 +106,10 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
         bottom = halves.bottom()
     with seeded(derive_seed(recipe.seed, "init", "tail")):
         tail = _Net(halves.tail(settings["width"]), lr)
-    clients = [_Client(recipe, p.name, DataSettings(**data[p.name]), phase, settings) for p in recipe.passives]
+    clients = [
+        _Client(recipe, p.name, DataSettings(**data[p.name]), phase, settings)
+        for p in recipe.passives
+    ]
     below: dict[str, Any] = settings.get("bottom_optimizer") or settings["optimizer"]
     nets = [_Net(deepcopy(bottom), below["lr"], below["weight_decay"]) for _ in clients]
     draw = torch.Generator().manual_seed(derive_seed(recipe.seed, "queue", phase))
@@ -107,7 +128,9 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
                 q_parts.append(net.online(v1))
                 k_parts.append((net.slow if not frozen else net.online)(v2).detach())
 
-            def crossed(way: str, of: str, name: str, x: Tensor, at: tuple[int, int] = (epoch, step)) -> Tensor:
+            def crossed(
+                way: str, of: str, name: str, x: Tensor, at: tuple[int, int] = (epoch, step)
+            ) -> Tensor:
                 return wiring.crossed(recipe, phase, "latents", way, of, at, name, x)
 
             k_parts = [crossed("up", c.name, "k", k) for c, k in zip(clients, k_parts, strict=True)]
@@ -118,7 +141,9 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
             with torch.no_grad():
                 slow_q, slow_k = tail.slow(q), tail.slow(k)
             t = settings["temperature"]
-            loss = _info_nce(tail.online(q), slow_k, memory, t) + _info_nce(tail.online(k), slow_q, memory, t)
+            loss = _info_nce(tail.online(q), slow_k, memory, t) + _info_nce(
+                tail.online(k), slow_q, memory, t
+            )
             tail.sgd.zero_grad()
             (loss if released else loss / 2).backward()
             tail.sgd.step()
@@ -146,7 +171,9 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
         c.name: {f"encoder.{k}": v for k, v in n.online.state_dict().items()}
         for c, n in zip(clients, nets, strict=True)
     }
-    found[recipe.active.name] = {f"tail.{key}": value for key, value in tail.online.state_dict().items()}
+    found[recipe.active.name] = {
+        f"tail.{key}": value for key, value in tail.online.state_dict().items()
+    }
     return found
 
 
@@ -155,10 +182,14 @@ def _average(recipe: Recipe, modules: list[nn.Module], at: tuple[int, int], whic
     for name, _ in modules[0].named_parameters():
         same = [module.get_parameter(name) for module in modules]
         sent = [
-            wiring.crossed(recipe, "mocosfl", "bottoms", "up", party.name, at, f"{which}.{name}", each.detach())
+            wiring.crossed(
+                recipe, "mocosfl", "bottoms", "up", party.name, at, f"{which}.{name}", each.detach()
+            )
             for party, each in zip(recipe.passives, same, strict=True)
         ]
         mean = reduce(torch.add, sent) / len(same)
-        mean = wiring.crossed(recipe, "mocosfl", "bottoms", "down", "server", at, f"{which}.{name}", mean)
+        mean = wiring.crossed(
+            recipe, "mocosfl", "bottoms", "down", "server", at, f"{which}.{name}", mean
+        )
         for each in same:
             each.copy_(mean)

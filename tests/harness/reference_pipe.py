@@ -1,7 +1,9 @@
-"""Split training with steps in flight and local updates, in one process: written from decision 0025, without a pipe.
+"""Split training with steps in flight and local updates, in one process: written from decision
+0025, without a pipe.
 
-Each party's state is explicit. An embedding is computed by a whole copy of the encoder, made at the moment at which the
-party would send, and its gradient is that copy's. Micro-batches are left out on purpose: they must change nothing.
+Each party's state is explicit. An embedding is computed by a whole copy of the encoder, made at the
+moment at which the party would send, and its gradient is that copy's. Micro-batches are left out on
+purpose: they must change nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +27,12 @@ from vfl_party.base.seeds import batches
 Rows = np.ndarray[Any, Any]
 
 
-def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """Returns {party: {"encoder.…": tensor}} after the recipe's first phase, of kind ``splitnn``."""
+def train(
+    recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Tensor]]:
+    """Returns {party: {"encoder.…": tensor}} after the recipe's first phase, of kind
+    ``splitnn``.
+    """
     recipe = Recipe.model_validate(recipe_tables)
     with _one_thread():
         run = _Run(recipe, data)
@@ -36,7 +42,9 @@ def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dic
 
 
 def _rounds(recipe: Recipe, active: _OneParty) -> Iterator[list[tuple[int, Rows]]]:
-    """Yields each round's (epoch, rows) of its batches: ``validate_every`` epochs, in parts of ``checkpoint_steps``."""
+    """Yields each round's (epoch, rows) of its batches: ``validate_every`` epochs, in parts of
+    ``checkpoint_steps``.
+    """
     settings = recipe.phases[0].settings
     every, most = settings.get("validate_every", 1), settings.get("checkpoint_steps", 2000)
     for first in range(0, settings["epochs"], every):
@@ -44,7 +52,11 @@ def _rounds(recipe: Recipe, active: _OneParty) -> Iterator[list[tuple[int, Rows]
             (epoch, rows)
             for epoch in range(first, min(first + every, settings["epochs"]))
             for rows in batches(
-                recipe.seed, recipe.phases[0].name, epoch, active.splits["train"], settings.get("batch_size", 64)
+                recipe.seed,
+                recipe.phases[0].name,
+                epoch,
+                active.splits["train"],
+                settings.get("batch_size", 64),
             )
         ]
         yield from (steps[begin : begin + most] for begin in range(0, len(steps), most))
@@ -55,17 +67,24 @@ class _Run:
         self.recipe, self.settings = recipe, recipe.phases[0].settings
         self.optimizer = self.settings.get("optimizer", {})
         self.parties = {
-            party.name: _OneParty(recipe, party.name, DataSettings(**data[party.name]), self.optimizer, {})
+            party.name: _OneParty(
+                recipe, party.name, DataSettings(**data[party.name]), self.optimizer, {}
+            )
             for party in recipe.parties
         }
         self.active = self.parties[recipe.active.name]
-        self.passives = {name: party for name, party in self.parties.items() if party is not self.active}
-        self.last: dict[str, list[Tensor]] = {}  # what the last update added to a party's parameters
-        self.past: list[tuple[Rows, dict[str, Tensor], dict[str, Tensor]]] = []  # all exchanges: rows, {z}, {dz}
+        self.passives = {
+            name: party for name, party in self.parties.items() if party is not self.active
+        }
+        # What the last update added to a party's parameters.
+        self.last: dict[str, list[Tensor]] = {}
+        # All exchanges: rows, {z}, {dz}.
+        self.past: list[tuple[Rows, dict[str, Tensor], dict[str, Tensor]]] = []
 
     def round(self, steps: list[tuple[int, Rows]]) -> None:
         in_flight = self.settings.get("in_flight", 1)
-        sent: list[dict[str, tuple[nn.Module, Tensor]]] = []  # of each batch: {party: (its encoder then, z)}
+        # Of each batch: {party: (its encoder then, z)}.
+        sent: list[dict[str, tuple[nn.Module, Tensor]]] = []
         for party in self.parties.values():
             party.models.train()
         for t, (epoch, rows) in enumerate(steps):
@@ -85,7 +104,9 @@ class _Run:
                 parameters = list(self.passives[name].models.parameters())
                 before = [each.detach().clone() for each in parameters]
                 self._update(self.passives[name], dict(zip(parameters, gradients, strict=True)))
-                self.last[name] = [after.detach() - each for after, each in zip(parameters, before, strict=True)]
+                self.last[name] = [
+                    after.detach() - each for after, each in zip(parameters, before, strict=True)
+                ]
             self.past.append((rows, z, dz))
             self._local_updates()
 
@@ -113,9 +134,15 @@ class _Run:
             self._update(party, dict(zip(parameters, gradients, strict=True)))
 
     def _update_active(
-        self, rows: Rows, z: dict[str, Tensor], stale: dict[str, Tensor] | None = None, threshold: float | None = None
+        self,
+        rows: Rows,
+        z: dict[str, Tensor],
+        stale: dict[str, Tensor] | None = None,
+        threshold: float | None = None,
     ) -> dict[str, Tensor]:
-        """Updates the active party; returns d loss / d z of the mean over the rows. ``stale``: those exchanged."""
+        """Updates the active party; returns d loss / d z of the mean over the rows. ``stale``:
+        those exchanged.
+        """
         leaves = {name: each.clone().requires_grad_() for name, each in z.items()}
         own = self.active.embed(rows)
         combined = self._combine([*([] if own is None else [own]), *leaves.values()])
@@ -125,10 +152,16 @@ class _Run:
         loss = _loss(self.recipe, outputs, targets)
         found = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True)
         if threshold is not None and stale is not None:
-            weights = _cosines(torch.cat(found, dim=1), torch.cat([stale[name] for name in leaves], dim=1), threshold)
+            weights = _cosines(
+                torch.cat(found, dim=1),
+                torch.cat([stale[name] for name in leaves], dim=1),
+                threshold,
+            )
             loss = (weights * self._loss_of_rows(outputs, targets)).mean()
         parameters = list(self.active.models.parameters())
-        self._update(self.active, dict(zip(parameters, torch.autograd.grad(loss, parameters), strict=True)))
+        self._update(
+            self.active, dict(zip(parameters, torch.autograd.grad(loss, parameters), strict=True))
+        )
         return dict(zip(leaves, found, strict=True))
 
     def _loss_of_rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -154,14 +187,21 @@ class _Run:
     def _rate(self, epoch: int) -> None:
         if self.optimizer.get("schedule") != "cosine":
             return
-        rate = self.optimizer.get("lr", 1e-3) * (1 + math.cos(math.pi * epoch / self.settings["epochs"])) / 2
+        rate = (
+            self.optimizer.get("lr", 1e-3)
+            * (1 + math.cos(math.pi * epoch / self.settings["epochs"]))
+            / 2
+        )
         for party in self.parties.values():
             for group in party.optimizer.param_groups:
                 group["lr"] = rate
 
 
-def _embed(party: _OneParty, rows: Rows, ahead: int, last: list[Tensor]) -> tuple[nn.Module, Tensor]:
-    """Returns a copy of a party's encoder, and its embeddings. The original's statistics move on as the copy's do.
+def _embed(
+    party: _OneParty, rows: Rows, ahead: int, last: list[Tensor]
+) -> tuple[nn.Module, Tensor]:
+    """Returns a copy of a party's encoder, and its embeddings. The original's statistics move on as
+    the copy's do.
 
     The copy is ``ahead`` updates like the ``last`` one further on.
     """
@@ -179,11 +219,14 @@ def _embed(party: _OneParty, rows: Rows, ahead: int, last: list[Tensor]) -> tupl
 
 
 def _cosines(now: Tensor, stale: Tensor, threshold: float | None) -> Tensor:
-    """Returns each row's weight: 1 without a threshold, else the cosine of its two vectors, 0 below the threshold."""
+    """Returns each row's weight: 1 without a threshold, else the cosine of its two vectors, 0 below
+    the threshold.
+    """
     if threshold is None:
         return torch.ones(len(now))
     found = [
-        sum(a * b for a, b in zip(x, y, strict=True)) / ((math.hypot(*x) * math.hypot(*y)) or math.inf)
+        sum(a * b for a, b in zip(x, y, strict=True))
+        / ((math.hypot(*x) * math.hypot(*y)) or math.inf)
         for x, y in zip(now.tolist(), stale.tolist(), strict=True)
     ]
     return torch.tensor([each if each >= threshold else 0.0 for each in found])

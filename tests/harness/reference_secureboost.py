@@ -1,9 +1,11 @@
-"""SecureBoost in one process: histogram boosting on joined columns, from XGBoost's formulas, in float64.
+"""SecureBoost in one process: histogram boosting on joined columns, from XGBoost's formulas, in
+float64.
 
-It shares the tables, the splits and the drawn samples with the product, and nothing else: no parties that exchange, no
-fixed point, no subtraction of histograms, no order but the plain one. Candidates come in the order of the parties,
-then of the columns (numbers first), then of the cuts: missing on the right, missing on the left. Gains that differ by
-less than a part in 10^10 are equal, and the first one wins.
+It shares the tables, the splits and the drawn samples with the product, and nothing else: no
+parties that exchange, no fixed point, no subtraction of histograms, no order but the plain one.
+Candidates come in the order of the parties, then of the columns (numbers first), then of the cuts:
+missing on the right, missing on the left. Gains that differ by less than a part in 10^10 are equal,
+and the first one wins.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ TIE = 1e-10
 
 @dataclass
 class Column:
-    """One column of one party. ``cells``: numbers with NaN, or category codes; ``cuts``: None for categories."""
+    """One column of one party. ``cells``: numbers with NaN, or category codes; ``cuts``: None for
+    categories.
+    """
 
     party: str
     place: int
@@ -45,7 +49,9 @@ class Node:
     lefts: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
     children: tuple[Node, Node] | None = None
 
-    def flat(self, level: int = 0, number: int = 0) -> dict[tuple[int, int], tuple[str, int, float]]:
+    def flat(
+        self, level: int = 0, number: int = 0
+    ) -> dict[tuple[int, int], tuple[str, int, float]]:
         """Returns {(level, number): (owner, column, value)} of this node and all below it."""
         found = {(level, number): (self.party, self.place, self.value)}
         for side, child in enumerate(self.children or ()):
@@ -64,7 +70,9 @@ class Node:
 
 @dataclass
 class Result:
-    """``trees``: round by round, class by class; ``scores``: [N, K] of all rows; ``splits``: as the product draws."""
+    """``trees``: round by round, class by class; ``scores``: [N, K] of all rows; ``splits``: as the
+    product draws.
+    """
 
     trees: list[Node]
     scores: Floats
@@ -101,18 +109,27 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> Result:
         table = load_table(settings, with_label=party.role == "active")
         r = recipe.rows
         splits = split_rows(
-            recipe.seed, len(table.ids), validation=r.validation, test=r.test, aligned=r.aligned, labelled=r.labelled
+            recipe.seed,
+            len(table.ids),
+            validation=r.validation,
+            test=r.test,
+            aligned=r.aligned,
+            labelled=r.labelled,
         )
         if party.role == "active":
             labels = Labels.fit(table.labels, recipe.task, splits["train"], source="reference")
             assert table.labels is not None
             y = labels.encode(table.labels).reshape(-1).double().numpy()
         if party.role == "passive" or party.features:
-            columns[party.name] = _columns(table, settings, splits["train"], splits["local"], party.name, s["bins"])
+            columns[party.name] = _columns(
+                table, settings, splits["train"], splits["local"], party.name, s["bins"]
+            )
     return _boost(recipe, s, columns, y, splits)
 
 
-def _columns(table: Any, settings: Any, train: Any, local: Any, party: str, bins: int) -> list[Column]:
+def _columns(
+    table: Any, settings: Any, train: Any, local: Any, party: str, bins: int
+) -> list[Column]:
     found = list[Column]()
     for f in range(len(table.numeric_names)):
         cells = table.numeric_NF[:, f].astype(np.float64)
@@ -129,7 +146,9 @@ def _columns(table: Any, settings: Any, train: Any, local: Any, party: str, bins
 
 
 def _cuts(cells: Floats, bins: int) -> Floats:
-    """Cuts halfway between values: all, or the next ones at or after each bins-th part of the sorted rows."""
+    """Cuts halfway between values: all, or the next ones at or after each bins-th part of the
+    sorted rows.
+    """
     ordered = sorted(cells[~np.isnan(cells)].tolist())
     values = sorted(set(ordered))
     firsts: dict[float, int] = {}
@@ -139,18 +158,25 @@ def _cuts(cells: Floats, bins: int) -> Floats:
         after = values[1:]
     else:
         wanted = [k * len(ordered) // bins for k in range(1, bins)]
-        after = sorted({next((v for v in values if firsts[v] >= w), math.inf) for w in wanted} - {math.inf, values[0]})
+        after = sorted(
+            {next((v for v in values if firsts[v] >= w), math.inf) for w in wanted}
+            - {math.inf, values[0]}
+        )
     return np.array([(values[values.index(v) - 1] + v) / 2 for v in after])
 
 
-def _boost(recipe: Recipe, s: dict[str, Any], columns: dict[str, list[Column]], y: Floats, splits: Any) -> Result:
+def _boost(
+    recipe: Recipe, s: dict[str, Any], columns: dict[str, list[Column]], y: Floats, splits: Any
+) -> Result:
     kind, k_all, train = recipe.task.kind, recipe.task.outputs, splits["train"]
     if kind == "binary":
         base = np.array([math.log(y[train].mean() / (1 - y[train].mean()))])
     elif kind == "regression":
         base = np.array([y[train].mean()])
     else:
-        base = np.log(np.maximum(np.bincount(y[train].astype(int), minlength=k_all), 1e-3) / len(train))
+        base = np.log(
+            np.maximum(np.bincount(y[train].astype(int), minlength=k_all), 1e-3) / len(train)
+        )
     scores, trees, losses = np.tile(base, (len(y), 1)), list[Node](), list[float]()
     best, best_round, phase = math.inf, 0, recipe.phases[0].name
     for round_ in range(s.get("trees", 100)):
@@ -164,13 +190,18 @@ def _boost(recipe: Recipe, s: dict[str, Any], columns: dict[str, list[Column]], 
                 continue
             order = permutation(derive_seed(recipe.seed, phase, "columns", party, round_), len(own))
             count = max(1, round(s["column_sample"] * len(own)))
-            chosen += [own[n] for n in (sorted(order[:count]) if s["column_sample"] < 1 else range(len(own)))]
+            chosen += [
+                own[n]
+                for n in (sorted(order[:count]) if s["column_sample"] < 1 else range(len(own)))
+            ]
         before, weights = scores.copy(), np.ones(len(y))
         if s["goss"] is not None:
             sizes = sum(abs(_derivatives(kind, before, y, k)[0]) for k in range(k_all))
             digest = hashlib.sha256(y[train].tobytes()).hexdigest()
             seed = derive_seed(derive_seed(recipe.seed, phase, "goss", digest), round_)
-            kept, others = _goss(np.asarray(sizes)[train], s["goss"]["top"], s["goss"]["rest"], seed)
+            kept, others = _goss(
+                np.asarray(sizes)[train], s["goss"]["top"], s["goss"]["rest"], seed
+            )
             rows = train[np.array(sorted(kept + others))]
             weights[train[np.array(others)]] = (len(train) - len(kept)) / len(others)
         for k in range(k_all):
@@ -197,8 +228,13 @@ def _boost(recipe: Recipe, s: dict[str, Any], columns: dict[str, list[Column]], 
 
 
 def _goss(sizes: Floats, a: float, b: float, seed: int) -> tuple[list[int], list[int]]:
-    """Returns the a n rows with the largest gradients, and b n of the others; draws as the product does."""
-    n, tie = len(sizes), {int(row): at for at, row in enumerate(permutation(derive_seed(seed, "ties"), len(sizes)))}
+    """Returns the a n rows with the largest gradients, and b n of the others; draws as the product
+    does.
+    """
+    n, tie = (
+        len(sizes),
+        {int(row): at for at, row in enumerate(permutation(derive_seed(seed, "ties"), len(sizes)))},
+    )
     ranked = sorted(range(n), key=lambda row: (-float(np.float32(sizes[row])), tie[row]))
     kept, others = ranked[: round(a * n)], sorted(ranked[round(a * n) :])
     drawn = permutation(derive_seed(seed, "rest"), len(others))[: round(b * n)]
@@ -222,13 +258,17 @@ def _loss(kind: str, scores: Floats, y: Floats) -> float:
     if kind == "binary":
         return float(np.logaddexp(0, np.where(y == 1, -scores[:, 0], scores[:, 0])).mean())
     shifted = scores - scores.max(axis=1, keepdims=True)
-    return float((np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(y)), y.astype(int)]).mean())
+    return float(
+        (np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(y)), y.astype(int)]).mean()
+    )
 
 
 class _Grower:
     """Grows one tree level by level; rows are numbers of all rows."""
 
-    def __init__(self, s: dict[str, Any], columns: list[Column], g: Floats, h: Floats, train: Any) -> None:
+    def __init__(
+        self, s: dict[str, Any], columns: list[Column], g: Floats, h: Floats, train: Any
+    ) -> None:
         self.s, self.columns, self.g, self.h, self.train = s, columns, g, h, train
 
     def grow(self, rows: npt.NDArray[np.int64]) -> Node:
@@ -248,25 +288,36 @@ class _Grower:
                 left = node.lefts[of]
                 node.children = Node(), Node()
                 level += [(node.children[0], of[left]), (node.children[1], of[~left])]
-            level = [each for each in level if self.h[each[1]].sum() >= 2 * self.s["min_child_weight"]]
+            level = [
+                each for each in level if self.h[each[1]].sum() >= 2 * self.s["min_child_weight"]
+            ]
         self._values(root, rows)
         return root
 
     def _values(self, node: Node, rows: npt.NDArray[np.int64]) -> None:
         if node.children is None:
-            node.value = -self.s["learning_rate"] * self.g[rows].sum() / (self.h[rows].sum() + self.s["lambda"])
+            node.value = (
+                -self.s["learning_rate"]
+                * self.g[rows].sum()
+                / (self.h[rows].sum() + self.s["lambda"])
+            )
             return
         left = node.lefts[rows]
         self._values(node.children[0], rows[left])
         self._values(node.children[1], rows[~left])
 
-    def _best(self, rows: npt.NDArray[np.int64]) -> tuple[float, Column, npt.NDArray[np.bool_]] | None:
+    def _best(
+        self, rows: npt.NDArray[np.int64]
+    ) -> tuple[float, Column, npt.NDArray[np.bool_]] | None:
         best: tuple[float, Column, npt.NDArray[np.bool_]] | None = None
         parties = list(dict.fromkeys(column.party for column in self.columns))
         for party in parties:
             own: tuple[float, Column, npt.NDArray[np.bool_]] | None = None
             candidates = [
-                each for column in self.columns if column.party == party for each in self._candidates(column, rows)
+                each
+                for column in self.columns
+                if column.party == party
+                for each in self._candidates(column, rows)
             ]
             top = max((gain for gain, _, _ in candidates), default=-math.inf)
             own = next((each for each in candidates if each[0] >= top - TIE * abs(top)), None)
@@ -282,21 +333,36 @@ class _Grower:
         cells, found = column.cells, []
         if column.cuts is None:
             present = [code for code in np.unique(cells[rows]).tolist() if code != -1]
-            ratio = {c: self.g[rows[cells[rows] == c]].sum() / self.h[rows[cells[rows] == c]].sum() for c in present}
+            ratio = {
+                c: self.g[rows[cells[rows] == c]].sum() / self.h[rows[cells[rows] == c]].sum()
+                for c in present
+            }
             order = sorted(present, key=lambda c: (ratio[c], c))
             for end in range(1, len(order)):
                 low, high = ratio[order[end - 1]], ratio[order[end]]
                 if high - low <= TIE * max(1.0, abs(low)):
                     continue
                 inside = np.isin(cells[rows], order[:end])
-                found.append((self._gain(rows, inside), column, self._all(cells, order[:end], present, inside)))
+                found.append(
+                    (
+                        self._gain(rows, inside),
+                        column,
+                        self._all(cells, order[:end], present, inside),
+                    )
+                )
             return found
         missing = np.isnan(cells)
         some = bool(missing[self.train].any())
         for side in (False, True) if some else (False,):
             for cut in column.cuts:
                 left = (cells <= cut) | (missing & side)
-                found.append((self._gain(rows, left[rows]), column, self._unseen(left, missing, some, left[rows])))
+                found.append(
+                    (
+                        self._gain(rows, left[rows]),
+                        column,
+                        self._unseen(left, missing, some, left[rows]),
+                    )
+                )
             if some and side:
                 left = ~missing
                 found.append((self._gain(rows, left[rows]), column, left))
@@ -305,14 +371,20 @@ class _Grower:
     @staticmethod
     def _unseen(left: Any, missing: Any, some: bool, inside: Any) -> npt.NDArray[np.bool_]:
         """Sends a missing number of a column that had none in training where most rows go."""
-        found: npt.NDArray[np.bool_] = left if some else np.where(missing, 2 * inside.sum() >= len(inside), left)
+        found: npt.NDArray[np.bool_] = (
+            left if some else np.where(missing, 2 * inside.sum() >= len(inside), left)
+        )
         return found
 
     @staticmethod
-    def _all(cells: Any, chosen: list[int], present: list[int], inside: Any) -> npt.NDArray[np.bool_]:
+    def _all(
+        cells: Any, chosen: list[int], present: list[int], inside: Any
+    ) -> npt.NDArray[np.bool_]:
         """Sends categories that are not among the node's rows where most rows go."""
         most = 2 * inside.sum() >= len(inside)
-        found: npt.NDArray[np.bool_] = np.where(np.isin(cells, present), np.isin(cells, chosen), most)
+        found: npt.NDArray[np.bool_] = np.where(
+            np.isin(cells, present), np.isin(cells, chosen), most
+        )
         return found
 
     def _gain(self, rows: npt.NDArray[np.int64], left: npt.NDArray[np.bool_]) -> float:

@@ -1,6 +1,8 @@
-"""SS-VFL-I in one process, from Algorithms 1 and 4 of the paper: local contrastive learning, then a head.
+"""SS-VFL-I in one process, from Algorithms 1 and 4 of the paper: local contrastive learning, then a
+head.
 
-As in ``reference_fedhssl``, it shares no transport, phases or losses with the product; views are inputs.
+As in ``reference_fedhssl``, it shares no transport, phases or losses with the product; views are
+inputs.
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
 
-def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """Trains ``contrastive`` (simclr) and ``head`` (Adam); returns {party: {"encoder.…": tensor, "top.…": tensor}}."""
+def train(
+    recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Tensor]]:
+    """Trains ``contrastive`` (simclr) and ``head`` (Adam); returns {party: {"encoder.…": tensor,
+    "top.…": tensor}}.
+    """
     recipe = Recipe.model_validate(recipe_tables)
     pretraining, head = recipe.phases[:2]
     found: dict[str, dict[str, Tensor]] = {}
@@ -42,24 +48,43 @@ def train(recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dic
                 labelled=rows.labelled,
             )
             fitted = Preprocessor.fit(
-                table, splits["local"], one_hot=True, flatten=recipe.model.encoder.kind == "mlp", settings=settings
+                table,
+                splits["local"],
+                one_hot=True,
+                flatten=recipe.model.encoder.kind == "mlp",
+                settings=settings,
             )
             features = fitted.transform(table)
-            encoder = _contrast(recipe, pretraining.name, pretraining.settings, party.name, features, splits["local"])
+            encoder = _contrast(
+                recipe,
+                pretraining.name,
+                pretraining.settings,
+                party.name,
+                features,
+                splits["local"],
+            )
             encoder.eval()
             with torch.no_grad():
-                representations.append(encoder(*features.inputs(splits["train"])))  # Alg. 1, line 4
-            found[party.name] = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+                # Alg. 1, line 4.
+                representations.append(encoder(*features.inputs(splits["train"])))
+            found[party.name] = {
+                f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()
+            }
             if party.role == "active":
                 labels = Labels.fit(table.labels, recipe.task, splits["train"], source="reference")
                 assert table.labels is not None
-                y, active = labels.encode(table.labels)[torch.from_numpy(splits["train"])], party.name
+                y, active = (
+                    labels.encode(table.labels)[torch.from_numpy(splits["train"])],
+                    party.name,
+                )
         top = _head(recipe, head.name, head.settings, torch.cat(representations, dim=1), y)
     found[active] |= {f"top.{name}": tensor for name, tensor in top.state_dict().items()}
     return found
 
 
-def _contrast(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, features: Any, rows: Any) -> nn.Module:
+def _contrast(
+    recipe: Recipe, phase: str, settings: dict[str, Any], name: str, features: Any, rows: Any
+) -> nn.Module:
     """Runs LocalCL of Algorithm 4, with SimCLR's loss."""
     with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
         encoder = build_encoder(recipe.model.encoder, features.spec, recipe.model.embedding_size)
@@ -76,7 +101,9 @@ def _contrast(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, f
     augment = make_augment(AugmentSettings(), features, rows)
     own = derive_seed(recipe.seed, name)
     for epoch in range(settings["rounds"]):
-        random = torch.Generator().manual_seed(derive_seed(recipe.seed, "augment", phase, name, epoch))
+        random = torch.Generator().manual_seed(
+            derive_seed(recipe.seed, "augment", phase, name, epoch)
+        )
         for group in optimizer.param_groups:
             group["lr"] = lr * (1 + math.cos(math.pi * epoch / settings["rounds"])) / 2
         for batch in batches(own, phase, epoch, rows, size):
@@ -91,7 +118,9 @@ def _contrast(recipe: Recipe, phase: str, settings: dict[str, Any], name: str, f
 
 
 def _simclr(first: Tensor, second: Tensor, temperature: float) -> Tensor:
-    """Returns SS-VFL's Eq. 1 for every row of both views; the negatives are all other rows of the batch."""
+    """Returns SS-VFL's Eq. 1 for every row of both views; the negatives are all other rows of the
+    batch.
+    """
     z = torch.cat([F.normalize(first), F.normalize(second)])
     similar = (z @ z.T / temperature).exp()
     n = len(first)
@@ -108,7 +137,9 @@ def _head(recipe: Recipe, phase: str, settings: dict[str, Any], r: Tensor, y: Te
         top = build_top(recipe.model.top, r.shape[1], recipe.task.outputs)
     optimizer = torch.optim.Adam(top.parameters(), lr=settings["optimizer"]["lr"])
     for epoch in range(settings["epochs"]):
-        for batch in batches(recipe.seed, phase, epoch, torch.arange(len(y)).numpy(), settings["batch_size"]):
+        for batch in batches(
+            recipe.seed, phase, epoch, torch.arange(len(y)).numpy(), settings["batch_size"]
+        ):
             chosen = torch.from_numpy(batch)
             loss = F.cross_entropy(top(r[chosen]), y[chosen])
             optimizer.zero_grad()

@@ -15,7 +15,8 @@ from vfl.leak_meter.scene.scene import Attack, EncoderInputs, Figure, Image, Int
 from vfl.leak_meter.scene.scores import Tally
 from vfl_common.config.models import TaskSettings
 
-Make = Callable[[np.random.Generator, Tensor], Tensor]  # the gradients of rows of these classes
+# The gradients of rows of these classes.
+Make = Callable[[np.random.Generator, Tensor], Tensor]
 
 
 def scene(
@@ -28,7 +29,9 @@ def scene(
     seed: int = 5,
     **more: Any,
 ) -> Scene:
-    """Returns a passive party's scene: ``batches`` batches of gradients, ``share`` of the rows positive if binary."""
+    """Returns a passive party's scene: ``batches`` batches of gradients, ``share`` of the rows
+    positive if binary.
+    """
     random = np.random.default_rng(seed)
     chances = [1 - share, share] if classes == 2 else [1 / classes] * classes
     labels = torch.from_numpy(random.choice(classes, batches * size, p=chances))
@@ -36,7 +39,11 @@ def scene(
     for number in range(batches):
         rows = np.arange(number * size, (number + 1) * size)
         found.append(of(make(random, labels[rows]), rows, number))
-    task = TaskSettings(kind="binary") if classes == 2 else TaskSettings(kind="multiclass", classes=classes)
+    task = (
+        TaskSettings(kind="binary")
+        if classes == 2
+        else TaskSettings(kind="multiclass", classes=classes)
+    )
     return Scene("p1", "passive", task, labels, {}, seed, gradients=replayed(found), **more)
 
 
@@ -58,7 +65,8 @@ def linear_scene(
     moves: bool = False,
     seed: int = 2,
 ) -> Scene:
-    """Returns an active party's scene: z = x A + noise, with an orthogonal A; ``own``: it has the first column, too.
+    """Returns an active party's scene: z = x A + noise, with an orthogonal A; ``own``: it has the
+    first column, too.
 
     Each of ``rounds`` has noise of its own; with ``moves`` another A, too.
     """
@@ -72,15 +80,31 @@ def linear_scene(
         if not number or moves:
             turned = torch.linalg.qr(torch.randn(width, width, generator=made)).Q
         z = x @ turned + noise * torch.randn(rows, width, generator=made)
-        batches += [replace(of(z[part], part.numpy()), round=number) for part in torch.arange(rows).split(256)]
+        batches += [
+            replace(of(z[part], part.numpy()), round=number)
+            for part in torch.arange(rows).split(256)
+        ]
     sent = replayed(batches)
     labels = torch.zeros(rows, dtype=torch.int64)
     task = TaskSettings(kind="binary")
-    return Scene("p0", "active", task, labels, {}, seed, replayed([]), embeddings={"p1": sent}, columns=columns)
+    return Scene(
+        "p0",
+        "active",
+        task,
+        labels,
+        {},
+        seed,
+        replayed([]),
+        embeddings={"p1": sent},
+        columns=columns,
+    )
 
 
-def number_scene(noise: float, *, rounds: int = 1, size: int = 400, rows: int = 2000, seed: int = 5) -> Scene:
-    """Returns a passive party's scene of a regression: y is N(0, 1), and each round's gradients are y w + noise in 3D.
+def number_scene(
+    noise: float, *, rounds: int = 1, size: int = 400, rows: int = 2000, seed: int = 5
+) -> Scene:
+    """Returns a passive party's scene of a regression: y is N(0, 1), and each round's gradients are
+    y w + noise in 3D.
 
     It is what squared error gives a linear top model that always answers the mean.
     """
@@ -90,14 +114,19 @@ def number_scene(noise: float, *, rounds: int = 1, size: int = 400, rows: int = 
     batches = []
     for number in range(rounds):
         for place, part in enumerate(torch.randperm(rows, generator=made).split(size)):
-            g = y[part, None] * w + noise * torch.randn(len(part), 3, generator=made, dtype=torch.float64)
+            g = y[part, None] * w + noise * torch.randn(
+                len(part), 3, generator=made, dtype=torch.float64
+            )
             batches.append(replace(of(g, part.numpy(), place), round=number))
     task, labels = TaskSettings(kind="regression"), torch.full((rows,), -1)
     return Scene("p1", "passive", task, labels, {}, seed, gradients=replayed(batches), targets=y)
 
 
-def image_scene(encode: Callable[[Tensor], Tensor], *, own: bool = False, high: float = 1.0, seed: int = 2) -> Scene:
-    """Returns an active party's scene: 1,200 digits with pixels from 0 to ``high``, standardised, and their embeddings.
+def image_scene(
+    encode: Callable[[Tensor], Tensor], *, own: bool = False, high: float = 1.0, seed: int = 2
+) -> Scene:
+    """Returns an active party's scene: 1,200 digits with pixels from 0 to ``high``, standardised,
+    and their embeddings.
 
     ``own``: it has the upper half of each image, too.
     """
@@ -111,22 +140,39 @@ def image_scene(encode: Callable[[Tensor], Tensor], *, own: bool = False, high: 
     z = encode(x)
     sent = replayed([of(z[part], part.numpy()) for part in torch.arange(1200).split(256)])
     labels, task = torch.zeros(1200, dtype=torch.int64), TaskSettings(kind="binary")
-    return Scene("p0", "active", task, labels, {}, seed, replayed([]), embeddings={"p1": sent}, columns=columns)
+    return Scene(
+        "p0",
+        "active",
+        task,
+        labels,
+        {},
+        seed,
+        replayed([]),
+        embeddings={"p1": sent},
+        columns=columns,
+    )
 
 
 class Scaled(nn.Module):
-    """An encoder that gives the first ``columns`` of its input times a number, and zeros for the others."""
+    """An encoder that gives the first ``columns`` of its input times a number, and zeros for the
+    others.
+    """
 
     def __init__(self, columns: int) -> None:
         super().__init__()
         self.columns, self.factor = columns, nn.Parameter(torch.tensor(1.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.factor * torch.cat([x[:, : self.columns], torch.zeros_like(x[:, self.columns :])], dim=1)
+        return self.factor * torch.cat(
+            [x[:, : self.columns], torch.zeros_like(x[:, self.columns :])], dim=1
+        )
 
 
-def labelled_scene(informed: bool, *, numbers: bool = False, rows: int = 2000, seed: int = 4) -> Scene:
-    """Returns a passive party's scene with an encoder: ``informed``, it adds the label; its columns say nothing.
+def labelled_scene(
+    informed: bool, *, numbers: bool = False, rows: int = 2000, seed: int = 4
+) -> Scene:
+    """Returns a passive party's scene with an encoder: ``informed``, it adds the label; its columns
+    say nothing.
 
     ``numbers``: the labels are those of a regression, 0 and 1 with noise.
     """

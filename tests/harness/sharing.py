@@ -1,6 +1,8 @@
-"""Lets the workers of pytest-xdist share one launcher: what parties import is imported once, and held once.
+"""Lets the workers of pytest-xdist share one launcher: what parties import is imported once, and
+held once.
 
-pytest's own process has it. A worker that needs it connects to a socket, and gets a fork that serves it alone.
+pytest's own process has it. A worker that needs it connects to a socket, and gets a fork that
+serves it alone.
 """
 
 from __future__ import annotations
@@ -13,20 +15,26 @@ from pathlib import Path
 
 from vfl.launcher.forks import Launcher
 
-ADDRESS = "VFL_TEST_LAUNCHER"  # the environment's variable with the socket's path
+# The environment's variable with the socket's path.
+ADDRESS = "VFL_TEST_LAUNCHER"
 PRELOADED = Path(__file__).parent / "preloaded"
 
 
 def program_environment() -> dict[str, str]:
     """Returns an environment with one thread everywhere: five processes share two cores."""
-    return os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "default",
+    }
 
 
 def preloaded() -> Launcher:
     """Starts a launcher that has imported all that parties need."""
     given = program_environment()
     modules = filter(None, [str(PRELOADED), given.get("PYTHONPATH", "")])
-    given["PYTHONWARNINGS"] += ",ignore::RuntimeWarning:runpy"  # that it is imported before it is run
+    # That it is imported before it is run.
+    given["PYTHONWARNINGS"] += ",ignore::RuntimeWarning:runpy"
     return Launcher(1, given | {"PYTHONPATH": os.pathsep.join(modules)})
 
 
@@ -41,7 +49,8 @@ class Shared:
         self._socket.listen()
         os.environ[ADDRESS] = path
         self._launcher: Launcher | None = None
-        self._alive, self._held = os.pipe()  # a fork ends when the writing end is closed
+        # A fork ends when the writing end is closed.
+        self._alive, self._held = os.pipe()
         self._thread = threading.Thread(target=self._accept, name="launchers", daemon=True)
         self._thread.start()
 
@@ -50,14 +59,18 @@ class Shared:
             try:
                 worker, _ = self._socket.accept()
             except OSError:
-                return  # closed
+                # Closed.
+                return
             self._launcher = self._launcher or preloaded()
             with worker:
-                self._launcher.start(["shared"], stdin=self._alive, stdout=worker.fileno(), stderr=2, cwd=Path("/"))
+                self._launcher.start(
+                    ["shared"], stdin=self._alive, stdout=worker.fileno(), stderr=2, cwd=Path("/")
+                )
 
     def close(self) -> None:
         """Ends the launcher and all that it has forked."""
-        self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        # Wakes the thread.
+        self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._thread.join()
         os.close(self._held)

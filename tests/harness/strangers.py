@@ -1,9 +1,10 @@
-"""Callers without a certificate, in processes of their own: so they share neither files nor an interpreter with a test.
+"""Callers without a certificate, in processes of their own: so they share neither files nor an
+interpreter with a test.
 
     python -m tests.harness.strangers
 
-reads attacks as JSON lines, one at a time, and writes what came of each. ``listen`` is the control: an address at which
-the same load is accepted and thrown away.
+reads attacks as JSON lines, one at a time, and writes what came of each. ``listen`` is the control:
+an address at which the same load is accepted and thrown away.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from vfl_common.rpc.channel import split_address
 from vfl_common.rpc.guard.limits import raise_file_limit
 
 GARBAGE = random.Random(7).randbytes(2_000)  # noqa: S311 - no secret
-FEW = 256  # files
+# Files.
+FEW = 256
 ROOT = Path(__file__).resolve().parents[2]
 
 Kind = Literal["half-open", "garbage"]
@@ -39,14 +41,20 @@ class FewFiles(Federation):
 
     called: tuple[str, ...] = ("server",)
 
-    def _start(self, name: str, args: list[str], environment: dict[str, str] | None = None) -> Program:
-        limit = ["/bin/sh", "-c", f'ulimit -n {FEW} && exec "$@"', "sh"] if name in self.called else []
+    def _start(
+        self, name: str, args: list[str], environment: dict[str, str] | None = None
+    ) -> Program:
+        limit = (
+            ["/bin/sh", "-c", f'ulimit -n {FEW} && exec "$@"', "sh"] if name in self.called else []
+        )
         return super()._start(name, [*limit, *args], environment)
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Connects ``number`` times to the addresses in turn, ``rate`` times a second, or as fast as it can if 0."""
+    """Connects ``number`` times to the addresses in turn, ``rate`` times a second, or as fast as it
+    can if 0.
+    """
 
     kind: Kind
     addresses: tuple[str, ...]
@@ -66,7 +74,9 @@ class Outcome:
 
 
 def attack(asked: Attack) -> Outcome:
-    """Attacks. Half-open connections stay open until the other side closes them, or the attack ends."""
+    """Attacks. Half-open connections stay open until the other side closes them, or the attack
+    ends.
+    """
     held: dict[int, socket.socket] = {}
     made = failed = most_held = 0
     ends = [split_address(address) for address in asked.addresses]
@@ -124,13 +134,17 @@ class Strangers:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.nowhere = str(json.loads(self._line())["listen"])  # the control's address
+        # The control's address.
+        self.nowhere = str(json.loads(self._line())["listen"])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._process.kill()
         self._process.communicate()

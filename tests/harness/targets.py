@@ -1,8 +1,8 @@
 """What coverage-guided fuzzing feeds bytes to: everything that reads what a peer has written.
 
-A target takes any bytes. It returns if they are read, or refused with an error of the catalogue; what else comes out of
-it is a defect. ``scripts/fuzz-coverage`` searches with atheris; ``CORPUS`` keeps the bytes that were worth it, and the
-tests feed them again.
+A target takes any bytes. It returns if they are read, or refused with an error of the catalogue;
+what else comes out of it is a defect. ``scripts/fuzz-coverage`` searches with atheris; ``CORPUS``
+keeps the bytes that were worth it, and the tests feed them again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from vfl_server.control.service import _parse
 Target = Callable[[bytes], None]
 
 CORPUS = Path(__file__).resolve().parent.parent / "corpus"
-LONGEST = 4096  # bytes of a case
-MOST_KEPT = 12_000  # bytes of a target's kept cases
+# Bytes of a case.
+LONGEST = 4096
+# Bytes of a target's kept cases.
+MOST_KEPT = 12_000
 _STEP = StepKey("train", 0, 0)
 _CODERS: tuple[Coder, ...] = (
     *(Bits(bits, half=half) for bits in (8, 4, 2) for half in (False, True)),
@@ -38,11 +40,14 @@ _CODERS: tuple[Coder, ...] = (
     Half(DType.FLOAT16),
     Half(DType.BFLOAT16),
 )
-_KEY_BITS = 512  # of keys that only tests take
+# Of keys that only tests take.
+_KEY_BITS = 512
 
 
 def _parts(data: bytes) -> Iterator[bytes]:
-    """Cuts a case into messages: each begins with its length in two bytes, and the last one may be cut short."""
+    """Cuts a case into messages: each begins with its length in two bytes, and the last one may be
+    cut short.
+    """
     while data:
         size = 2 + int.from_bytes(data[:2], "little")
         yield data[2:size]
@@ -72,7 +77,9 @@ def _within(nbytes: int) -> memoryview:
 
 
 def packed(data: bytes) -> None:
-    """Decodes a packed tensor. The first three bytes choose the coder and the shape, the others fill its parts."""
+    """Decodes a packed tensor. The first three bytes choose the coder and the shape, the others
+    fill its parts.
+    """
     code, rows, width = (*data[:3], 0, 0, 0)[:3]
     coder = _CODERS[code % len(_CODERS)]
     shape = (1 + rows % 8, 1 + width % 40)
@@ -86,7 +93,8 @@ def packed(data: bytes) -> None:
     found = decode(coder, Bundle(spec.kind, tensors), spec, party="p1", step=_STEP).tensors["z"]
     values = np.frombuffer(found.data, "<f4")
     assert values.size == math.prod(shape)
-    if "z" not in crossing.tensors:  # what goes as it is, is looked at later
+    # What goes as it is, is looked at later.
+    if "z" not in crossing.tensors:
         assert np.isfinite(values).all()
 
 
@@ -164,9 +172,14 @@ def honest(name: str) -> list[bytes]:
         return [_joined(whole[:-2]), _joined(whole)]
     if name == "packed":
         values = np.linspace(-1, 1, 3 * 9, dtype=np.float32).reshape(3, 9)
-        bundle = Bundle(Kind.EMBEDDING, {"z": Buffer(DType.FLOAT32, values.shape, values.data.cast("B"))})
+        bundle = Bundle(
+            Kind.EMBEDDING, {"z": Buffer(DType.FLOAT32, values.shape, values.data.cast("B"))}
+        )
         made = [encode(each, bundle, 7, "p1", _STEP).tensors for each in _CODERS]
-        return [bytes([n, 2, 8]) + b"".join(bytes(t.data) for t in each.values()) for n, each in enumerate(made)]
+        return [
+            bytes([n, 2, 8]) + b"".join(bytes(t.data) for t in each.values())
+            for n, each in enumerate(made)
+        ]
     if name == "sealed":
         receiver, sender = _pairs()
         hello = sender.introduction(credentials("north"), b"run")
@@ -184,7 +197,11 @@ def honest(name: str) -> list[bytes]:
 def kept(name: str) -> list[bytes]:
     """Returns the kept cases of a target; an empty list if there are no such."""
     file = CORPUS / f"{name}.txt"
-    return [b64decode(line) for line in file.read_text(encoding="ascii").splitlines()] if file.exists() else []
+    return (
+        [b64decode(line) for line in file.read_text(encoding="ascii").splitlines()]
+        if file.exists()
+        else []
+    )
 
 
 def keep(name: str, cases: Iterable[bytes]) -> None:
@@ -196,4 +213,6 @@ def keep(name: str, cases: Iterable[bytes]) -> None:
         if room < 0:
             break
         chosen.append(each)
-    (CORPUS / f"{name}.txt").write_text("".join(f"{b64encode(each).decode()}\n" for each in chosen), encoding="ascii")
+    (CORPUS / f"{name}.txt").write_text(
+        "".join(f"{b64encode(each).decode()}\n" for each in chosen), encoding="ascii"
+    )

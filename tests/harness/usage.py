@@ -15,9 +15,12 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Usage:
-    """What one process uses. ``rss_mib`` counts shared pages whole, ``pss_mib`` divided by those who share them."""
+    """What one process uses. ``rss_mib`` counts shared pages whole, ``pss_mib`` divided by those
+    who share them.
+    """
 
-    time_s: float  # of the monotonic clock
+    # Of the monotonic clock.
+    time_s: float
     rss_mib: float
     pss_mib: float
     files: int
@@ -34,7 +37,8 @@ def usage(pid: int) -> Usage | None:
         threads = len([*(process / "task").iterdir()])
     except (FileNotFoundError, ProcessLookupError):
         return None
-    if "Rss" not in kib:  # it is ending
+    # It is ending.
+    if "Rss" not in kib:
         return None
     return Usage(time.monotonic(), kib["Rss"] / 1024, kib["Pss"] / 1024, files, threads)
 
@@ -75,13 +79,15 @@ def folder_mib(folder: Path) -> float:
 class Sampler:
     """Measures processes again and again in a thread, while the block runs.
 
-    ``of``: returns {name: process} of those that are there now. ``samples``: {name: what was measured}.
+    ``of``: returns {name: process} of those that are there now. ``samples``: {name: what was
+    measured}.
     """
 
     def __init__(self, of: Callable[[], Mapping[str, int]], every_s: float) -> None:
         self._of, self._every_s = of, every_s
         self.samples: dict[str, list[Usage]] = {}
-        self.peak_pss_mib = 0.0  # of all together
+        # Of all together.
+        self.peak_pss_mib = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -90,7 +96,10 @@ class Sampler:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._over.set()
         self._thread.join()

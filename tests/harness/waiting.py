@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 Found = TypeVar("Found")
-WAIT_S = 30.0  # nothing should come near it
+# Nothing should come near it.
+WAIT_S = 30.0
 
 
-def wait_until(read: Callable[[], Found], holds: Callable[[Found], object] = bool, timeout_s: float = WAIT_S) -> Found:
+def wait_until(
+    read: Callable[[], Found], holds: Callable[[Found], object] = bool, timeout_s: float = WAIT_S
+) -> Found:
     """Reads until it holds; returns what was read last. Fails if it does not hold in time."""
     give_up_s = time.monotonic() + timeout_s
     while not holds(found := read()):

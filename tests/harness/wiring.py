@@ -1,6 +1,8 @@
-"""What the tables of ``wire`` make of a tensor that crosses, without chain and transport: for the references.
+"""What the tables of ``wire`` make of a tensor that crosses, without chain and transport: for the
+references.
 
-It shares the packing functions with the programs; which table holds, and what a seed is derived from, it says itself.
+It shares the packing functions with the programs; which table holds, and what a seed is derived
+from, it says itself.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def coder_of(recipe: Recipe, phase: str, exchange: str, direction: str) -> Coder
     fits = [
         each
         for each in recipe.wire
-        if each.phase in (None, phase) and each.exchange in (None, exchange) and each.direction in (None, direction)
+        if each.phase in (None, phase)
+        and each.exchange in (None, exchange)
+        and each.direction in (None, direction)
     ]
     assert len(fits) < 2, "the reference knows no precedence"
     if not fits or fits[0].codec == "identity":
@@ -39,22 +43,35 @@ def coder_of(recipe: Recipe, phase: str, exchange: str, direction: str) -> Coder
 
 
 def crossed(
-    recipe: Recipe, phase: str, exchange: str, direction: str, sender: str, at: tuple[int, int], name: str, x: Tensor
+    recipe: Recipe,
+    phase: str,
+    exchange: str,
+    direction: str,
+    sender: str,
+    at: tuple[int, int],
+    name: str,
+    x: Tensor,
 ) -> Tensor:
     """Returns what the receiver reads of a tensor that is sent at round and batch ``at``."""
     coder = coder_of(recipe, phase, exchange, direction)
     if coder is None or coder.parts(tuple(x.shape)) is None:
         return x
     root = derive_seed(recipe.seed, "wire", phase, exchange, direction)
-    sent = coder.encode(np.ascontiguousarray(x.detach().numpy()), derive_seed(root, sender, *at, name))
+    sent = coder.encode(
+        np.ascontiguousarray(x.detach().numpy()), derive_seed(root, sender, *at, name)
+    )
     return torch.from_numpy(coder.decode(sent, tuple(x.shape)))
 
 
 class There(torch.autograd.Function):
-    """Sends an embedding on, and its gradient back; ``up`` and ``down`` say what becomes of them."""
+    """Sends an embedding on, and its gradient back; ``up`` and ``down`` say what becomes of
+    them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, z_BD: Tensor, up: Callable[[Tensor], Tensor], down: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, z_BD: Tensor, up: Callable[[Tensor], Tensor], down: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         ctx.down = down
         return up(z_BD)
 

@@ -1,4 +1,5 @@
-"""A passive party that is killed, or frozen, does not stop the others: they take it back in the same generation.
+"""A passive party that is killed, or frozen, does not stop the others: they take it back in the
+same generation.
 
 What comes of it equals a single process in which the same steps are computed without the party.
 """
@@ -30,7 +31,8 @@ def recipe(policy: str, rule: str, checkpoint_every: int = 5, **run: float) -> d
     return cases.recipe(
         3,
         task={"kind": "binary"},
-        # No ReLU: when one is almost 0, rounding decides about its gradient, and parameters soon differ by 1e-5.
+        # No ReLU: when one is almost 0, rounding decides about its gradient, and parameters soon
+        # differ by 1e-5.
         model={"combine": rule, "encoder": {"kind": "mlp", "hidden": [16], "activation": "tanh"}},
         phase={
             "epochs": EPOCHS,
@@ -50,14 +52,18 @@ def wait_for_round(federation: Federation, done: int) -> int:
     def at() -> int:
         found = [*(federation.folder / "runs").glob("*/p0/metrics.jsonl")]
         rounds = found[0].read_text().count("\n") if found else 0
-        assert rounds >= done or federation.programs["p0"].process.poll() is None, federation.programs["p0"].stderr
+        assert rounds >= done or federation.programs["p0"].process.poll() is None, (
+            federation.programs["p0"].stderr
+        )
         return rounds
 
     return wait_until(at, lambda rounds: rounds >= done, RUN_S)
 
 
 def wait_until_lenient(server: Program) -> None:
-    """Waits until the server knows that a lost party ends no generation: p0 says so before its first metrics."""
+    """Waits until the server knows that a lost party ends no generation: p0 says so before its
+    first metrics.
+    """
     while not server.wait_for("progress")["metrics"]:
         pass
 
@@ -65,20 +71,24 @@ def wait_until_lenient(server: Program) -> None:
 def wait_until_missed(federation: Federation, party: str) -> int:
     """Waits until p0 computes without ``party``; returns how many rounds it has done.
 
-    On a busy machine p0 may be many rounds further when a signal reaches the party than when it was sent.
+    On a busy machine p0 may be many rounds further when a signal reaches the party than when it was
+    sent.
     """
     federation.programs["p0"].wait_for("away", party=party)
     return wait_for_round(federation, 0)
 
 
 def missed(summary: dict[str, Any]) -> dict[str, set[tuple[int, int]]]:
-    """{party: the steps (round, batch) that were computed without it}, from the summary's stretches.
+    """{party: the steps (round, batch) that were computed without it}, from the summary's
+    stretches.
 
     On a busy machine another party than the disturbed one may be late, too.
     """
     found: dict[str, set[tuple[int, int]]] = {}
     for each in summary["absences"]:
-        found.setdefault(each["party"], set()).update(divmod(step, BATCHES) for step in stretch(each))
+        found.setdefault(each["party"], set()).update(
+            divmod(step, BATCHES) for step in stretch(each)
+        )
     return found
 
 
@@ -104,8 +114,13 @@ def assert_as_if_computed_without(
     absent: dict[str, set[tuple[int, int]]],
     **behind: dict[str, tuple[int, int]],
 ) -> None:
-    """``behind``: {party: ``saved`` and ``back`` of ``reference.Away``}, of parties that resumed behind the others."""
-    away = {name: reference.Away(absent.get(name, ()), **behind.get(name, {})) for name in absent | behind}
+    """``behind``: {party: ``saved`` and ``back`` of ``reference.Away``}, of parties that resumed
+    behind the others.
+    """
+    away = {
+        name: reference.Away(absent.get(name, ()), **behind.get(name, {}))
+        for name in absent | behind
+    }
     want = reference.train(tables, DATA, away, splits_of(tables))
     for name in federation.names:
         got = federation.parameters(name)
@@ -113,18 +128,21 @@ def assert_as_if_computed_without(
             assert (got[key] - tensor).abs().max().item() <= 1e-6, (name, key)
 
 
-BATCHES = 5  # of 160 training rows
+# Of 160 training rows.
+BATCHES = 5
 
 
 @pytest.mark.parametrize(
     ("policy", "rule", "checkpoint_every"),
-    [("zeros", "sum", 5), ("cached", "concat", 5), ("skip", "mean", 1000)],  # the last has none when it is killed
+    # The last has none when it is killed.
+    [("zeros", "sum", 5), ("cached", "concat", 5), ("skip", "mean", 1000)],
 )
 def test_a_party_is_killed_and_comes_back_in_the_same_generation(
     policy: str, rule: str, checkpoint_every: int, tmp_path: Path
 ) -> None:
     tables = recipe(policy, rule, checkpoint_every)
-    if policy == "cached":  # p2 then knows its rows from its folder alone
+    # p2 then knows its rows from its folder alone.
+    if policy == "cached":
         tables["rows"]["split"] = "stratified"
     with Federation(tmp_path, tables, DATA) as federation:
         federation.start_all()
@@ -133,8 +151,10 @@ def test_a_party_is_killed_and_comes_back_in_the_same_generation(
         wait_until_lenient(server)
         federation.programs["p2"].kill()
         assert server.wait_for("away")["party"] == "p2"
-        wait_for_round(federation, wait_until_missed(federation, "p2") + 10)  # they go on
-        federation.programs["p0"].signal(signal.SIGSTOP)  # so that the run is not over before p2 is back
+        # They go on.
+        wait_for_round(federation, wait_until_missed(federation, "p2") + 10)
+        # So that the run is not over before p2 is back.
+        federation.programs["p0"].signal(signal.SIGSTOP)
         federation.start_party("p2").wait_for("started")
         assert server.wait_for("back")["party"] == "p2"
         federation.programs["p0"].signal(signal.SIGCONT)
@@ -143,16 +163,23 @@ def test_a_party_is_killed_and_comes_back_in_the_same_generation(
         absent = missed(summary)
         steps = absent["p2"]
         assert len(steps) > BATCHES
-        assert max(steps) < (EPOCHS - 1, BATCHES - 1)  # it was there at the end
+        # It was there at the end.
+        assert max(steps) < (EPOCHS - 1, BATCHES - 1)
         assert_as_if_computed_without(federation, tables, absent, p2=death(federation, summary))
         notes = (federation.run_folder / "p0" / "metrics.jsonl").read_text()
         assert "went on without p2 for " in notes
-        told = [event["event"] for event in federation.programs["p0"].seen() if event.get("party") == "p2"]
+        told = [
+            event["event"]
+            for event in federation.programs["p0"].seen()
+            if event.get("party") == "p2"
+        ]
         assert told == ["away", "back"]
 
 
 @pytest.mark.parametrize("align", ["digest", "psi"])
-def test_a_party_that_is_back_before_it_missed_a_step_is_in_the_summary(align: str, tmp_path: Path) -> None:
+def test_a_party_that_is_back_before_it_missed_a_step_is_in_the_summary(
+    align: str, tmp_path: Path
+) -> None:
     """It has lost its updates since its checkpoint, and the others have waited."""
     tables = recipe("cached", "concat", checkpoint_every=1000)
     tables["rows"]["align"] = align
@@ -165,12 +192,17 @@ def test_a_party_that_is_back_before_it_missed_a_step_is_in_the_summary(align: s
         federation.start_party("p2")
         summary = federation.finish()
         assert (summary["interruptions"], summary["absences"]) == (0, [])
-        lost = {party["name"]: (party["returns"], party["skipped_rounds"] > 4) for party in summary["parties"]}
+        lost = {
+            party["name"]: (party["returns"], party["skipped_rounds"] > 4)
+            for party in summary["parties"]
+        }
         assert lost == {"server": (0, False), "p0": (0, False), "p1": (0, False), "p2": (1, True)}
 
 
 def saved_by(federation: Federation, party: str = "p2") -> int:
-    """The rounds that a party had done at the checkpoint from which it resumed; 0 if it had none."""
+    """The rounds that a party had done at the checkpoint from which it resumed; 0 if it had
+    none.
+    """
     log = (federation.run_folder / party / "log.jsonl").read_text()
     return int(*re.findall(r"resuming from \d+\.splitnn\.(\d+)", log))
 
@@ -182,8 +214,12 @@ def death(federation: Federation, summary: dict[str, Any]) -> dict[str, tuple[in
     """
     longest = max((stretch(each) for each in summary["absences"] if each["party"] == "p2"), key=len)
     saved, begins = (saved_by(federation), 0), divmod(longest.start, BATCHES)
-    # If it died after the first step since its checkpoint, it asks for that step again, and gets the same answer.
-    return {"saved": begins if begins == (saved[0], 1) else saved, "back": divmod(longest.stop, BATCHES)}
+    # If it died after the first step since its checkpoint, it asks for that step again, and gets
+    # the same answer.
+    return {
+        "saved": begins if begins == (saved[0], 1) else saved,
+        "back": divmod(longest.stop, BATCHES),
+    }
 
 
 def test_a_server_that_is_started_again_takes_back_a_party_that_was_away(tmp_path: Path) -> None:
@@ -197,7 +233,8 @@ def test_a_server_that_is_started_again_takes_back_a_party_that_was_away(tmp_pat
         federation.programs["server"].wait_for("away")
         active = federation.programs["p0"]
         wait_until_missed(federation, "p2")
-        active.signal(signal.SIGSTOP)  # so that the run is not over before all are back
+        # So that the run is not over before all are back.
+        active.signal(signal.SIGSTOP)
         federation.programs["server"].kill()
         server = federation.start_server(federation.address)
         active.signal(signal.SIGCONT)
@@ -216,14 +253,19 @@ def test_a_server_that_is_started_again_takes_back_a_party_that_was_away(tmp_pat
 
 def test_a_party_that_resumes_behind_the_others_says_what_it_lost(tmp_path: Path) -> None:
     tables = recipe("cached", "concat")
-    with Proxy() as proxy, Federation(tmp_path, tables, DATA, {"p1": {"active": proxy.address}}) as federation:
-        proxy.delay_s = 0.01  # p1's, which is waited for: the run is not over before p2 is back
+    with (
+        Proxy() as proxy,
+        Federation(tmp_path, tables, DATA, {"p1": {"active": proxy.address}}) as federation,
+    ):
+        # p1's, which is waited for: the run is not over before p2 is back.
+        proxy.delay_s = 0.01
         federation.start_server()
         proxy.target = federation.start_party("p0").wait_for("ready")["address"]
         federation.start_party("p1")
         federation.start_party("p2")
         wait_for_round(federation, 5)
-        federation.programs["p2"].signal(signal.SIGSTOP)  # late first, as on a busy machine
+        # Late first, as on a busy machine.
+        federation.programs["p2"].signal(signal.SIGSTOP)
         wait_until_missed(federation, "p2")
         federation.programs["p2"].signal(signal.SIGCONT)
         federation.programs["p0"].wait_for("back", party="p2")
@@ -238,11 +280,16 @@ def test_a_party_that_resumes_behind_the_others_says_what_it_lost(tmp_path: Path
         resumed = int(server.wait_for("started")["checkpoint"].rpartition(".")[2])
         summary = federation.finish()
         assert (summary["interruptions"], summary["server_restarts"]) == (1, 1)
-        skipped = {party["name"]: party["skipped_rounds"] for party in summary["parties"] if party["skipped_rounds"]}
+        skipped = {
+            party["name"]: party["skipped_rounds"]
+            for party in summary["parties"]
+            if party["skipped_rounds"]
+        }
         assert skipped["p2"] > 10
         (told,) = [event for event in behind.seen() if event["event"] == "skipped"]
         assert told["rounds"] == skipped["p2"]
-        # p1, too, if it was interrupted between p0's checkpoint and its own: it lacks no more than that one.
+        # p1, too, if it was interrupted between p0's checkpoint and its own: it lacks no more than
+        # that one.
         assert {name: rounds for name, rounds in skipped.items() if name != "p2"} in ({}, {"p1": 5})
         begin = {name: saved_by(federation, name) for name in skipped}
         assert skipped == {name: resumed - saved for name, saved in begin.items()}
@@ -250,7 +297,9 @@ def test_a_party_that_resumes_behind_the_others_says_what_it_lost(tmp_path: Path
         assert_as_if_computed_without(federation, tables, missed(summary), **lost)
 
 
-def test_a_party_that_is_frozen_for_a_while_misses_steps_and_counts_for_no_step_twice(tmp_path: Path) -> None:
+def test_a_party_that_is_frozen_for_a_while_misses_steps_and_counts_for_no_step_twice(
+    tmp_path: Path,
+) -> None:
     tables = recipe("cached", "concat")
     with Federation(tmp_path, tables, DATA) as federation:
         federation.start_all()
@@ -266,7 +315,9 @@ def test_a_party_that_is_frozen_for_a_while_misses_steps_and_counts_for_no_step_
 
 
 def test_a_party_that_stays_away_is_waited_for_where_it_is_needed(tmp_path: Path) -> None:
-    """In the evaluation, which tells what the model is worth with and without it; nobody repeats a round."""
+    """In the evaluation, which tells what the model is worth with and without it; nobody repeats a
+    round.
+    """
     tables = recipe("skip", "mean")
     tables["phases"][0]["epochs"] = 60
     tables["phases"].append({"kind": "evaluate"})

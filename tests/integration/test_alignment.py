@@ -1,4 +1,6 @@
-"""Private alignment between processes: the same run as on tables that were cut before, and deaths within it."""
+"""Private alignment between processes: the same run as on tables that were cut before, and deaths
+within it.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ from tests.integration.test_resume import AFTER_FIRST, Parameters, assert_equal,
 from vfl_common.psi import PHASE
 from vfl_party.align.psi import INTRODUCTION_BYTES
 
-BATCH = 20  # of the plug-in
-HELD = {"p0": range(640), "p1": range(40, 700), "p2": range(90, 610)}  # rows, by number
+# Of the plug-in.
+BATCH = 20
+# Rows, by number.
+HELD = {"p0": range(640), "p1": range(40, 700), "p2": range(90, 610)}
 COMMON = range(90, 610)
-HELLO_BYTES = 8 + 16 + 3 * 8 + 1 + INTRODUCTION_BYTES  # that a passive party sends in each generation
+# That a passive party sends in each generation.
+HELLO_BYTES = 8 + 16 + 3 * 8 + 1 + INTRODUCTION_BYTES
 PSI: dict[str, Any] = {"align": "psi", "at_least": 500}
 DATA: dict[str, dict[str, Any]] = {
-    name: {"source": f"{name}.csv", "id": "id"} | ({"label": "y"} if name == cases.ACTIVE else {}) for name in HELD
+    name: {"source": f"{name}.csv", "id": "id"} | ({"label": "y"} if name == cases.ACTIVE else {})
+    for name in HELD
 }
 
 
@@ -47,7 +53,9 @@ def row_id(number: int) -> str:
 
 
 def write(folder: Path, held: Mapping[str, Iterable[int]] = HELD) -> None:
-    """Writes a CSV file a party, in an order of its own, with two columns; p0 has the labels, too."""
+    """Writes a CSV file a party, in an order of its own, with two columns; p0 has the labels,
+    too.
+    """
     values = np.random.default_rng(5).normal(size=(1000, 2 * len(HELD)))
     for number, (name, rows) in enumerate(held.items()):
         with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
@@ -64,7 +72,9 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return environment(metadata(tmp_path_factory.mktemp("site"), entry), kills.REPO)
 
 
-def federation(folder: Path, plugin: dict[str, str], tables: dict[str, Any] | None = None) -> Killed:
+def federation(
+    folder: Path, plugin: dict[str, str], tables: dict[str, Any] | None = None
+) -> Killed:
     names = [party["name"] for party in tables["parties"]] if tables is not None else list(HELD)
     made = Killed(folder, tables or recipe(**PSI), {name: dict(DATA[name]) for name in names})
     made.plugin = plugin
@@ -109,7 +119,8 @@ def test_the_parameters_are_those_of_tables_that_were_cut_before(
     assert not [*whole.run_folder.rglob("state.json"), *whole.run_folder.rglob("*.points")]
     batches = sum(-(-len(rows) // BATCH) for rows in HELD.values())
     assert masked(whole.folder) == len(HELD) * batches
-    assert align_bytes(whole, "p0", "server") == 2 * 8 + 12 * len(HELD["p1"]) + 32  # sizes, tags, a digest
+    # Sizes, tags, a digest.
+    assert align_bytes(whole, "p0", "server") == 2 * 8 + 12 * len(HELD["p1"]) + 32
 
 
 @pytest.mark.parametrize(
@@ -129,7 +140,9 @@ def test_a_process_that_is_killed_within_the_alignment_costs_little(
     assert 0 <= repeated <= 0.15 * points
 
 
-def test_a_server_that_marks_other_rows_after_a_death_is_refused(tmp_path: Path, plugin: dict[str, str]) -> None:
+def test_a_server_that_marks_other_rows_after_a_death_is_refused(
+    tmp_path: Path, plugin: dict[str, str]
+) -> None:
     """With a party's help it could try out one more id at each interruption."""
     with federation(tmp_path, plugin) as made:
         (tmp_path / "kill-before-lists-p0").touch()
@@ -139,16 +152,21 @@ def test_a_server_that_marks_other_rows_after_a_death_is_refused(tmp_path: Path,
         made.start_one("p0")
         codes = {name: program.wait() for name, program in made.programs.items()}
         assert 0 not in codes.values()
-        (line,) = [line for line in made.programs["p0"].stderr.splitlines() if line.startswith("error:")]
+        (line,) = [
+            line for line in made.programs["p0"].stderr.splitlines() if line.startswith("error:")
+        ]
         assert "server has marked other rows as common than before in the same alignment" in line
         (times,) = json.loads((tmp_path / "runs" / "alignments-p0.json").read_text()).values()
-        assert len(times) == 2  # the attempt, and the lie
+        # The attempt, and the lie.
+        assert len(times) == 2
         assert not [*(tmp_path / "runs").rglob("common.bits")]
         assert "Traceback" not in "".join(program.stderr for program in made.programs.values())
 
 
 @pytest.mark.parametrize("who", ["p0", "server"])
-def test_a_table_that_is_larger_than_others_want(who: str, tmp_path: Path, plugin: dict[str, str]) -> None:
+def test_a_table_that_is_larger_than_others_want(
+    who: str, tmp_path: Path, plugin: dict[str, str]
+) -> None:
     with federation(tmp_path, plugin) as made:
         made.extra["p0"] = {"peer_rows_at_most": 659 if who == "p0" else 660}
         made.server_options = ("--rows-at-most", "659" if who == "server" else "660")
@@ -157,7 +175,11 @@ def test_a_table_that_is_larger_than_others_want(who: str, tmp_path: Path, plugi
             made.start_one(name)
         codes = {name: program.wait() for name, program in made.programs.items()}
         assert 0 not in codes.values()
-        text = "p0 masks at most 659 of another party" if who == "p0" else "the server compares at most 659 of a party"
+        text = (
+            "p0 masks at most 659 of another party"
+            if who == "p0"
+            else "the server compares at most 659 of a party"
+        )
         for name, program in made.programs.items():
             assert f"p1 announces 660 rows, and {text}" in program.stderr, name
         assert not [*(tmp_path / "runs").rglob("common.bits")]
@@ -178,21 +200,30 @@ def test_a_prediction_of_fewer_rows_than_a_party_answers_for(
         made.address = "127.0.0.1:9"
         made.extra["p1"] = {"predict": {"at_least": 700}}
         predict("p1")
-        refused(made.programs["p1"], "p1.csv: has 660 rows to predict; predict.at_least is 700 in the party file")
+        refused(
+            made.programs["p1"],
+            "p1.csv: has 660 rows to predict; predict.at_least is 700 in the party file",
+        )
         made.extra["p1"] = {"predict": {"at_least": 521}}
         made.start_server()
         for name in HELD:
             predict(name)
         codes = {name: program.wait() for name, program in made.programs.items()}
         assert 0 not in codes.values()
-        assert "520 are, and predict.at_least of its party file is 521" in made.programs["p1"].stderr
+        assert (
+            "520 are, and predict.at_least of its party file is 521" in made.programs["p1"].stderr
+        )
         for name in ("p0", "p2"):
-            assert "fewer rows are held by all parties than p1 answers for" in made.programs[name].stderr
+            assert (
+                "fewer rows are held by all parties than p1 answers for"
+                in made.programs[name].stderr
+            )
             assert "521" not in made.programs[name].stderr
         assert not (tmp_path / "predictions.csv").exists()
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
+# -- what is kept
+# ----------------------------------------------------------------------
 
 
 def test_a_row_that_is_swapped_between_generations_stops_the_run_before_any_update(
@@ -213,7 +244,11 @@ def test_a_row_that_is_swapped_between_generations_stops_the_run_before_any_upda
         assert codes["p0"] == codes["p1"] == 2
         assert 0 not in codes.values()
         for name in ("p0", "p1"):
-            (line,) = [line for line in made.programs[name].stderr.splitlines() if line.startswith("error:")]
+            (line,) = [
+                line
+                for line in made.programs[name].stderr.splitlines()
+                if line.startswith("error:")
+            ]
             assert "different row sets: p1 and p0" in line
         assert all({*made.checkpoint_labels(name)} <= {AFTER_FIRST} for name in made.names)
         assert "Traceback" not in "".join(program.stderr for program in made.programs.values())
@@ -228,7 +263,9 @@ def again(folder: Path, whole: Killed, plugin: dict[str, str]) -> Killed:
     return made
 
 
-def test_another_run_takes_the_rows_of_the_first(whole: Killed, tmp_path: Path, plugin: dict[str, str]) -> None:
+def test_another_run_takes_the_rows_of_the_first(
+    whole: Killed, tmp_path: Path, plugin: dict[str, str]
+) -> None:
     with again(tmp_path, whole, plugin) as made:
         before = masked(tmp_path)
         start(made)
@@ -241,7 +278,9 @@ def test_another_run_takes_the_rows_of_the_first(whole: Killed, tmp_path: Path, 
         assert_equal(parameters(made), parameters(whole))
 
 
-def test_another_run_with_other_rows_is_told_so(whole: Killed, tmp_path: Path, plugin: dict[str, str]) -> None:
+def test_another_run_with_other_rows_is_told_so(
+    whole: Killed, tmp_path: Path, plugin: dict[str, str]
+) -> None:
     with again(tmp_path, whole, plugin) as made:
         write(tmp_path, HELD | {"p2": range(90, 611)})
         start(made)
@@ -253,12 +292,22 @@ def test_another_run_with_other_rows_is_told_so(whole: Killed, tmp_path: Path, p
         assert "Traceback" not in "".join(program.stderr for program in made.programs.values())
 
 
-# -- rows of one party alone -------------------------------------------------------------------------------------------
+# -- rows of one party alone
+# ----------------------------------------------------------------------
 
 
-def test_rows_that_are_not_common_are_learnt_from_alone(tmp_path: Path, plugin: dict[str, str]) -> None:
+def test_rows_that_are_not_common_are_learnt_from_alone(
+    tmp_path: Path, plugin: dict[str, str]
+) -> None:
     """As rows of ``data.unaligned`` are, on tables that were cut before."""
-    phase = {"kind": "fedhssl", "ssl": "simsiam", "rounds": 3, "batch_size": 64, "projector": [8, 8], "predictor": 4}
+    phase = {
+        "kind": "fedhssl",
+        "ssl": "simsiam",
+        "rounds": 3,
+        "batch_size": 64,
+        "projector": [8, 8],
+        "predictor": 4,
+    }
     held: dict[str, range] = {"p0": range(400), "p1": range(200, 600)}
     found: list[Parameters] = []
     for name, private in (("psi", True), ("cut", False)):
@@ -281,24 +330,37 @@ def test_rows_that_are_not_common_are_learnt_from_alone(tmp_path: Path, plugin: 
     assert_equal(found[0], found[1])
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- bad input
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
-    [("empty", ["p1.csv"]), ("no rows", ["p1.csv", "no rows"]), ("no id column", ["p1.csv", "'id'"])],
+    [
+        ("empty", ["p1.csv"]),
+        ("no rows", ["p1.csv", "no rows"]),
+        ("no id column", ["p1.csv", "'id'"]),
+    ],
 )
-def test_a_table_that_cannot_be_aligned(spoil: str, words: list[str], tmp_path: Path, plugin: dict[str, str]) -> None:
+def test_a_table_that_cannot_be_aligned(
+    spoil: str, words: list[str], tmp_path: Path, plugin: dict[str, str]
+) -> None:
     with federation(tmp_path, plugin) as made:
         made.address = "127.0.0.1:9"
         text = (tmp_path / "p1.csv").read_text()
-        head = {"empty": "", "no rows": text.splitlines()[0] + "\n", "no id column": text.replace("id,", "key,", 1)}
+        head = {
+            "empty": "",
+            "no rows": text.splitlines()[0] + "\n",
+            "no id column": text.replace("id,", "key,", 1),
+        }
         (tmp_path / "p1.csv").write_text(head[spoil])
         made.start_one("p1")
         refused(made.programs["p1"], *words)
 
 
-def test_without_a_common_row_all_end_with_one_sentence(tmp_path: Path, plugin: dict[str, str]) -> None:
+def test_without_a_common_row_all_end_with_one_sentence(
+    tmp_path: Path, plugin: dict[str, str]
+) -> None:
     with federation(tmp_path, plugin, recipe(2, align="psi")) as made:
         write(tmp_path, {"p0": range(200), "p1": range(200, 400)})
         start(made)

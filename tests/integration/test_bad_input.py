@@ -70,8 +70,16 @@ BAD_DATA: dict[str, tuple[Callable[[Path], None], dict[str, Any], tuple[str, ...
         {"numeric": ["age"]},
         ("p1.csv", "'age'", "5"),
     ),
-    "infinity in a feature": (lambda path: change_rows(path, 4, "u004,inf,A,0"), {}, ("p1.csv", "'age'", "5")),
-    "missing value": (lambda path: change_rows(path, 4, "u004,nan,A,0"), {}, ("p1.csv", "'age'", "missing")),
+    "infinity in a feature": (
+        lambda path: change_rows(path, 4, "u004,inf,A,0"),
+        {},
+        ("p1.csv", "'age'", "5"),
+    ),
+    "missing value": (
+        lambda path: change_rows(path, 4, "u004,nan,A,0"),
+        {},
+        ("p1.csv", "'age'", "missing"),
+    ),
     "unknown key": (lambda _: None, {"colums": ["age"]}, ("p1.toml", "'colums'", "'columns'")),
 }
 
@@ -82,7 +90,8 @@ def test_bad_data_is_refused_before_joining(federation: Federation, what: str) -
     spoil(federation.folder / "p1.csv")
     federation.data["p1"] |= keys
     sentence = refused(federation.start_party("p1"), *words)
-    assert "SECRET" not in sentence  # a value is nobody's business
+    # A value is nobody's business.
+    assert "SECRET" not in sentence
     assert not (federation.folder / "runs").exists()
 
 
@@ -99,21 +108,43 @@ def test_missing_label_column(federation: Federation) -> None:
 
 
 def test_missing_party_file_and_recipe(federation: Federation) -> None:
-    refused(federation.start("none", "vfl-party", "run", "nobody.toml"), "nobody.toml", "no such file")
+    refused(
+        federation.start("none", "vfl-party", "run", "nobody.toml"), "nobody.toml", "no such file"
+    )
     federation.write_party("p1")
     (federation.folder / "recipe.toml").unlink()
     refused(federation.start("p1", "vfl-party", "run", "p1.toml"), "recipe.toml", "no such file")
-    refused(federation.start("server", "vfl-server", "serve", "recipe.toml"), "recipe.toml", "no such file")
+    refused(
+        federation.start("server", "vfl-server", "serve", "recipe.toml"),
+        "recipe.toml",
+        "no such file",
+    )
 
 
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
         ("modle", {}, ("recipe.toml", "'modle'", "'model'")),
-        ("phases", [{"kind": "splitn", "epochs": 1}], ("recipe.toml: phases: ", "'splitn'", "'splitnn'")),
-        ("phases", [{"kind": "splitnn", "epoch": 1}], ("recipe.toml: phases: splitnn: ", "'epoch'", "'epochs'")),
-        ("phases", [{"kind": "splitnn", "epochs": 0}], ("recipe.toml: phases: splitnn: epochs: ", "greater than 0")),
-        ("phases", [{"kind": "splitnn", "epochs": "3"}], ("recipe.toml: phases: splitnn: epochs: ", "and is '3'")),
+        (
+            "phases",
+            [{"kind": "splitn", "epochs": 1}],
+            ("recipe.toml: phases: ", "'splitn'", "'splitnn'"),
+        ),
+        (
+            "phases",
+            [{"kind": "splitnn", "epoch": 1}],
+            ("recipe.toml: phases: splitnn: ", "'epoch'", "'epochs'"),
+        ),
+        (
+            "phases",
+            [{"kind": "splitnn", "epochs": 0}],
+            ("recipe.toml: phases: splitnn: epochs: ", "greater than 0"),
+        ),
+        (
+            "phases",
+            [{"kind": "splitnn", "epochs": "3"}],
+            ("recipe.toml: phases: splitnn: epochs: ", "and is '3'"),
+        ),
         ("seed", -1, ("recipe.toml", "seed")),
     ],
 )
@@ -125,7 +156,8 @@ def test_bad_recipe(federation: Federation, key: str, value: Any, words: tuple[s
 
 def test_model_of_another_embedding_size(federation: Federation) -> None:
     (federation.folder / "mine.py").write_text(
-        "import torch\ndef make(spec, embedding_size):\n    return torch.nn.Linear(spec.shape[0], 5)\n"
+        "import torch\ndef make(spec, embedding_size):\n    return "
+        "torch.nn.Linear(spec.shape[0], 5)\n"
     )
     federation.extra["p1"] = {"encoder": {"kind": "custom", "factory": "mine:make"}}
     refused(federation.start_party("p1"), "p1", "5", "embedding_size", "8")
@@ -133,14 +165,19 @@ def test_model_of_another_embedding_size(federation: Federation) -> None:
 
 def test_an_active_party_that_nobody_could_dial(federation: Federation) -> None:
     federation.extra["p0"] = {"listen": "0.0.0.0:7001"}
-    refused(federation.start_party("p0"), "p0.toml: listen: 0.0.0.0:7001", "cannot dial it; set advertise")
+    refused(
+        federation.start_party("p0"),
+        "p0.toml: listen: 0.0.0.0:7001",
+        "cannot dial it; set advertise",
+    )
 
 
 def test_device_that_is_not_there(federation: Federation) -> None:
     refused(federation.start_party("p1", "--device", "cuda:7"), "cuda:7", "this machine has: cpu")
 
 
-# -- certificates ----------------------------------------------------------------------------------------------------
+# -- certificates
+# ----------------------------------------------------------------------
 
 
 def test_certificate_of_another_ca(federation: Federation) -> None:
@@ -161,7 +198,9 @@ def test_expired_certificate(federation: Federation) -> None:
 def test_certificate_for_another_party(federation: Federation) -> None:
     federation.write_party("p1")
     for suffix in ("pem", "key"):
-        (federation.folder / "certs" / f"p0.{suffix}").replace(federation.folder / "certs" / f"p1.{suffix}")
+        (federation.folder / "certs" / f"p0.{suffix}").replace(
+            federation.folder / "certs" / f"p1.{suffix}"
+        )
     refused(federation.start("p1", "vfl-party", "run", "p1.toml"), "'p0'", "'p1'")
 
 
@@ -171,7 +210,9 @@ def test_server_of_another_federation(federation: Federation) -> None:
     other = federation.folder / "other"
     create_authority(other, "other")
     issue(other, "p1")
-    federation.extra["p1"] = {"tls": {"ca": "other/ca.pem", "certificate": "other/p1.pem", "key": "other/p1.key"}}
+    federation.extra["p1"] = {
+        "tls": {"ca": "other/ca.pem", "certificate": "other/p1.pem", "key": "other/p1.key"}
+    }
     refused(federation.start_party("p1", "--wait", "20"), "server", "CA")
 
 
@@ -182,10 +223,13 @@ def test_party_that_is_not_in_the_recipe(federation: Federation) -> None:
     refused(federation.start_party("mallory"), "mallory", "p0, p1")
     # With a recipe of its own it gets as far as the server.
     federation.start_server()
-    changed = federation.recipe | {"parties": [*federation.recipe["parties"], {"name": "mallory", "role": "passive"}]}
+    changed = federation.recipe | {
+        "parties": [*federation.recipe["parties"], {"name": "mallory", "role": "passive"}]
+    }
     (federation.folder / "recipe.toml").write_text(toml(changed))
     sentence = refused(federation.start_party("mallory"), "mallory", "not a party")
-    assert "p0" not in sentence  # it does not learn who is one; the server's log says so
+    # It does not learn who is one; the server's log says so.
+    assert "p0" not in sentence
     lines = (federation.run_folder / "server" / "log.jsonl").read_text().splitlines()
     (line,) = [json.loads(line) for line in lines if '"refused"' in line]
     assert (line["level"], line["party_"]) == ("warning", "mallory")
@@ -196,13 +240,16 @@ def test_a_passive_party_is_warned_of_its_label(federation: Federation) -> None:
     federation.data["p1"] = {"source": "p1.csv", "id": "id", "label": "y"}
     federation.start_all()
     told = federation.programs["p1"].wait_for("advice")
-    assert told["said"].startswith("p1 is passive: data.label = 'y' takes that column out of its features")
+    assert told["said"].startswith(
+        "p1 is passive: data.label = 'y' takes that column out of its features"
+    )
     federation.finish()
     lines = (federation.run_folder / "p1" / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["level"] for line in lines if '"advice"' in line] == ["warning"]
 
 
-# -- addresses -------------------------------------------------------------------------------------------------------
+# -- addresses
+# ----------------------------------------------------------------------
 
 
 def test_address_in_use(federation: Federation) -> None:
@@ -220,7 +267,8 @@ def test_server_that_does_not_answer(federation: Federation) -> None:
     refused(federation.start_party("p1", "--wait", "1"), "127.0.0.1:9", "server", "started?")
 
 
-# -- what only shows when the others are there -----------------------------------------------------------------------
+# -- what only shows when the others are there
+# ----------------------------------------------------------------------
 
 
 def test_different_recipes_name_the_first_key(federation: Federation) -> None:
@@ -251,7 +299,8 @@ def checked(federation: Federation, about: str, code: int = 0) -> str:
 
 
 def test_check_compares_with_the_server_and_the_active_party(federation: Federation) -> None:
-    with socket.socket() as found:  # a port that is free now; the other party's file names it
+    # A port that is free now; the other party's file names it.
+    with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         listen = f"127.0.0.1:{found.getsockname()[1]}"
     federation.extra = {"p0": {"listen": listen}, "p1": {"active": listen}}
@@ -260,13 +309,19 @@ def test_check_compares_with_the_server_and_the_active_party(federation: Federat
     server.wait_for("joined", party="p0")
     federation.write_party("p1")
     same = "certificates accepted; same recipe, protocol and plug-ins"
-    assert checked(federation, "server") == f"ok    server        server answers at {federation.address}, {same}"
-    assert checked(federation, "active party") == f"ok    active party  p0 answers at {listen}, {same}"
+    assert (
+        checked(federation, "server")
+        == f"ok    server        server answers at {federation.address}, {same}"
+    )
+    assert (
+        checked(federation, "active party") == f"ok    active party  p0 answers at {listen}, {same}"
+    )
 
     (federation.folder / "recipe.toml").write_text(toml(federation.recipe | {"seed": 8}))
     sentence = "the recipe of p1 differs from the server's at seed: 8 here, 7 at the server"
     assert checked(federation, "server", 2) == f"FAIL  server        server refused: {sentence}"
-    assert sentence in refused(federation.start_party("p1"))  # as the run says it
+    # As the run says it.
+    assert sentence in refused(federation.start_party("p1"))
     sentence = "the recipe of p1 differs from that of p0 at seed: 8 here, 7 at p0"
     assert checked(federation, "active party", 2) == f"FAIL  active party  p0 refused: {sentence}"
 
@@ -274,7 +329,8 @@ def test_check_compares_with_the_server_and_the_active_party(federation: Federat
     for name in ("p1", "check"):
         federation.programs.pop(name).close()
     federation.start_party("p1")
-    federation.finish()  # the questions have left nothing
+    # The questions have left nothing.
+    federation.finish()
 
 
 def test_name_taken_twice(federation: Federation) -> None:
@@ -284,7 +340,8 @@ def test_name_taken_twice(federation: Federation) -> None:
     first = federation.programs.pop("p1")
     try:
         refused(federation.start_party("p1"), "p1", "already joined")
-        assert first.process.poll() is None  # the first one is still waiting
+        # The first one is still waiting.
+        assert first.process.poll() is None
     finally:
         first.close()
 
@@ -293,26 +350,40 @@ def test_different_row_sets(federation: Federation) -> None:
     write_csv(federation.folder / "p1.csv", [*ROWS[:-1], "other,30,A,0"])
     federation.start_all()
     refused(federation.programs["p0"], "different row sets", "p1", "40 rows each")
-    assert "40" not in refused(federation.programs["p1"], "different row sets", "p1")  # counts are the active party's
+    # Counts are the active party's.
+    assert "40" not in refused(federation.programs["p1"], "different row sets", "p1")
     assert federation.programs["server"].wait(30) == 2
     assert "u003" not in federation.programs["p1"].stderr
 
 
 HOSTILE: dict[str, tuple[Callable[[HostilePassive], Bundle], tuple[str, ...]]] = {
-    "another shape": (lambda p: p.bundle(np.zeros((24, 7), np.float32)), ("float32 [24, 7]", "float32 [24, 8]")),
+    "another shape": (
+        lambda p: p.bundle(np.zeros((24, 7), np.float32)),
+        ("float32 [24, 7]", "float32 [24, 8]"),
+    ),
     "another dtype": (lambda p: p.bundle(np.zeros((24, 8), np.float16)), ("float16", "float32")),
-    "larger than its spec": (lambda p: p.bundle(np.zeros((4096, 8), np.float32)), ("bytes", "at most 768")),
+    "larger than its spec": (
+        lambda p: p.bundle(np.zeros((4096, 8), np.float32)),
+        ("bytes", "at most 768"),
+    ),
     "NaN": (lambda p: p.bundle(np.full((24, 8), np.nan, np.float32)), ("NaN or infinity",)),
     "infinity": (lambda p: p.bundle(np.full((24, 8), np.inf, np.float32)), ("NaN or infinity",)),
-    "another kind": (lambda p: Bundle(Kind.ACK, p.bundle(np.zeros((24, 8), np.float32)).tensors), ("ack", "embedding")),
+    "another kind": (
+        lambda p: Bundle(Kind.ACK, p.bundle(np.zeros((24, 8), np.float32)).tensors),
+        ("ack", "embedding"),
+    ),
 }
 
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_embedding_ends_the_run(tmp_path: Path, what: str) -> None:
-    """A passive party with a sound certificate and the right rows sends what the recipe does not allow."""
+    """A passive party with a sound certificate and the right rows sends what the recipe does not
+    allow.
+    """
     make, words = HOSTILE[what]
-    with Federation(tmp_path / "f", recipe(2, rows={"validation": 0.0, "test": 0.0}), digits(2)) as federation:
+    with Federation(
+        tmp_path / "f", recipe(2, rows={"validation": 0.0, "test": 0.0}), digits(2)
+    ) as federation:
         server = federation.start_server()
         active = federation.start_party("p0")
         with HostilePassive(federation, "p1") as hostile:
@@ -325,13 +396,17 @@ def test_hostile_embedding_ends_the_run(tmp_path: Path, what: str) -> None:
         assert "p1" in server.stderr
 
 
-# -- a machine that is not as the others think -----------------------------------------------------------------------
+# -- a machine that is not as the others think
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_port_of_the_active_party_is_closed(federation: Federation) -> None:
-    """A firewall, or a wrong `advertise`: who cannot come says why, the active party says who is missing."""
-    with socket.socket() as closed:  # bound, and nobody listens
+    """A firewall, or a wrong `advertise`: who cannot come says why, the active party says who is
+    missing.
+    """
+    # Bound, and nobody listens.
+    with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         federation.recipe["run"]["rejoin_deadline_s"] = 12.0
@@ -339,15 +414,21 @@ def test_port_of_the_active_party_is_closed(federation: Federation) -> None:
         federation.extra["p0"] = {"advertise": address}
         federation.start_all()
         why = f"nothing listens at {address}; is 'p0' started?"
-        assert federation.programs["p1"].wait_for("waiting", missing=["p0"], why=why)["left_s"] <= 7.0
+        assert (
+            federation.programs["p1"].wait_for("waiting", missing=["p0"], why=why)["left_s"] <= 7.0
+        )
         federation.programs["p0"].wait_for("waiting", missing=["p1"])
-        refused(federation.programs["p1"], "p0 could not be reached for 12 s at phase open", why, code=3)
+        refused(
+            federation.programs["p1"], "p0 could not be reached for 12 s at phase open", why, code=3
+        )
         refused(federation.programs["p0"], "p1 could not reach p0 for 12 s", code=3)
         assert federation.programs["server"].wait(30) == 3
 
 
 def test_clocks_an_hour_apart(federation: Federation) -> None:
-    """Simulated by certificates of the hour to come: of server and party, from an authority of that hour."""
+    """Simulated by certificates of the hour to come: of server and party, from an authority of that
+    hour.
+    """
     soon, certs = datetime.now(UTC) + timedelta(hours=1), federation.folder / "certs"
     create_authority(certs, "test", now=soon, force=True)
     for name in (*federation.names, "server"):
@@ -357,11 +438,15 @@ def test_clocks_an_hour_apart(federation: Federation) -> None:
 
 
 def test_clock_that_is_two_days_behind(federation: Federation) -> None:
-    """For it, what was issued just now is not valid yet. Simulated by a certificate of the days to come."""
+    """For it, what was issued just now is not valid yet. Simulated by a certificate of the days to
+    come.
+    """
     soon = datetime.now(UTC) + timedelta(days=2)
     issue(federation.folder / "certs", "p1", now=soon, force=True)
     server = federation.start_server()
     federation.start_party("p0")
-    refused(federation.start_party("p1"), "p1.pem", "is not valid before", "by this machine's clock")
+    refused(
+        federation.start_party("p1"), "p1.pem", "is not valid before", "by this machine's clock"
+    )
     assert server.wait_for("waiting", missing=["p1"])
     assert federation.programs["p0"].wait_for("waiting", missing=["p1"])

@@ -1,7 +1,8 @@
-"""The release before and this one in one federation, as real programs over TLS: it works, or is refused at joining.
+"""The release before and this one in one federation, as real programs over TLS: it works, or is
+refused at joining.
 
-The release before is a tree of this repository's history on PYTHONPATH, which is what its wheel would install. Both
-releases use the same other packages.
+The release before is a tree of this repository's history on PYTHONPATH, which is what its wheel
+would install. Both releases use the same other packages.
 """
 
 from __future__ import annotations
@@ -19,9 +20,16 @@ from tests.harness.federation import BIN, START_S, Federation, Program
 from tests.harness.sharing import program_environment
 from tests.integration.test_resume import wait_for_checkpoints
 
-BEFORE = "5edffaf"  # the last commit that speaks protocol 7
+# The last commit that speaks protocol 7.
+BEFORE = "5edffaf"
 REPOSITORY = Path(__file__).parents[2]
-TREES: dict[str, Any] = {"kind": "secureboost", "trees": 1, "depth": 2, "bins": 4, "encryption": "none"}
+TREES: dict[str, Any] = {
+    "kind": "secureboost",
+    "trees": 1,
+    "depth": 2,
+    "bins": 4,
+    "encryption": "none",
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +56,17 @@ class Mixed(Federation):
     """A federation some of whose programs are of the release before."""
 
     def start_mixed(self, before: Path, older: set[str], *names: str) -> None:
-        """Starts the server, then the parties ``names``; those in ``older`` are of the release before."""
+        """Starts the server, then the parties ``names``; those in ``older`` are of the release
+        before.
+        """
         environment = program_environment() | {"PYTHONPATH": str(before)}
         commands = {"server": ["vfl-server", "serve", "recipe.toml", "--listen", "127.0.0.1:0"]}
         commands |= {name: ["vfl-party", "run", f"{name}.toml"] for name in names}
         for name, (program, *args) in commands.items():
             if name != "server":
                 path = self.write_party(name)
-                if name in older:  # it always begins as the recipe says, and does not know the key
+                # It always begins as the recipe says, and does not know the key.
+                if name in older:
                     path.write_text(path.read_text().replace('init = "recipe"\n', ""))
             if name in older:
                 line = [str(BIN / program), *args]
@@ -64,7 +75,8 @@ class Mixed(Federation):
                 self.start(name, program, *args)
             if name == "server":
                 self.address = self.programs[name].wait_for("ready", START_S)["address"]
-            elif name != names[-1]:  # so that the last one is the one that is refused
+            elif name != names[-1]:
+                # So that the last one is the one that is refused.
                 self.programs["server"].wait_for("joined", START_S, party=name)
 
 
@@ -86,7 +98,8 @@ def test_split_training_works_with_the_release_before(
         assert summary["metrics"] == alone["metrics"]
         assert summary["recipe_digest"] == alone["recipe_digest"]
         versions = {each["name"]: each.get("version", "") for each in summary["parties"]}
-        told = set() if "server" in older else {"server", "p0", "p1"} - older  # it did run code of the release before
+        # It did run code of the release before.
+        told = set() if "server" in older else {"server", "p0", "p1"} - older
         assert {name for name, version in versions.items() if version} == told
 
 
@@ -100,20 +113,29 @@ def test_what_has_changed_is_refused_at_joining_in_one_sentence(
     said = {
         ("psi", "server"): "p1 speaks protocol 8, the server 7; install the same version",
         ("trees", "server"): "p1 speaks protocol 8, the server 7; install the same version",
-        ("psi", "p1"): "p1 speaks protocol 7, and this recipe needs 8; install the server's version at p1",
-        ("trees", "p1"): "p1 speaks protocol 7, and p0 needs 8 for this recipe; install the version of p0 at p1",
+        (
+            "psi",
+            "p1",
+        ): "p1 speaks protocol 7, and this recipe needs 8; install the server's version at p1",
+        (
+            "trees",
+            "p1",
+        ): "p1 speaks protocol 7, and p0 needs 8 for this recipe; install the version of p0 at p1",
     }[what, older]
     with Mixed(tmp_path / "f", tables, digits(2)) as federation:
         federation.start_mixed(before, {older}, *names)
         refused = federation.programs["p1"]
         assert refused.wait() == 2
         assert refused.stderr == f"error: server refused: {said}\n"
-        if older == "p1":  # who waits hears at once why
+        # Who waits hears at once why.
+        if older == "p1":
             reason = "p1 was refused: it speaks another version of the protocol"
             assert federation.programs["p0"].wait_for("waiting", why=reason)["missing"] == ["p1"]
 
 
-def test_a_question_to_a_server_of_the_release_before_is_a_note(before: Path, tmp_path: Path) -> None:
+def test_a_question_to_a_server_of_the_release_before_is_a_note(
+    before: Path, tmp_path: Path
+) -> None:
     with Mixed(tmp_path / "f", recipe(2), digits(2)) as federation:
         federation.start_mixed(before, {"server"})
         federation.write_party("p1")
@@ -135,5 +157,6 @@ def test_an_upgrade_resumes_an_unfinished_run(before: Path, tmp_path: Path) -> N
         federation.start_mixed(before, set(), "p0", "p1")
         assert federation.programs["server"].wait_for("started")["checkpoint"]
         summary = federation.finish()
-        assert summary["run_id"] == federation.run_folder.name  # there is one
+        # There is one.
+        assert summary["run_id"] == federation.run_folder.name
         assert {each["version"] != "" for each in summary["parties"]} == {True}

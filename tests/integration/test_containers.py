@@ -1,4 +1,6 @@
-"""deploy/try-compose on the engine of this machine. It builds an image of several GB, so it is asked for by name."""
+"""deploy/try-compose on the engine of this machine. It builds an image of several GB, so it is
+asked for by name.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,19 @@ TRY = Path(__file__).parents[2] / "deploy" / "try-compose"
 def no_engine() -> str:
     """Why it cannot be tried here; '' where it can."""
     if os.environ.get("VFL_TEST_DOCKER") != "1":
-        return "set VFL_TEST_DOCKER=1 to build the image and run the federation in containers (10 minutes and more)"
+        return (
+            "set VFL_TEST_DOCKER=1 to build the image and run the federation in containers (10 "
+            "minutes and more)"
+        )
     docker = shutil.which("docker")
     if docker is None:
         return "docker is not installed"
     engine = subprocess.run([docker, "info"], capture_output=True, timeout=60).returncode == 0
-    return "" if engine or os.environ.get("VFL_ENGINE") else "no Docker engine answers (VFL_ENGINE may start one)"
+    return (
+        ""
+        if engine or os.environ.get("VFL_ENGINE")
+        else "no Docker engine answers (VFL_ENGINE may start one)"
+    )
 
 
 def test_federation_in_containers() -> None:

@@ -1,4 +1,6 @@
-"""A run with a defence gives the parameters of a single process that follows the papers' formulas, to 1e-6."""
+"""A run with a defence gives the parameters of a single process that follows the papers' formulas,
+to 1e-6.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,18 @@ GRADIENTS = {"exchange": "embedding", "sent_by": "active"}
 EMBEDDINGS = {"exchange": "embedding", "sent_by": "passive"}
 DEFENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "max_norm": (GRADIENTS | {"kind": "max_norm"}, {"down": reference.max_norm}),
-    "marvell": (GRADIENTS | {"kind": "marvell", "scale": 2.0}, {"down": partial(reference.marvell, scale=2.0)}),
+    "marvell": (
+        GRADIENTS | {"kind": "marvell", "scale": 2.0},
+        {"down": partial(reference.marvell, scale=2.0)},
+    ),
     "marvell of an error": (
         GRADIENTS | {"kind": "marvell", "error": 0.3},
         {"down": partial(reference.marvell, error=0.3)},
     ),
-    "label_dp": (GRADIENTS | {"kind": "label_dp", "epsilon": 2.0}, {"down": partial(reference.label_dp, 2.0)}),
+    "label_dp": (
+        GRADIENTS | {"kind": "label_dp", "epsilon": 2.0},
+        {"down": partial(reference.label_dp, 2.0)},
+    ),
     "clipped_gaussian": (
         EMBEDDINGS | {"kind": "clipped_gaussian", "clip": 1.0, "epsilon": 4.0, "delta": 1e-5},
         {"up": partial(reference.clipped, 1.0, 4.0, 1e-5)},
@@ -47,7 +55,9 @@ def test_a_defence_gives_the_parameters_of_its_reference(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
     """Both are given one key of noise, which a run draws from the operating system otherwise."""
-    monkeypatch.setattr("vfl_party.outbound.noise.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY))
+    monkeypatch.setattr(
+        "vfl_party.outbound.noise.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY)
+    )
     transform, formula = DEFENCES[name]
     tables = cases.recipe(
         3,
@@ -63,7 +73,8 @@ def test_a_defence_gives_the_parameters_of_its_reference(
     print(f"{name}: largest deviation {worst:.3g}")
     assert worst <= TOLERANCE
     if formula:
-        assert largest_deviation(got, reference.train(tables, TABLE)) > 1e-3  # the defence does something
+        # The defence does something.
+        assert largest_deviation(got, reference.train(tables, TABLE)) > 1e-3
 
 
 LOSSES: dict[str, dict[str, Any]] = {
@@ -95,21 +106,28 @@ def test_a_term_of_the_loss_gives_the_parameters_of_its_reference(
 def test_drawn_embeddings_give_the_parameters_of_their_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
-    """Both take the same numbers for noise: the product's own depend on every bit of what the encoder gives."""
+    """Both take the same numbers for noise: the product's own depend on every bit of what the
+    encoder gives.
+    """
     drawn: dict[int, reference.Drawn] = {}
 
     def noise(encoder: StochasticEncoder, both: torch.Tensor) -> torch.Tensor:
-        if not encoder.training:  # evaluation, of which the reference has none
+        # Evaluation, of which the reference has none.
+        if not encoder.training:
             return torch.zeros(len(both), encoder.width)
         return drawn.setdefault(id(encoder), reference.Drawn()).like(both)
 
     monkeypatch.setattr(StochasticEncoder, "_noise", noise)
     tables = cases.recipe(
-        3, task={"kind": "binary"}, model={"top": {"hidden": [6]}}, phase={"epochs": 2, "batch_size": 40, "mid": 0.01}
+        3,
+        task={"kind": "binary"},
+        model={"top": {"hidden": [6]}},
+        phase={"epochs": 2, "batch_size": 40, "mid": 0.01},
     )
     data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
     run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
-    for party in ("p1", "p2"):  # a generation that begins anew takes it from there
+    # A generation that begins anew takes it from there.
+    for party in ("p1", "p2"):
         kept = (tmp_path / "run-1" / party / "noise-secret").read_bytes()
         assert kept == bytes(parameters(tmp_path / "run-1" / party)["encoder.secret"].numpy())
     assert not (tmp_path / "run-1" / "p0" / "noise-secret").exists()
@@ -121,11 +139,16 @@ def test_drawn_embeddings_give_the_parameters_of_their_reference(
         }
         for party in data
     }
-    worst = largest_deviation(got, reference.train(tables, TABLE, draw=partial(reference.mid, 0.01)))
+    worst = largest_deviation(
+        got, reference.train(tables, TABLE, draw=partial(reference.mid, 0.01))
+    )
     record_property("largest_deviation", worst)
     print(f"mid: largest deviation {worst:.3g}")
     assert worst <= TOLERANCE
-    assert largest_deviation(got, reference.train(tables, TABLE, draw=partial(reference.mid, 0.02))) > 1e-4
+    assert (
+        largest_deviation(got, reference.train(tables, TABLE, draw=partial(reference.mid, 0.02)))
+        > 1e-4
+    )
 
 
 @dataclass
@@ -134,27 +157,43 @@ class Keyed(Federation):
 
     plugin: dict[str, str] = field(default_factory=dict)
 
-    def _start(self, name: str, args: list[str], environment: dict[str, str] | None = None) -> Program:
+    def _start(
+        self, name: str, args: list[str], environment: dict[str, str] | None = None
+    ) -> Program:
         return super()._start(name, args, environment or self.plugin)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "victim"),
-    [("marvell", "p0"), ("marvell", "p1"), ("clipped_gaussian", "p1"), ("nopeek and dcor", "p1"), ("mid", "p1")],
+    [
+        ("marvell", "p0"),
+        ("marvell", "p1"),
+        ("clipped_gaussian", "p1"),
+        ("nopeek and dcor", "p1"),
+        ("mid", "p1"),
+    ],
 )
 def test_a_killed_party_goes_on_with_its_noise_bit_for_bit(
     name: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfl_party.outbound.noise.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY))
-    monkeypatch.setattr("vfl_party.models.stochastic.secrets", SimpleNamespace(token_bytes=reference.secret))
+    monkeypatch.setattr(
+        "vfl_party.outbound.noise.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY)
+    )
+    monkeypatch.setattr(
+        "vfl_party.models.stochastic.secrets", SimpleNamespace(token_bytes=reference.secret)
+    )
     terms = {"nopeek and dcor": {"nopeek": 0.5, "dcor": 0.5}, "mid": {"mid": 0.01}}
     defence = terms[name] if name in terms else {"transforms": [DEFENCES[name][0]]}
-    tables = cases.recipe(3, task={"kind": "binary"}, phase={"epochs": 8, "batch_size": 40, **defence})
+    tables = cases.recipe(
+        3, task={"kind": "binary"}, phase={"epochs": 8, "batch_size": 40, **defence}
+    )
     data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
     run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
     repository = Path(__file__).parents[2]
-    plugin = metadata(tmp_path / "plugin", {"vfl.methods": {"keyed": "tests.harness.keyed_plugin:METHOD"}})
+    plugin = metadata(
+        tmp_path / "plugin", {"vfl.methods": {"keyed": "tests.harness.keyed_plugin:METHOD"}}
+    )
     keyed = partial(Keyed, plugin=environment(plugin, repository))
     at = halfway(tmp_path / "run-1", data)
     with held(tmp_path / "killed", tables, TABLE, keyed, sent=at) as (federation, proxy):
@@ -166,19 +205,27 @@ def test_a_killed_party_goes_on_with_its_noise_bit_for_bit(
             whole = parameters(tmp_path / "run-1" / party)
             assert largest_deviation({party: federation.parameters(party)}, {party: whole}) == 0.0
             log = (federation.run_folder / party / "log.jsonl").read_text()
-            assert "noise is drawn anew" not in log  # nobody sent anything else than before
+            # Nobody sent anything else than before.
+            assert "noise is drawn anew" not in log
 
 
 @pytest.mark.slow
 def test_a_run_that_begins_anew_draws_what_it_has_drawn(tmp_path: Path) -> None:
-    """Without a checkpoint its weights are the first ones again; other noise on them would average out."""
+    """Without a checkpoint its weights are the first ones again; other noise on them would average
+    out.
+    """
     phase = {"epochs": 4, "batch_size": 40, "mid": 0.01}
-    tables = cases.recipe(3, task={"kind": "binary"}, phase=phase) | {"run": {"checkpoint_every": 100}}
+    tables = cases.recipe(3, task={"kind": "binary"}, phase=phase) | {
+        "run": {"checkpoint_every": 100}
+    }
     data = {party: DataSettings.model_validate(own) for party, own in TABLE.items()}
     run_in_process(Recipe.model_validate(tables), data, tmp_path / "run-1")
     at = halfway(tmp_path / "run-1", data)
     with held(tmp_path / "killed", tables, TABLE, sent=at) as (federation, proxy):
-        secrets = {name: (federation.run_folder / name / "noise-secret").read_bytes() for name in ("p1", "p2")}
+        secrets = {
+            name: (federation.run_folder / name / "noise-secret").read_bytes()
+            for name in ("p1", "p2")
+        }
         assert not any(federation.checkpoint_labels(name) for name in federation.names)
         kill(federation, proxy, "p1")
         summary = federation.finish()

@@ -1,4 +1,6 @@
-"""``vfl demo`` and ``vfl simulate`` as a person starts them: whole federations of real processes."""
+"""``vfl demo`` and ``vfl simulate`` as a person starts them: whole federations of real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,14 @@ RUN_S = 180.0
 
 
 def vfl(*args: str | Path, cwd: Path, timeout_s: float = RUN_S) -> subprocess.CompletedProcess[str]:
-    """Runs the program to its end. The folder of the environment's programs is not on PATH: none is activated."""
-    bare = {key: value for key, value in os.environ.items() if not key.startswith(("VIRTUAL_ENV", "PYTHONPATH"))}
+    """Runs the program to its end. The folder of the environment's programs is not on PATH: none is
+    activated.
+    """
+    bare = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("VIRTUAL_ENV", "PYTHONPATH"))
+    }
     return subprocess.run(
         [*VFL, *map(str, args)],
         cwd=cwd,
@@ -48,10 +56,14 @@ def run_folder(out: Path) -> Path:
 
 
 def foretold(links: list[dict[str, Any]]) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """By sender, receiver, phase and kind, what a forecast and a summary must agree on, to the byte."""
+    """By sender, receiver, phase and kind, what a forecast and a summary must agree on, to the
+    byte.
+    """
     counts = ("payload_bytes", "message_bytes", "messages")
     return {
-        tuple(link[key] for key in ("sender", "receiver", "phase", "kind")): tuple(link[key] for key in counts)
+        tuple(link[key] for key in ("sender", "receiver", "phase", "kind")): tuple(
+            link[key] for key in counts
+        )
         for link in links
         if link["phase"] != "control"
     }
@@ -90,7 +102,13 @@ def test_the_demo(tmp_path: Path) -> None:
 
     parties = {party["name"]: party for party in summary["parties"]}
     assert list(parties) == ["server", "bank", "hospital", "retailer", "telecom"]
-    assert [party["role"] for party in parties.values()] == ["server", "active", "passive", "passive", "passive"]
+    assert [party["role"] for party in parties.values()] == [
+        "server",
+        "active",
+        "passive",
+        "passive",
+        "passive",
+    ]
     assert {party["device"] for party in parties.values()} == {"cpu"}
     assert all(party["device_name"] for party in parties.values() if party["role"] != "server")
     assert {party["peak_memory_bytes"] for party in parties.values()} == {None}
@@ -101,17 +119,22 @@ def test_the_demo(tmp_path: Path) -> None:
     assert set(counted["by_phase"]) == {"open", "splitnn", "evaluate", "control"}
     keys = {"sender", "receiver", "kind", "payload_bytes", "message_bytes", "messages"}
     assert all(keys <= link.keys() for link in counted["by_link"])
-    of_server = [link for link in counted["by_link"] if "server" in (link["sender"], link["receiver"])]
-    assert not any(link["payload_bytes"] for link in of_server)  # no embedding ever goes there
+    of_server = [
+        link for link in counted["by_link"] if "server" in (link["sender"], link["receiver"])
+    ]
+    # No embedding ever goes there.
+    assert not any(link["payload_bytes"] for link in of_server)
 
     said = vfl_here("forecast", REPO / "examples" / "digits.toml", "--json", cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     tables = json.loads(said.stdout)
     assert foretold(tables["links"]) == foretold(counted["by_link"])
     of_run = [link for link in counted["by_link"] if link["phase"] != "control"]
-    trips = sum(link["messages"] for link in of_run if link["sender"] == "hospital")  # one message a bundle
+    # One message a bundle.
+    trips = sum(link["messages"] for link in of_run if link["sender"] == "hospital")
     around = sum(
-        AROUND_MESSAGE_BYTES * link["messages"] + AROUND_BYTES_SHARE * link["message_bytes"] for link in of_run
+        AROUND_MESSAGE_BYTES * link["messages"] + AROUND_BYTES_SHARE * link["message_bytes"]
+        for link in of_run
     )
     bits = 8 * (sum(link["message_bytes"] for link in of_run) + around)
     seconds = trips * 2 * tables["latency_s"] + bits / tables["bandwidth_bit_s"]
@@ -122,7 +145,8 @@ def test_the_demo(tmp_path: Path) -> None:
         for part in ("log.jsonl", "ledger.json", "checkpoints", "stderr"):
             assert (folder / name / part).exists()
         assert (folder / name / "stderr").read_text() == ""
-    assert "test accuracy" not in result.stderr  # nobody chooses by it
+    # Nobody chooses by it.
+    assert "test accuracy" not in result.stderr
     assert "all parties have joined" in result.stderr
     assert processes_of(folder) == []
 
@@ -134,9 +158,14 @@ def test_the_demo(tmp_path: Path) -> None:
 
     listed = vfl_here("runs", "--json", cwd=tmp_path)
     assert json.loads(listed.stdout)["run"] == folder.name
-    kept = pq.read_table(folder / "bank" / "predictions.parquet").to_pandas().query("split == 'test'")
-    assert (kept["truth"] == kept["class"]).mean() == pytest.approx(summary["metrics"]["test"]["accuracy"])
-    again = vfl_here("predict", "--output", "again.parquet", cwd=tmp_path)  # processes trained, one process predicts
+    kept = (
+        pq.read_table(folder / "bank" / "predictions.parquet").to_pandas().query("split == 'test'")
+    )
+    assert (kept["truth"] == kept["class"]).mean() == pytest.approx(
+        summary["metrics"]["test"]["accuracy"]
+    )
+    # Processes trained, one process predicts.
+    again = vfl_here("predict", "--output", "again.parquet", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     scores = pq.read_table(tmp_path / "again.parquet").to_pandas().set_index("id").loc[kept["id"]]
     assert scores["score_7"].to_numpy() == pytest.approx(kept["score_7"].to_numpy(), abs=1e-6)
@@ -157,7 +186,8 @@ def test_own_files_end_to_end_with_a_table(tmp_path: Path) -> None:
     for text in ("Metrics", "Processes", "Message bytes by party", "hospital", "seed 1"):
         assert text in result.stdout
 
-    # Early stopping: the forecast is the most that it could have been, and exact once the rounds are known.
+    # Early stopping: the forecast is the most that it could have been, and exact once the rounds
+    # are known.
     said = vfl_here("forecast", recipe, cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     for text in (
@@ -179,10 +209,15 @@ def test_own_files_end_to_end_with_a_table(tmp_path: Path) -> None:
     ("args", "sentence"),
     [
         (["missing.toml"], "error: missing.toml: no such file"),
-        ([REPO / "examples" / "digits.toml", "--bandwidth", "fast"], "error: --bandwidth fast: give a number above 0"),
+        (
+            [REPO / "examples" / "digits.toml", "--bandwidth", "fast"],
+            "error: --bandwidth fast: give a number above 0",
+        ),
     ],
 )
-def test_a_forecast_that_cannot_be_made(args: Sequence[str | Path], sentence: str, tmp_path: Path) -> None:
+def test_a_forecast_that_cannot_be_made(
+    args: Sequence[str | Path], sentence: str, tmp_path: Path
+) -> None:
     result = vfl_here("forecast", *args, cwd=tmp_path)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
@@ -246,17 +281,32 @@ def test_bad_input_is_one_sentence(
 
 def waits(program: Program) -> str:
     """What it has said last of whom it waits for."""
-    return next((line for line in reversed(program.stderr.splitlines()) if line.startswith("waiting for")), "")
+    return next(
+        (line for line in reversed(program.stderr.splitlines()) if line.startswith("waiting for")),
+        "",
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_nothing_is_left_when_the_launcher_is_stopped(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    words = [str(BIN / "vfl"), "simulate", str(REPO / "examples" / "breast-cancer.toml"), "--out", "runs"]
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_nothing_is_left_when_the_launcher_is_stopped(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    words = [
+        str(BIN / "vfl"),
+        "simulate",
+        str(REPO / "examples" / "breast-cancer.toml"),
+        "--out",
+        "runs",
+    ]
     with contextlib.closing(Program("vfl", words, tmp_path, fresh=FRESH)) as launcher:
-        wait_until(lambda: waits(launcher), lambda line: line and line.count(",") < 2)  # one has joined
+        # One has joined.
+        wait_until(lambda: waits(launcher), lambda line: line and line.count(",") < 2)
         folder = run_folder(tmp_path / "runs")
-        wait_until(lambda: processes_of(folder), lambda found: len(found) == 4)  # the others are being started
+        # The others are being started.
+        wait_until(lambda: processes_of(folder), lambda found: len(found) == 4)
         launcher.signal(number)
         assert launcher.wait(30) == code
         if code == 130:

@@ -1,4 +1,6 @@
-"""What the active party of split training writes down of how far embeddings move: it is right, and changes nothing."""
+"""What the active party of split training writes down of how far embeddings move: it is right, and
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from vfl_party.methods.splitnn.drift import Drift
 
 def tables(**more: Any) -> dict[str, Any]:
     made = cases.recipe(3, task={"kind": "binary"}, phase={"epochs": 4, "batch_size": 32})
-    return made | {"simulate": {"parties": cases.columns("sklearn:breast_cancer", 3, limit=200)}} | more
+    return (
+        made
+        | {"simulate": {"parties": cases.columns("sklearn:breast_cancer", 3, limit=200)}}
+        | more
+    )
 
 
 def written(folder: Path) -> dict[int, dict[str, float]]:
@@ -34,7 +40,9 @@ def written(folder: Path) -> dict[int, dict[str, float]]:
 def test_it_is_what_a_rehearsal_computes_from_what_came(tmp_path: Path) -> None:
     (tmp_path / "record").mkdir()
     rehearsal = Rehearsal(tmp_path / "record")
-    run = rehearse(vfl.Recipe.from_dict(tables()), {}, tmp_path / "runs", rehearsal.attach, quiet=True)
+    run = rehearse(
+        vfl.Recipe.from_dict(tables()), {}, tmp_path / "runs", rehearsal.attach, quiet=True
+    )
     found = written(run.folder / "p0")
     assert [*found] == [2, 3, 4]
     assert all(each.keys() == {"p0", "p1", "p2"} for each in found.values())
@@ -46,7 +54,9 @@ def test_it_is_what_a_rehearsal_computes_from_what_came(tmp_path: Path) -> None:
     assert "drift" not in (run.folder / "summary.json").read_text()
 
 
-@pytest.mark.parametrize("rows", [{"validation": 0.1, "test": 0.2}, {"validation": 0.0, "test": 0.2}], ids=str)
+@pytest.mark.parametrize(
+    "rows", [{"validation": 0.1, "test": 0.2}, {"validation": 0.0, "test": 0.2}], ids=str
+)
 def test_a_run_is_the_same_with_and_without_it(
     rows: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +81,10 @@ def test_a_killed_run_writes_what_an_undisturbed_one_does(victim: str, tmp_path:
         federation.start_all()
         federation.finish()
         wanted = written(federation.run_folder / "p0")
-    with resume.held(tmp_path / "held", resume.recipe(), sent=resume.SECOND_EPOCH) as (federation, proxy):
+    with resume.held(tmp_path / "held", resume.recipe(), sent=resume.SECOND_EPOCH) as (
+        federation,
+        proxy,
+    ):
         federation.wait_for_checkpoint(resume.AFTER_FIRST)
         resume.kill(federation, proxy, victim)
         assert federation.finish()["interruptions"] == 1

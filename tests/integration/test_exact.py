@@ -1,4 +1,6 @@
-"""Split training between processes gives the parameters of split training in one process, to 1e-6 in float32."""
+"""Split training between processes gives the parameters of split training in one process, to 1e-6
+in float32.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.harness import cases, reference
 from tests.harness.federation import Federation
 from tests.harness.memory import in_memory
 
-TOLERANCE = 1e-6  # absolute, float32, on the CPU
+# Absolute, float32, on the CPU.
+TOLERANCE = 1e-6
 
 
 Run = Callable[[Path, dict[str, Any], dict[str, Any]], dict[str, dict[str, Tensor]]]
@@ -34,7 +37,9 @@ def federated(
         return {name: federation.parameters(name) for name in federation.names}
 
 
-def largest_deviation(got: dict[str, dict[str, Tensor]], want: dict[str, dict[str, Tensor]]) -> float:
+def largest_deviation(
+    got: dict[str, dict[str, Tensor]], want: dict[str, dict[str, Tensor]]
+) -> float:
     """Over all parties, parameters and buffers, which must be the same ones."""
     assert got.keys() == want.keys()
     worst = 0.0
@@ -49,7 +54,12 @@ def largest_deviation(got: dict[str, dict[str, Tensor]], want: dict[str, dict[st
 
 
 def check(
-    folder: Path, recipe: dict[str, Any], data: dict[str, Any], record: Any, run: Run = federated, **splits: Any
+    folder: Path,
+    recipe: dict[str, Any],
+    data: dict[str, Any],
+    record: Any,
+    run: Run = federated,
+    **splits: Any,
 ) -> dict[str, dict[str, Tensor]]:
     """Runs both and compares; the federation's parameters. ``splits``: as for the reference."""
     got, want = run(folder, recipe, data), reference.train(recipe, data, **splits)
@@ -60,7 +70,8 @@ def check(
     return got
 
 
-BETWEEN_PROCESSES = {("concat", "mlp", 2), ("sum", "cnn", 4), ("mean", "cnn", 2), ("max", "mlp", 4)}  # all have each
+# All have each.
+BETWEEN_PROCESSES = {("concat", "mlp", 2), ("sum", "cnn", 4), ("mean", "cnn", 2), ("max", "mlp", 4)}
 
 
 @pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max"])
@@ -69,7 +80,9 @@ BETWEEN_PROCESSES = {("concat", "mlp", 2), ("sum", "cnn", 4), ("mean", "cnn", 2)
 def test_parties_get_the_parameters_of_one_process(
     parties: int, encoder: str, rule: str, tmp_path: Path, record_property: Any
 ) -> None:
-    recipe = cases.recipe(parties, model={"combine": rule, "encoder": {"kind": encoder}, "top": {"hidden": [16]}})
+    recipe = cases.recipe(
+        parties, model={"combine": rule, "encoder": {"kind": encoder}, "top": {"hidden": [16]}}
+    )
     run = federated if (rule, encoder, parties) in BETWEEN_PROCESSES else in_memory
     check(tmp_path, recipe, cases.digits(parties), record_property, run)
 
@@ -81,7 +94,8 @@ def test_a_codec_is_the_rounding_of_what_crosses_and_nothing_else(
     recipe = cases.recipe(4, phase={"codec": codec})
     got = check(tmp_path, recipe, cases.digits(4), record_property)
     plain = reference.train(cases.recipe(4), cases.digits(4))
-    assert largest_deviation(got, plain) > 5 * TOLERANCE  # so the reference's rounding was needed
+    # So the reference's rounding was needed.
+    assert largest_deviation(got, plain) > 5 * TOLERANCE
 
 
 def test_the_installed_commands_do_as_well(tmp_path: Path, record_property: Any) -> None:
@@ -89,7 +103,9 @@ def test_the_installed_commands_do_as_well(tmp_path: Path, record_property: Any)
     check(tmp_path, recipe, cases.digits(2), record_property, partial(federated, fresh=True))
 
 
-def test_regression_where_the_active_party_has_labels_only(tmp_path: Path, record_property: Any) -> None:
+def test_regression_where_the_active_party_has_labels_only(
+    tmp_path: Path, record_property: Any
+) -> None:
     recipe = cases.recipe(
         3,
         task={"kind": "regression"},
@@ -102,15 +118,25 @@ def test_regression_where_the_active_party_has_labels_only(tmp_path: Path, recor
     assert all(name.startswith("top.") for name in got[cases.ACTIVE])
 
 
-def test_rows_are_divided_as_a_column_of_the_active_party_says(tmp_path: Path, record_property: Any) -> None:
+def test_rows_are_divided_as_a_column_of_the_active_party_says(
+    tmp_path: Path, record_property: Any
+) -> None:
     rng = np.random.default_rng(3)
-    ids, splits = [f"r{row}" for row in range(90)], rng.choice(["train", "validation", "test"], 90, p=[0.6, 0.2, 0.2])
+    ids, splits = (
+        [f"r{row}" for row in range(90)],
+        rng.choice(["train", "validation", "test"], 90, p=[0.6, 0.2, 0.2]),
+    )
     x_NF = rng.normal(size=(90, 4)).round(4)
     labels = (x_NF.sum(axis=1) > 0).astype(int)
     own, other = tmp_path / "own.csv", tmp_path / "other.csv"
     lines = zip(ids, x_NF, labels, splits, strict=True)
-    own.write_text("id,a,b,y,part\n" + "".join(f"{i},{x[0]},{x[1]},{y},{s}\n" for i, x, y, s in lines))
-    other.write_text("id,c,d\n" + "".join(f"{i},{x[2]},{x[3]}\n" for i, x in reversed([*zip(ids, x_NF, strict=True)])))
+    own.write_text(
+        "id,a,b,y,part\n" + "".join(f"{i},{x[0]},{x[1]},{y},{s}\n" for i, x, y, s in lines)
+    )
+    other.write_text(
+        "id,c,d\n"
+        + "".join(f"{i},{x[2]},{x[3]}\n" for i, x in reversed([*zip(ids, x_NF, strict=True)]))
+    )
     data = {
         "p0": {"source": str(own), "id": "id", "label": "y", "split": "part"},
         "p1": {"source": str(other), "id": "id"},
@@ -121,7 +147,9 @@ def test_rows_are_divided_as_a_column_of_the_active_party_says(tmp_path: Path, r
     check(tmp_path, recipe, data, record_property, splits=held)
 
 
-def test_binary_with_momentum_clipping_and_a_cosine_schedule(tmp_path: Path, record_property: Any) -> None:
+def test_binary_with_momentum_clipping_and_a_cosine_schedule(
+    tmp_path: Path, record_property: Any
+) -> None:
     optimizer = {
         "kind": "sgd",
         "lr": 0.1,
@@ -135,7 +163,9 @@ def test_binary_with_momentum_clipping_and_a_cosine_schedule(tmp_path: Path, rec
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
-def test_early_stopping_goes_back_to_the_best_epoch(metric: str, tmp_path: Path, record_property: Any) -> None:
+def test_early_stopping_goes_back_to_the_best_epoch(
+    metric: str, tmp_path: Path, record_property: Any
+) -> None:
     recipe = cases.recipe(
         2,
         task={"kind": "binary"},
@@ -146,18 +176,24 @@ def test_early_stopping_goes_back_to_the_best_epoch(metric: str, tmp_path: Path,
         },
         rows={"validation": 0.3},
     )
-    got = check(tmp_path, recipe, cases.columns("sklearn:breast_cancer", 2, limit=100), record_property)
+    got = check(
+        tmp_path, recipe, cases.columns("sklearn:breast_cancer", 2, limit=100), record_property
+    )
     phase = {key: value for key, value in recipe["phases"][0].items() if key != "early_stopping"}
-    last = reference.train(recipe | {"phases": [phase]}, cases.columns("sklearn:breast_cancer", 2, limit=100))
-    assert largest_deviation(got, last) > 1e-3  # the case does stop early: the last epoch's weights are others
+    last = reference.train(
+        recipe | {"phases": [phase]}, cases.columns("sklearn:breast_cancer", 2, limit=100)
+    )
+    # The case does stop early: the last epoch's weights are others.
+    assert largest_deviation(got, last) > 1e-3
 
 
 @pytest.mark.parametrize(
     ("batch_norm", "optimizer"),
     [
         (False, {"kind": "adam"}),
-        # Not Adam: a linear layer's bias before batch norm has a gradient of zero but for rounding, and Adam divides
-        # rounding by its own size, so that the bias (and the running mean that takes it up) is noise at any precision.
+        # Not Adam: a linear layer's bias before batch norm has a gradient of zero but for rounding,
+        # and Adam divides rounding by its own size, so that the bias (and the running mean that
+        # takes it up) is noise at any precision.
         (True, {"kind": "sgd", "lr": 0.1}),
     ],
 )
@@ -172,7 +208,11 @@ def test_dropout_and_batch_norm_draw_as_in_one_process(
 
 def test_two_runs_of_a_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
     recipe = cases.recipe(4, model={"combine": "max", "encoder": {"kind": "cnn"}})
-    first, second = (federated(tmp_path / run, recipe, cases.digits(4)) for run in ("first", "second"))
+    first, second = (
+        federated(tmp_path / run, recipe, cases.digits(4)) for run in ("first", "second")
+    )
     assert largest_deviation(first, second) == 0.0
-    other = federated(tmp_path / "third", cases.recipe(4, seed=8, model=recipe["model"]), cases.digits(4))
+    other = federated(
+        tmp_path / "third", cases.recipe(4, seed=8, model=recipe["model"]), cases.digits(4)
+    )
     assert largest_deviation(first, other) > 1e-3

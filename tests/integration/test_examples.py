@@ -1,4 +1,6 @@
-"""Every recipe and study in examples/ can be run as it lies there: its phases make sense to all parties."""
+"""Every recipe and study in examples/ can be run as it lies there: its phases make sense to all
+parties.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,11 @@ from vfl_party.assembly.party import encoder_settings
 from vfl_party.assembly.trial import try_party
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RECIPES = sorted(  # the plug-in's needs the plug-in: test_plugins.py
-    path for path in EXAMPLES.glob("**/*.toml") if "[simulate" in path.read_text() and path.parent.name != "plugin"
+# The plug-in's needs the plug-in: test_plugins.py.
+RECIPES = sorted(
+    path
+    for path in EXAMPLES.glob("**/*.toml")
+    if "[simulate" in path.read_text() and path.parent.name != "plugin"
 )
 STUDIES = sorted((EXAMPLES / "study").glob("*.toml"))
 
@@ -33,6 +38,7 @@ def test_every_party_can_make_its_models_and_phases(path: Path) -> None:
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.name)
 def test_every_run_of_a_study_can_be_made(path: Path) -> None:
     study, chains = load_study(path)
-    for chain in chains[: len(study.methods)]:  # of one seed
+    # Of one seed.
+    for chain in chains[: len(study.methods)]:
         for run in chain.runs:
             make_phases(run.recipe, (path.parent / study.recipe).parent)

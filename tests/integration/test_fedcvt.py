@@ -1,4 +1,6 @@
-"""FedCVT between parties gives the parameters of one graph in one process, to 1e-6; killed parties change nothing."""
+"""FedCVT between parties gives the parameters of one graph in one process, to 1e-6; killed parties
+change nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import against
 
-TOLERANCE = 1e-6  # absolute, float32, on the CPU
-TANH = {"kind": "mlp", "hidden": [12], "activation": "tanh"}  # no ReLU, whose gradient rounding decides near 0
+# Absolute, float32, on the CPU.
+TOLERANCE = 1e-6
+# No ReLU, whose gradient rounding decides near 0.
+TANH = {"kind": "mlp", "hidden": [12], "activation": "tanh"}
 TERMS = ("shared", "overlap_active", "overlap_passive", "estimate_active", "estimate_passive")
 BINARY: dict[str, Any] = {"kind": "binary"}
 THREE: dict[str, Any] = {"kind": "multiclass", "classes": 3}
@@ -35,7 +39,9 @@ DATA = {
 
 def recipe(task: dict[str, Any] = BINARY, preset: str = "paper", **settings: Any) -> dict[str, Any]:
     """Six epochs of three steps, with pseudo-labels from the second epoch on."""
-    tables = cases.recipe(2, task=task, model={"encoder": TANH}, rows={"aligned": 0.6, "labelled": 40})
+    tables = cases.recipe(
+        2, task=task, model={"encoder": TANH}, rows={"aligned": 0.6, "labelled": 40}
+    )
     phase = {
         "kind": "fedcvt",
         "epochs": 6,
@@ -53,12 +59,17 @@ def parameters(run: Path, name: str) -> dict[str, Tensor]:
     """All weights of a party's models at the end."""
     store = CheckpointStore(run / name / "checkpoints", 2)
     models = store.load(store.labels()[-1])["job"]["models"]
-    return {f"{model}.{key}": each for model, state in models.items() for key, each in state.items()}
+    return {
+        f"{model}.{key}": each for model, state in models.items() for key, each in state.items()
+    }
 
 
 def offered(run: Path) -> tuple[int, int]:
     """How many rows got pseudo-labels, of how many, in the whole phase."""
-    lines = [json.loads(line)["metrics"] for line in (run / "p0" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)["metrics"]
+        for line in (run / "p0" / "metrics.jsonl").read_text().splitlines()
+    ]
     found = [line["pseudo"] for line in lines if "pseudo" in line]
     return sum(each["taken"] for each in found), sum(each["offered"] for each in found)
 
@@ -71,23 +82,40 @@ def offered(run: Path) -> tuple[int, int]:
         {},
         {"own_batch_size": 0},
         {"own_batch_size": 0, "unlabelled_batch_size": 0},
-        {"own_rows": "passive", "sharpen": 0.3, "threshold": 0.7, "lambdas": {"shared": 0.7, "overlap_passive": 0.0}},
+        {
+            "own_rows": "passive",
+            "sharpen": 0.3,
+            "threshold": 0.7,
+            "lambdas": {"shared": 0.7, "overlap_passive": 0.0},
+        },
     ],
     ids=["all rows", "no own rows", "labelled rows alone", "own rows of one party"],
 )
 def test_parties_get_the_parameters_of_one_process(
-    settings: dict[str, Any], preset: str, task: dict[str, Any], tmp_path: Path, record_property: Any
+    settings: dict[str, Any],
+    preset: str,
+    task: dict[str, Any],
+    tmp_path: Path,
+    record_property: Any,
 ) -> None:
     tables, data = recipe(task, preset, **settings), DATA[task["kind"]]
     in_process(tmp_path / "run", tables, data)
     (*_, before, want), taken = reference_fedcvt.train(tables, data)
     got = {name: parameters(tmp_path / "run", name) for name in want}
-    wanted = {name: {key: each for key, each in of.items() if key in got[name]} for name, of in want.items()}
+    wanted = {
+        name: {key: each for key, each in of.items() if key in got[name]}
+        for name, of in want.items()
+    }
     worst = largest_deviation(got, wanted)
     record_property("largest_deviation", worst)
     print(f"largest deviation {worst:.3g}, {taken} pseudo-labels")
     assert worst <= TOLERANCE
-    assert largest_deviation(wanted, {name: {key: before[name][key] for key in of} for name, of in got.items()}) > 1e-3
+    assert (
+        largest_deviation(
+            wanted, {name: {key: before[name][key] for key in of} for name, of in got.items()}
+        )
+        > 1e-3
+    )
     count, of = offered(tmp_path / "run")
     assert count == taken
     assert (taken > 0) == (of > 0)
@@ -104,12 +132,21 @@ def test_processes_compute_what_one_process_computes(tmp_path: Path) -> None:
         for name in federation.names:
             got = federation.parameters(name)
             assert max((got[key] - want[name][key]).abs().max().item() for key in got) <= TOLERANCE
-        heads = federation.checkpoint("p0", -3)["phase"]["heads"]  # the classifiers of one view end with the phase
-        assert largest_deviation({"p0": heads}, {"p0": {key: before["p0"][key] for key in heads}}) <= TOLERANCE
-        entries = [entry for entry in federation.ledger("p1") if (entry.peer, entry.phase) == ("p0", "fedcvt")]
+        # The classifiers of one view end with the phase.
+        heads = federation.checkpoint("p0", -3)["phase"]["heads"]
+        assert (
+            largest_deviation({"p0": heads}, {"p0": {key: before["p0"][key] for key in heads}})
+            <= TOLERANCE
+        )
+        entries = [
+            entry
+            for entry in federation.ledger("p1")
+            if (entry.peer, entry.phase) == ("p0", "fedcvt")
+        ]
     assert summary["interruptions"] == 0
     assert "accuracy" in summary["metrics"]["test"]
-    rows = 6 * (40 + 3 * (12 + 10))  # of six epochs of 16, 16 and 8 labelled rows
+    # Of six epochs of 16, 16 and 8 labelled rows.
+    rows = 6 * (40 + 3 * (12 + 10))
     assert sum(entry.payload_bytes for entry in entries if entry.kind == "gradient") == 4 * 8 * rows
 
 
@@ -134,7 +171,9 @@ def test_a_killed_party_changes_nothing_bit_for_bit(tmp_path: Path) -> None:
     check_kill(tmp_path, tables, DATA["binary"], "p1")
 
 
-@pytest.mark.parametrize("settings", [{}, {"own_rows": "active"}], ids=["both", "the active party's own rows"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"own_rows": "active"}], ids=["both", "the active party's own rows"]
+)
 def test_the_ledger_is_as_forecast(settings: dict[str, Any], tmp_path: Path) -> None:
     tables = recipe(validate_every=4, epochs=6, **settings)
     tables["phases"].append({"kind": "evaluate"})
@@ -150,10 +189,14 @@ def test_the_ledger_is_as_forecast(settings: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_split_training_goes_on_with_the_same_encoders(tmp_path: Path) -> None:
-    """``splitnn`` afterwards takes both networks as one encoder, and the joint classifier as the top model."""
+    """``splitnn`` afterwards takes both networks as one encoder, and the joint classifier as the
+    top model.
+    """
     tables = recipe()
     in_process(tmp_path / "first", tables, DATA["binary"])
-    tables["phases"].append({"kind": "splitnn", "epochs": 1, "optimizer": {"kind": "sgd", "lr": 1e-30}})
+    tables["phases"].append(
+        {"kind": "splitnn", "epochs": 1, "optimizer": {"kind": "sgd", "lr": 1e-30}}
+    )
     in_process(tmp_path / "both", tables, DATA["binary"])
     for name in ("p0", "p1"):
         got, want = (parameters(tmp_path / run, name) for run in ("both", "first"))
@@ -172,9 +215,14 @@ def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
 
 
 def test_rows_of_another_file_are_a_party_s_own(tmp_path: Path) -> None:
-    """``data.unaligned`` of the passive party takes part, and the active party has no rows of its own."""
+    """``data.unaligned`` of the passive party takes part, and the active party has no rows of its
+    own.
+    """
     generator = torch.Generator().manual_seed(0)
-    values = [",".join(f"{v:.4f}" for v in row) for row in torch.randn(160, 4, generator=generator).tolist()]
+    values = [
+        ",".join(f"{v:.4f}" for v in row)
+        for row in torch.randn(160, 4, generator=generator).tolist()
+    ]
     rows = [f"r{n:03d},{each},{n % 2}" for n, each in enumerate(values)]
     (tmp_path / "all.csv").write_text("\n".join(["id,a,b,c,d,y", *rows[:120]]) + "\n")
     unlabelled = [row.rpartition(",")[0] for row in rows[120:]]
@@ -185,7 +233,8 @@ def test_rows_of_another_file_are_a_party_s_own(tmp_path: Path) -> None:
         "p1": every | {"columns": ["c", "d"], "unaligned": str(tmp_path / "more.csv")},
     }
     found = []
-    for size in (0, 40):  # all rows of the other file in each step
+    # All rows of the other file in each step.
+    for size in (0, 40):
         tables = recipe(own_rows="passive", own_batch_size=size)
         tables["rows"]["aligned"] = 1.0
         in_process(tmp_path / str(size), tables, data)
@@ -195,7 +244,9 @@ def test_rows_of_another_file_are_a_party_s_own(tmp_path: Path) -> None:
 
 
 def test_a_study_compares_it(tmp_path: Path) -> None:
-    base = recipe() | {"simulate": {"data": {"source": "sklearn:breast_cancer", "limit": 200, "label": "target"}}}
+    base = recipe() | {
+        "simulate": {"data": {"source": "sklearn:breast_cancer", "limit": 200, "label": "target"}}
+    }
     phases = [*base["phases"], {"kind": "evaluate"}]
     (tmp_path / "base.toml").write_text(toml(base))
     study = {
@@ -210,4 +261,7 @@ def test_a_study_compares_it(tmp_path: Path) -> None:
     ended = vfl_here("study", tmp_path / "study.toml", "--out", "runs", "--json", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     events = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert [event["method"] for event in events if event["event"] == "result"] == ["FedSplitNN", "FedCVT"]
+    assert [event["method"] for event in events if event["event"] == "result"] == [
+        "FedSplitNN",
+        "FedCVT",
+    ]

@@ -1,4 +1,6 @@
-"""FedHSSL between processes gives the parameters of Algorithm 1 in one process, to 1e-5 in float32."""
+"""FedHSSL between processes gives the parameters of Algorithm 1 in one process, to 1e-5 in
+float32.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ from tests.harness import cases, reference_fedhssl
 from tests.harness.federation import Federation
 from tests.integration.test_exact import largest_deviation
 
-TOLERANCE = 1e-5  # absolute, float32, on the CPU
-TOP = {"mlp": ("3",), "cnn": ("4", "5", "6", "7", "8", "9")}  # layers; see vfl_party.models
+# Absolute, float32, on the CPU.
+TOLERANCE = 1e-5
+# Layers; see vfl_party.models.
+TOP = {"mlp": ("3",), "cnn": ("4", "5", "6", "7", "8", "9")}
 
 
 def recipe(parties: int, ssl: str, encoder: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -35,7 +39,9 @@ def recipe(parties: int, ssl: str, encoder: dict[str, Any], **settings: Any) -> 
     return tables | {"phases": [phase | settings]}
 
 
-def federated(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> tuple[Any, Any, Federation]:
+def federated(
+    folder: Path, tables: dict[str, Any], data: dict[str, Any]
+) -> tuple[Any, Any, Federation]:
     """Towers after the last round but one, encoders after the last."""
     with Federation(folder, tables, data) as federation:
         federation.start_all()
@@ -73,10 +79,15 @@ def without_tops(parameters: dict[str, dict[str, Tensor]]) -> dict[str, dict[str
     }
 
 
-def check(folder: Path, tables: dict[str, Any], data: dict[str, Any], top: tuple[str, ...], record: Any) -> Federation:
+def check(
+    folder: Path, tables: dict[str, Any], data: dict[str, Any], top: tuple[str, ...], record: Any
+) -> Federation:
     towers, encoders, federation = federated(folder, tables, data)
     want = reference_fedhssl.pretrain(tables, data, top)
-    worst = max(largest_deviation(towers, want[-2]), largest_deviation(without_tops(encoders), encoders_only(want[-1])))
+    worst = max(
+        largest_deviation(towers, want[-2]),
+        largest_deviation(without_tops(encoders), encoders_only(want[-1])),
+    )
     record("largest_deviation", worst)
     print(f"largest deviation {worst:.3g}")
     moved = largest_deviation(want[-1], want[-2])
@@ -112,7 +123,10 @@ def test_no_gradient_crosses_in_pretraining(tmp_path: Path) -> None:
         federation.finish()
         kinds = {
             phase: {
-                entry.kind for name in federation.names for entry in federation.ledger(name) if entry.phase == phase
+                entry.kind
+                for name in federation.names
+                for entry in federation.ledger(name)
+                if entry.phase == phase
             }
             for phase in ("fedhssl", "splitnn")
         }

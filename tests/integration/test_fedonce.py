@@ -1,4 +1,6 @@
-"""FedOnce between processes: the parameters of one process, one upload, and faults in the middle of it."""
+"""FedOnce between processes: the parameters of one process, one upload, and faults in the middle of
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,16 @@ from tests.harness.kills import Killed, killed, plugged
 from tests.harness.memory import run_here
 from tests.harness.proxy import Proxy
 from tests.integration.test_exact import largest_deviation
-from tests.integration.test_resume import HANDSHAKE_BYTES, assert_equal, held, parameters, server_events
+from tests.integration.test_resume import (
+    HANDSHAKE_BYTES,
+    assert_equal,
+    held,
+    parameters,
+    server_events,
+)
 
-TOLERANCE = 1e-5  # absolute, float32: Adam's rounding, and a matching in it
+# Absolute, float32: Adam's rounding, and a matching in it.
+TOLERANCE = 1e-5
 ADAM = {"kind": "adam", "lr": 3e-3, "weight_decay": 1e-4}
 TASKS: dict[str, dict[str, Any]] = {
     "binary": {"kind": "binary"},
@@ -26,10 +35,18 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def recipe(parties: int, task: str, **local: Any) -> dict[str, Any]:
-    tables = cases.recipe(parties, task=TASKS[task], model={"embedding_size": 3, "top": {"hidden": [8]}})
+    tables = cases.recipe(
+        parties, task=TASKS[task], model={"embedding_size": 3, "top": {"hidden": [8]}}
+    )
     tables["model"]["encoder"] = {"kind": "mlp", "hidden": [12]}
     fedonce = {"kind": "fedonce", "epochs": 4, "batch_size": 24, "optimizer": ADAM} | local
-    head = {"kind": "head", "epochs": 3, "batch_size": 24, "own_encoder": "trained", "optimizer": ADAM}
+    head = {
+        "kind": "head",
+        "epochs": 3,
+        "batch_size": 24,
+        "own_encoder": "trained",
+        "optimizer": ADAM,
+    }
     tables["phases"] = [fedonce, head, {"kind": "evaluate"}]
     return tables
 
@@ -40,13 +57,16 @@ def data(parties: int, task: str, limit: int = 110) -> dict[str, dict[str, Any]]
     if task == "binary":
         return cases.columns("sklearn:breast_cancer", parties, limit=limit)
     found = cases.columns("sklearn:diabetes", parties + 1, limit=limit)
-    # Not the last part but one: rows that are alike in s3 and s4 tie, and rounding decides which target each gets.
+    # Not the last part but one: rows that are alike in s3 and s4 tie, and rounding decides which
+    # target each gets.
     found[f"p{parties - 1}"] = found.pop(f"p{parties}")
     found[cases.ACTIVE]["label_scale"] = "minmax"
     return found
 
 
-def run(folder: Path, tables: dict[str, Any], tables_of: dict[str, Any]) -> tuple[dict[str, Any], Federation]:
+def run(
+    folder: Path, tables: dict[str, Any], tables_of: dict[str, Any]
+) -> tuple[dict[str, Any], Federation]:
     with Federation(folder, tables, tables_of) as federation:
         federation.start_all()
         return federation.finish(), federation
@@ -71,23 +91,39 @@ def test_parameters_and_bytes_are_those_of_the_paper(
         if name == cases.ACTIVE:
             continue
         entries = [entry for entry in federation.ledger(name) if entry.peer == cases.ACTIVE]
-        assert not [entry for entry in entries if entry.phase == "fedonce" or entry.kind == "gradient"]
-        upload, answer = sorted((each for each in entries if each.phase == "head"), key=lambda each: each.kind)[::-1]
+        assert not [
+            entry for entry in entries if entry.phase == "fedonce" or entry.kind == "gradient"
+        ]
+        upload, answer = sorted(
+            (each for each in entries if each.phase == "head"), key=lambda each: each.kind
+        )[::-1]
         assert (upload.kind, upload.direction, upload.messages) == ("embedding", "sent", 1)
         assert upload.payload_bytes == 4 * n * d
-        assert (answer.kind, answer.direction, answer.messages, answer.payload_bytes) == ("ack", "received", 1, 0)
+        assert (answer.kind, answer.direction, answer.messages, answer.payload_bytes) == (
+            "ack",
+            "received",
+            1,
+            0,
+        )
     assert summary["bytes"]["by_phase"]["head"]["payload_bytes"] == 4 * n * d * (parties - 1)
     assert summary["bytes"]["agrees"]
 
 
 @pytest.mark.parametrize(
-    "local", [{"match_every": 3, "epochs": 5}, {"matching": False}], ids=["every third epoch", "fixed targets"]
+    "local",
+    [{"match_every": 3, "epochs": 5}, {"matching": False}],
+    ids=["every third epoch", "fixed targets"],
 )
-def test_images_end_in_a_linear_layer_and_targets_may_rest(local: dict[str, Any], tmp_path: Path) -> None:
+def test_images_end_in_a_linear_layer_and_targets_may_rest(
+    local: dict[str, Any], tmp_path: Path
+) -> None:
     tables, tables_of = recipe(2, "multiclass", **local), data(2, "multiclass")
     tables["model"]["encoder"] = {"kind": "cnn", "channels": [4], "batch_norm": False}
     _, federation = run_here(tmp_path, tables, tables_of)
-    assert largest_deviation(parameters(federation), reference_fedonce.train(tables, tables_of)) <= TOLERANCE
+    assert (
+        largest_deviation(parameters(federation), reference_fedonce.train(tables, tables_of))
+        <= TOLERANCE
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,19 +135,26 @@ def test_images_end_in_a_linear_layer_and_targets_may_rest(local: dict[str, Any]
     ],
     ids=lambda change: str(change["objective"]),
 )
-def test_other_objectives_run_and_split_training_goes_on_from_them(change: dict[str, Any], tmp_path: Path) -> None:
+def test_other_objectives_run_and_split_training_goes_on_from_them(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
     tables = recipe(2, "binary")
     tables["phases"][0] = {"kind": "fedonce", "active": True} | change
     tables["phases"][1]["noise"] = 0.1
-    tables["phases"].insert(2, {"kind": "splitnn", "epochs": 9, "batch_size": 24, "max_bytes": 2 * 4 * 3 * 100})
+    tables["phases"].insert(
+        2, {"kind": "splitnn", "epochs": 9, "batch_size": 24, "max_bytes": 2 * 4 * 3 * 100}
+    )
     summary, federation = run_here(tmp_path, tables, data(2, "binary"))
     assert "accuracy" in summary["metrics"]["test"]
     (gradients,) = [entry for entry in federation.ledger("p1") if entry.kind == "gradient"]
-    assert gradients.payload_bytes == 4 * 3 * (88 + 24)  # 100 rows are reached in the first step of the second epoch
+    # 100 rows are reached in the first step of the second epoch.
+    assert gradients.payload_bytes == 4 * 3 * (88 + 24)
 
 
 def test_predictions_come_from_the_encoders_as_they_were_learnt(tmp_path: Path) -> None:
-    """p1's encoder is rebuilt with its tanh; without noise the scores are those of the trained weights."""
+    """p1's encoder is rebuilt with its tanh; without noise the scores are those of the trained
+    weights.
+    """
     tables, tables_of = recipe(2, "binary"), data(2, "binary")
     _, federation = run(tmp_path, tables, tables_of)
     weights, folder = parameters(federation), federation.run_folder.name
@@ -137,7 +180,9 @@ def test_predictions_come_from_the_encoders_as_they_were_learnt(tmp_path: Path) 
         ({"matching": False, "match_every": 2}, ["match_every", "matching"]),
     ],
 )
-def test_bad_input_is_one_sentence(change: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence(
+    change: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
     tables = recipe(2, "binary")
     tables["phases"][0] = {"kind": "fedonce"} | change
     with Federation(tmp_path, tables, data(2, "binary")) as federation:
@@ -149,13 +194,19 @@ def test_bad_input_is_one_sentence(change: dict[str, Any], words: list[str], tmp
 
 
 WIDE = 4096
-UPLOAD_BYTES = 4 * WIDE * 160  # of 200 rows, 160 for training
+# Of 200 rows, 160 for training.
+UPLOAD_BYTES = 4 * WIDE * 160
 
 
 def wide() -> dict[str, Any]:
-    """Uploads of 2.5 MiB, so that a fault can be put in the middle of one; dropout, to draw random numbers."""
+    """Uploads of 2.5 MiB, so that a fault can be put in the middle of one; dropout, to draw random
+    numbers.
+    """
     tables = recipe(3, "binary", epochs=3)
-    tables["model"] |= {"embedding_size": WIDE, "encoder": {"kind": "mlp", "hidden": [12], "dropout": 0.2}}
+    tables["model"] |= {
+        "embedding_size": WIDE,
+        "encoder": {"kind": "mlp", "hidden": [12], "dropout": 0.2},
+    }
     return tables
 
 
@@ -164,11 +215,15 @@ def test_a_fault_in_the_middle_of_the_upload_changes_nothing(fault: str, tmp_pat
     tables, tables_of = wide(), cases.columns("sklearn:breast_cancer", 3, limit=200)
     summary, whole = run_here(tmp_path / "whole", tables, tables_of)
     assert summary["interruptions"] == 0
-    with held(tmp_path / fault, tables, tables_of, sent=HANDSHAKE_BYTES + UPLOAD_BYTES // 2) as (federation, proxy):
+    with held(tmp_path / fault, tables, tables_of, sent=HANDSHAKE_BYTES + UPLOAD_BYTES // 2) as (
+        federation,
+        proxy,
+    ):
         if fault == "cut":
             proxy.cut()
         else:
-            federation.wait_for_checkpoint("000003.fedonce.3")  # p0 and p1 may still be learning
+            # p0 and p1 may still be learning.
+            federation.wait_for_checkpoint("000003.fedonce.3")
             federation.programs["p2"].kill()
             federation.programs["server"].wait_for("interrupted")
         proxy.release()
@@ -177,16 +232,23 @@ def test_a_fault_in_the_middle_of_the_upload_changes_nothing(fault: str, tmp_pat
         summary = federation.finish()
         assert summary["interruptions"] == (fault == "killed")
         started = server_events(federation, "started")
-        assert [event["checkpoint"] for event in started] == ["", "000003.fedonce.3"][: len(started)]
+        assert [event["checkpoint"] for event in started] == ["", "000003.fedonce.3"][
+            : len(started)
+        ]
         assert_equal(parameters(federation), parameters(whole))
-        uploads = {name: uploaded(federation, name, peer) for name, peer in (("p2", "p0"), ("p0", "p2"))}
-    if fault == "cut":  # it goes on after what p0 had read by then; both ends count what was lost on the way too
+        uploads = {
+            name: uploaded(federation, name, peer) for name, peer in (("p2", "p0"), ("p0", "p2"))
+        }
+    # It goes on after what p0 had read by then; both ends count what was lost on the way too.
+    if fault == "cut":
         assert UPLOAD_BYTES <= uploads["p0"] <= uploads["p2"] <= 2 * UPLOAD_BYTES
 
 
 def uploaded(federation: Federation, name: str, peer: str) -> int:
     """Payload bytes of the upload on the link with ``peer``, as ``name`` counted them."""
-    found = [entry for entry in federation.ledger(name) if (entry.peer, entry.phase) == (peer, "head")]
+    found = [
+        entry for entry in federation.ledger(name) if (entry.peer, entry.phase) == (peer, "head")
+    ]
     return sum(entry.payload_bytes for entry in found if entry.kind == "embedding")
 
 
@@ -199,7 +261,9 @@ def once(epochs: int, **head: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("killed", ["p0", "server"])
-def test_passive_parties_leave_after_the_upload_and_nobody_needs_them(killed: str, tmp_path: Path) -> None:
+def test_passive_parties_leave_after_the_upload_and_nobody_needs_them(
+    killed: str, tmp_path: Path
+) -> None:
     tables, tables_of = once(400), data(3, "binary")
     with Federation(tmp_path, tables, tables_of) as federation:
         server = federation.start_server()
@@ -209,7 +273,8 @@ def test_passive_parties_leave_after_the_upload_and_nobody_needs_them(killed: st
         for name in ("p1", "p2"):
             assert federation.programs[name].wait() == 0
             server.wait_for("left")
-        assert federation.programs["p0"].process.poll() is None  # in the midst of its training
+        # In the midst of its training.
+        assert federation.programs["p0"].process.poll() is None
         assert "completed" not in {event["event"] for event in server.events}
         federation.programs[killed].kill()
         if killed == "server":
@@ -219,12 +284,20 @@ def test_passive_parties_leave_after_the_upload_and_nobody_needs_them(killed: st
             federation.start_party("p0")
         summary = federation.finish()
         assert [party["name"] for party in summary["parties"]] == ["server", "p0", "p1", "p2"]
-        assert summary["bytes"]["by_phase"]["head"]["payload_bytes"] == 4 * 88 * 3 * 2  # uploaded once
-        assert largest_deviation(parameters(federation), reference_fedonce.train(tables, tables_of)) <= TOLERANCE
+        # Uploaded once.
+        assert summary["bytes"]["by_phase"]["head"]["payload_bytes"] == 4 * 88 * 3 * 2
+        assert (
+            largest_deviation(parameters(federation), reference_fedonce.train(tables, tables_of))
+            <= TOLERANCE
+        )
 
 
-def test_a_party_killed_before_its_acknowledgement_needs_nobody_who_has_left(tmp_path: Path) -> None:
-    """The active party has all uploads in a checkpoint, p1 has left, and p2 is one checkpoint behind."""
+def test_a_party_killed_before_its_acknowledgement_needs_nobody_who_has_left(
+    tmp_path: Path,
+) -> None:
+    """The active party has all uploads in a checkpoint, p1 has left, and p2 is one checkpoint
+    behind.
+    """
     tables, tables_of = once(3), data(3, "binary")
     tables["phases"][0]["epochs"] = 120
     with Proxy() as proxy, Federation(tmp_path, tables, tables_of) as federation:
@@ -232,7 +305,8 @@ def test_a_party_killed_before_its_acknowledgement_needs_nobody_who_has_left(tmp
         server = federation.start_server()
         proxy.target = federation.start_party(cases.ACTIVE).wait_for("ready")["address"]
         federation.start_party("p1")
-        federation.start_party("p2").wait_for("progress")  # it learns alone: rows have been compared
+        # It learns alone: rows have been compared.
+        federation.start_party("p2").wait_for("progress")
         proxy.hold_replies()
         server.wait_for("left", party="p1")
         federation.programs["p2"].kill()
@@ -242,17 +316,24 @@ def test_a_party_killed_before_its_acknowledgement_needs_nobody_who_has_left(tmp
         assert federation.finish()["interruptions"] == 1
         started = [event["checkpoint"] for event in server_events(federation, "started")]
         assert started == ["", "000121.head.1"]
-        assert uploaded(federation, "p0", "p2") == 4 * 88 * 3  # once
+        # Once.
+        assert uploaded(federation, "p0", "p2") == 4 * 88 * 3
         want = reference_fedonce.train(tables, tables_of)
         assert largest_deviation(parameters(federation), want) <= TOLERANCE
 
 
 def test_a_late_party_counts_as_zeros_and_ends_well(tmp_path: Path) -> None:
-    """Half of its upload has come when the deadline passes; what it sends again is answered, and not used."""
+    """Half of its upload has come when the deadline passes; what it sends again is answered, and
+    not used.
+    """
     tables, tables_of = wide(), cases.columns("sklearn:breast_cancer", 3, limit=200)
-    tables["phases"][0]["active"] = True  # the deadline's clock starts when p0 has learnt as long as p1 has
+    # The deadline's clock starts when p0 has learnt as long as p1 has.
+    tables["phases"][0]["active"] = True
     tables["phases"][1]["deadline_s"] = 3.0
-    with held(tmp_path, tables, tables_of, sent=HANDSHAKE_BYTES + UPLOAD_BYTES // 2) as (federation, proxy):
+    with held(tmp_path, tables, tables_of, sent=HANDSHAKE_BYTES + UPLOAD_BYTES // 2) as (
+        federation,
+        proxy,
+    ):
         note = federation.programs["server"].wait_for("note")
         assert (note["party"], "without p2" in note["note"]) == ("p0", True)
         proxy.release()
@@ -272,12 +353,16 @@ def test_with_a_late_party_the_model_is_that_of_zeros(tmp_path: Path) -> None:
     tables, tables_of = once(3, deadline_s=3.0), data(3, "binary")
     tables["model"]["embedding_size"] = 64
     upload_bytes = 4 * 64 * 88
-    with held(tmp_path, tables, tables_of, sent=HANDSHAKE_BYTES + upload_bytes // 2) as (federation, proxy):
+    with held(tmp_path, tables, tables_of, sent=HANDSHAKE_BYTES + upload_bytes // 2) as (
+        federation,
+        proxy,
+    ):
         federation.programs["server"].wait_for("note", party="p0")
         proxy.release()
         summary = federation.finish()
         assert summary["without"] == ["p2"]
-        assert uploaded(federation, "p2", "p0") == upload_bytes  # once
+        # Once.
+        assert uploaded(federation, "p2", "p0") == upload_bytes
         want = reference_fedonce.train(tables, tables_of, late=("p2",))
         assert largest_deviation(parameters(federation), want) <= TOLERANCE
 
@@ -293,11 +378,17 @@ def test_a_deadline_needs_concatenation(tmp_path: Path) -> None:
 
 
 def test_the_kernel_counts_little_more_than_the_upload(tmp_path: Path) -> None:
-    summary, federation = run(tmp_path, wide(), cases.columns("sklearn:breast_cancer", 3, limit=200))
-    messages = sum(
-        entry.message_bytes for entry in federation.ledger("p2") if (entry.peer, entry.direction) == ("p0", "sent")
+    summary, federation = run(
+        tmp_path, wide(), cases.columns("sklearn:breast_cancer", 3, limit=200)
     )
-    (tcp,) = [each for each in summary["bytes"]["tcp"] if (each["party"], each["peer"]) == ("p2", "p0")]
+    messages = sum(
+        entry.message_bytes
+        for entry in federation.ledger("p2")
+        if (entry.peer, entry.direction) == ("p0", "sent")
+    )
+    (tcp,) = [
+        each for each in summary["bytes"]["tcp"] if (each["party"], each["peer"]) == ("p2", "p0")
+    ]
     assert uploaded(federation, "p2", "p0") == UPLOAD_BYTES
     assert messages < tcp["sent_bytes"] < 1.03 * messages + HANDSHAKE_BYTES
 

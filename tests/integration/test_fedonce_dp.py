@@ -1,7 +1,8 @@
-"""FedOnce-L1 between processes: what it costs is said, stays within the budget, and is not spent twice.
+"""FedOnce-L1 between processes: what it costs is said, stays within the budget, and is not spent
+twice.
 
-Samples and noise are private: two runs differ. A run that resumes from a checkpoint is exact: the same party's state,
-trained on in this process, gives the same parameters.
+Samples and noise are private: two runs differ. A run that resumes from a checkpoint is exact: the
+same party's state, trained on in this process, gives the same parameters.
 """
 
 from __future__ import annotations
@@ -34,11 +35,19 @@ DP = {"epsilon": 4.0, "delta": 1e-5}
 
 
 def recipe(epochs: int = 3, **dp: Any) -> dict[str, Any]:
-    tables = cases.recipe(3, task={"kind": "binary"}, model={"embedding_size": 3, "top": {"hidden": [8]}})
+    tables = cases.recipe(
+        3, task={"kind": "binary"}, model={"embedding_size": 3, "top": {"hidden": [8]}}
+    )
     tables["model"]["encoder"] = {"kind": "mlp", "hidden": [12], "dropout": 0.1}
     tables["run"]["kept_checkpoints"] = 50
     adam = {"kind": "adam", "lr": 3e-3, "schedule": "cosine"}
-    fedonce = {"kind": "fedonce", "epochs": epochs, "batch_size": 60, "optimizer": adam, "dp": DP | dp}
+    fedonce = {
+        "kind": "fedonce",
+        "epochs": epochs,
+        "batch_size": 60,
+        "optimizer": adam,
+        "dp": DP | dp,
+    }
     head = fedonce | {"kind": "head", "own_encoder": "trained", "epochs": 5}
     tables["phases"] = [fedonce, head, {"kind": "evaluate"}]
     return tables
@@ -56,8 +65,12 @@ def lines(federation: Federation, name: str, phase: str) -> list[dict[str, Any]]
     return [each for each in map(json.loads, text.splitlines()) if each["phase"] == phase]
 
 
-def continued(federation: Federation, name: str, label: str, tree: Any) -> tuple[dict[str, Tensor], RoundReport]:
-    """A party's parameters at the end of the phase that it was in at checkpoint ``label``, trained on here."""
+def continued(
+    federation: Federation, name: str, label: str, tree: Any
+) -> tuple[dict[str, Tensor], RoundReport]:
+    """A party's parameters at the end of the phase that it was in at checkpoint ``label``, trained
+    on here.
+    """
     given = load_recipe(federation.folder / "recipe.toml")
     settings = parse(DataSettings, federation.data[name], name)
     opened = open_party(given, name, settings, encoder_settings(given, name, None))
@@ -74,7 +87,9 @@ def continued(federation: Federation, name: str, label: str, tree: Any) -> tuple
     finally:
         torch.set_rng_state(generators)
     models = job.state()["models"]
-    return {f"{model}.{key}": value for model, state in models.items() for key, value in state.items()}, report
+    return {
+        f"{model}.{key}": value for model, state in models.items() for key, value in state.items()
+    }, report
 
 
 def assert_same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
@@ -88,17 +103,27 @@ def test_one_budget_covers_all_parties(tmp_path: Path) -> None:
     privacy = summary["privacy"]
     assert 3.5 < privacy["epsilon"] <= 4
     assert (privacy["delta"], privacy["mode"], privacy["division"]) == (1e-5, "fixed", "moments")
-    assert privacy["statement"].startswith("The trained models of all parties together are (epsilon = ")
+    assert privacy["statement"].startswith(
+        "The trained models of all parties together are (epsilon = "
+    )
     assert "the active party is trusted" in privacy["statement"]
     out = io.StringIO()
     show(Summary.model_validate(summary), (), Console(file=out, width=500))
     assert privacy["statement"] in out.getvalue()
-    for name, phase, steps in (("p1", "fedonce", 3 * 4), ("p2", "fedonce", 3 * 4), ("p0", "head", 5 * 4)):
+    for name, phase, steps in (
+        ("p1", "fedonce", 3 * 4),
+        ("p2", "fedonce", 3 * 4),
+        ("p0", "head", 5 * 4),
+    ):
         rounds = [each for each in lines(federation, name, phase) if each["metrics"]]
-        spent = [each["metrics"]["local" if phase == "fedonce" else "train"]["epsilon"] for each in rounds]
+        spent = [
+            each["metrics"]["local" if phase == "fedonce" else "train"]["epsilon"]
+            for each in rounds
+        ]
         assert spent == sorted(spent)
         assert abs(spent[-1] - privacy["epsilon"]) < 1e-9
-        assert rounds[-1]["steps"] == steps  # 4 an epoch: 60 of 240 rows
+        # 4 an epoch: 60 of 240 rows.
+        assert rounds[-1]["steps"] == steps
         parameters = federation.parameters(name)
         assert not [key for key in parameters if "running" in key or "_module" in key]
         # From every checkpoint within a phase, the same noise and the same samples follow.

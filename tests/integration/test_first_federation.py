@@ -1,4 +1,6 @@
-"""docs/first-federation.md as it stands: from two raw tables in two folders to a model, scores and a report."""
+"""docs/first-federation.md as it stands: from two raw tables in two folders to a model, scores and
+a report.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,13 @@ from vfl.launcher.child import PROGRAMS
 
 REPO = Path(__file__).parents[2]
 GUIDE = REPO / "docs" / "first-federation.md"
-DATA = REPO / "examples" / "first-federation" / "make_data.py"  # SHOP_AS_EXCEL in it: which file the shop has
+# SHOP_AS_EXCEL in it: which file the shop has.
+DATA = REPO / "examples" / "first-federation" / "make_data.py"
 PLACES = ("bank", "shop")
 PORT = "127.0.0.1:7000"
 MOST_COMMANDS = 12
-MOST_LINES = 12  # of a party file
+# Of a party file.
+MOST_LINES = 12
 COMMAND_S = 120.0
 RUN_S = 240.0
 
@@ -46,7 +50,9 @@ class Command:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the command waits for others, so that the person goes to the other terminal meanwhile."""
+        """Whether the command waits for others, so that the person goes to the other terminal
+        meanwhile.
+        """
         return self.background or re.match(r"vfl-party (run|predict)", self.line) is not None
 
 
@@ -63,7 +69,9 @@ def shown() -> list[str]:
 
 @dataclass
 class Terminals:
-    """A terminal in each folder; ``port`` takes the place of the guide's if that one is in use on this machine."""
+    """A terminal in each folder; ``port`` takes the place of the guide's if that one is in use on
+    this machine.
+    """
 
     folder: Path
     port: str = PORT
@@ -73,7 +81,9 @@ class Terminals:
     programs: list[Program] = field(default_factory=list)
 
     def type(self, command: Command) -> None:
-        """Types a command: first the terminal's own command must have ended, and a server before the next one."""
+        """Types a command: first the terminal's own command must have ended, and a server before
+        the next one.
+        """
         if command.place in self.foreground:
             finish([self.foreground.pop(command.place)])
         if command.background:
@@ -82,11 +92,15 @@ class Terminals:
         cwd = self.folder / command.place
         if not command.goes_on:
             done = run_here(words, cwd)
-            assert done.returncode == 0, f"{command.place}$ {command.line}\n{done.stdout}{done.stderr}"
+            assert done.returncode == 0, (
+                f"{command.place}$ {command.line}\n{done.stdout}{done.stderr}"
+            )
             self.said += done.stdout
             return
         fresh = FRESH or words[0] not in PROGRAMS
-        program = Program(f"terminal-{len(self.programs)}", [str(BIN / words[0]), *words[1:]], cwd, fresh=fresh)
+        program = Program(
+            f"terminal-{len(self.programs)}", [str(BIN / words[0]), *words[1:]], cwd, fresh=fresh
+        )
         self.programs.append(program)
         if command.background:
             self.background.append(program)
@@ -99,7 +113,9 @@ class Terminals:
 
 
 def run_here(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end: in this process, which has imported all, unless programs are to be fresh."""
+    """Runs a command to its end: in this process, which has imported all, unless programs are to be
+    fresh.
+    """
     if not FRESH and words[0] == "vfl":
         return vfl_here(*words[1:], cwd=cwd)
     return subprocess.run(
@@ -136,8 +152,13 @@ def free(address: str) -> str:
 def alone(folder: Path) -> float:
     """The AUC of the active party by itself, on the rows of the federation."""
     tables: dict[str, Any] = tomllib.loads((folder / "bank" / "recipe.toml").read_text())
-    data = {name: tomllib.loads((folder / name / f"{name}.toml").read_text())["data"] for name in PLACES}
-    own = {name: settings | {"source": str(folder / name / settings["source"])} for name, settings in data.items()}
+    data = {
+        name: tomllib.loads((folder / name / f"{name}.toml").read_text())["data"] for name in PLACES
+    }
+    own = {
+        name: settings | {"source": str(folder / name / settings["source"])}
+        for name, settings in data.items()
+    }
     run = vfl.simulate(tables | {"simulate": {"parties": own}}, baseline="alone", quiet=True)
     return run.metrics["test"]["auc"]
 
@@ -146,7 +167,8 @@ def test_the_guide_is_short() -> None:
     found = commands()
     assert {command.place for command in found} == set(PLACES)
     assert 8 <= len(found) <= MOST_COMMANDS
-    assert "```toml" not in GUIDE.read_text()  # nothing is written by hand
+    # Nothing is written by hand.
+    assert "```toml" not in GUIDE.read_text()
     for command in found:
         assert not set(command.line) & set(";|>"), "one command a line"
         assert "&&" not in command.line
@@ -184,12 +206,15 @@ def test_from_two_tables_to_scores(tmp_path: Path) -> None:
     assert joint > 0.85
     assert own < 0.78
     assert (run.folder / "learning-curves.png").exists()
-    assert re.search(rf"^test .* {joint:.4g}", terminals.said, re.MULTILINE)  # in the report
+    # In the report.
+    assert re.search(rf"^test .* {joint:.4g}", terminals.said, re.MULTILINE)
 
     with (tmp_path / "bank" / "scores.csv").open(newline="") as file:
         scores = list(csv.DictReader(file))
     with (tmp_path / "bank" / "bank.csv").open(newline="") as file:
-        assert [row["customer"] for row in scores] == [row["customer"] for row in csv.DictReader(file)]
+        assert [row["customer"] for row in scores] == [
+            row["customer"] for row in csv.DictReader(file)
+        ]
     scored = [row for row in scores if row["state"] == "scored"]
     assert len({row["matched_customer"] for row in scored}) == len(scored) == 1_600
     assert {row["class"] for row in scored} == {"yes", "no"}

@@ -1,9 +1,9 @@
 """The forecast of the examples beside the ledgers of their runs, to the byte.
 
-Of each recipe a few rounds are counted, which have the same messages as a whole run. Recipes whose phases are of the
-same kinds, and for which the same is forecast, differ in what is computed and not in what is sent: one of them is run,
-and of each method one by processes: a run in this process has the same ledger (test_in_process.py).
-``benchmarks/forecast.py`` runs every recipe, in full.
+Of each recipe a few rounds are counted, which have the same messages as a whole run. Recipes whose
+phases are of the same kinds, and for which the same is forecast, differ in what is computed and not
+in what is sent: one of them is run, and of each method one by processes: a run in this process has
+the same ledger (test_in_process.py). ``benchmarks/forecast.py`` runs every recipe, in full.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import against
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RECIPES = sorted(  # the plug-in's is in test_plugins.py
-    path for path in EXAMPLES.glob("**/*.toml") if "[simulate" in path.read_text() and path.parent.name != "plugin"
+# The plug-in's is in test_plugins.py.
+RECIPES = sorted(
+    path
+    for path in EXAMPLES.glob("**/*.toml")
+    if "[simulate" in path.read_text() and path.parent.name != "plugin"
 )
-SHORT = {"epochs": 2, "rounds": 2, "steps": 6, "validate_every": 2}  # of steps: a round of two epochs and one of one
+# Of steps: a round of two epochs and one of one.
+SHORT = {"epochs": 2, "rounds": 2, "steps": 6, "validate_every": 2}
 
 RUN = [
     "breast-cancer.toml",
@@ -60,7 +64,8 @@ BY_PROCESSES = {
     "ssl/ssvfl-c-moco.toml",
 }
 
-BOUNDED = {"secureboost-breast-cancer.toml"}  # the data decide how many nodes a tree has: test_forecast_trees.py
+# The data decide how many nodes a tree has: test_forecast_trees.py.
+BOUNDED = {"secureboost-breast-cancer.toml"}
 
 
 def shortened(path: Path) -> dict[str, Any]:
@@ -71,7 +76,8 @@ def shortened(path: Path) -> dict[str, Any]:
             phase["least_steps"] = 1
     data = tables["simulate"].get("data", {})
     if data.get("source") == "sklearn:digits":
-        data["limit"] = 1000  # of 1,797
+        # Of 1,797.
+        data["limit"] = 1000
     return tables
 
 
@@ -81,14 +87,17 @@ def distinct() -> dict[str, list[Path]]:
     for path in RECIPES:
         recipe = parse(Recipe, shortened(path), str(path))
         said = forecast(outlook_of(recipe, path.parent))
-        groups.setdefault((said.links, tuple(phase.kind for phase in recipe.phases)), []).append(path)
+        groups.setdefault((said.links, tuple(phase.kind for phase in recipe.phases)), []).append(
+            path
+        )
     return {str(paths[0].relative_to(EXAMPLES)): paths for paths in groups.values()}
 
 
 def test_every_example_can_be_forecast() -> None:
     groups = distinct()
     assert sorted(path for paths in groups.values() for path in paths) == RECIPES
-    assert set(groups) - BOUNDED == set(RUN)  # a new example with messages of its own belongs there
+    # A new example with messages of its own belongs there.
+    assert set(groups) - BOUNDED == set(RUN)
 
 
 @pytest.mark.slow

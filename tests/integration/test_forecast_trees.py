@@ -24,20 +24,25 @@ ROWS, COLUMNS = 300, 6
 
 
 def write(folder: Path, constant: int = 0) -> None:
-    """Writes numbers and a word, and a target that depends on each number; the first columns may be ``constant``."""
+    """Writes numbers and a word, and a target that depends on each number; the first columns may be
+    ``constant``.
+    """
     draw = np.random.default_rng(7)
     x = draw.normal(size=(ROWS, COLUMNS)).round(1)
     x[:, :constant] = 1.0
     y = x.sum(axis=1) + draw.normal(size=ROWS)
     lines = [",".join(["id", *(f"x{c}" for c in range(COLUMNS)), "word", "y"])]
     lines += [
-        ",".join([f"r{n:03d}", *map(str, x[n]), f"w{int(draw.integers(0, 5))}", f"{y[n]:.4f}"]) for n in range(ROWS)
+        ",".join([f"r{n:03d}", *map(str, x[n]), f"w{int(draw.integers(0, 5))}", f"{y[n]:.4f}"])
+        for n in range(ROWS)
     ]
     (folder / "all.csv").write_text("\n".join(lines) + "\n")
 
 
 def recipe(parties: int, *, features: bool, **phase: Any) -> Recipe:
-    """Returns a recipe in which the passive parties share the columns; ``features``: the active party has some too."""
+    """Returns a recipe in which the passive parties share the columns; ``features``: the active
+    party has some too.
+    """
     tables = cases.recipe(parties, task={"kind": "regression"}, active_features=features)
     share = COLUMNS // (parties if features else parties - 1)
     data: dict[str, Any] = {"p0": {"label": "y", "columns": []}}
@@ -71,7 +76,9 @@ def forecast_and_run(
     ],
 )
 def test_full_trees_are_forecast_to_the_byte(settings: dict[str, Any], tmp_path: Path) -> None:
-    """One passive party owns every split, and no node is too small for one: nothing is left to the data."""
+    """One passive party owns every split, and no node is too small for one: nothing is left to the
+    data.
+    """
     write(tmp_path)
     said, summary = forecast_and_run(recipe(2, features=False, **settings), tmp_path)
     links = against(said, summary.bytes)
@@ -84,9 +91,16 @@ def test_full_trees_are_forecast_to_the_byte(settings: dict[str, Any], tmp_path:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"first_tree_own": True}, {"min_gain": 5.0, "depth": 5}, {"leaves": 5, "depth": 4, "trees": 5}]
+    "settings",
+    [
+        {"first_tree_own": True},
+        {"min_gain": 5.0, "depth": 5},
+        {"leaves": 5, "depth": 4, "trees": 5},
+    ],
 )
-def test_a_forecast_of_trees_is_never_less_than_what_crosses(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_forecast_of_trees_is_never_less_than_what_crosses(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     write(tmp_path, constant=1)
     said, summary = forecast_and_run(recipe(3, features=True, **settings), tmp_path)
     for link in against(said, summary.bytes):
@@ -103,14 +117,21 @@ def test_rounds_that_early_stopping_has_ended_are_forecast_with_their_walk(tmp_p
     rounds: list[int] = []
     data = divide(made, tmp_path)
     summary = run_in_process(
-        made, data, tmp_path / "run", observe=lambda party, _phase, done, *_: rounds.append(done) if party else None
+        made,
+        data,
+        tmp_path / "run",
+        observe=lambda party, _phase, done, *_: rounds.append(done) if party else None,
     )
     ended = max(rounds)
     assert 2 < ended < 60
-    known, most = (forecast(outlook_of(made, tmp_path), ended=each) for each in ({"secureboost": ended}, None))
+    known, most = (
+        forecast(outlook_of(made, tmp_path), ended=each) for each in ({"secureboost": ended}, None)
+    )
     for link in against(known, summary.bytes):
         assert link.forecast == link.counted, link
-    assert sum(link.message_bytes for link in most.links) > 2 * sum(link.message_bytes for link in known.links)
+    assert sum(link.message_bytes for link in most.links) > 2 * sum(
+        link.message_bytes for link in known.links
+    )
     with pytest.raises(InputError, match="no phase that may end early"):
         forecast(outlook_of(recipe(2, features=False), tmp_path), ended={"secureboost": 2})
 
@@ -121,18 +142,28 @@ def test_without_columns_the_sums_are_named_and_the_rest_is_counted(tmp_path: Pa
     width, train = cipher_bytes("paillier", 2048), 800
     (bound,) = (phase.bound for phase in said.phases if phase.kind == "secureboost")
     assert "the sums of p1, p2 are not counted" in bound
-    assert f"about {-(-4 * width // together('paillier', 2048)):,} bytes a tree for each split offered" in bound
-    sent = [link.payload_bytes for link in said.links if link.sender == "p0" and link.kind == "gradient"]
+    assert (
+        f"about {-(-4 * width // together('paillier', 2048)):,} bytes a tree for each split offered"
+        in bound
+    )
+    sent = [
+        link.payload_bytes for link in said.links if link.sender == "p0" and link.kind == "gradient"
+    ]
     assert sent == [2 * train * width] * 2
     assert any(bound in sentence for sentence in notes(said, Network(1e8, 0.02)))
 
 
 def test_the_time_of_a_tree_is_that_of_its_exchanges_and_its_work(tmp_path: Path) -> None:
-    """A tree of depth 3 makes seven round trips; one second of work a tree is counted once a tree."""
+    """A tree of depth 3 makes seven round trips; one second of work a tree is counted once a
+    tree.
+    """
     write(tmp_path)
     said = forecast(outlook_of(recipe(2, features=False, splits=[]), tmp_path))
     phase = said.phases[-1]
     assert phase.round_trips == 1 + 3 * 7
-    idle, busy = (seconds(Network(1e15, 0.02, any_work=work), phase) for work in (BatchWork(), BatchWork(1.0, 1.0)))
+    idle, busy = (
+        seconds(Network(1e15, 0.02, any_work=work), phase)
+        for work in (BatchWork(), BatchWork(1.0, 1.0))
+    )
     assert idle == pytest.approx(phase.round_trips * 0.04, rel=1e-3)
     assert busy - idle == pytest.approx(3.0)

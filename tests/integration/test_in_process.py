@@ -1,4 +1,6 @@
-"""A federation in one process computes what separate processes compute, bit for bit, and fails as they do."""
+"""A federation in one process computes what separate processes compute, bit for bit, and fails as
+they do.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from vfl_party.outbound.codecs.bits import BitsSettings
 from vfl_party.outbound.codecs.topk import TopKSettings
 
 FEW = ("unlabelled_batch_size", "own_batch_size")
-OWN = {"kind": "custom", "factory": "mine:Casting"}  # a module in the folder, as people have it beside their recipe
+# A module in the folder, as people have it beside their recipe.
+OWN = {"kind": "custom", "factory": "mine:Casting"}
 MINE = """
 import torch
 
@@ -46,7 +49,13 @@ class Casting(torch.nn.Module):
 CNN = {"kind": "cnn", "channels": [4, 6]}
 MLP = {"kind": "mlp", "hidden": [12], "dropout": 0.5}
 EVALUATE = {"kind": "evaluate"}
-SSL = {"rounds": 2, "batch_size": 24, "queue": 32, "projector": [16, 16, 12], "augment": {"flip": 0.0}}
+SSL = {
+    "rounds": 2,
+    "batch_size": 24,
+    "queue": 32,
+    "projector": [16, 16, 12],
+    "augment": {"flip": 0.0},
+}
 
 
 def made(parties: int, *phases: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -91,7 +100,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "SS-VFL, a stratified split": (
         made(
             2,
-            {"kind": "contrastive", "ssl": "simclr", **{k: v for k, v in SSL.items() if k != "queue"}},
+            {
+                "kind": "contrastive",
+                "ssl": "simclr",
+                **{k: v for k, v in SSL.items() if k != "queue"},
+            },
             split(),
             rows={"split": "stratified", "labelled": 40},
         ),
@@ -123,31 +136,55 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "SecureBoost": (
         made(3, task=BINARY)
-        | {"phases": [{"kind": "secureboost", "trees": 3, "encryption": "none", "row_sample": 0.7}]},
+        | {
+            "phases": [{"kind": "secureboost", "trees": 3, "encryption": "none", "row_sample": 0.7}]
+        },
         TABLE,
     ),
     "trees of one party": (
-        made(1, {"kind": "gbdt", "trees": 5}, task=BINARY) | {"phases": [{"kind": "gbdt", "trees": 5}]},
+        made(1, {"kind": "gbdt", "trees": 5}, task=BINARY)
+        | {"phases": [{"kind": "gbdt", "trees": 5}]},
         cases.columns("sklearn:breast_cancer", 1, limit=120),
     ),
     "bfloat16, several batches and parts of them under way": (
         made(
             4,
             split(
-                optimizer={"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, "schedule": "cosine"},
+                optimizer={
+                    "kind": "sgd",
+                    "lr": 0.05,
+                    "momentum": 0.9,
+                    "weight_decay": 1e-3,
+                    "schedule": "cosine",
+                },
                 in_flight=3,
                 predict_weights=True,
                 micro_batches=2,
             ),
             model={"encoder": MLP, "top": {"hidden": [8], "dropout": 0.4}, "precision": "bfloat16"},
         )
-        | {"wire": [{"codec": "bits", "bits": 2, "rounding": "nearest", "scales": "bfloat16", "direction": "up"}]},
+        | {
+            "wire": [
+                {
+                    "codec": "bits",
+                    "bits": 2,
+                    "rounding": "nearest",
+                    "scales": "bfloat16",
+                    "direction": "up",
+                }
+            ]
+        },
         cases.digits(4),
     ),
     "an encoder of one's own that casts by itself, several updates a batch": (
         made(
             3,
-            split(local_updates=3, optimizer={"kind": "adagrad", "clip_norm": 0.5}, validate_every=2, epochs=4),
+            split(
+                local_updates=3,
+                optimizer={"kind": "adagrad", "clip_norm": 0.5},
+                validate_every=2,
+                epochs=4,
+            ),
             task=BINARY,
             model={"encoder": OWN, "combine": "mean"},
         ),
@@ -201,13 +238,26 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "without a party that is late, the weights of averages in few bits": (
         made(
             2,
-            {"kind": "fedhssl", "ssl": "simsiam", "predictor": 8, "aggregate": True, "rounds": 2, "batch_size": 24},
+            {
+                "kind": "fedhssl",
+                "ssl": "simsiam",
+                "predictor": 8,
+                "aggregate": True,
+                "rounds": 2,
+                "batch_size": 24,
+            },
             split(late_policy="skip", deadline_s=60.0),
             model={"encoder": MLP, "combine": "sum"},
         )
         | {
             "wire": [
-                {"codec": "bits", "bits": 8, "error_feedback": True, "exchange": "weights", "direction": "up"},
+                {
+                    "codec": "bits",
+                    "bits": 8,
+                    "error_feedback": True,
+                    "exchange": "weights",
+                    "direction": "up",
+                },
                 {"codec": "topk", "keep": 0.5, "values": "float16", "exchange": "embedding"},
             ]
         },
@@ -234,7 +284,10 @@ ELSEWHERE = {
 def lines(path: Path) -> list[tuple[Any, ...]]:
     """A party's notes, without times and bytes of its sessions."""
     notes = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [(note["phase"], note["round"], note["steps"], note["metrics"], note.get("note")) for note in notes]
+    return [
+        (note["phase"], note["round"], note["steps"], note["metrics"], note.get("note"))
+        for note in notes
+    ]
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -246,7 +299,9 @@ def test_one_process_computes_what_many_compute(case: str, tmp_path: Path) -> No
     ours = in_process(tmp_path / "ours" / "run", tables, data, modules=tmp_path / "theirs")
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.get_num_threads() == before[1]
-    with Federation(tmp_path / "theirs", tables, data, {name: {"allow_code": ["mine"]} for name in data}) as federation:
+    with Federation(
+        tmp_path / "theirs", tables, data, {name: {"allow_code": ["mine"]} for name in data}
+    ) as federation:
         federation.start_all()
         theirs = Summary.model_validate(federation.finish())
         assert ours.metrics == theirs.metrics
@@ -261,7 +316,10 @@ def test_one_process_computes_what_many_compute(case: str, tmp_path: Path) -> No
         for name in names:
             counted = [
                 {
-                    (entry.peer, entry.phase, entry.kind, entry.direction): (entry.payload_bytes, entry.message_bytes)
+                    (entry.peer, entry.phase, entry.kind, entry.direction): (
+                        entry.payload_bytes,
+                        entry.message_bytes,
+                    )
                     for entry in read_entries(folder / name / "ledger.json")
                     if entry.phase != "control"
                 }
@@ -276,8 +334,12 @@ def said(table: Any) -> set[str]:
         return set().union(*map(said, table))
     if not isinstance(table, dict):
         return set()
-    words = {f"{key} = {value}" for key, value in table.items() if not isinstance(value, dict | list)}
-    return words.union(*map(said, table.values())) | {f"{key} = …" for key, value in table.items() if value is not None}
+    words = {
+        f"{key} = {value}" for key, value in table.items() if not isinstance(value, dict | list)
+    }
+    return words.union(*map(said, table.values())) | {
+        f"{key} = …" for key, value in table.items() if value is not None
+    }
 
 
 def possible(section: type[Section]) -> set[str]:
@@ -291,12 +353,20 @@ def possible(section: type[Section]) -> set[str]:
 
 def test_every_setting_that_a_run_has_is_in_a_case() -> None:
     """A new setting gets its case, so that one process computes with it what many compute."""
-    sections: list[type[Section]] = [SplitNNSettings, CacheSettings, EarlyStopping, OptimizerSettings, ModelSettings]
+    sections: list[type[Section]] = [
+        SplitNNSettings,
+        CacheSettings,
+        EarlyStopping,
+        OptimizerSettings,
+        ModelSettings,
+    ]
     sections += [TopSettings, BitsSettings, TopKSettings]
     wanted = set().union(*map(possible, sections))
     wanted |= {f"kind = {kind}" for kind in (*methods.REGISTRY.names(), *ENCODERS)}
     wanted |= {f"codec = {name}" for name in codecs.REGISTRY.names() if name != "identity"}
-    missing = wanted - set().union(*(said(tables) for tables, _ in CASES.values())) - ELSEWHERE.keys()
+    missing = (
+        wanted - set().union(*(said(tables) for tables, _ in CASES.values())) - ELSEWHERE.keys()
+    )
     assert sorted(each for each in missing if each.partition(" ")[0] not in ELSEWHERE) == []
 
 
@@ -305,7 +375,10 @@ class Failing(torch.nn.Module):
 
     def __init__(self, spec: InputSpec, width: int) -> None:
         super().__init__()
-        self.layer, self.calls = torch.nn.Linear(spec.width if hasattr(spec, "width") else 64, width), 0
+        self.layer, self.calls = (
+            torch.nn.Linear(spec.width if hasattr(spec, "width") else 64, width),
+            0,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -327,7 +400,8 @@ def test_somebody_who_stops_a_run_leaves_no_thread_behind(tmp_path: Path) -> Non
     tables, data = CASES["split training with dropout"]
 
     def stop(_party: str, _phase: str, _round: int, _rounds: int, _metrics: Any) -> None:
-        _thread.interrupt_main()  # as Ctrl-C
+        # As Ctrl-C.
+        _thread.interrupt_main()
 
     with pytest.raises(KeyboardInterrupt):
         in_process(tmp_path / "run", tables, data, observe=stop)

@@ -1,4 +1,6 @@
-"""The leak meter on whole runs: it changes nothing, hears everything, and its command ends as others do."""
+"""The leak meter on whole runs: it changes nothing, hears everything, and its command ends as
+others do.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,21 @@ def test_a_rehearsal_hears_every_gradient_and_changes_no_parameter(tmp_path: Pat
         one, other = parameters(plain.folder / name), parameters(run.folder / name)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one)
-    heard = sum(tensor.numel() for key, tensor in rehearsal.record.messages(receiver="p1") if not key.meant)
-    gradients = [each for each in run.summary.bytes.by_link if each.receiver == "p1" and each.kind == "gradient"]
-    assert 2 * heard == sum(each.payload_bytes for each in gradients) > 0  # the codec sends two bytes a number
+    heard = sum(
+        tensor.numel() for key, tensor in rehearsal.record.messages(receiver="p1") if not key.meant
+    )
+    gradients = [
+        each
+        for each in run.summary.bytes.by_link
+        if each.receiver == "p1" and each.kind == "gradient"
+    ]
+    # The codec sends two bytes a number.
+    assert 2 * heard == sum(each.payload_bytes for each in gradients) > 0
     for batch in rehearsal.scene("p1", 1).gradients():
         assert batch.meant is not None
         assert batch.came.dtype is torch.float32
-        assert torch.equal(batch.came, batch.meant.half().float())  # what came is what the codec made of it
+        # What came is what the codec made of it.
+        assert torch.equal(batch.came, batch.meant.half().float())
         assert len(batch.rows) == len(batch.came)
 
 
@@ -63,14 +73,16 @@ def test_the_same_seeds_give_the_same_figures_and_the_library_has_columns(tmp_pa
     again = vfl.leaks(tables(), attacks=["norm", "direct"], seeds=[1, 2], quiet=True, out=tmp_path)
     one, other = first.as_json(), again.as_json()
     for each in (*one["recipes"], *other["recipes"]):
-        assert each.pop("times")  # the clock is no part of a seed
+        # The clock is no part of a seed.
+        assert each.pop("times")
     assert one == other
     columns = first.columns()
     assert columns["attacker"] == ["p1", "p2"]
     assert all(0.5 <= value <= 1 for value in columns["leak"])
     assert len(first.found[0].lines[0].value.values) == 2
     assert any("direct by p1, p2 was not played" in note for note in first.found[0].notes)
-    assert len([*tmp_path.iterdir()]) == 2  # runs
+    # Runs.
+    assert len([*tmp_path.iterdir()]) == 2
 
 
 def test_what_bfloat16_gives_away_is_what_a_trained_model_gives_away() -> None:
@@ -86,33 +98,52 @@ def test_what_bfloat16_gives_away_is_what_a_trained_model_gives_away() -> None:
 
 def test_an_exchange_without_the_defence_is_attacked_by_itself_and_named(tmp_path: Path) -> None:
     """Embeddings of training are noise; those of evaluation leave as they are."""
-    noise = {"kind": "clipped_gaussian", "exchange": "embedding", "clip": 0.1, "epsilon": 0.5, "delta": 1e-5}
+    noise = {
+        "kind": "clipped_gaussian",
+        "exchange": "embedding",
+        "clip": 0.1,
+        "epsilon": 0.5,
+        "delta": 1e-5,
+    }
     half = tables(transforms=[{**noise, "sent_by": "passive"}])
     half["simulate"] = {"parties": cases.columns("sklearn:breast_cancer", 3, limit=569)}
     one = vfl.leaks(half, attacks=["columns"], quiet=True)
     means = [line for line in one.found[0].lines if line.of == "p1: mean of columns"]
     found = {(line.place, line.knows.endswith("all epochs")): line.value.mean for line in means}
     assert found["splitnn/embedding", False] < 0.1
-    assert found["splitnn/embedding", True] < 0.1  # two epochs of much noise
+    # Two epochs of much noise.
+    assert found["splitnn/embedding", True] < 0.1
     assert found["evaluate/embedding", False] > 0.4
-    assert len(found) == 3  # evaluation sends each row once
+    # Evaluation sends each row once.
+    assert len(found) == 3
     shown = [line.place for line in one.found[0].worst if line.of == "p1: mean of columns"]
     assert shown == ["evaluate/embedding", "splitnn/embedding"]
     assert one.found[0].gaps == (
-        "clipped_gaussian protects embeddings of splitnn/embedding only: splitnn/validation, evaluate/embedding leave "
+        "clipped_gaussian protects embeddings of splitnn/embedding only: "
+        "splitnn/validation, evaluate/embedding leave "
         "without it. Name each exchange in its phase's transforms.",
     )
-    assert any("p1: mean of columns, by exchange: splitnn/embedding R² " in text for text in one.found[0].elsewhere)
-    assert "not played on exchanges of too few rows: splitnn/validation of p1 (57 rows)" in " ".join(one.found[0].notes)
+    assert any(
+        "p1: mean of columns, by exchange: splitnn/embedding R² " in text
+        for text in one.found[0].elsewhere
+    )
+    assert (
+        "not played on exchanges of too few rows: splitnn/validation of p1 (57 rows)"
+        in " ".join(one.found[0].notes)
+    )
     assert "leave without it" in one._repr_html_()
 
 
 def test_a_defence_that_is_weaker_elsewhere_is_named(tmp_path: Path) -> None:
     noise = {"kind": "clipped_gaussian", "clip": 0.1, "delta": 1e-5, "sent_by": "passive"}
-    weaker = [noise | {"exchange": "embedding", "epsilon": 0.5}, noise | {"exchange": "validation", "epsilon": 9.0}]
+    weaker = [
+        noise | {"exchange": "embedding", "epsilon": 0.5},
+        noise | {"exchange": "validation", "epsilon": 9.0},
+    ]
     gaps = vfl.leaks(tables(transforms=weaker), attacks=["norm"], quiet=True).found[0].gaps
     assert any(
-        "epsilon = 0.5) protects embeddings of splitnn/embedding only: splitnn/validation" in gap for gap in gaps
+        "epsilon = 0.5) protects embeddings of splitnn/embedding only: splitnn/validation" in gap
+        for gap in gaps
     )
 
 
@@ -129,7 +160,9 @@ def test_categories_are_the_same_table_whatever_the_encoder(tmp_path: Path) -> N
     source: dict[str, object] = {"source": str(tmp_path / "shop.csv"), "id": "id"}
     found = []
     for number, kind in enumerate(("mlp", "tabular")):
-        made = cases.recipe(2, task=BINARY | {"positive": "yes"}, phase={"epochs": 1, "batch_size": 16})
+        made = cases.recipe(
+            2, task=BINARY | {"positive": "yes"}, phase={"epochs": 1, "batch_size": 16}
+        )
         made["model"]["encoder"] = {"kind": kind, "hidden": [4]}
         made["simulate"] = {"parties": {name: source | more for name, more in parties.items()}}
         (tmp_path / f"record{number}").mkdir()
@@ -137,14 +170,19 @@ def test_categories_are_the_same_table_whatever_the_encoder(tmp_path: Path) -> N
         rehearse(vfl.Recipe.from_dict(made), {}, tmp_path / "runs", rehearsal.attach, quiet=True)
         columns = rehearsal.scene("p0", 1).columns["p1"]
         assert dict(columns.groups) == {"colour": range(1, 5)}
-        assert columns.names == ("orders", *(f"colour={word}" for word in ("missing", "blue", "green", "red")))
+        assert columns.names == (
+            "orders",
+            *(f"colour={word}" for word in ("missing", "blue", "green", "red")),
+        )
         found.append(columns.table(np.arange(60)))
     assert found[0].shape == (60, 5)
     assert torch.equal(*found)
 
 
 def test_attacks_that_do_not_know_a_method_refuse_it_in_a_line(tmp_path: Path) -> None:
-    trees = tables() | {"phases": [{"kind": "secureboost", "trees": 2, "depth": 2, "encryption": "none"}]}
+    trees = tables() | {
+        "phases": [{"kind": "secureboost", "trees": 2, "depth": 2, "encryption": "none"}]
+    }
     vfl.Recipe.from_dict(trees).save(tmp_path / "trees.toml")
     chosen = "norm,cosine,completion,columns"
     done = vfl_here("leaks", "trees.toml", "--attacks", chosen, "--out", "found", cwd=tmp_path)
@@ -167,7 +205,16 @@ def test_attacks_that_do_not_know_a_method_refuse_it_in_a_line(tmp_path: Path) -
 def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     vfl.Recipe.from_dict(tables()).save(tmp_path / "plain.toml")
     vfl.Recipe.from_dict(tables(iso=5.0) | {"name": "noisy"}).save(tmp_path / "noisy.toml")
-    done = vfl_here("leaks", "plain.toml", "noisy.toml", "--attacks", "norm,cosine", "--out", "found", cwd=tmp_path)
+    done = vfl_here(
+        "leaks",
+        "plain.toml",
+        "noisy.toml",
+        "--attacks",
+        "norm,cosine",
+        "--out",
+        "found",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert "all parties' data were in this one place" in " ".join(done.stdout.split())
     found = json.loads((tmp_path / "found" / "leaks.json").read_text())
@@ -188,36 +235,54 @@ def test_recipes_of_one_name_are_told_apart_by_their_files(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert f"plain, seed {vfl.Recipe.from_dict(made).settings.seed}\n" in done.stderr
     assert done.stderr.index("plain, seed") < done.stderr.index("noisy, seed")
-    assert " ".join(done.stdout.split()).startswith("plain: labels: all readable by cosine (AUC 1.00, known: 1 pos")
+    assert " ".join(done.stdout.split()).startswith(
+        "plain: labels: all readable by cosine (AUC 1.00, known: 1 pos"
+    )
     rows = done.stdout[done.stdout.index("beside each other") : done.stdout.index("plain: test")]
     assert "lost beside plain" in rows
-    assert rows.index("cosine") < rows.index("norm")  # the worst first
+    # The worst first.
+    assert rows.index("cosine") < rows.index("norm")
     same = vfl.leaks([made, made], attacks=["norm"], quiet=True)
     assert [each.name for each in same.found] == [f"{made['name']} 1", f"{made['name']} 2"]
 
 
 def test_the_worst_leaks_are_drawn_first_and_the_rest_is_named() -> None:
     def line(attack: str, leak: float, **more: Any) -> Line:
-        return Line(attack, "p1", "labels", "nothing", "AUC", Spread((leak,)), chance=Spread((0.5,)), **more)
+        return Line(
+            attack, "p1", "labels", "nothing", "AUC", Spread((leak,)), chance=Spread((0.5,)), **more
+        )
 
     lines = tuple(line(f"a{number}", 0.5 + number / 30) for number in range(12))
     detail = line("columns", 0.99, detail=True)
     found = Rehearsed("one", (1,), "test auc", Spread((0.7,)), 1000, (*lines, detail))
-    other = Rehearsed("other", (1,), "test auc", Spread((0.6,)), 1000, (line("b", 1.0, high=Spread((1.0,))),))
+    other = Rehearsed(
+        "other", (1,), "test auc", Spread((0.6,)), 1000, (line("b", 1.0, high=Spread((1.0,))),)
+    )
     figure = draw([found, other])
-    titles = [axes.get_title(loc="left").split(" ")[0] for axes in figure.axes if axes.get_visible()]
+    titles = [
+        axes.get_title(loc="left").split(" ")[0] for axes in figure.axes if axes.get_visible()
+    ]
     assert titles == ["b", "a11", "a10", "a9", "a8", "a7", "a6", "a5", "a4"]
     assert figure.axes[0].get_ylabel() == "AUC, 95 % of batches"
     assert figure.axes[1].get_ylabel() == "AUC"
     assert "a3 by p1: labels, a2 by p1: labels" in " ".join(figure.get_supxlabel().split())
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"one, 1 kB", "other, 1 kB", _LINE}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {
+        "one, 1 kB",
+        "other, 1 kB",
+        _LINE,
+    }
 
 
 def test_one_recipe_is_drawn_as_bars_beside_chance() -> None:
     def line(of: str, leak: float, unit: str, **more: Any) -> Line:
         return Line("a", "p1", of, "nothing", unit, Spread((leak,)), chance=Spread((0.5,)), **more)
 
-    lines = (line("x", 0.6, "AUC"), line("y", 0.9, "AUC"), line("z", 0.2, "MSE"), line("x1", 0.9, "R²", detail=True))
+    lines = (
+        line("x", 0.6, "AUC"),
+        line("y", 0.9, "AUC"),
+        line("z", 0.2, "MSE"),
+        line("x1", 0.9, "R²", detail=True),
+    )
     figure = draw([Rehearsed("one", (1,), "test auc", Spread((0.7,)), 1000, lines)])
     drawn: dict[str, Any] = {axes.get_xlabel(): axes for axes in figure.axes}
     assert set(drawn) == {"AUC", "MSE"}
@@ -233,7 +298,9 @@ def test_one_recipe_is_drawn_as_bars_beside_chance() -> None:
 
 def test_figures_found_before_a_run_that_fails_are_shown(tmp_path: Path) -> None:
     vfl.Recipe.from_dict(tables()).save(tmp_path / "plain.toml")
-    wrong = tables(transforms=[{"kind": "iso", "exchange": "embeding", "sent_by": "active", "amplifier": 1.0}])
+    wrong = tables(
+        transforms=[{"kind": "iso", "exchange": "embeding", "sent_by": "active", "amplifier": 1.0}]
+    )
     vfl.Recipe.from_dict(wrong | {"name": "wrong"}).save(tmp_path / "wrong.toml")
     args = ("--attacks", "norm", "--out", "found")
     done = vfl_here("leaks", "plain.toml", "wrong.toml", *args, cwd=tmp_path)
@@ -256,12 +323,17 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for more, said in (
         (["./plain.toml"], "plain.toml: this recipe is there twice; name each once"),
-        (["--out", "file/below"], "out: file/below is no folder in which files can be made (Not a directory); give an"),
+        (
+            ["--out", "file/below"],
+            "out: file/below is no folder in which files can be made (Not a directory); give an",
+        ),
     ):
         done = vfl_here("leaks", "plain.toml", "--attacks", "norm", *more, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.splitlines()[-1].startswith(f"error: {said}")
-    wrong = tables(transforms=[{"kind": "iso", "exchange": "embeding", "sent_by": "active", "amplifier": 1.0}])
+    wrong = tables(
+        transforms=[{"kind": "iso", "exchange": "embeding", "sent_by": "active", "amplifier": 1.0}]
+    )
     vfl.Recipe.from_dict(wrong).save(tmp_path / "wrong.toml")
     done = vfl_here("leaks", "wrong.toml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -274,13 +346,18 @@ def test_sizes_tell_how_many_rows_there_are() -> None:
     found = vfl.leaks(tables(codec="bfloat16"), attacks=["norm"], quiet=True).found[0].sizes
     by_key = {(each.exchange, each.sender): each for each in found if each.phase == "splitnn"}
     up = by_key["embedding", "p1"]
-    assert up.tells == "160 rows a round, in batches of 32; 2 rounds"  # 200 rows without validation and test
+    # 200 rows without validation and test.
+    assert up.tells == "160 rows a round, in batches of 32; 2 rounds"
     assert up.sizes == ((32 * 8 * 2, 10),)
     assert by_key["embedding", "p0"].sizes == up.sizes
 
 
-def printed_and_written(made: dict[str, Any], attacks: str, folder: Path) -> tuple[str, dict[str, Any]]:
-    """What the command prints for one recipe, in one line, and what leaks.json in the folder ``found`` has of it."""
+def printed_and_written(
+    made: dict[str, Any], attacks: str, folder: Path
+) -> tuple[str, dict[str, Any]]:
+    """What the command prints for one recipe, in one line, and what leaks.json in the folder
+    ``found`` has of it.
+    """
     vfl.Recipe.from_dict(made).save(folder / "made.toml")
     done = vfl_here("leaks", "made.toml", "--attacks", attacks, "--out", "found", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -289,7 +366,9 @@ def printed_and_written(made: dict[str, Any], attacks: str, folder: Path) -> tup
 
 
 def test_times_tell_that_a_phase_ended_early_and_are_written(tmp_path: Path) -> None:
-    short = tables(epochs=30, optimizer={"lr": 0.5}, early_stopping={"patience": 1, "metric": "loss"})
+    short = tables(
+        epochs=30, optimizer={"lr": 0.5}, early_stopping={"patience": 1, "metric": "loss"}
+    )
     words, found = printed_and_written(short, "norm", tmp_path)
     assert "What times of messages tell anybody on the network" in words
     assert "all parties took turns in one process of one machine" in words
@@ -298,12 +377,19 @@ def test_times_tell_that_a_phase_ended_early_and_are_written(tmp_path: Path) -> 
     up, down = by_way["embedding", "p1", "p0"], by_way["embedding", "p0", "p1"]
     rounds = by_way["verdict", "p1", "p0"]["messages"]
     assert rounds < 30
-    assert up["messages"] == down["messages"] == 5 * rounds  # batches of 160 rows in 32s
+    # Batches of 160 rows in 32s.
+    assert up["messages"] == down["messages"] == 5 * rounds
     assert sum(f"{rounds} of 30 rounds: it ended early" in each["tells"] for each in trained) == 1
     assert 0 < up["gap_s"] <= up["gap_high_s"]
 
 
-NOISE = {"kind": "clipped_gaussian", "sent_by": "passive", "clip": 1.0, "epsilon": 5.0, "delta": 1e-5}
+NOISE = {
+    "kind": "clipped_gaussian",
+    "sent_by": "passive",
+    "clip": 1.0,
+    "epsilon": 5.0,
+    "delta": 1e-5,
+}
 
 
 @pytest.mark.parametrize(
@@ -311,7 +397,11 @@ NOISE = {"kind": "clipped_gaussian", "sent_by": "passive", "clip": 1.0, "epsilon
     [
         ({}, True, "splitnn, evaluate"),
         ({"iso": 1.0}, False, "splitnn, evaluate"),
-        ({"transforms": [NOISE | {"exchange": name} for name in ("embedding", "validation")]}, True, "evaluate"),
+        (
+            {"transforms": [NOISE | {"exchange": name} for name in ("embedding", "validation")]},
+            True,
+            "evaluate",
+        ),
     ],
 )
 def test_the_report_of_a_run_says_that_labels_and_columns_can_be_read(
@@ -324,7 +414,9 @@ def test_the_report_of_a_run_says_that_labels_and_columns_can_be_read(
     assert "in our rehearsals on a public data set, not on yours" in words
 
 
-@pytest.mark.parametrize("twice", [{"attacks": ["norm", "cosine", "norm"]}, {"seeds": [0, 1, 0]}], ids=str)
+@pytest.mark.parametrize(
+    "twice", [{"attacks": ["norm", "cosine", "norm"]}, {"seeds": [0, 1, 0]}], ids=str
+)
 def test_what_is_named_twice_is_refused(twice: dict[str, Any]) -> None:
     """It would count as two seeds, with no deviation between them."""
     with pytest.raises(InputError, match="is there twice, and would count as two; name each once"):
@@ -336,7 +428,10 @@ def test_what_is_named_twice_is_refused(twice: dict[str, Any]) -> None:
     [
         (lambda _: 1 / 0, "broken by p1, p2 was not played: it failed in test_leaks.py, line "),
         (lambda _: None, "broken by p1, p2 was not played: it failed with TypeError"),
-        (lambda _: [Figure("labels", "nothing", "AUC", float("nan"))], "its figure of labels is nan"),
+        (
+            lambda _: [Figure("labels", "nothing", "AUC", float("nan"))],
+            "its figure of labels is nan",
+        ),
     ],
     ids=["raises", "gives None", "gives NaN"],
 )
@@ -345,7 +440,9 @@ def test_an_attack_that_fails_takes_no_other_figure_along(
 ) -> None:
     load = kinds.load
     broken = Attack("a broken one", "passive", play, "gradients")
-    monkeypatch.setattr(kinds, "load", lambda name, where: broken if name == "broken" else load(name, where))
+    monkeypatch.setattr(
+        kinds, "load", lambda name, where: broken if name == "broken" else load(name, where)
+    )
     found = vfl.leaks(tables(), attacks=["broken", "norm"], quiet=True).found[0]
     assert {line.attack for line in found.lines} == {"norm"}
     assert any(words in note for note in found.notes), found.notes
@@ -368,14 +465,24 @@ def test_images_are_drawn_and_only_their_owner_may_read_them(tmp_path: Path) -> 
     assert str(Path("found") / picture.name) in words
 
 
-def test_labels_that_are_numbers_are_read_from_gradients_and_from_the_encoder(tmp_path: Path) -> None:
+def test_labels_that_are_numbers_are_read_from_gradients_and_from_the_encoder(
+    tmp_path: Path,
+) -> None:
     made = cases.recipe(2, task={"kind": "regression"}, phase={"epochs": 3, "batch_size": 64})
     made |= {"simulate": {"parties": cases.columns("sklearn:diabetes", 2, limit=300)}}
-    found = vfl.leaks(made, attacks=["residuals", "completion", "norm"], quiet=True, out=tmp_path).found[0]
+    found = vfl.leaks(
+        made, attacks=["residuals", "completion", "norm"], quiet=True, out=tmp_path
+    ).found[0]
     lines = {(line.attack, line.knows): line for line in found.lines}
     first = lines["residuals", "nothing, first round"]
     assert first.value.mean > 0.8
     assert first.excess > 0.7
     assert {line.unit for line in lines.values()} == {"|ρ|", "R²"}
-    assert [knows for attack, knows in lines if attack == "completion"] == ["80 labels, frozen", "80 labels, tuned"]
-    assert "norm by p1 was not played: the labels are numbers, and the attack finds classes" in found.notes
+    assert [knows for attack, knows in lines if attack == "completion"] == [
+        "80 labels, frozen",
+        "80 labels, tuned",
+    ]
+    assert (
+        "norm by p1 was not played: the labels are numbers, and the attack finds classes"
+        in found.notes
+    )

@@ -1,4 +1,6 @@
-"""The leak meter on shared tops: it hears what leaves and what comes back, changes nothing, and has figures."""
+"""The leak meter on shared tops: it hears what leaves and what comes back, changes nothing, and has
+figures.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,20 @@ from vfl.library.simulate import rehearse
 
 def tables(parties: int = 2, **phase: Any) -> dict[str, Any]:
     made = cases.recipe(parties, task={"kind": "binary"})
-    settings = {"kind": "fedhssl", "ssl": "simsiam", "rounds": 3, "batch_size": 32, "projector": [16, 16]}
+    settings = {
+        "kind": "fedhssl",
+        "ssl": "simsiam",
+        "rounds": 3,
+        "batch_size": 32,
+        "projector": [16, 16],
+    }
     data = cases.columns("sklearn:breast_cancer", parties, limit=200)
     rows = {"validation": 0.1, "test": 0.3}
-    return made | {"rows": rows, "phases": [settings | {"predictor": 8} | phase], "simulate": {"parties": data}}
+    return made | {
+        "rows": rows,
+        "phases": [settings | {"predictor": 8} | phase],
+        "simulate": {"parties": data},
+    }
 
 
 @pytest.mark.parametrize("phase", [{"codec": "float16"}, {"iso_weights": 1.0}], ids=str)
@@ -31,12 +43,15 @@ def test_what_is_overheard_is_what_the_server_averages_and_changes_nothing(
     plain = vfl.simulate(tables(**phase), out=tmp_path / "runs", quiet=True)
     (tmp_path / "record").mkdir()
     rehearsal = Rehearsal(tmp_path / "record")
-    run = rehearse(vfl.Recipe.from_dict(tables(**phase)), {}, tmp_path / "runs", rehearsal.attach, quiet=True)
+    run = rehearse(
+        vfl.Recipe.from_dict(tables(**phase)), {}, tmp_path / "runs", rehearsal.attach, quiet=True
+    )
     noisy = "iso_weights" in phase
     for name in ("p0", "p1"):
         one, other = parameters(plain.folder / name), parameters(run.folder / name)
         assert one.keys() == other.keys()
-        assert noisy or all(torch.equal(one[key], other[key]) for key in one)  # noise is nobody's to draw again
+        # Noise is nobody's to draw again.
+        assert noisy or all(torch.equal(one[key], other[key]) for key in one)
     server = rehearsal.parties["p0"].party.recipe.server
     heard = shared(rehearsal.scene(server, 1))
     assert sorted(heard.sent) == sorted(heard.means) == [0, 1, 2]
@@ -49,7 +64,9 @@ def test_what_is_overheard_is_what_the_server_averages_and_changes_nothing(
         assert any(not torch.equal(uploads["p0"][key], uploads["p1"][key]) for key in mean)
     peer = shared(rehearsal.scene("p1", 1))
     assert all(of_party.keys() == {"p1"} for of_party in peer.sent.values())
-    assert all(torch.equal(peer.sent[2]["p1"][key], heard.sent[2]["p1"][key]) for key in heard.means[2])
+    assert all(
+        torch.equal(peer.sent[2]["p1"][key], heard.sent[2]["p1"][key]) for key in heard.means[2]
+    )
 
 
 def test_figures_of_server_and_peers_and_who_is_refused() -> None:
@@ -58,7 +75,12 @@ def test_figures_of_server_and_peers_and_who_is_refused() -> None:
     server = next(attacker for attack, attacker in pairs if attack == "uploads")
     assert pairs == {("tops", "p0"), ("tops", "p1"), ("tops", "p2"), ("uploads", server)}
     assert all(0.5 <= line.value.mean <= 1 and line.chance_high is not None for line in found.lines)
-    assert any("a round changes the first layer above the encoder by a matrix of rank" in each for each in found.notes)
+    assert any(
+        "a round changes the first layer above the encoder by a matrix of rank" in each
+        for each in found.notes
+    )
     alone = vfl.leaks(tables(aggregate=False), attacks=["tops", "uploads"], quiet=True).found[0]
     assert not alone.lines
-    assert {note.partition(": ")[2] for note in alone.notes} == {"no phase shares weights that can be overheard"}
+    assert {note.partition(": ")[2] for note in alone.notes} == {
+        "no phase shares weights that can be overheard"
+    }

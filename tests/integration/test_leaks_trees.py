@@ -1,4 +1,6 @@
-"""The leak meter on runs of trees: what it overhears is what the trees are, and encryption hides sums alone."""
+"""The leak meter on runs of trees: what it overhears is what the trees are, and encryption hides
+sums alone.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,21 @@ ATTACKS = ["nodes", "sides", "sums"]
 
 def tables(**phase: Any) -> dict[str, Any]:
     made = cases.recipe(3, task={"kind": "binary"})
-    settings = {"kind": "secureboost", "trees": 4, "learning_rate": 0.5, "encryption": "none", "early_stopping": 4}
+    settings = {
+        "kind": "secureboost",
+        "trees": 4,
+        "learning_rate": 0.5,
+        "encryption": "none",
+        "early_stopping": 4,
+    }
     data = cases.columns("sklearn:breast_cancer", 3, limit=300)
     return made | {"phases": [settings | phase], "simulate": {"parties": data}}
 
 
 def test_what_is_overheard_is_what_the_trees_are(tmp_path: Path) -> None:
-    """The sides that the active party hears are those of the owner's splits, and nodes follow from all sides."""
+    """The sides that the active party hears are those of the owner's splits, and nodes follow from
+    all sides.
+    """
     (tmp_path / "record").mkdir()
     rehearsal = Rehearsal(tmp_path / "record")
     rehearse(vfl.Recipe.from_dict(tables()), {}, tmp_path / "runs", rehearsal.attach, quiet=True)
@@ -59,13 +69,19 @@ def test_attacks_on_trees_have_figures_and_encryption_hides_only_sums() -> None:
     assert all("the decoder learnt nothing" in note for note in plain.notes)
     assert any("shuffled sides (chance)" in note for note in plain.notes)
     assert not any("embeddings" in note for note in plain.notes)
-    secret = vfl.leaks(tables(trees=2, encryption="paillier", key_bits=1024), attacks=ATTACKS, quiet=True).found[0]
+    secret = vfl.leaks(
+        tables(trees=2, encryption="paillier", key_bits=1024), attacks=ATTACKS, quiet=True
+    ).found[0]
     others = [note for note in secret.notes if "the sums are encrypted here" not in note]
     assert len(others) < len(secret.notes)
     assert all("the decoder learnt nothing" in note for note in others)
     assert secret.lines
     for line in secret.lines:
-        (other,) = (each for each in plain.lines if (each.attack, each.attacker, each.of, each.knows) == _key(line))
+        (other,) = (
+            each
+            for each in plain.lines
+            if (each.attack, each.attacker, each.of, each.knows) == _key(line)
+        )
         assert other.value == line.value
 
 

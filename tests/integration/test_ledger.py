@@ -14,12 +14,16 @@ from tests.harness.federation import Federation
 from tests.harness.proxy import Proxy
 from vfl_common.summary import Summary
 
-Link = tuple[str, str, str, str]  # sender, receiver, phase, kind
-Count = tuple[int, int, int]  # payload bytes, message bytes, messages
+# Sender, receiver, phase, kind.
+Link = tuple[str, str, str, str]
+# Payload bytes, message bytes, messages.
+Count = tuple[int, int, int]
 
 
 def table(folder: Path, rows: int, passives: int) -> dict[str, dict[str, Any]]:
-    """A made-up binary task: one NPZ file a party, eight columns each. {party: its [data] table}."""
+    """A made-up binary task: one NPZ file a party, eight columns each. {party: its [data]
+    table}.
+    """
     rng = np.random.default_rng(5)
     data: dict[str, dict[str, Any]] = {}
     for number in range(passives + 1):
@@ -33,7 +37,9 @@ def table(folder: Path, rows: int, passives: int) -> dict[str, dict[str, Any]]:
     return data
 
 
-def recipe(passives: int, *, width: int, batch: int, epochs: int, validation: float = 0.0) -> dict[str, Any]:
+def recipe(
+    passives: int, *, width: int, batch: int, epochs: int, validation: float = 0.0
+) -> dict[str, Any]:
     return cases.recipe(
         passives + 1,
         task={"kind": "binary"},
@@ -44,7 +50,9 @@ def recipe(passives: int, *, width: int, batch: int, epochs: int, validation: fl
 
 
 def ledgers(federation: Federation) -> tuple[dict[Link, Count], dict[Link, Count]]:
-    """What the senders counted, and what the receivers did, from the files that the processes left."""
+    """What the senders counted, and what the receivers did, from the files that the processes
+    left.
+    """
     sent: dict[Link, Count] = {}
     received: dict[Link, Count] = {}
     for name in ["server", *federation.names]:
@@ -72,12 +80,14 @@ def test_both_ends_of_every_link_count_the_same(tmp_path: Path) -> None:
     assert sent == received
     pairs = {frozenset(link[:2]) for link in sent}
     passives = ["p1", "p2", "p3"]
+    # A passive party talks to the server and to the active party, and to nobody else.
     assert pairs == {frozenset(("server", name)) for name in ["p0", *passives]} | {
         frozenset(("p0", name)) for name in passives
-    }  # a passive party talks to the server and to the active party, and to nobody else
+    }
     assert {link[2] for link in sent} == {"control", "open", "splitnn", "evaluate"}
     assert summary.bytes.agrees
-    # The summary is written before the last words are said to the server: only its control links may be behind.
+    # The summary is written before the last words are said to the server: only its control links
+    # may be behind.
     in_summary = {
         (link.sender, link.receiver, link.phase, link.kind): (
             link.payload_bytes,
@@ -95,16 +105,22 @@ def test_both_ends_of_every_link_count_the_same(tmp_path: Path) -> None:
     summed = summary.bytes.total
     assert (summed.payload_bytes, summed.message_bytes, summed.messages) == total(in_summary)
     for phase, each in summary.bytes.by_phase.items():
-        assert (each.payload_bytes, each.message_bytes, each.messages) == total(in_summary, phase), phase
-    assert total(sent, "control")[0] == 0  # the server carries no tensors at all
+        assert (each.payload_bytes, each.message_bytes, each.messages) == total(
+            in_summary, phase
+        ), phase
+    # The server carries no tensors at all.
+    assert total(sent, "control")[0] == 0
 
 
 def test_the_payload_is_what_the_paper_says(tmp_path: Path) -> None:
     """2·B·E·4 bytes a passive party and step; validation sends embeddings and gets nothing back."""
     width, batch, epochs = 64, 256, 3
-    train, validation = 640, 160  # two full batches and one of 128
+    # Two full batches and one of 128.
+    train, validation = 640, 160
     with Federation(
-        tmp_path, recipe(2, width=width, batch=batch, epochs=epochs, validation=0.2), table(tmp_path, 800, 2)
+        tmp_path,
+        recipe(2, width=width, batch=batch, epochs=epochs, validation=0.2),
+        table(tmp_path, 800, 2),
     ) as federation:
         federation.start_all()
         federation.finish()
@@ -114,17 +130,25 @@ def test_the_payload_is_what_the_paper_says(tmp_path: Path) -> None:
         assert up[0] == epochs * (train + validation) * width * 4
         assert down[0] == epochs * train * width * 4
         ratios = [count[1] / count[0] for count in (up, down)]
-        print(f"{name}: message bytes / payload: embeddings {ratios[0]:.5f}, gradients {ratios[1]:.5f}")
+        print(
+            f"{name}: message bytes / payload: embeddings {ratios[0]:.5f}, gradients "
+            f"{ratios[1]:.5f}"
+        )
         assert max(ratios) <= 1.01
-        assert (up[2], down[2]) == (epochs * 4, epochs * 3)  # a bundle of 64 KiB is one message
+        # A bundle of 64 KiB is one message.
+        assert (up[2], down[2]) == (epochs * 4, epochs * 3)
         assert sent["p0", name, "splitnn", "ack"][0] == 0
         assert sent[name, "p0", "open", "rows"][0] == 8 + 32
 
 
 @pytest.mark.parametrize(("width", "frames"), [(256, 1), (1024, 2)])
-def test_the_kernel_counts_little_more(width: int, frames: int, tmp_path: Path, record_property: Any) -> None:
+def test_the_kernel_counts_little_more(
+    width: int, frames: int, tmp_path: Path, record_property: Any
+) -> None:
     """TLS, HTTP/2 and everything else add less than 3 % to bundles of 1 MiB and more."""
-    with Federation(tmp_path, recipe(2, width=width, batch=1024, epochs=4), table(tmp_path, 2048, 2)) as federation:
+    with Federation(
+        tmp_path, recipe(2, width=width, batch=1024, epochs=4), table(tmp_path, 2048, 2)
+    ) as federation:
         federation.start_all()
         summary = Summary.model_validate(federation.finish())
         sent, _ = ledgers(federation)
@@ -142,15 +166,24 @@ def test_the_kernel_counts_little_more(width: int, frames: int, tmp_path: Path, 
     for (party, peer), tcp in kernel.items():
         if "server" in (party, peer):
             continue
-        ratios = (tcp.sent_bytes / messages[party, peer], tcp.received_bytes / messages[peer, party])
-        print(f"{party} with {peer}: TCP bytes / message bytes: sent {ratios[0]:.5f}, received {ratios[1]:.5f}")
-        # As sent, the kernel counts what was acknowledged: a last acknowledgement may be on its way still.
+        ratios = (
+            tcp.sent_bytes / messages[party, peer],
+            tcp.received_bytes / messages[peer, party],
+        )
+        print(
+            f"{party} with {peer}: TCP bytes / message bytes: sent {ratios[0]:.5f}, "
+            f"received {ratios[1]:.5f}"
+        )
+        # As sent, the kernel counts what was acknowledged: a last acknowledgement may be on its way
+        # still.
         assert 1.0 < ratios[1] < 1.03, f"{party} {peer} {ratios}"
         assert 0.999 < ratios[0] < 1.03, f"{party} {peer} {ratios}"
 
 
 def test_the_kernel_and_a_proxy_count_the_same(tmp_path: Path) -> None:
-    """What TCP_INFO says of p1's connection is what really went through, byte by byte, but for the closing words."""
+    """What TCP_INFO says of p1's connection is what really went through, byte by byte, but for the
+    closing words.
+    """
     with (
         Proxy() as proxy,
         Federation(
@@ -165,17 +198,24 @@ def test_the_kernel_and_a_proxy_count_the_same(tmp_path: Path) -> None:
         federation.start_party("p1")
         summary = Summary.model_validate(federation.finish())
     (count,) = [count for count in summary.bytes.tcp if (count.party, count.peer) == ("p1", "p0")]
-    _look, (sent, received) = proxy.each  # the first, at the certificate, is over before anything is counted
+    # The first, at the certificate, is over before anything is counted.
+    _look, (sent, received) = proxy.each
     assert 0 <= sent - count.sent_bytes < 512
     assert 0 <= received - count.received_bytes < 512
 
 
 def test_after_a_kill_the_summary_says_which_links_disagree(tmp_path: Path) -> None:
-    """What a killed process had counted since its last checkpoint is lost; nothing pretends that it is not."""
+    """What a killed process had counted since its last checkpoint is lost; nothing pretends that it
+    is not.
+    """
     tables = recipe(2, width=64, batch=64, epochs=4)
     data = table(tmp_path, 256, 2)
-    with Proxy() as proxy, Federation(tmp_path, tables, data, {"p2": {"active": proxy.address}}) as federation:
-        proxy.hold_at(sent=4096 + 256 * 64 * 4 + 64 * 64 * 4 * 3 // 2)  # in the second epoch
+    with (
+        Proxy() as proxy,
+        Federation(tmp_path, tables, data, {"p2": {"active": proxy.address}}) as federation,
+    ):
+        # In the second epoch.
+        proxy.hold_at(sent=4096 + 256 * 64 * 4 + 64 * 64 * 4 * 3 // 2)
         federation.start_server()
         proxy.target = federation.start_party("p0").wait_for("ready")["address"]
         federation.start_party("p1")
@@ -188,13 +228,17 @@ def test_after_a_kill_the_summary_says_which_links_disagree(tmp_path: Path) -> N
         summary = Summary.model_validate(federation.finish())
         sent, received = ledgers(federation)
     assert not summary.bytes.agrees
-    differing = {link for link in sent.keys() | received.keys() if sent.get(link) != received.get(link)}
-    assert {f"{s} -> {r}, {phase}, {kind}" for s, r, phase, kind in differing if "server" not in (s, r)} == set(
-        summary.bytes.disagreements
-    )
-    for link in differing:  # between the living, what was under way when the generation ended may be lost: one bundle
+    differing = {
+        link for link in sent.keys() | received.keys() if sent.get(link) != received.get(link)
+    }
+    assert {
+        f"{s} -> {r}, {phase}, {kind}" for s, r, phase, kind in differing if "server" not in (s, r)
+    } == set(summary.bytes.disagreements)
+    # Between the living, what was under way when the generation ended may be lost: one bundle.
+    for link in differing:
         lost = sent.get(link, (0, 0, 0))[0] - received.get(link, (0, 0, 0))[0]
         assert "p2" in link or 0 <= lost <= 64 * 64 * 4 or "server" in link
-    minimum = 4 * 256 * 64 * 4  # what the four epochs need; the one that was begun twice comes on top
+    # What the four epochs need; the one that was begun twice comes on top.
+    minimum = 4 * 256 * 64 * 4
     assert sent["p1", "p0", "splitnn", "embedding"][0] > minimum
     assert received["p2", "p0", "splitnn", "embedding"][0] > minimum

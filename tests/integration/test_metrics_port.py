@@ -1,4 +1,6 @@
-"""Metrics on a port while a federation runs: what they say at a moment at which everything stands still."""
+"""Metrics on a port while a federation runs: what they say at a moment at which everything stands
+still.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from tests.harness.waiting import wait_until
 from vfl_common.ledger import Entry
 
 WIDTH, BATCH, ROWS = 64, 32, 200
-EPOCH_STEPS = 5  # 160 training rows
+# 160 training rows.
+EPOCH_STEPS = 5
 STEP_BYTES = 4 * WIDTH * BATCH
-HELD_AT = 4096 + EPOCH_STEPS * STEP_BYTES + 4 * WIDTH * 20 + int(2.5 * STEP_BYTES)  # in epoch 2, within the third step
+# In epoch 2, within the third step.
+HELD_AT = 4096 + EPOCH_STEPS * STEP_BYTES + 4 * WIDTH * 20 + int(2.5 * STEP_BYTES)
 WAIT_S = 30.0
 
 
@@ -37,7 +41,11 @@ def counted(found: Samples) -> Counts:
 
 def saved(entries: list[Entry]) -> Counts:
     return {
-        (each.peer, each.phase, each.kind, each.direction): (each.payload_bytes, each.message_bytes, each.messages)
+        (each.peer, each.phase, each.kind, each.direction): (
+            each.payload_bytes,
+            each.message_bytes,
+            each.messages,
+        )
         for each in entries
     }
 
@@ -52,7 +60,8 @@ def test_party_and_server_tell_what_they_count(tmp_path: Path) -> None:
         task={"kind": "binary"},
         model={"embedding_size": WIDTH},
         phase={"epochs": 3, "batch_size": BATCH},
-        run={"heartbeat_s": 5.0, "lost_after_s": 60.0},  # quiet sessions
+        # Quiet sessions.
+        run={"heartbeat_s": 5.0, "lost_after_s": 60.0},
     )
     data = cases.columns("sklearn:breast_cancer", 2, limit=ROWS)
     options = ("--metrics", "127.0.0.1:0")
@@ -62,13 +71,16 @@ def test_party_and_server_tell_what_they_count(tmp_path: Path) -> None:
         server = federation.start_server()
         at_server = next(event["address"] for event in server.events if event["event"] == "metrics")
 
-        with socket.socket() as taken:  # a port that is taken: one sentence
+        # A port that is taken: one sentence.
+        with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             refused = federation.start_party("p0", "--metrics", address)
             assert refused.wait(60) == 2
-            assert refused.stderr.startswith(f"error: --metrics: cannot listen on {address}: another program is using")
+            assert refused.stderr.startswith(
+                f"error: --metrics: cannot listen on {address}: another program is using"
+            )
 
         active = federation.start_party("p0", *options)
         proxy.target = active.wait_for("ready")["address"]
@@ -99,26 +111,34 @@ def test_party_and_server_tell_what_they_count(tmp_path: Path) -> None:
         # The active party writes its ledger when the generation ends: exactly what was scraped.
         federation.programs["p1"].kill()
         server.wait_for("interrupted")
-        server.wait_for("joined", party="p0")  # again: its ledger is written by then
+        # Again: its ledger is written by then.
+        server.wait_for("joined", party="p0")
         server.wait_for("waiting", missing=["p1"])
         ours = with_peer("p1", counted(seen))
         assert ours == with_peer("p1", saved(federation.ledger("p0")))
         embeddings = ours["p1", "splitnn", "embedding", "received"]
-        assert embeddings[0] == 4 * WIDTH * (160 + 20 + 2 * BATCH)  # an epoch, its validation rows, two steps
+        # An epoch, its validation rows, two steps.
+        assert embeddings[0] == 4 * WIDTH * (160 + 20 + 2 * BATCH)
 
         # Both ends of the session count the same, once nothing is under way.
         def sessions() -> tuple[Counts, Counts]:
             """The active party's count, and the server's as seen from the other end."""
             turned = {"sent": "received", "received": "sent"}
             theirs = with_peer("p0", counted(scrape(at_server)))
-            seen_from_here = {("server", phase, kind, turned[way]): n for (_, phase, kind, way), n in theirs.items()}
+            seen_from_here = {
+                ("server", phase, kind, turned[way]): n
+                for (_, phase, kind, way), n in theirs.items()
+            }
             return with_peer("server", counted(scrape(at_active))), seen_from_here
 
         both = wait_until(sessions, lambda both: both[0] == both[1])
         assert both[0]
         now = scrape(at_server)
         assert now[key("vfl_run_state", state="waiting")] == 1
-        assert {name: now[key("vfl_party_joined", party=name)] for name in ("p0", "p1")} == {"p0": 1, "p1": 0}
+        assert {name: now[key("vfl_party_joined", party=name)] for name in ("p0", "p1")} == {
+            "p0": 1,
+            "p1": 0,
+        }
         assert scrape(at_active)[key("vfl_run_state", state="waiting")] == 1
 
         proxy.release()

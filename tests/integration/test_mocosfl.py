@@ -1,4 +1,6 @@
-"""MocoSFL between processes gives the parameters of one process; its forecast is what is counted; it resumes."""
+"""MocoSFL between processes gives the parameters of one process; its forecast is what is counted;
+it resumes.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,16 @@ from vfl_party.models.halves import Halves, Tail
 from vfl_party.phases.context import Hooks
 from vfl_party.predict.prediction import load_joint
 
-TOLERANCE = 1e-5  # absolute, float32, on the CPU, after three rounds
+# Absolute, float32, on the CPU, after three rounds.
+TOLERANCE = 1e-5
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "two clients": (2, {}),
     "four clients": (4, {}),
     "two clients as released": (2, {"preset": "released"}),
-    "two averages an epoch, a bottleneck": (3, {"averages_per_epoch": 2, "bottleneck": {"channels": 2, "stride": 2}}),
+    "two averages an epoch, a bottleneck": (
+        3,
+        {"averages_per_epoch": 2, "bottleneck": {"channels": 2, "stride": 2}},
+    ),
     "a frozen bottom": (2, {"frozen": True}),
     "another rate for the bottoms": (
         3,
@@ -84,11 +90,17 @@ def test_a_killed_process_changes_nothing_bit_for_bit(victim: str, tmp_path: Pat
 
 
 def of_model(parameters: dict[str, Tensor], model: str) -> dict[str, Tensor]:
-    return {key.removeprefix(f"{model}."): each for key, each in parameters.items() if key.startswith(f"{model}.")}
+    return {
+        key.removeprefix(f"{model}."): each
+        for key, each in parameters.items()
+        if key.startswith(f"{model}.")
+    }
 
 
 def test_a_probe_scores_what_a_linear_model_of_the_features_scores(tmp_path: Path) -> None:
-    """From the trained halves, the digits themselves and their labels, without digests, messages and the phase."""
+    """From the trained halves, the digits themselves and their labels, without digests, messages
+    and the phase.
+    """
     tables, data = cases.own_rows_recipe(2, then=(cases.PROBE,)), cases.own_rows(2)
     summary = in_process(tmp_path / "run", tables, data)
     got = {name: parameters(tmp_path / "run" / name) for name in data}
@@ -106,7 +118,9 @@ def test_a_probe_scores_what_a_linear_model_of_the_features_scores(tmp_path: Pat
             bottom.load_state_dict(of_model(got[name], "encoder"))
             assert table.images_NCHW is not None
             with torch.no_grad():
-                features.setdefault(split, []).append(tail.features(bottom(torch.from_numpy(table.images_NCHW[of]))))
+                features.setdefault(split, []).append(
+                    tail.features(bottom(torch.from_numpy(table.images_NCHW[of])))
+                )
             truth.setdefault(split, []).append(labels[[int(table.ids[row]) for row in of]])
     x, y = torch.cat(features["local"]), torch.cat(truth["local"])
     with seeded(derive_seed(read.seed, "init", "p0", "top")):
@@ -122,9 +136,15 @@ def test_a_probe_scores_what_a_linear_model_of_the_features_scores(tmp_path: Pat
     for split in ("validation", "test"):
         z, t = torch.cat(features[split]), torch.cat(truth[split])
         logits = linear(z)
-        assert summary.metrics[split]["loss"] == pytest.approx(functional.cross_entropy(logits, t).item(), abs=1e-5)
-        assert summary.metrics[split]["accuracy"] == pytest.approx((logits.argmax(1) == t).float().mean().item())
-        near = (functional.normalize(z) @ functional.normalize(x).T).topk(cases.PROBE["neighbours"], dim=1)
+        assert summary.metrics[split]["loss"] == pytest.approx(
+            functional.cross_entropy(logits, t).item(), abs=1e-5
+        )
+        assert summary.metrics[split]["accuracy"] == pytest.approx(
+            (logits.argmax(1) == t).float().mean().item()
+        )
+        near = (functional.normalize(z) @ functional.normalize(x).T).topk(
+            cases.PROBE["neighbours"], dim=1
+        )
         votes = torch.zeros(len(t), 10)
         for row in range(len(t)):
             for value, index in zip(near.values[row], near.indices[row], strict=True):
@@ -139,13 +159,21 @@ ALIGNED = {"rows": {"validation": 0.1, "test": 0.1}}
 @pytest.mark.parametrize(
     ("change", "phase", "words"),
     [
-        ({}, {"kind": "splitnn", "epochs": 1}, "splitnn: a phase of kind 'splitnn' needs rows that all parties hold"),
+        (
+            {},
+            {"kind": "splitnn", "epochs": 1},
+            "splitnn: a phase of kind 'splitnn' needs rows that all parties hold",
+        ),
         (ALIGNED, {}, 'trains on rows of which each party has its own; set rows.align = "none"'),
         ({}, {"cut": 2}, "cut = 2 is not between two parts of this cnn; possible are 1"),
         ({}, {"image": [1, 9, 8]}, "image = [1, 9, 8], but the rows of p1 are [1, 8, 8]"),
         ({}, {"batch_size": 49}, "batch_size = 49 is more than the 48 training rows of p1"),
         ({}, {"averages_per_epoch": 7}, "averages_per_epoch = 7, but an epoch has 6 steps"),
-        ({"model": {"embedding_size": 9, "encoder": {"kind": "cnn", "channels": [4, 8]}}}, {}, "gives 8 features"),
+        (
+            {"model": {"embedding_size": 9, "encoder": {"kind": "cnn", "channels": [4, 8]}}},
+            {},
+            "gives 8 features",
+        ),
         ({"model": {"embedding_size": 8}}, {}, "an encoder of kind 'mlp' cannot be cut in two"),
         (
             {"model": {"embedding_size": 1, "encoder": {"kind": "cnn", "channels": [1, 1]}}},
@@ -154,9 +182,17 @@ ALIGNED = {"rows": {"validation": 0.1, "test": 0.1}}
         ),
         ({}, {"image": [4096, 4096, 4096]}, "image has more than 67,108,864 numbers; correct it"),
         ({}, {"queue": 100_000_000_000}, "queue"),
-        ({}, {"queue": 10_000_000, "width": 16_384}, "are more than 64 GiB; take fewer, or narrower ones"),
+        (
+            {},
+            {"queue": 10_000_000, "width": 16_384},
+            "are more than 64 GiB; take fewer, or narrower ones",
+        ),
         ({}, {"bottleneck": {"channels": 1_000_000}}, "bottleneck.channels"),
-        ({}, {"frozen": True, "bottom_optimizer": {}}, "leaves the bottoms as they are: remove bottom_optimizer"),
+        (
+            {},
+            {"frozen": True, "bottom_optimizer": {}},
+            "leaves the bottoms as they are: remove bottom_optimizer",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(
@@ -173,18 +209,30 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
     ("key", "value", "words"),
     [
         ("width", 16, "width = 12, and this phase width = 16; make them equal"),
-        ("bottleneck", {"channels": 2}, "no bottleneck, and this phase bottleneck = C2S2; make them equal"),
-        ("image", [1, 16, 16], "image = (1, 8, 8), and this phase image = (1, 16, 16); make them equal"),
+        (
+            "bottleneck",
+            {"channels": 2},
+            "no bottleneck, and this phase bottleneck = C2S2; make them equal",
+        ),
+        (
+            "image",
+            [1, 16, 16],
+            "image = (1, 8, 8), and this phase image = (1, 16, 16); make them equal",
+        ),
     ],
 )
 def test_all_phases_train_one_network(key: str, value: Any, words: str, tmp_path: Path) -> None:
     tables = cases.own_rows_recipe(2, then=(cases.MOCO | {"name": "again", key: value},))
-    with pytest.raises(InputError, match=re.escape(f"recipe: phases: again: phase mocosfl has {words}")):
+    with pytest.raises(
+        InputError, match=re.escape(f"recipe: phases: again: phase mocosfl has {words}")
+    ):
         in_process(tmp_path / "run", tables, cases.own_rows(2))
     start = {"run": "before", "phases": [cases.MOCO]}
     made = Recipe.model_validate(cases.own_rows_recipe(2, **{key: value}) | {"start": start})
     settings = MocoSFLSettings.model_validate(made.phases[0].settings)
-    with pytest.raises(InputError, match=re.escape(f"recipe: phases: mocosfl: start.phases has {words}")):
+    with pytest.raises(
+        InputError, match=re.escape(f"recipe: phases: mocosfl: start.phases has {words}")
+    ):
         check_phase(made, "mocosfl", settings)
 
 
@@ -203,7 +251,9 @@ def test_a_party_has_no_encoder_of_its_own(tmp_path: Path) -> None:
 def test_rows_of_another_file_are_refused(tmp_path: Path) -> None:
     data = cases.own_rows(2)
     data["p1"]["unaligned"] = "sklearn:digits"
-    with pytest.raises(InputError, match=r'with rows\.align = "none" all rows are such; add them to data\.source'):
+    with pytest.raises(
+        InputError, match=r'with rows\.align = "none" all rows are such; add them to data\.source'
+    ):
         in_process(tmp_path / "run", cases.own_rows_recipe(2), data)
 
 
@@ -211,36 +261,53 @@ def test_rows_of_another_file_are_refused(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"frozen": True}, "frozen = true leaves the bottom as it is, and p0 is alone"),
-        ({"averages_per_epoch": 1}, "averages_per_epoch is for several parties, and p0 is alone; remove it"),
+        (
+            {"averages_per_epoch": 1},
+            "averages_per_epoch is for several parties, and p0 is alone; remove it",
+        ),
         ({"then": ({"kind": "splitnn", "epochs": 1},)}, "'mocosfl' leaves a network cut in two"),
     ],
 )
-def test_what_means_nothing_to_a_party_that_is_alone(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_what_means_nothing_to_a_party_that_is_alone(
+    settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         alone_with(tmp_path, **settings)
 
 
 @pytest.mark.parametrize("scale", [None, "standard"])
 def test_resistance_needs_pixels_from_0_to_1(scale: str | None, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r'pixels from 0 to 1, and those of p0 are others; set data.scale = "minmax"'):
+    with pytest.raises(
+        InputError,
+        match=r'pixels from 0 to 1, and those of p0 are others; set data.scale = "minmax"',
+    ):
         alone_with(tmp_path, **RESIST, scale=scale)
 
 
 def test_only_the_first_phase_hands_out(tmp_path: Path) -> None:
-    """A second phase goes on with the bottoms of the first, as if they had come from an earlier run."""
+    """A second phase goes on with the bottoms of the first, as if they had come from an earlier
+    run.
+    """
     alone = cases.own_rows_recipe(0) | {"parties": [{"name": "p0", "role": "active"}], "rows": {}}
     own = {"p0": {"source": "sklearn:digits", "limit": 60, "scale": "minmax", "label": "target"}}
     in_process(tmp_path / "before", alone, own)
     start = {"run": "before", "held_by": "active", "phases": alone["phases"]}
     frozen = cases.MOCO | {"name": "again", "frozen": True, "epochs": 1}
-    one, two = (cases.own_rows_recipe(2, epochs=1, then=then) | {"start": start} for then in ((), (frozen,)))
+    one, two = (
+        cases.own_rows_recipe(2, epochs=1, then=then) | {"start": start} for then in ((), (frozen,))
+    )
     in_process(tmp_path / "one", one, cases.own_rows(2))
     summary = in_process(tmp_path / "two", two, cases.own_rows(2))
     for name in ("p1", "p2"):
-        got, want = (of_model(parameters(tmp_path / run / name), "encoder") for run in ("two", "one"))
+        got, want = (
+            of_model(parameters(tmp_path / run / name), "encoder") for run in ("two", "one")
+        )
         assert all(torch.equal(got[key], want[key]) for key in want)
     probe = one | {"phases": [cases.PROBE, cases.MOCO]}
-    with pytest.raises(InputError, match=r'hands the bottom out in a phase of kind "mocosfl", and none comes before'):
+    with pytest.raises(
+        InputError,
+        match=r'hands the bottom out in a phase of kind "mocosfl", and none comes before',
+    ):
         in_process(tmp_path / "early", probe, cases.own_rows(2))
     sent = [each for each in summary.bytes.by_link if each.phase == "again" and each.sender == "p0"]
     assert sum(each.payload_bytes for each in sent) == 0
@@ -248,8 +315,12 @@ def test_only_the_first_phase_hands_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("huge", [True, False])
 def test_numbers_too_large_are_told_by_whose_they_are(huge: bool, tmp_path: Path) -> None:
-    """A gradient that is not finite does not leave: without the check, the others would blame the active party."""
-    made = Recipe.model_validate(cases.own_rows_recipe(2) | {"simulate": {"parties": cases.own_rows(2)}})
+    """A gradient that is not finite does not leave: without the check, the others would blame the
+    active party.
+    """
+    made = Recipe.model_validate(
+        cases.own_rows_recipe(2) | {"simulate": {"parties": cases.own_rows(2)}}
+    )
     active = try_parties(made, tmp_path)["p0"]
     phase = active.phases[0]
     assert isinstance(phase, ActiveMocoSFL)
@@ -262,7 +333,9 @@ def test_numbers_too_large_are_told_by_whose_they_are(huge: bool, tmp_path: Path
                 each.mul_(math.inf)
     answers = Answers(z)
     phase._latents = answers  # type: ignore[assignment]
-    expected, words = (PeerError, "tensor 'q' of p2 at") if huge else (InputError, "the loss of p0 at")
+    expected, words = (
+        (PeerError, "tensor 'q' of p2 at") if huge else (InputError, "the loss of p0 at")
+    )
     with pytest.raises(expected, match=words) as caught:
         phase._step(StepKey("mocosfl", 0, 0))
     assert "its training diverged" in str(caught.value)
@@ -283,12 +356,16 @@ class Answers:
 
 
 def test_a_party_whose_bottom_diverged_says_so_itself(tmp_path: Path) -> None:
-    made = Recipe.model_validate(cases.own_rows_recipe(2) | {"simulate": {"parties": cases.own_rows(2)}})
+    made = Recipe.model_validate(
+        cases.own_rows_recipe(2) | {"simulate": {"parties": cases.own_rows(2)}}
+    )
     passive = try_parties(made, tmp_path)["p1"]
     with torch.no_grad():
         for each in passive.party.models["encoder"].parameters():
             each.fill_(math.nan)
-    with pytest.raises(InputError, match=r"q of p1 at .* hold NaN or infinity: its training diverged; take a lower"):
+    with pytest.raises(
+        InputError, match=r"q of p1 at .* hold NaN or infinity: its training diverged; take a lower"
+    ):
         passive.phases[0].run_round(0)
 
 
@@ -297,7 +374,8 @@ def test_an_epoch_that_is_far_longer_than_a_party_s_rows_is_worth_a_word() -> No
     held = {"p1": {"local": 10}, "p2": {"local": 1009}}
     course = Course("mocosfl", settings, held, False, True)
     assert course.longer("p1") == (
-        "phase mocosfl: an epoch goes 100 times over the rows of p1, because p2 says that it has 1,009 for training; "
+        "phase mocosfl: an epoch goes 100 times over the rows of p1, because p2 says that "
+        "it has 1,009 for training; "
         "ask p2 if that is right"
     )
     assert course.longer("p2") == ""
@@ -313,7 +391,12 @@ def test_images_are_scaled_alike_at_all_parties(tmp_path: Path) -> None:
 def test_a_probe_without_any_known_label_says_so(tmp_path: Path) -> None:
     data = cases.own_rows(2)
     (tmp_path / "labels.csv").write_text("who,digit\nann,1\nbob,2\n")
-    data["p0"] = {"source": str(tmp_path / "labels.csv"), "id": "who", "label": "digit", "columns": []}
+    data["p0"] = {
+        "source": str(tmp_path / "labels.csv"),
+        "id": "who",
+        "label": "digit",
+        "columns": [],
+    }
     with pytest.raises(InputError, match="knows the label of no training row"):
         in_process(tmp_path / "run", cases.own_rows_recipe(2, then=(cases.PROBE,)), data)
 
@@ -335,21 +418,31 @@ def test_labels_that_are_corrected_do_not_lose_the_training(tmp_path: Path) -> N
         federation.data["p0"] = right
         federation.start_all()
         federation.finish()
-        started = [event for event in federation.programs["server"].seen() if event["event"] == "started"]
-        assert started[-1]["checkpoint"]  # it went on after the training
+        started = [
+            event for event in federation.programs["server"].seen() if event["event"] == "started"
+        ]
+        # It went on after the training.
+        assert started[-1]["checkpoint"]
         assert largest_deviation({"p0": federation.parameters("p0")}, {"p0": whole}) == 0.0
 
 
 def test_the_forecast_is_what_is_counted(tmp_path: Path) -> None:
-    """Also if the parties hold different numbers of rows, and some have nothing to send at a step."""
-    tables, data = cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2), cases.own_rows(3)
+    """Also if the parties hold different numbers of rows, and some have nothing to send at a
+    step.
+    """
+    tables, data = (
+        cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2),
+        cases.own_rows(3),
+    )
     data["p3"]["limit"] = 60
     tables["simulate"] = {"parties": data}
     made = Recipe.model_validate(tables)
     for each in try_parties(made, tmp_path).values():
         assert each.party.holdings["p3"]["local"] == 16
     said = forecast(outlook_of(made, tmp_path))
-    summary = in_process(tmp_path / "run", cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2), data)
+    summary = in_process(
+        tmp_path / "run", cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2), data
+    )
     links = against(said, summary.bytes)
     assert {link.phase for link in links} == {"open", "mocosfl", "probe"}
     assert [link for link in links if link.forecast != link.counted] == []
@@ -358,10 +451,15 @@ def test_the_forecast_is_what_is_counted(tmp_path: Path) -> None:
 def test_a_forecast_needs_no_data_but_how_many_rows_each_party_has(tmp_path: Path) -> None:
     tables, data = cases.own_rows_recipe(2, then=(cases.PROBE,)), cases.own_rows(2)
     made = Recipe.model_validate(tables | {"simulate": {"parties": data}})
-    with_data, without = forecast(outlook_of(made, tmp_path)), forecast(outlook_of(made, tmp_path), rows=60)
+    with_data, without = (
+        forecast(outlook_of(made, tmp_path)),
+        forecast(outlook_of(made, tmp_path), rows=60),
+    )
     assert without.links == with_data.links
     of_active = Outlook(made, "p0", DataSettings(**data["p0"]), made.model.encoder)
-    with pytest.raises(InputError, match="p0 does not know how many rows the other parties have: give --rows N"):
+    with pytest.raises(
+        InputError, match="p0 does not know how many rows the other parties have: give --rows N"
+    ):
         forecast(of_active)
 
 
@@ -370,7 +468,10 @@ NECK: dict[str, Any] = {"bottleneck": {"channels": 2, "stride": 2}}
 
 def test_a_bottom_that_the_active_party_hands_out(tmp_path: Path) -> None:
     """TAResSFL's transfer: it has trained both halves alone, on rows of its own."""
-    alone = cases.own_rows_recipe(0, **NECK) | {"parties": [{"name": "p0", "role": "active"}], "rows": {}}
+    alone = cases.own_rows_recipe(0, **NECK) | {
+        "parties": [{"name": "p0", "role": "active"}],
+        "rows": {},
+    }
     own = {"p0": {"source": "sklearn:digits", "limit": 60, "scale": "minmax", "label": "target"}}
     in_process(tmp_path / "before", alone, own)
     before = parameters(tmp_path / "before" / "p0")
@@ -391,18 +492,31 @@ def test_a_bottom_that_the_active_party_hands_out(tmp_path: Path) -> None:
         assert all(torch.equal(got[key], want[key]) for key in want)
     moved = of_model(parameters(tmp_path / "run" / "p0"), "tail")
     tail = of_model(before, "tail")
-    assert 0 < max((moved[key] - tail[key]).abs().max().item() for key in tail) < 0.5  # it started there
+    # It started there.
+    assert 0 < max((moved[key] - tail[key]).abs().max().item() for key in tail) < 0.5
     weights = sum(4 * each.numel() for each in want.values())
-    sent = [each for each in summary.bytes.by_link if each.phase == "mocosfl" and each.sender == "p0"]
-    assert sum(each.payload_bytes for each in sent) == 2 * weights  # and no gradient
+    sent = [
+        each for each in summary.bytes.by_link if each.phase == "mocosfl" and each.sender == "p0"
+    ]
+    # And no gradient.
+    assert sum(each.payload_bytes for each in sent) == 2 * weights
 
 
 def test_momentum_contrast_of_a_party_that_is_alone(tmp_path: Path) -> None:
     """The same as one client that averages with nobody; a probe takes its own rows."""
-    alone = cases.own_rows_recipe(0, then=(cases.PROBE,)) | {"parties": [{"name": "p0", "role": "active"}], "rows": {}}
+    alone = cases.own_rows_recipe(0, then=(cases.PROBE,)) | {
+        "parties": [{"name": "p0", "role": "active"}],
+        "rows": {},
+    }
     own = {"p0": {"source": "sklearn:digits", "limit": 120, "scale": "minmax", "label": "target"}}
     summary = in_process(tmp_path / "alone", alone, own)
-    assert set(summary.metrics) == {"train", "validation", "test", "validation by neighbours", "test by neighbours"}
+    assert set(summary.metrics) == {
+        "train",
+        "validation",
+        "test",
+        "validation by neighbours",
+        "test by neighbours",
+    }
     assert summary.bytes.total.payload_bytes == 0
     tables = cases.own_rows_recipe(1) | {"rows": {"align": "none"}}
     tables["parties"][1]["name"] = "p0"
@@ -418,8 +532,13 @@ RESIST: dict[str, Any] = {"resist": {"weight": 5.0, "ssim": 0.0}, "batch_size": 
 
 
 def alone_with(tmp_path: Path, scale: str | None = "minmax", **settings: Any) -> Assembled:
-    tables = cases.own_rows_recipe(0, **settings) | {"parties": [{"name": "p0", "role": "active"}], "rows": {}}
-    own = {"source": "sklearn:digits", "limit": 60, "label": "target"} | ({"scale": scale} if scale else {})
+    tables = cases.own_rows_recipe(0, **settings) | {
+        "parties": [{"name": "p0", "role": "active"}],
+        "rows": {},
+    }
+    own = {"source": "sklearn:digits", "limit": 60, "label": "target"} | (
+        {"scale": scale} if scale else {}
+    )
     made = Recipe.model_validate(tables | {"simulate": {"parties": {"p0": own}}})
     found = try_parties(made, tmp_path)["p0"]
     found.connect(None, Hooks())
@@ -442,7 +561,10 @@ def test_resistance_is_learnt_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     without = alone_with(tmp_path, batch_size=16)
     loss = without.phases[0].run_round(0).metrics["train"]
     assert "ssim" not in loss
-    moved = [(one - other).abs().max() for one, other in zip(*map(weights, (without, again)), strict=True)]
+    moved = [
+        (one - other).abs().max()
+        for one, other in zip(*map(weights, (without, again)), strict=True)
+    ]
     assert max(moved) > 0
 
 
@@ -459,7 +581,9 @@ def test_resistance_is_for_one_party(tmp_path: Path) -> None:
 
 def test_the_halves_can_be_used_without_the_parties(tmp_path: Path) -> None:
     """There is no joint prediction: each row is at one party."""
-    summary = in_process(tmp_path / "run", cases.own_rows_recipe(2, then=(cases.PROBE,)), cases.own_rows(2))
+    summary = in_process(
+        tmp_path / "run", cases.own_rows_recipe(2, then=(cases.PROBE,)), cases.own_rows(2)
+    )
     halves = {name: Model.load(tmp_path / "run", name) for name in ("p0", "p1")}
     for name, model in halves.items():
         model.save(tmp_path / f"{name}.safetensors")
@@ -472,5 +596,7 @@ def test_the_halves_can_be_used_without_the_parties(tmp_path: Path) -> None:
     assert logits.shape == (1, 10)
     assert summary.metrics["test"]["loss"] < 10
     assert repr(upper).endswith("tail, top)")
-    with pytest.raises(InputError, match="its parties hold different rows, and there is nothing to predict jointly"):
+    with pytest.raises(
+        InputError, match="its parties hold different rows, and there is nothing to predict jointly"
+    ):
         load_joint(tmp_path / "run", "p1")

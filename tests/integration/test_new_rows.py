@@ -1,4 +1,6 @@
-"""A prediction of rows that training has not seen: from a database, with categories that it did not have."""
+"""A prediction of rows that training has not seen: from a database, with categories that it did not
+have.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def database(path: Path, towns: tuple[str, ...], rows: int) -> None:
 
 
 def test_new_rows_of_a_database_with_new_categories(tmp_path: Path) -> None:
-    (tmp_path / "p0.csv").write_text("who,age,y\n" + "".join(f"u{row:03},{row % 7},{row % 2}\n" for row in range(60)))
+    (tmp_path / "p0.csv").write_text(
+        "who,age,y\n" + "".join(f"u{row:03},{row % 7},{row % 2}\n" for row in range(60))
+    )
     database(tmp_path / "clients.db", TOWNS, 60)
     query = "select * from clients"
     data = {
@@ -37,10 +41,15 @@ def test_new_rows_of_a_database_with_new_categories(tmp_path: Path) -> None:
         federation.finish()
     run = federation.run_folder.name
     database(federation.folder / "new.db", (*TOWNS, "SECRET"), 40)
-    (federation.folder / "new.csv").write_text("who,age\n" + "".join(f"u{row:03},{row % 7}00\n" for row in range(30)))
+    (federation.folder / "new.csv").write_text(
+        "who,age\n" + "".join(f"u{row:03},{row % 7}00\n" for row in range(30))
+    )
     federation.programs.clear()
     federation.server_options = ("--predict",)
-    new = {"p0": ["--data", "new.csv"], "p1": ["--data", "sqlite:///new.db", "--query", f"{query} limit 30"]}
+    new = {
+        "p0": ["--data", "new.csv"],
+        "p1": ["--data", "sqlite:///new.db", "--query", f"{query} limit 30"],
+    }
     with federation:
         federation.start_server()
         for name in federation.names:
@@ -50,15 +59,25 @@ def test_new_rows_of_a_database_with_new_categories(tmp_path: Path) -> None:
             assert program.wait(60) == 0, f"{name}: {program.stderr}"
         said = federation.programs["p1"].wait_for("unseen")["said"]
         told = (
-            "column 'town' has categories that training never had, so the model knows nothing of them: in 7 of 30 rows"
+            "column 'town' has categories that training never had, so the model knows nothing "
+            "of them: in 7 of 30 rows"
         )
         assert said == f"sqlite:///{federation.folder / 'new.db'}: {told}"
         assert federation.programs["p0"].wait_for("predicted")["written"] == 30
-        (age,) = [each["said"] for each in federation.programs["p0"].seen() if each["event"] == "unseen"]
-        outside = "column 'age' has numbers far outside those of training: in 25 of 30 rows; are they in the unit of"
+        (age,) = [
+            each["said"] for each in federation.programs["p0"].seen() if each["event"] == "unseen"
+        ]
+        outside = (
+            "column 'age' has numbers far outside those of training: in 25 of 30 rows; are "
+            "they in the unit of"
+        )
         assert age == f"{federation.folder / 'new.csv'}: {outside} training?"
-        assert not [each for each in federation.programs["p1"].seen() if "age" in str(each.get("said", ""))]
-    (log,) = (path for path in federation.folder.glob("runs/*/p1/log.jsonl") if path.parts[-3] != run)
+        assert not [
+            each for each in federation.programs["p1"].seen() if "age" in str(each.get("said", ""))
+        ]
+    (log,) = (
+        path for path in federation.folder.glob("runs/*/p1/log.jsonl") if path.parts[-3] != run
+    )
     assert told in log.read_text()
     assert "SECRET" not in log.read_text()
     with (federation.folder / "predictions.csv").open(newline="") as file:

@@ -30,7 +30,9 @@ def pictures(notebook: Any) -> list[np.ndarray[Any, Any]]:
         for output in cell.outputs
         if "data" in output and "image/png" in output["data"]
     ]
-    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("L")) for text in found]
+    return [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("L")) for text in found
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +41,28 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     notebook = nbformat.read(NOTEBOOK, 4)
     for cell in code(notebook):
         cell.outputs, cell.execution_count = [], None
-    ipc = Config({"KernelManager": {"transport": "ipc", "ip": str(folder / "k")}})  # needs no free ports
+    # Needs no free ports.
+    ipc = Config({"KernelManager": {"transport": "ipc", "ip": str(folder / "k")}})
     NotebookClient(
-        notebook, config=ipc, kernel_name="python3", timeout=CELL_S, resources={"metadata": {"path": str(folder)}}
+        notebook,
+        config=ipc,
+        kernel_name="python3",
+        timeout=CELL_S,
+        resources={"metadata": {"path": str(folder)}},
     ).execute()
     return notebook
 
 
 def test_the_notebook_runs_and_its_last_cells_are_right(executed: Any) -> None:
     *_, chosen, last = code(executed)
-    assert chosen.outputs[0]["data"]["text/plain"].startswith("'lr = 0.001: AUC on the test rows 0.9")
+    assert chosen.outputs[0]["data"]["text/plain"].startswith("'lr = 0.001: test AUC 0.9")
     said = next(output["text"] for output in last.outputs if output.output_type == "stream")
     assert float(said.split("%")[0]) > 90.0
-    table = next(output["data"]["text/html"] for output in last.outputs if output.output_type == "execute_result")
+    table = next(
+        output["data"]["text/html"]
+        for output in last.outputs
+        if output.output_type == "execute_result"
+    )
     assert "<th>diagnosis</th>" in table
 
 
@@ -59,17 +70,23 @@ def test_the_notebook_shows_a_table_progress_and_two_pictures(executed: Any) -> 
     shown = next(cell for cell in code(executed) if cell.source.endswith("\nrun"))
     texts = [output["data"]["text/plain"] for output in shown.outputs]
     assert any("round 25/25" in text for text in texts)
-    assert sum("-diagnosis-" in text for text in texts) == 1  # the run, once
+    # The run, once.
+    assert sum("-diagnosis-" in text for text in texts) == 1
     assert "<pre" in shown.outputs[-1]["data"]["text/html"]
     curves, rates = pictures(executed)
     for picture in (curves, rates):
         assert picture.shape[0] > 300
-        assert 0.005 < (picture < 128).mean() < 0.5  # lines and words, on white
+        # Lines and words, on white.
+        assert 0.005 < (picture < 128).mean() < 0.5
 
 
 def test_the_notebook_is_kept_with_what_it_showed() -> None:
     notebook = nbformat.read(NOTEBOOK, 4)
     nbformat.validate(notebook)
-    assert [cell.execution_count for cell in code(notebook)] == list(range(1, len(code(notebook)) + 1))
+    assert [cell.execution_count for cell in code(notebook)] == list(
+        range(1, len(code(notebook)) + 1)
+    )
     assert len(pictures(notebook)) == 2
-    assert not any(output.output_type == "error" for cell in code(notebook) for output in cell.outputs)
+    assert not any(
+        output.output_type == "error" for cell in code(notebook) for output in cell.outputs
+    )

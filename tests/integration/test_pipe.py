@@ -1,4 +1,6 @@
-"""Steps in flight, micro-batches and local updates give the parameters that decision 0025 defines, kill or no kill."""
+"""Steps in flight, micro-batches and local updates give the parameters that decision 0025 defines,
+kill or no kill.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,32 @@ MLP = {"kind": "mlp", "hidden": [16, 12]}
 NOISY = MLP | {"dropout": 0.2, "batch_norm": True}
 DATA = cases.columns("sklearn:digits", 3, limit=100)
 DATA_OF = {2: cases.digits(2), 3: DATA}
-SLOW = {"sgd": SGD | {"lr": 0.01}, "adam": ADAM | {"lr": 0.001}}  # many updates on a batch make rounding grow
+# Many updates on a batch make rounding grow.
+SLOW = {"sgd": SGD | {"lr": 0.01}, "adam": ADAM | {"lr": 0.001}}
 CACHE = {"batches": 3, "uses": 4, "threshold": 0.95}
 
 
-def piped(parties: int, *, encoder: dict[str, Any] = MLP, optimizer: dict[str, Any] = SGD, **more: Any) -> Any:
-    """Two epochs a round, and a checkpoint within them: the pipe runs over the end of one, and drains at the other."""
-    phase = {"validate_every": 2, "epochs": 4, "checkpoint_steps": 12, "batch_size": 12, "optimizer": optimizer}
-    return cases.recipe(parties, model={"encoder": encoder, "top": {"hidden": [16]}}, phase=phase | more)
+def piped(
+    parties: int, *, encoder: dict[str, Any] = MLP, optimizer: dict[str, Any] = SGD, **more: Any
+) -> Any:
+    """Two epochs a round, and a checkpoint within them: the pipe runs over the end of one, and
+    drains at the other.
+    """
+    phase = {
+        "validate_every": 2,
+        "epochs": 4,
+        "checkpoint_steps": 12,
+        "batch_size": 12,
+        "optimizer": optimizer,
+    }
+    return cases.recipe(
+        parties, model={"encoder": encoder, "top": {"hidden": [16]}}, phase=phase | more
+    )
 
 
-def check(folder: Path, tables: dict[str, Any], data: dict[str, Any], record: Any, run: Any = in_memory) -> None:
+def check(
+    folder: Path, tables: dict[str, Any], data: dict[str, Any], record: Any, run: Any = in_memory
+) -> None:
     worst = largest_deviation(run(folder, tables, data), reference_pipe.train(tables, data))
     record("largest_deviation", worst)
     print(f"largest deviation {worst:.3g}")
@@ -45,7 +62,8 @@ def check(folder: Path, tables: dict[str, Any], data: dict[str, Any], record: An
 def test_steps_in_flight(
     parties: int, in_flight: int, optimizer: dict[str, Any], tmp_path: Path, record_property: Any
 ) -> None:
-    # A bias before batch normalisation has no gradient but rounding, which Adam would make a whole step of.
+    # A bias before batch normalisation has no gradient but rounding, which Adam would make a whole
+    # step of.
     encoder = MLP | {"dropout": 0.2, "batch_norm": optimizer is SGD}
     tables = piped(parties, optimizer=optimizer, in_flight=in_flight, encoder=encoder)
     check(tmp_path, tables, DATA_OF[parties], record_property)
@@ -73,7 +91,12 @@ def test_steps_in_flight(
 def test_local_updates_and_micro_batches(
     parties: int, optimizer: str, more: dict[str, Any], tmp_path: Path, record_property: Any
 ) -> None:
-    check(tmp_path, piped(parties, optimizer=SLOW[optimizer], **more), DATA_OF[parties], record_property)
+    check(
+        tmp_path,
+        piped(parties, optimizer=SLOW[optimizer], **more),
+        DATA_OF[parties],
+        record_property,
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +113,9 @@ def test_local_updates_and_micro_batches(
 )
 def test_each_setting_changes_what_is_learned(one: dict[str, Any], other: dict[str, Any]) -> None:
     data = cases.digits(2)
-    found, others = (reference_pipe.train(piped(2, optimizer=SLOW["sgd"], **more), data) for more in (one, other))
+    found, others = (
+        reference_pipe.train(piped(2, optimizer=SLOW["sgd"], **more), data) for more in (one, other)
+    )
     assert largest_deviation(found, others) > 100 * TOLERANCE
 
 
@@ -99,10 +124,15 @@ def test_one_step_in_flight_is_what_split_training_was(parties: int) -> None:
     tables = piped(parties)
     tables["phases"][0] |= {"validate_every": 1, "checkpoint_steps": 2000}
     data = cases.digits(parties)
-    assert largest_deviation(reference_pipe.train(tables, data), reference.train(tables, data)) <= TOLERANCE
+    assert (
+        largest_deviation(reference_pipe.train(tables, data), reference.train(tables, data))
+        <= TOLERANCE
+    )
 
 
-@pytest.mark.parametrize("more", [{"in_flight": 4}, {"in_flight": 2, "micro_batches": 3, "cache": CACHE}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{"in_flight": 4}, {"in_flight": 2, "micro_batches": 3, "cache": CACHE}], ids=str
+)
 def test_processes(more: dict[str, Any], tmp_path: Path, record_property: Any) -> None:
     check(tmp_path, piped(3, optimizer=SLOW["sgd"], **more), DATA, record_property, federated)
 
@@ -110,26 +140,37 @@ def test_processes(more: dict[str, Any], tmp_path: Path, record_property: Any) -
 def test_one_process_gives_what_processes_give(tmp_path: Path) -> None:
     tables = piped(3, encoder=NOISY, in_flight=4, cache=CACHE)
     assert (
-        largest_deviation(in_memory(tmp_path / "one", tables, DATA), federated(tmp_path / "many", tables, DATA)) == 0.0
+        largest_deviation(
+            in_memory(tmp_path / "one", tables, DATA), federated(tmp_path / "many", tables, DATA)
+        )
+        == 0.0
     )
 
 
 STEPS: dict[str, Any] = {"epochs": 8, "validate_every": 1, "batch_size": 8, "in_flight": 4}
 STEPS |= {"checkpoint_steps": 6, "optimizer": SLOW["adam"] | {"schedule": "constant"}}
-KEPT: dict[str, dict[str, Any]] = {"ring": {"cache": {}}, "prediction": {"predict_weights": True}}  # by a checkpoint
+# By a checkpoint.
+KEPT: dict[str, dict[str, Any]] = {"ring": {"cache": {}}, "prediction": {"predict_weights": True}}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, Tensor]]]:
-    """{what is kept: parameters} of runs in one process; another test shows that processes give the same."""
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, dict[str, dict[str, Tensor]]]:
+    """{what is kept: parameters} of runs in one process; another test shows that processes give the
+    same.
+    """
     return {
-        what: in_memory(tmp_path_factory.mktemp(what), piped(3, encoder=NOISY, **STEPS, **more), DATA)
+        what: in_memory(
+            tmp_path_factory.mktemp(what), piped(3, encoder=NOISY, **STEPS, **more), DATA
+        )
         for what, more in KEPT.items()
     }
 
 
 @pytest.mark.parametrize(
-    ("victim", "kept"), [("", "ring"), ("p0", "ring"), ("p2", "ring"), ("server", "ring"), ("p2", "prediction")]
+    ("victim", "kept"),
+    [("", "ring"), ("p0", "ring"), ("p2", "ring"), ("server", "ring"), ("p2", "prediction")],
 )
 def test_in_the_middle_of_a_round_with_several_steps_in_flight(
     victim: str, kept: str, tmp_path: Path, undisturbed: dict[str, dict[str, dict[str, Tensor]]]
@@ -143,32 +184,48 @@ def test_in_the_middle_of_a_round_with_several_steps_in_flight(
             proxy.cut()
             proxy.release()
         summary = federation.finish()
-        if victim != "server":  # its new process knows nothing of the end of the old one
+        # Its new process knows nothing of the end of the old one.
+        if victim != "server":
             assert summary["interruptions"] == bool(victim)
         got = {name: federation.parameters(name) for name in federation.names}
     assert largest_deviation(got, undisturbed[kept]) == 0.0
 
 
-PRIVATE: dict[str, Any] = {"kind": "clipped_gaussian", "exchange": "embedding", "sent_by": "passive"}
+PRIVATE: dict[str, Any] = {
+    "kind": "clipped_gaussian",
+    "exchange": "embedding",
+    "sent_by": "passive",
+}
 PRIVATE |= {"clip": 1.0, "epsilon": 1.0, "delta": 1e-5}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"transforms": [PRIVATE]}, ["clipped_gaussian", "batch normalisation", "the epsilon would not hold"]),
+        (
+            {"transforms": [PRIVATE]},
+            ["clipped_gaussian", "batch normalisation", "the epsilon would not hold"],
+        ),
         ({"in_flight": 0}, ["in_flight", "greater than or equal to 1"]),
-        ({"in_flight": 2, "late_policy": "zeros", "deadline_s": 1.0}, ["in_flight", 'late_policy = "wait"']),
+        (
+            {"in_flight": 2, "late_policy": "zeros", "deadline_s": 1.0},
+            ["in_flight", 'late_policy = "wait"'],
+        ),
         ({"local_updates": 2, "cache": {}}, ["local_updates or cache", "not both"]),
         ({"predict_weights": True}, ["predict_weights is for in_flight above 1"]),
-        ({"predict_weights": True, "in_flight": 2, "cache": {}}, ["predict_weights", "one update an exchange"]),
+        (
+            {"predict_weights": True, "in_flight": 2, "cache": {}},
+            ["predict_weights", "one update an exchange"],
+        ),
         ({"micro_batches": 2, "iso": 1.0}, ["iso", "whole batches", "micro_batches = 1"]),
         ({"cache": {"threshold": 2.0}}, ["threshold", "less than or equal to 1"]),
         ({"micro_batches": 2}, ["micro_batches", "batch normalisation", "whole batch"]),
     ],
     ids=str,
 )
-def test_bad_input_is_one_sentence(change: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence(
+    change: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
     with pytest.raises(InputError) as caught:
         in_memory(tmp_path, piped(2, encoder=NOISY, **change), cases.digits(2))
     assert all(word in str(caught.value) for word in words), caught.value
@@ -181,7 +238,12 @@ def test_a_party_alone_has_nothing_in_flight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"in_flight": 4}, {"micro_batches": 3, "in_flight": 2, "cache": {}}, {"max_bytes": 9_000, "in_flight": 2}]
+    "more",
+    [
+        {"in_flight": 4},
+        {"micro_batches": 3, "in_flight": 2, "cache": {}},
+        {"max_bytes": 9_000, "in_flight": 2},
+    ],
 )
 def test_the_ledger_is_as_forecast(more: dict[str, Any], tmp_path: Path) -> None:
     tables, data = piped(3, optimizer=SLOW["sgd"], **more), DATA

@@ -1,4 +1,6 @@
-"""The package in examples/plugin, installed by pip beside the product, or placed there: nothing in it is touched."""
+"""The package in examples/plugin, installed by pip beside the product, or placed there: nothing in
+it is touched.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,12 @@ def here(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run(folder: Path, phase: dict[str, Any], site: Path) -> tuple[Federation, dict[str, Any]]:
-    """A run of two parties with one phase that is named ``splitnn``; (its federation, its summary)."""
-    tables = cases.recipe(2) | {"phases": [{"name": "splitnn", "epochs": 2, "batch_size": 24} | phase]}
+    """A run of two parties with one phase that is named ``splitnn``; (its federation, its
+    summary).
+    """
+    tables = cases.recipe(2) | {
+        "phases": [{"name": "splitnn", "epochs": 2, "batch_size": 24} | phase]
+    }
     with Federation(folder, tables, cases.digits(2)) as federation:
         federation.start_server()
         for name in federation.names:
@@ -63,13 +69,17 @@ def run(folder: Path, phase: dict[str, Any], site: Path) -> tuple[Federation, di
 def files(folder: Path) -> dict[str, str]:
     """What makes a plug-in: {file: its text} of modules and entry points."""
     kept = [*folder.glob("*.py"), *folder.glob("*.dist-info/entry_points.txt")]
-    return {str(path.relative_to(folder)): "\n".join(sorted(path.read_text().split())) for path in kept}
+    return {
+        str(path.relative_to(folder)): "\n".join(sorted(path.read_text().split())) for path in kept
+    }
 
 
 def test_a_method_from_outside_trains_as_ours_does(tmp_path: Path, site: Path) -> None:
     placed, site = site, install(tmp_path)
     assert files(site) == files(placed)
-    ours, _ = run(tmp_path / "ours", {"kind": "splitnn", "optimizer": {"kind": "sgd", "lr": LR}}, site)
+    ours, _ = run(
+        tmp_path / "ours", {"kind": "splitnn", "optimizer": {"kind": "sgd", "lr": LR}}, site
+    )
     theirs, summary = run(tmp_path / "theirs", {"kind": "plain", "lr": LR}, site)
     for name in ours.names:
         want, got = ours.parameters(name), theirs.parameters(name)
@@ -83,16 +93,27 @@ def test_a_transform_and_a_codec_from_outside_are_in_the_chain(tmp_path: Path, s
     phase = {"kind": "plain", "codec": "saturating", "transforms": transforms}
     _, summary = run(tmp_path, phase, site)
     (up,) = (
-        line for line in summary["exchanges"] if (line["exchange"], line["sender"]) == ("embedding", "passive parties")
+        line
+        for line in summary["exchanges"]
+        if (line["exchange"], line["sender"]) == ("embedding", "passive parties")
     )
     assert up["chain"] == "rows clipped to 0.5 -> saturating float16"
-    sent = {line["kind"]: line["payload_bytes"] for line in summary["bytes"]["by_link"] if line["phase"] == "splitnn"}
-    assert sent["embedding"] == sent["gradient"] == 2 * 80 * 8 * 2  # epochs, training rows, width, bytes a number
+    sent = {
+        line["kind"]: line["payload_bytes"]
+        for line in summary["bytes"]["by_link"]
+        if line["phase"] == "splitnn"
+    }
+    # Epochs, training rows, width, bytes a number.
+    assert sent["embedding"] == sent["gradient"] == 2 * 80 * 8 * 2
 
 
 @pytest.mark.usefixtures("here")
-def test_processes_and_the_library_compute_the_same(tmp_path: Path, site: Path, newer: Path) -> None:
-    """The example's own recipe: a method, an encoder and a codec from outside; no prediction with other versions."""
+def test_processes_and_the_library_compute_the_same(
+    tmp_path: Path, site: Path, newer: Path
+) -> None:
+    """The example's own recipe: a method, an encoder and a codec from outside; no prediction with
+    other versions.
+    """
     recipe = shutil.copy(EXAMPLE / "recipe.toml", tmp_path)
     done = subprocess.run(
         [BIN / "vfl", "simulate", recipe, "--out", "runs"],
@@ -113,9 +134,17 @@ def test_processes_and_the_library_compute_the_same(tmp_path: Path, site: Path, 
         assert any(key.startswith("encoder.blocks") for key in got)
         assert all(torch.equal(got[key], want[key]) for key in want), name
         facts = json.loads((theirs / name / "run.json").read_text())
-        assert facts["plugins"] == json.loads((ours.folder / name / "run.json").read_text())["plugins"]
+        assert (
+            facts["plugins"] == json.loads((ours.folder / name / "run.json").read_text())["plugins"]
+        )
         assert set(facts["plugins"].values()) == {"vfl-example-plugin 1.0"}
-    words = ["vfl-party", "predict", str(theirs / "federation" / "hospital.toml"), "--run", str(theirs)]
+    words = [
+        "vfl-party",
+        "predict",
+        str(theirs / "federation" / "hospital.toml"),
+        "--run",
+        str(theirs),
+    ]
     program = Program("predict", words, tmp_path, fresh=FRESH, environment=environment(newer))
     with contextlib.closing(program) as refused:
         assert refused.wait(60) == 2
@@ -126,7 +155,8 @@ def test_processes_and_the_library_compute_the_same(tmp_path: Path, site: Path, 
 @pytest.mark.usefixtures("here")
 def test_a_forecast_counts_what_the_plug_ins_send() -> None:
     found = vfl.forecast(EXAMPLE / "recipe.toml")
-    rows, epochs, width, parties = 1258, 5, 16, 3  # of training; a codec of two bytes, there and back
+    # Of training; a codec of two bytes, there and back.
+    rows, epochs, width, parties = 1258, 5, 16, 3
     assert found.by_phase["plain"].payload_bytes == rows * epochs * width * parties * 2 * 2
 
 
@@ -141,11 +171,23 @@ RESIDUAL = {"kind": "residual", "width": 8}
 @pytest.mark.usefixtures("here")
 def test_check_names_the_plug_ins_with_their_versions(tmp_path: Path) -> None:
     with federation_of(tmp_path, PHASES, encoder=RESIDUAL) as federation:
-        federation.address, federation.extra = "127.0.0.1:1", {"p1": {"encoder": {"kind": "residual", "width": 9}}}
-        found = {name: [*check(federation.write_party(name), None, offline=True)] for name in federation.names}
+        federation.address, federation.extra = (
+            "127.0.0.1:1",
+            {"p1": {"encoder": {"kind": "residual", "width": 9}}},
+        )
+        found = {
+            name: [*check(federation.write_party(name), None, offline=True)]
+            for name in federation.names
+        }
     assert all(each.fine for lines in found.values() for each in lines)
-    said = {name: [each.text for each in lines if each.about == "plug-in"] for name, lines in found.items()}
-    codec = "vfl.codecs:saturating: vfl-example-plugin 1.0 (the same version at every party that needs it)"
+    said = {
+        name: [each.text for each in lines if each.about == "plug-in"]
+        for name, lines in found.items()
+    }
+    codec = (
+        "vfl.codecs:saturating: vfl-example-plugin 1.0 (the same version at every party that "
+        "needs it)"
+    )
     encoder = "vfl.encoders:residual: vfl-example-plugin 1.0"
     assert said["p0"] == [codec, f"{encoder} (the same version at every party that needs it)"]
     assert said["p1"] == [codec, f"{encoder} (this party's own)"]
@@ -161,7 +203,9 @@ def test_a_plug_in_that_is_not_installed_is_one_sentence(tmp_path: Path) -> None
     assert json.dumps("bfloat16")[1:-1] in line
 
 
-def test_another_version_is_one_sentence_at_both_ends(tmp_path: Path, site: Path, newer: Path) -> None:
+def test_another_version_is_one_sentence_at_both_ends(
+    tmp_path: Path, site: Path, newer: Path
+) -> None:
     with federation_of(tmp_path, PHASES) as federation:
         server = federation.start_server()
         first = federation.write_party("p0").name
@@ -172,22 +216,29 @@ def test_another_version_is_one_sentence_at_both_ends(tmp_path: Path, site: Path
         assert program.wait(60) == 2
         at = "is vfl-example-plugin 1.1 at p1 and vfl-example-plugin 1.0 at p0"
         sentence = f"the plug-in vfl.codecs:saturating {at}; install the same version at both"
-        assert [line for line in program.stderr.splitlines() if line] == [f"error: server refused: {sentence}"]
+        assert [line for line in program.stderr.splitlines() if line] == [
+            f"error: server refused: {sentence}"
+        ]
         refused = server.wait_for("refused", party="p1")
         assert (refused["code"], refused["why"]) == ("PLUGINS_DIFFER", sentence)
         back = federation.start("p1", "vfl-party", "run", late, environment=environment(site))
-        assert back.wait(60) == 0  # with the version of the others, the run begins
+        # With the version of the others, the run begins.
+        assert back.wait(60) == 0
         federation.finish()
 
 
-def test_an_unfinished_run_needs_the_version_with_which_it_began(tmp_path: Path, newer: Path) -> None:
+def test_an_unfinished_run_needs_the_version_with_which_it_began(
+    tmp_path: Path, newer: Path
+) -> None:
     with federation_of(tmp_path, PHASES) as federation:
         federation.address = "127.0.0.1:1"
         path = federation.write_party("p1")
         folder = create(tmp_path / "runs", "earlier", "p1", load_recipe(tmp_path / "recipe.toml"))
         folder.note(job="train", plugins={"vfl.codecs:saturating": "vfl-example-plugin 1.0"})
         folder.unlock()
-        program = federation.start("p1", "vfl-party", "run", path.name, environment=environment(newer))
+        program = federation.start(
+            "p1", "vfl-party", "run", path.name, environment=environment(newer)
+        )
         assert program.wait(60) == 2
     began = "the run began with the plug-in vfl.codecs:saturating of vfl-example-plugin 1.0"
     assert f"{began}, and vfl-example-plugin 1.1 is installed; install the former" in program.stderr
@@ -195,9 +246,13 @@ def test_an_unfinished_run_needs_the_version_with_which_it_began(tmp_path: Path,
 
 @pytest.mark.skipif(bool(_WHY), reason=_WHY or "hosts of their own")
 def test_over_two_hosts(tmp_path: Path, site: Path) -> None:
-    """Bank and hospital of the example's recipe, each in a network namespace; and the server in a third."""
+    """Bank and hospital of the example's recipe, each in a network namespace; and the server in a
+    third.
+    """
     recipe = tomllib.loads((EXAMPLE / "recipe.toml").read_text())
-    recipe = {key: table for key, table in recipe.items() if key != "simulate"} | {"parties": recipe["parties"][:2]}
+    recipe = {key: table for key, table in recipe.items() if key != "simulate"} | {
+        "parties": recipe["parties"][:2]
+    }
     with Hosts(tmp_path, NAMES, environment(site)["PYTHONPATH"]) as hosts:
         halves_of_digits(hosts, recipe)
         server = hosts.start("fed", "vfl-server serve recipe.toml --listen 0.0.0.0:7000")

@@ -1,4 +1,6 @@
-"""Split training in bfloat16: other numbers than float32's, near to them, the same in every run and after a death."""
+"""Split training in bfloat16: other numbers than float32's, near to them, the same in every run and
+after a death.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,35 @@ RECIPE = cases.recipe(
     2,
     task={"kind": "binary"},
     model={"embedding_size": WIDTH, "top": {"hidden": [16]}, "precision": "bfloat16"},
-    phase={"epochs": 4, "batch_size": BATCH, "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9}},
+    phase={
+        "epochs": 4,
+        "batch_size": BATCH,
+        "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9},
+    },
 )
 RECIPE["phases"].append({"kind": "evaluate"})
-IN_SECOND_EPOCH = 4096 + 4 * WIDTH * (TRAIN + VALIDATION + BATCH * 3 // 2)  # bytes that p1 has sent
+# Bytes that p1 has sent.
+IN_SECOND_EPOCH = 4096 + 4 * WIDTH * (TRAIN + VALIDATION + BATCH * 3 // 2)
 
 
-def test_it_is_near_to_float32_and_resumes_bit_for_bit(tmp_path: Path, record_property: Any) -> None:
+def test_it_is_near_to_float32_and_resumes_bit_for_bit(
+    tmp_path: Path, record_property: Any
+) -> None:
     with Federation(tmp_path / "undisturbed", RECIPE, DATA) as federation:
         federation.start_all()
         summary = federation.finish()
         got = parameters(federation)
-        assert {tensor.dtype for tensors in got.values() for tensor in tensors.values()} == {torch.float32}
-    payload = {(link["kind"], link["sender"]): link["payload_bytes"] for link in summary["bytes"]["by_link"]
-               if link["phase"] == "splitnn"}  # fmt: skip
-    assert payload["embedding", "p1"] == 4 * 4 * WIDTH * (TRAIN + VALIDATION)  # float32 on the wire
+        assert {tensor.dtype for tensors in got.values() for tensor in tensors.values()} == {
+            torch.float32
+        }
+    payload = {
+        (link["kind"], link["sender"]): link["payload_bytes"]
+        for link in summary["bytes"]["by_link"]
+        # Fmt: skip.
+        if link["phase"] == "splitnn"
+    }
+    # float32 on the wire.
+    assert payload["embedding", "p1"] == 4 * 4 * WIDTH * (TRAIN + VALIDATION)
     assert payload["gradient", "p0"] == 4 * 4 * WIDTH * TRAIN
 
     plain = RECIPE | {"model": RECIPE["model"] | {"precision": "float32"}}
@@ -57,7 +73,10 @@ def test_it_is_near_to_float32_and_resumes_bit_for_bit(tmp_path: Path, record_pr
 
 def test_a_model_gives_float32_and_has_gradients_of_float32() -> None:
     layer, x_BF = torch.nn.Linear(64, 8), torch.randn(16, 64)
-    plain, half = forward(layer, x_BF, precision="float32"), forward(layer, x_BF, precision="bfloat16")
+    plain, half = (
+        forward(layer, x_BF, precision="float32"),
+        forward(layer, x_BF, precision="bfloat16"),
+    )
     assert plain.dtype == half.dtype == torch.float32
     assert not torch.equal(plain, half)
     assert torch.allclose(plain, half, atol=0.05)
@@ -69,10 +88,15 @@ def test_a_model_gives_float32_and_has_gradients_of_float32() -> None:
 def test_a_phase_with_passes_of_its_own_is_refused(tmp_path: Path) -> None:
     tables = RECIPE | {"phases": [{"kind": "fedonce", "epochs": 1}, {"kind": "head", "epochs": 1}]}
     with Federation(tmp_path, tables, DATA, {"p1": {"server": "127.0.0.1:1"}}) as federation:
-        (found,) = [each for each in check(federation.write_party("p1"), None, offline=True) if not each.fine]
+        (found,) = [
+            each
+            for each in check(federation.write_party("p1"), None, offline=True)
+            if not each.fine
+        ]
     assert (found.about, found.text) == (
         "phases",
-        f"{tmp_path}/recipe.toml: phases: fedonce: a phase of kind 'fedonce' computes only in float32; "
+        f"{tmp_path}/recipe.toml: phases: fedonce: a phase of kind 'fedonce' computes only "
+        "in float32; "
         'remove model.precision = "bfloat16"',
     )
 

@@ -1,4 +1,6 @@
-"""Parties of several processes (torchrun, gloo) get the parameters of one process, and survive the death of a rank."""
+"""Parties of several processes (torchrun, gloo) get the parameters of one process, and survive the
+death of a rank.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,32 @@ from tests.integration.test_resume import Parameters, assert_equal, parameters, 
 
 pytestmark = pytest.mark.slow
 
-WIDTH, BATCH, TRAIN, VALIDATION = 64, 26, 80, 10  # a last batch of two rows: the third rank gets none
+# A last batch of two rows: the third rank gets none.
+WIDTH, BATCH, TRAIN, VALIDATION = 64, 26, 80, 10
 RANKS = {"p0": 3, "p1": 2}
 DATA = cases.digits(2)
 RECIPE = cases.recipe(
     2,
-    model={"embedding_size": WIDTH, "encoder": {"kind": "cnn", "channels": [4], "batch_norm": False}},
+    model={
+        "embedding_size": WIDTH,
+        "encoder": {"kind": "cnn", "channels": [4], "batch_norm": False},
+    },
     phase={
         "batch_size": BATCH,
-        "optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "schedule": "cosine", "clip_norm": 1.0},
+        "optimizer": {
+            "kind": "sgd",
+            "lr": 0.1,
+            "momentum": 0.9,
+            "schedule": "cosine",
+            "clip_norm": 1.0,
+        },
     },
-    run={"rejoin_deadline_s": 5 * RUN_S},  # torchrun and its processes take long to start where others work too
+    # Torchrun and its processes take long to start where others work too.
+    run={"rejoin_deadline_s": 5 * RUN_S},
 )
 TRAINED = RECIPE | {"phases": [*RECIPE["phases"], {"kind": "evaluate"}]}
-IN_SECOND_EPOCH = 4096 + 4 * WIDTH * (TRAIN + VALIDATION + BATCH * 3 // 2)  # bytes that p1 has sent
+# Bytes that p1 has sent.
+IN_SECOND_EPOCH = 4096 + 4 * WIDTH * (TRAIN + VALIDATION + BATCH * 3 // 2)
 
 
 def torchrun(federation: Federation, name: str) -> Program:
@@ -43,12 +57,17 @@ def torchrun(federation: Federation, name: str) -> Program:
 
 
 @contextmanager
-def started(folder: Path, *, installed: bool = False, **hold: int) -> Iterator[tuple[Federation, Proxy]]:
+def started(
+    folder: Path, *, installed: bool = False, **hold: int
+) -> Iterator[tuple[Federation, Proxy]]:
     """Server and parties; p1 reaches p0 through a proxy, which may hold the bytes.
 
     ``installed``: p1 is the installed torchrun and commands, no forks.
     """
-    with Proxy() as proxy, Federation(folder, TRAINED, DATA, {"p1": {"active": proxy.address}}) as federation:
+    with (
+        Proxy() as proxy,
+        Federation(folder, TRAINED, DATA, {"p1": {"active": proxy.address}}) as federation,
+    ):
         if hold:
             proxy.hold_at(**hold)
         federation.start_server()
@@ -78,9 +97,14 @@ def test_they_get_the_parameters_of_one_process(
     assert (summary["interruptions"], summary["bytes"]["agrees"]) == (0, True)
     assert [party["device"] for party in summary["parties"]] == ["cpu", "3 x cpu", "2 x cpu"]
     assert {"loss", "accuracy"} <= summary["metrics"]["test"].keys()
-    sent = {link["kind"]: link["payload_bytes"] for link in summary["bytes"]["by_link"]
-            if (link["sender"], link["phase"]) == ("p1", "splitnn")}  # fmt: skip
-    assert sent["embedding"] == 3 * 4 * WIDTH * (TRAIN + VALIDATION)  # rank 0 alone is on the wire
+    sent = {
+        link["kind"]: link["payload_bytes"]
+        for link in summary["bytes"]["by_link"]
+        # Fmt: skip.
+        if (link["sender"], link["phase"]) == ("p1", "splitnn")
+    }
+    # Rank 0 alone is on the wire.
+    assert sent["embedding"] == 3 * 4 * WIDTH * (TRAIN + VALIDATION)
 
 
 def test_a_rank_is_killed_and_the_party_started_again(
@@ -97,25 +121,32 @@ def test_a_rank_is_killed_and_the_party_started_again(
         assert party.wait() != 0
         gone, alive = psutil.wait_procs(ranks, timeout=30)
         assert (len(gone) >= 2, alive) == (True, [])
-        assert "terminate called" not in party.stderr  # rank 0 ends by itself, and is not aborted by its threads
+        # Rank 0 ends by itself, and is not aborted by its threads.
+        assert "terminate called" not in party.stderr
         federation.programs["server"].wait_for("interrupted")
         proxy.release()
-        federation.fresh = FRESH  # a fork does to go on with
+        # A fork does to go on with.
+        federation.fresh = FRESH
         torchrun(federation, "p1")
         summary = federation.finish()
         assert summary["interruptions"] == 1
-        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", "000001.splitnn.1"]
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == [
+            "",
+            "000001.splitnn.1",
+        ]
         assert_equal(parameters(federation), undisturbed[0])
 
 
 def test_a_phase_of_one_process_is_refused_before_joining(tmp_path: Path) -> None:
     tables = RECIPE | {"phases": [{"kind": "fedonce", "epochs": 1}, {"kind": "head", "epochs": 1}]}
-    with Federation(tmp_path, tables, DATA, address="127.0.0.1:1") as federation:  # nobody is there, and none is asked
+    # Nobody is there, and none is asked.
+    with Federation(tmp_path, tables, DATA, address="127.0.0.1:1") as federation:
         program = torchrun(federation, "p1")
         assert program.wait() != 0
     errors = [line for line in program.stderr.splitlines() if line.startswith("error:")]
     assert errors == [
-        f"error: {tmp_path}/recipe.toml: phases: fedonce: a phase of kind 'fedonce' runs in only one process of a "
+        f"error: {tmp_path}/recipe.toml: phases: fedonce: a phase of kind 'fedonce' runs "
+        "in only one process of a "
         "party; start p1 without torchrun"
     ]
     assert not (tmp_path / "runs").exists()

@@ -1,7 +1,9 @@
-"""A run that is disturbed in the middle of an epoch ends with the parameters that it would have had: bit for bit.
+"""A run that is disturbed in the middle of an epoch ends with the parameters that it would have
+had: bit for bit.
 
-p2 reaches the active party p0 through a proxy that holds the bytes at a given number, so that a fault happens within a
-known step of a known epoch on any machine; p1 goes the direct way, to the address that the server relays.
+p2 reaches the active party p0 through a proxy that holds the bytes at a given number, so that a
+fault happens within a known step of a known epoch on any machine; p1 goes the direct way, to the
+address that the server relays.
 """
 
 from __future__ import annotations
@@ -26,18 +28,25 @@ from vfl_common.ledger import load_entries
 
 PARTIES = ("p0", "p1", "p2")
 WIDTH, BATCH, ROWS = 64, 32, 200
-EPOCH_STEPS = 5  # 160 training rows
+# 160 training rows.
+EPOCH_STEPS = 5
 STEP_BYTES = 4 * WIDTH * BATCH
-EPOCH_BYTES = EPOCH_STEPS * STEP_BYTES + 4 * WIDTH * 20  # and the validation rows
-HANDSHAKE_BYTES = 4096  # roughly: TLS, HTTP/2 settings, the rows' digest
-SECOND_EPOCH = HANDSHAKE_BYTES + EPOCH_BYTES + int(2.5 * STEP_BYTES)  # in its third step
-AFTER_FIRST = "000001.splitnn.1"  # the checkpoint before it
+# And the validation rows.
+EPOCH_BYTES = EPOCH_STEPS * STEP_BYTES + 4 * WIDTH * 20
+# Roughly: TLS, HTTP/2 settings, the rows' digest.
+HANDSHAKE_BYTES = 4096
+# In its third step.
+SECOND_EPOCH = HANDSHAKE_BYTES + EPOCH_BYTES + int(2.5 * STEP_BYTES)
+# The checkpoint before it.
+AFTER_FIRST = "000001.splitnn.1"
 
 Parameters = dict[str, dict[str, Tensor]]
 
 
 def recipe(**run: Any) -> dict[str, Any]:
-    """State of every sort: Adam's moments, a schedule, dropout's generators, batch norm's statistics."""
+    """State of every sort: Adam's moments, a schedule, dropout's generators, batch norm's
+    statistics.
+    """
     return cases.recipe(
         3,
         task={"kind": "binary"},
@@ -64,9 +73,16 @@ def behind(names: Collection[str]) -> set[str]:
 
 
 def halfway(run: Path, names: Collection[str]) -> int:
-    """The bytes that parties have sent through the proxy in the middle of a run, as a run that has ended counted."""
+    """The bytes that parties have sent through the proxy in the middle of a run, as a run that has
+    ended counted.
+    """
     ledgers = [load_entries(run / name / "ledger.json") for name in behind(names)]
-    sent = [entry for of in ledgers for entry in of if (entry.peer, entry.direction) == (cases.ACTIVE, "sent")]
+    sent = [
+        entry
+        for of in ledgers
+        for entry in of
+        if (entry.peer, entry.direction) == (cases.ACTIVE, "sent")
+    ]
     return len(ledgers) * HANDSHAKE_BYTES + sum(entry.message_bytes for entry in sent) // 2
 
 
@@ -134,7 +150,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Parameters:
         return parameters(federation)
 
 
-def test_a_passive_party_is_killed_and_started_again(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_a_passive_party_is_killed_and_started_again(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
         federation.wait_for_checkpoint(AFTER_FIRST)
         federation.programs["p2"].kill()
@@ -144,11 +162,16 @@ def test_a_passive_party_is_killed_and_started_again(tmp_path: Path, undisturbed
         federation.start_party("p2")
         summary = federation.finish()
         assert summary["interruptions"] == 1
-        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", AFTER_FIRST]
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == [
+            "",
+            AFTER_FIRST,
+        ]
         assert_equal(parameters(federation), undisturbed)
 
 
-def test_before_the_first_checkpoint_the_run_begins_again(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_before_the_first_checkpoint_the_run_begins_again(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     with held(tmp_path, recipe(), sent=HANDSHAKE_BYTES + 2 * STEP_BYTES) as (federation, proxy):
         federation.programs["p2"].kill()
         federation.programs["server"].wait_for("interrupted")
@@ -159,9 +182,12 @@ def test_before_the_first_checkpoint_the_run_begins_again(tmp_path: Path, undist
         assert_equal(parameters(federation), undisturbed)
 
 
-def test_with_checkpoints_within_an_epoch_the_run_resumes_there(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_with_checkpoints_within_an_epoch_the_run_resumes_there(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     tables = recipe()
-    tables["phases"][0]["checkpoint_steps"] = 2  # an epoch is three rounds: two steps, two steps, one and validation
+    # An epoch is three rounds: two steps, two steps, one and validation.
+    tables["phases"][0]["checkpoint_steps"] = 2
     within = "000004.splitnn.4"
     with held(tmp_path, tables, sent=SECOND_EPOCH) as (federation, proxy):
         federation.wait_for_checkpoint(within)
@@ -170,19 +196,25 @@ def test_with_checkpoints_within_an_epoch_the_run_resumes_there(tmp_path: Path, 
         proxy.release()
         federation.start_party("p2")
         federation.finish()
-        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", within]
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == [
+            "",
+            within,
+        ]
         assert_equal(parameters(federation), undisturbed)
         text = (federation.run_folder / "p0" / "metrics.jsonl").read_text()
         lines = [json.loads(line) for line in text.splitlines()]
         assert [line["round"] for line in lines if "validation" in line["metrics"]] == [3, 6, 9, 12]
 
 
-def test_two_parties_are_killed_one_after_the_other(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_two_parties_are_killed_one_after_the_other(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
         federation.wait_for_checkpoint(AFTER_FIRST)
         federation.programs["p2"].kill()
         federation.programs["server"].wait_for("interrupted")
-        proxy.hold_at(sent=proxy.sent + HANDSHAKE_BYTES + EPOCH_BYTES + 2 * STEP_BYTES)  # in the third epoch
+        # In the third epoch.
+        proxy.hold_at(sent=proxy.sent + HANDSHAKE_BYTES + EPOCH_BYTES + 2 * STEP_BYTES)
         federation.start_party("p2")
         proxy.wait_until_held()
         federation.wait_for_checkpoint("000002.splitnn.2")
@@ -204,16 +236,22 @@ def test_a_flipped_bit_in_the_newest_checkpoint_costs_one_round(
         federation.wait_for_checkpoint("000002.splitnn.2")
         federation.programs[name].kill()
         federation.programs["server"].wait_for("interrupted")
-        (path,) = (federation.run_folder / name / "checkpoints").glob("*-000002.splitnn.2.safetensors")
+        (path,) = (federation.run_folder / name / "checkpoints").glob(
+            "*-000002.splitnn.2.safetensors"
+        )
         data = bytearray(path.read_bytes())
-        data[-1] ^= 1  # of a tensor
+        # Of a tensor.
+        data[-1] ^= 1
         path.write_bytes(data)
         again = federation.start_party(name)
         if name == cases.ACTIVE:
             proxy.target = again.wait_for("ready")["address"]
         proxy.release()
         assert federation.finish()["interruptions"] == 1
-        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", AFTER_FIRST]
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == [
+            "",
+            AFTER_FIRST,
+        ]
         assert_equal(parameters(federation), undisturbed)
         log = (federation.run_folder / name / "log.jsonl").read_text().splitlines()
         (warning,) = [line for line in log if '"warning"' in line and '"damaged"' in line]
@@ -221,7 +259,9 @@ def test_a_flipped_bit_in_the_newest_checkpoint_costs_one_round(
         assert path.with_name(f"damaged-{path.name}").read_bytes() == data
 
 
-def test_the_active_party_is_killed_and_comes_back_at_another_address(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_the_active_party_is_killed_and_comes_back_at_another_address(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
         federation.wait_for_checkpoint(AFTER_FIRST)
         federation.programs["p0"].kill()
@@ -231,7 +271,10 @@ def test_the_active_party_is_killed_and_comes_back_at_another_address(tmp_path: 
         assert proxy.target != before
         proxy.release()
         assert federation.finish()["interruptions"] == 1
-        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", AFTER_FIRST]
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == [
+            "",
+            AFTER_FIRST,
+        ]
         assert_equal(parameters(federation), undisturbed)
 
 
@@ -263,24 +306,32 @@ def test_a_party_whose_run_json_is_damaged_is_told_before_the_others_go_back(
         (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error:")]
         assert f"run.json: is not a JSON object; restore it, or remove {path.parent} to" in line
         path.write_bytes(text)
-        (path.parent / "ledger.json").write_bytes(harm)  # only an account
+        # Only an account.
+        (path.parent / "ledger.json").write_bytes(harm)
         proxy.release()
         federation.start_party("p2")
         assert federation.finish()["interruptions"] == 1
-        assert [event["checkpoint"] for event in server_events(federation, "started")] == ["", AFTER_FIRST]
+        assert [event["checkpoint"] for event in server_events(federation, "started")] == [
+            "",
+            AFTER_FIRST,
+        ]
         assert_equal(parameters(federation), undisturbed)
         assert (path.parent / "ledger.json.damaged").read_bytes() == harm
         assert "ledger.json: is not a ledger" in (path.parent / "log.jsonl").read_text()
 
 
-def test_a_server_whose_run_json_is_damaged_begins_no_second_run(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_a_server_whose_run_json_is_damaged_begins_no_second_run(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
         path = federation.run_folder / "server" / "run.json"
         federation.programs["server"].kill()
         proxy.release()
         text = path.read_bytes()
         path.write_bytes(b"")
-        refused = federation.start("server", "vfl-server", "serve", "recipe.toml", "--listen", federation.address)
+        refused = federation.start(
+            "server", "vfl-server", "serve", "recipe.toml", "--listen", federation.address
+        )
         assert refused.wait(60) == 2
         assert "run.json: is not a JSON object; restore it, or remove" in refused.stderr
         path.write_bytes(text)
@@ -292,10 +343,13 @@ def test_a_server_whose_run_json_is_damaged_begins_no_second_run(tmp_path: Path,
 
 
 @pytest.mark.parametrize("lost", ["request", "reply"])
-def test_a_connection_that_breaks_is_no_interruption(lost: str, tmp_path: Path, undisturbed: Parameters) -> None:
+def test_a_connection_that_breaks_is_no_interruption(
+    lost: str, tmp_path: Path, undisturbed: Parameters
+) -> None:
     at = {"sent" if lost == "request" else "received": SECOND_EPOCH - EPOCH_BYTES}
     with held(tmp_path, recipe(), DATA, **at) as (federation, proxy):
-        assert proxy.connections == 2  # a look at the certificate, and the link
+        # A look at the certificate, and the link.
+        assert proxy.connections == 2
         proxy.cut()
         proxy.release()
         assert federation.finish()["interruptions"] == 0
@@ -321,7 +375,9 @@ def test_a_party_that_stays_away_is_named_after_the_deadline(tmp_path: Path) -> 
             assert "1.5 s" in line
 
 
-def test_a_party_that_falls_silent_is_named_and_may_come_back(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_a_party_that_falls_silent_is_named_and_may_come_back(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     tables = recipe(heartbeat_s=0.2, lost_after_s=1.5)
     with held(tmp_path, tables, sent=SECOND_EPOCH) as (federation, proxy):
         federation.programs["p1"].signal(signal.SIGSTOP)
@@ -363,16 +419,19 @@ def test_early_stopping_remembers_the_best_epoch(tmp_path: Path) -> None:
         },
         rows={"validation": 0.3},
     )
-    data = cases.columns("sklearn:breast_cancer", 2, limit=100)  # 60 training rows, 30 for validation
+    # 60 training rows, 30 for validation.
+    data = cases.columns("sklearn:breast_cancer", 2, limit=100)
     epoch_bytes = 4 * WIDTH * 90
     with Federation(tmp_path / "undisturbed", tables, data) as federation:
         federation.start_all()
         federation.finish()
         undisturbed = parameters(federation)
         rounds = int(federation.checkpoint_labels(cases.ACTIVE)[-1].rpartition(".")[2])
-        assert 3 <= rounds < 12  # the best is two epochs before, and it is not the last of all
+        # The best is two epochs before, and it is not the last of all.
+        assert 3 <= rounds < 12
     at = HANDSHAKE_BYTES + (rounds - 1) * epoch_bytes + 4 * WIDTH * BATCH // 2
-    tables["phases"][0]["checkpoint_steps"] = 1  # two rounds an epoch; patience counts validations
+    # Two rounds an epoch; patience counts validations.
+    tables["phases"][0]["checkpoint_steps"] = 1
     label = f"{2 * (rounds - 1):06d}.splitnn.{2 * (rounds - 1)}"
     with held(tmp_path / "disturbed", tables, data, sent=at) as (federation, proxy):
         federation.wait_for_checkpoint(label)

@@ -1,4 +1,6 @@
-"""Initial weights that no peer can compute: others in each run, the same after a death, and nothing else changes."""
+"""Initial weights that no peer can compute: others in each run, the same after a death, and nothing
+else changes.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,21 @@ MLP = {"kind": "mlp", "hidden": [12], "dropout": 0.3}
 BINARY: dict[str, Any] = {"kind": "binary"}
 TABLE = cases.columns("sklearn:breast_cancer", 3, limit=120)
 SPLIT = {"kind": "splitnn", "epochs": 3, "batch_size": 24}
-FEDHSSL = {"kind": "fedhssl", "rounds": 3, "batch_size": 24, "ssl": "moco", "queue": 32, "predictor": 8}
-FEDCVT = {"kind": "fedcvt", "epochs": 4, "batch_size": 16, "unlabelled_batch_size": 16, "own_batch_size": 8}
+FEDHSSL = {
+    "kind": "fedhssl",
+    "rounds": 3,
+    "batch_size": 24,
+    "ssl": "moco",
+    "queue": 32,
+    "predictor": 8,
+}
+FEDCVT = {
+    "kind": "fedcvt",
+    "epochs": 4,
+    "batch_size": 16,
+    "unlabelled_batch_size": 16,
+    "own_batch_size": 8,
+}
 
 
 def made(parties: int, *phases: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -45,7 +60,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         TABLE,
     ),
     "FedHSSL": (
-        made(2, FEDHSSL | {"projector": [16, 16, 12], "aggregate": True}, SPLIT, rows={"aligned": 0.5}),
+        made(
+            2,
+            FEDHSSL | {"projector": [16, 16, 12], "aggregate": True},
+            SPLIT,
+            rows={"aligned": 0.5},
+        ),
         cases.columns("sklearn:breast_cancer", 2, limit=160),
     ),
     "FedOnce": (
@@ -65,25 +85,33 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 FIRST = "split training with dropout"
 
 
-# -- what a peer could compute -----------------------------------------------------------------------------------------
+# -- what a peer could compute
+# ----------------------------------------------------------------------
 
 
 def first_message(folder: Path, secrets: dict[str, bytes] | None) -> tuple[Tensor, Tensor]:
-    """Runs a federation; returns the columns of p1's first batch, and the embeddings that it sent of them."""
+    """Runs a federation; returns the columns of p1's first batch, and the embeddings that it sent
+    of them.
+    """
     tables, data = made(3, SPLIT | {"epochs": 1}), TABLE
     found: dict[str, Tensor] = {}
 
     def attach(name: str, party: Assembled) -> None:
         if name != "p1":
             return
-        (opened,) = [each for (_, exchange), each in party.party.exchanges.items() if exchange == "embedding"]
+        (opened,) = [
+            each for (_, exchange), each in party.party.exchanges.items() if exchange == "embedding"
+        ]
         rows_at = party.phases[0].rows_at
 
         def tap(what: str, step: Any, _peer: str, tensors: Any, _payload_bytes: int = 0) -> None:
             if what == "sent" and "z" not in found:
                 rows = rows_at("embedding", step)
                 assert rows is not None
-                found["x"], found["z"] = party.party.need_features().inputs(rows)[0], tensors["z"].clone()
+                found["x"], found["z"] = (
+                    party.party.need_features().inputs(rows)[0],
+                    tensors["z"].clone(),
+                )
 
         opened.tap = tap
 
@@ -102,7 +130,10 @@ def rebuilt(x: Tensor) -> Tensor:
 def test_the_first_message_follows_from_the_recipe_or_from_a_secret(tmp_path: Path) -> None:
     x, z = first_message(tmp_path / "recipe", None)
     assert torch.equal(rebuilt(x), z)
-    some = [first_message(tmp_path / run, {name: job.new_secret() for name in TABLE}) for run in ("one", "other")]
+    some = [
+        first_message(tmp_path / run, {name: job.new_secret() for name in TABLE})
+        for run in ("one", "other")
+    ]
     assert all(torch.equal(x, each) for each, _ in some)
     sent = [z, *(each for _, each in some)]
     for number, one in enumerate(sent):
@@ -111,7 +142,10 @@ def test_the_first_message_follows_from_the_recipe_or_from_a_secret(tmp_path: Pa
     for name in ("p0", "p1", "p2"):
         runs = [parameters(tmp_path / run / name) for run in ("recipe", "one", "other")]
         weights = {key for key in runs[0] if key.endswith("weight")}
-        assert {key.partition(".")[0] for key in weights} == {"encoder", *(["top"] if name == "p0" else [])}
+        assert {key.partition(".")[0] for key in weights} == {
+            "encoder",
+            *(["top"] if name == "p0" else []),
+        }
         for key in weights:
             assert len({each[key].sum().item() for each in runs}) == 3, key
 
@@ -120,18 +154,25 @@ def test_a_party_file_asks_for_secret_weights_unless_it_says_otherwise() -> None
     assert PartyFile.model_fields["init"].default == "secret"
 
 
-# -- a run that is disturbed -------------------------------------------------------------------------------------------
+# -- a run that is disturbed
+# ----------------------------------------------------------------------
 
 
 @dataclass
 class Secretly(kills.Killed):
-    """A federation of programs whose party files say nothing of ``init``, or what ``init`` says here."""
+    """A federation of programs whose party files say nothing of ``init``, or what ``init`` says
+    here.
+    """
 
     init: str = ""
 
     def write_party(self, name: str) -> Path:
         path = super().write_party(name)
-        path.write_text(path.read_text().replace('init = "recipe"\n', f'init = "{self.init}"\n' if self.init else ""))
+        path.write_text(
+            path.read_text().replace(
+                'init = "recipe"\n', f'init = "{self.init}"\n' if self.init else ""
+            )
+        )
         return path
 
 
@@ -143,7 +184,12 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def undisturbed(folder: Path, case: str, of: Path) -> None:
     """Runs in this process with the secrets of a run over processes."""
     tables, data = CASES[case]
-    in_process(folder, tables, data, secrets={name: (of / name / job.INIT_SECRET).read_bytes() for name in data})
+    in_process(
+        folder,
+        tables,
+        data,
+        secrets={name: (of / name / job.INIT_SECRET).read_bytes() for name in data},
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,13 +237,17 @@ def test_a_run_goes_on_as_it_began_and_says_so(tmp_path: Path, plugin: dict[str,
     for name in federation.names:
         whole = parameters(tmp_path / "whole" / name)
         assert largest_deviation({name: federation.parameters(name)}, {name: whole}) == 0.0
-    log = [json.loads(line) for line in (federation.run_folder / "p1" / "log.jsonl").read_text().splitlines()]
+    log = [
+        json.loads(line)
+        for line in (federation.run_folder / "p1" / "log.jsonl").read_text().splitlines()
+    ]
     said = [line for line in log if line.get("event") == "init"]
     assert said[0]["init"] == "secret"
     assert "this run goes on as it began, with init = 'secret'" in said[-1]["message"]
 
 
-# -- what the folder keeps ---------------------------------------------------------------------------------------------
+# -- what the folder keeps
+# ----------------------------------------------------------------------
 
 
 def folder(path: Path, *, checkpoints: int) -> RunFolder:
@@ -210,14 +260,19 @@ def folder(path: Path, *, checkpoints: int) -> RunFolder:
     return found
 
 
-def test_a_run_has_one_secret_and_each_run_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_has_one_secret_and_each_run_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     one, other = (folder(tmp_path / name, checkpoints=0) for name in ("one", "other"))
     first = job.own_secret(one, "secret", b"1" * 32)
     assert first == job.own_secret(one, "secret", b"2" * 32) == secret_seed(b"1" * 32)
     assert first == job.own_secret(one, "recipe", b"2" * 32)
     assert job.own_secret(other, "secret", b"2" * 32) not in (None, first)
-    assert not any(str(first) in record.getMessage() or "1" * 32 in record.getMessage() for record in caplog.records)
+    assert not any(
+        str(first) in record.getMessage() or "1" * 32 in record.getMessage()
+        for record in caplog.records
+    )
     assert job.own_secret(folder(tmp_path / "plain", checkpoints=0), "recipe", b"1" * 32) is None
     assert not (tmp_path / "plain" / job.INIT_SECRET).exists()
 
@@ -233,7 +288,10 @@ def test_a_lost_secret_is_not_replaced(tmp_path: Path) -> None:
     assert run.checkpoints is not None
     run.checkpoints.save("000001.splitnn.1", {})
     (run.path / job.INIT_SECRET).unlink()
-    with pytest.raises(InputError, match="init-secret: is missing, and the run's checkpoints rest on it; restore it"):
+    with pytest.raises(
+        InputError,
+        match="init-secret: is missing, and the run's checkpoints rest on it; restore it",
+    ):
         job.own_secret(run, "secret", b"2" * 32)
     (run.path / job.INIT_SECRET).write_bytes(b"short")
     with pytest.raises(InputError, match="init-secret: has 5 bytes, not 32; restore it"):

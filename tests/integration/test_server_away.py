@@ -1,4 +1,5 @@
-"""The server goes and comes back while the parties train on: nobody goes back, and the run is one generation.
+"""The server goes and comes back while the parties train on: nobody goes back, and the run is one
+generation.
 
 With ``run.server_absent_s``. How a fault gets into a known step: see ``test_resume``.
 """
@@ -97,17 +98,20 @@ def test_the_server_is_away_and_the_parties_train_on(
 ) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
         join = (federation.run_folder / "server" / "recipe.json").stat().st_size
-        until(lambda: min(heard(federation).values()) > join)  # so much a server that is killed leaves behind
+        # So much a server that is killed leaves behind.
+        until(lambda: min(heard(federation).values()) > join)
         server = federation.programs["server"]
         server.signal(number)
         assert server.wait(20.0) == {signal.SIGKILL: -9, signal.SIGTERM: 130}[number]
         for name in PARTIES:
             federation.programs[name].wait_for("server_away")
-        at = proxy.sent + 2 * EPOCH_BYTES  # in the fourth epoch
+        # In the fourth epoch.
+        at = proxy.sent + 2 * EPOCH_BYTES
         proxy.release()
         proxy.hold_at(sent=at)
         proxy.wait_until_held()
-        federation.wait_for_checkpoint("000003.splitnn.3")  # without the server
+        # Without the server.
+        federation.wait_for_checkpoint("000003.splitnn.3")
         federation.start_server(federation.address)
         for name in PARTIES:
             federation.programs[name].wait_for("server_back")
@@ -120,7 +124,9 @@ def test_the_server_is_away_and_the_parties_train_on(
         for name in PARTIES:
             assert heard(federation)[name] > 2 * join
             log = (federation.run_folder / name / "log.jsonl").read_text()
-            assert '"level": "warning"' in next(line for line in log.splitlines() if "server_away" in line)
+            assert '"level": "warning"' in next(
+                line for line in log.splitlines() if "server_away" in line
+            )
             assert "server_back" in log
 
 
@@ -143,7 +149,9 @@ def test_metrics_go_on_while_the_server_is_away(tmp_path: Path) -> None:
         assert federation.finish()["interruptions"] == 0
 
 
-def test_the_parties_finish_while_the_server_is_away(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_the_parties_finish_while_the_server_is_away(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
         federation.programs["server"].kill()
         proxy.release()
@@ -168,7 +176,9 @@ def test_a_party_dies_with_the_server(tmp_path: Path, undisturbed: Parameters) -
         assert_equal(parameters(federation), undisturbed)
 
 
-def test_a_party_that_does_not_come_back_with_the_server_is_waited_for(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_a_party_that_does_not_come_back_with_the_server_is_waited_for(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     tables = recipe(heartbeat_s=0.2, lost_after_s=3.0)
     with held(tmp_path, tables, sent=SECOND_EPOCH) as (federation, proxy):
         federation.wait_for_checkpoint(AFTER_FIRST)
@@ -184,13 +194,17 @@ def test_a_party_that_does_not_come_back_with_the_server_is_waited_for(tmp_path:
 
 
 def test_the_server_stays_away_for_longer(tmp_path: Path, undisturbed: Parameters) -> None:
-    with held(tmp_path, recipe(server_absent_s=1.0, rejoin_deadline_s=300.0), sent=SECOND_EPOCH) as (federation, proxy):
+    with held(
+        tmp_path, recipe(server_absent_s=1.0, rejoin_deadline_s=300.0), sent=SECOND_EPOCH
+    ) as (federation, proxy):
         federation.wait_for_checkpoint(AFTER_FIRST)
         federation.programs["server"].kill()
-        for name in PARTIES:  # whoever notices first ends the generation of those with whom it exchanges
+        # Whoever notices first ends the generation of those with whom it exchanges.
+        for name in PARTIES:
             federation.programs[name].wait_for("interrupted")
             waiting = federation.programs[name].wait_for("waiting", missing=["server"])
-            assert waiting["left_s"] > 60.0  # which is --wait
+            # Which is --wait.
+            assert waiting["left_s"] > 60.0
         proxy.release()
         federation.start_server(federation.address)
         assert federation.finish()["interruptions"] == 1
@@ -199,7 +213,9 @@ def test_the_server_stays_away_for_longer(tmp_path: Path, undisturbed: Parameter
         assert_equal(parameters(federation), undisturbed)
 
 
-def test_a_party_loses_its_connection_to_the_server(tmp_path: Path, undisturbed: Parameters) -> None:
+def test_a_party_loses_its_connection_to_the_server(
+    tmp_path: Path, undisturbed: Parameters
+) -> None:
     with Proxy() as proxy, Proxy() as between, Federation(tmp_path, recipe(), DATA) as federation:
         server = federation.start_server()
         between.target = federation.address

@@ -19,13 +19,17 @@ from tests.integration.test_resume import halfway, held, kill, server_events, wa
 MLP = {"kind": "mlp", "hidden": [24]}
 
 
-def run(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> tuple[dict[str, Any], Federation]:
+def run(
+    folder: Path, tables: dict[str, Any], data: dict[str, Any]
+) -> tuple[dict[str, Any], Federation]:
     with Federation(folder, tables, data) as federation:
         federation.start_all()
         return federation.finish(), federation
 
 
-def run_with_kill(folder: Path, tables: dict[str, Any], data: dict[str, Any], victim: str, at: int) -> Federation:
+def run_with_kill(
+    folder: Path, tables: dict[str, Any], data: dict[str, Any], victim: str, at: int
+) -> Federation:
     """Kills a process within a step and starts it again; returns the federation, which has ended.
 
     ``at``: bytes that were sent through the proxy of ``held`` by then.
@@ -34,11 +38,13 @@ def run_with_kill(folder: Path, tables: dict[str, Any], data: dict[str, Any], vi
         wait_for_checkpoints(federation)
         kill(federation, proxy, victim)
         summary = federation.finish()
-        if victim != "server":  # its new process knows nothing of the end of the old one
+        # Its new process knows nothing of the end of the old one.
+        if victim != "server":
             assert summary["interruptions"] == 1
         started = server_events(federation, "started")
         assert started[-1]["generation"] == 2
-        assert started[-1]["checkpoint"]  # it went on, and did not begin again
+        # It went on, and did not begin again.
+        assert started[-1]["checkpoint"]
         return federation
 
 
@@ -46,13 +52,20 @@ def check_kill(tmp_path: Path, tables: dict[str, Any], data: dict[str, Any], vic
     """Compares the parameters after ``run_with_kill`` with those of an undisturbed run."""
     summary, whole = run_here(tmp_path / "whole", tables, data)
     assert summary["interruptions"] == 0
-    killed = run_with_kill(tmp_path / "killed", tables, data, victim, halfway(whole.run_folder, whole.names))
+    killed = run_with_kill(
+        tmp_path / "killed", tables, data, victim, halfway(whole.run_folder, whole.names)
+    )
     for name in killed.names:
-        assert largest_deviation({name: killed.parameters(name)}, {name: whole.parameters(name)}) == 0.0
+        assert (
+            largest_deviation({name: killed.parameters(name)}, {name: whole.parameters(name)})
+            == 0.0
+        )
 
 
 @pytest.mark.parametrize(("ssl", "victim"), [("moco", "p1"), ("byol", "p0"), ("simsiam", "server")])
-def test_a_killed_process_changes_nothing_bit_for_bit(ssl: str, victim: str, tmp_path: Path) -> None:
+def test_a_killed_process_changes_nothing_bit_for_bit(
+    ssl: str, victim: str, tmp_path: Path
+) -> None:
     tables = recipe(2, ssl, MLP, rounds=6)
     data = cases.digits(2, limit=220)
     check_kill(tmp_path, tables, data, victim)
@@ -75,7 +88,9 @@ def test_bad_input_is_one_sentence_before_any_training(
 ) -> None:
     tables = recipe(2, "simsiam", MLP)
     tables["phases"][0] |= change
-    tables["phases"][0] = {key: value for key, value in tables["phases"][0].items() if value is not None}
+    tables["phases"][0] = {
+        key: value for key, value in tables["phases"][0].items() if value is not None
+    }
     with Federation(tmp_path, tables, cases.digits(2, limit=220)) as federation:
         federation.start_server()
         program = federation.start_party("p0")
@@ -93,17 +108,24 @@ def test_tops_that_differ_between_parties_are_named_at_joining(tmp_path: Path) -
         federation.start_all()
         programs = [federation.programs[name] for name in federation.names]
         assert [program.wait(60) for program in programs] == [2, 2]
-        sentence = next(line for line in programs[0].stderr.splitlines() if line.startswith("error: "))
+        sentence = next(
+            line for line in programs[0].stderr.splitlines() if line.startswith("error: ")
+        )
     for word in ("p0", "p1", "encoder.3.weight", "[8, 24]", "[8, 20]"):
         assert word in sentence, sentence
 
 
 def test_rows_of_a_partys_own_are_learnt_from(tmp_path: Path) -> None:
-    """``data.unaligned`` adds rows that the others do not have: local self-supervision changes, nothing else breaks."""
+    """``data.unaligned`` adds rows that the others do not have: local self-supervision changes,
+    nothing else breaks.
+    """
     rows = ["id,a,b,c,d,y"]
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(260, 4, generator=generator)
-    rows += [f"r{n:03d}," + ",".join(f"{v:.4f}" for v in values[n].tolist()) + f",{n % 2}" for n in range(260)]
+    rows += [
+        f"r{n:03d}," + ",".join(f"{v:.4f}" for v in values[n].tolist()) + f",{n % 2}"
+        for n in range(260)
+    ]
     tables = recipe(2, "simsiam", MLP)
     tables["task"] = {"kind": "binary"}
     found = []
@@ -122,7 +144,9 @@ def test_rows_of_a_partys_own_are_learnt_from(tmp_path: Path) -> None:
             federation.start_all()
             federation.finish()
             found.append({name: federation.parameters(name) for name in federation.names})
-    without, with_them = ({name: t for name, t in each["p1"].items() if "local" in name} for each in found)
+    without, with_them = (
+        {name: t for name, t in each["p1"].items() if "local" in name} for each in found
+    )
     assert largest_deviation({"p1": with_them}, {"p1": without}) > 1e-3
 
 
@@ -153,13 +177,18 @@ def test_ssvfl_i_gives_the_parameters_of_one_process_and_uploads_once(
     entries = [entry for entry in federation.ledger("p1") if entry.peer == "p0"]
     assert not [entry for entry in entries if entry.phase == "contrastive"]
     (upload,) = [entry for entry in entries if (entry.phase, entry.kind) == ("head", "embedding")]
-    assert upload.payload_bytes == 4 * 8 * 60  # float32, width 8, labelled rows, once
+    # float32, width 8, labelled rows, once.
+    assert upload.payload_bytes == 4 * 8 * 60
     assert upload.messages == 1
     assert not [entry for entry in entries if entry.kind == "gradient"]
 
 
-def test_noise_on_what_the_active_party_sends_changes_the_passive_partys_cross_encoder(tmp_path: Path) -> None:
-    """The same seed twice with noise: the noise is nobody's to repeat. Without the noise the runs are equal."""
+def test_noise_on_what_the_active_party_sends_changes_the_passive_partys_cross_encoder(
+    tmp_path: Path,
+) -> None:
+    """The same seed twice with noise: the noise is nobody's to repeat. Without the noise the runs
+    are equal.
+    """
     data, found = cases.digits(2, limit=220), {}
     for amplifier in (0.0, 0.5):
         tables = recipe(2, "simsiam", MLP, rounds=1, iso_embedding=amplifier, iso_weights=amplifier)
@@ -171,7 +200,9 @@ def test_noise_on_what_the_active_party_sends_changes_the_passive_partys_cross_e
 
 
 def test_a_collapse_is_told(tmp_path: Path) -> None:
-    """A passive party whose rows are all the same has projections that are: the run says so, and which party."""
+    """A passive party whose rows are all the same has projections that are: the run says so, and
+    which party.
+    """
     tables = recipe(2, "simsiam", MLP, rounds=2)
     data = {
         "p0": {"source": "all.csv", "id": "id", "label": "y", "columns": ["a"]},
@@ -188,7 +219,9 @@ def test_a_collapse_is_told(tmp_path: Path) -> None:
 
 
 def test_a_party_that_learns_alone_does_not_repeat_what_it_has_done(tmp_path: Path) -> None:
-    """When p0 is killed, p0 resumes from its own checkpoint, p1 from its own, and nothing differs."""
+    """When p0 is killed, p0 resumes from its own checkpoint, p1 from its own, and nothing
+    differs.
+    """
     tables = recipe(2, "simsiam", MLP, cross=False, aggregate=False, rounds=40)
     del tables["phases"][0]["gamma"]
     tables["phases"].append({"kind": "evaluate"})
@@ -196,24 +229,40 @@ def test_a_party_that_learns_alone_does_not_repeat_what_it_has_done(tmp_path: Pa
     _, whole = run_here(tmp_path / "whole", tables, data)
     with Federation(tmp_path / "killed", tables, data) as federation:
         federation.start_all()
-        for name in federation.names:  # neither waits for the other
-            wait_for_round(federation.programs[name], 3)  # the first checkpoint is on its disk by then
+        # Neither waits for the other.
+        for name in federation.names:
+            # The first checkpoint is on its disk by then.
+            wait_for_round(federation.programs[name], 3)
         federation.programs["p0"].kill()
         federation.start_party("p0")
         federation.finish()
         resumed = {name: first_round_after_restart(federation, name) for name in federation.names}
         assert min(resumed.values()) > 1, "nobody began again"
         for name in federation.names:
-            assert largest_deviation({name: federation.parameters(name)}, {name: whole.parameters(name)}) == 0.0
+            assert (
+                largest_deviation(
+                    {name: federation.parameters(name)}, {name: whole.parameters(name)}
+                )
+                == 0.0
+            )
 
 
 def first_round_after_restart(federation: Federation, name: str) -> int:
-    lines = [json.loads(line) for line in (federation.run_folder / name / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (federation.run_folder / name / "metrics.jsonl").read_text().splitlines()
+    ]
     last = max(line["generation"] for line in lines)
-    found = [int(line["round"]) for line in lines if line["generation"] == last and line["phase"] == "fedhssl"]
-    return min(found, default=1 << 30)  # it had done them all
+    found = [
+        int(line["round"])
+        for line in lines
+        if line["generation"] == last and line["phase"] == "fedhssl"
+    ]
+    # It had done them all.
+    return min(found, default=1 << 30)
 
 
 def wait_for_round(program: Program, rounds: int) -> None:
-    while program.wait_for("progress")["round"] < rounds:  # ends where the program does
+    # Ends where the program does.
+    while program.wait_for("progress")["round"] < rounds:
         pass

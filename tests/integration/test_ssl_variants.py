@@ -18,7 +18,9 @@ from tests.integration.test_ssl_phases import MLP
 SPLIT = {"kind": "splitnn", "epochs": 2, "batch_size": 32, "optimizer": {"kind": "sgd", "lr": 0.05}}
 
 
-def test_several_epochs_a_round_are_those_of_algorithm_1(tmp_path: Path, record_property: Any) -> None:
+def test_several_epochs_a_round_are_those_of_algorithm_1(
+    tmp_path: Path, record_property: Any
+) -> None:
     tables = recipe(2, "byol", MLP, rounds=3, cross_epochs=2, local_epochs=2)
     check(tmp_path, tables, cases.digits(2, limit=220), TOP["mlp"], record_property)
 
@@ -33,7 +35,9 @@ def test_what_is_kept_is_what_fine_tuning_begins_with(keep: str, tmp_path: Path)
     two = {name for name in names if name.startswith(("encoder.cross.", "encoder.local."))}
     assert two == (names if keep in ("mean", "concat") else set())
     wide = {"mean": 8, "concat": 4, "cross": 8, "local": 8}[keep]
-    assert {len(federation.parameters("p1")[name]) for name in names if name.endswith("3.bias")} == {wide}
+    assert {
+        len(federation.parameters("p1")[name]) for name in names if name.endswith("3.bias")
+    } == {wide}
     assert "accuracy" in summary["metrics"]["test"]
 
 
@@ -53,7 +57,9 @@ def test_one_tower_of_a_finished_run_is_begun_with(tmp_path: Path) -> None:
     with Federation(tmp_path, tables, data) as federation:
         federation.start_all()
         assert [program.wait() for program in federation.programs.values()] == [0, 0, 0]
-        (second,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir() and path.name != run_id)
+        (second,) = (
+            path for path in (tmp_path / "runs").iterdir() if path.is_dir() and path.name != run_id
+        )
         store = federation.store(second, "p1")
         encoder = store.load(store.labels()[-1])["job"]["models"]["encoder"]
     for name, tensor in encoder.items():
@@ -61,7 +67,9 @@ def test_one_tower_of_a_finished_run_is_begun_with(tmp_path: Path) -> None:
 
 
 def test_presets_differ(tmp_path: Path) -> None:
-    """Released: momentum 0.999, negatives of the batch, no guidance, a guide whose statistics drift, one view."""
+    """Released: momentum 0.999, negatives of the batch, no guidance, a guide whose statistics
+    drift, one view.
+    """
     data, found = cases.columns("sklearn:breast_cancer", 2, limit=220), {}
     for preset in ("paper", "released"):
         tables = recipe(2, "moco", MLP, rounds=1) | {"preset": preset, "task": {"kind": "binary"}}
@@ -75,7 +83,10 @@ def test_presets_differ(tmp_path: Path) -> None:
 
 def test_simclr_and_categories(tmp_path: Path) -> None:
     """A table with categories: hidden ones have a code, and everything runs to the end."""
-    rows = [f"r{n:03d},{n % 7},{'xyz'[n % 3]},{n * 31 % 17},{'uv'[n * n % 2]},{n % 2}" for n in range(220)]
+    rows = [
+        f"r{n:03d},{n % 7},{'xyz'[n % 3]},{n * 31 % 17},{'uv'[n * n % 2]},{n % 2}"
+        for n in range(220)
+    ]
     tables = recipe(2, "simclr", {"kind": "tabular", "hidden": [16]}, rounds=2)
     tables["task"] = {"kind": "binary"}
     tables["phases"] += [SPLIT, {"kind": "evaluate"}]
@@ -92,7 +103,14 @@ def test_simclr_and_categories(tmp_path: Path) -> None:
 def test_an_active_party_with_labels_only_takes_part_in_ssvfl(tmp_path: Path) -> None:
     tables = cases.recipe(3, active_features=False, task={"kind": "binary"}, model={"encoder": MLP})
     tables["phases"] = [
-        {"kind": "contrastive", "ssl": "moco", "rounds": 3, "batch_size": 32, "projector": [16, 12], "queue": 64},
+        {
+            "kind": "contrastive",
+            "ssl": "moco",
+            "rounds": 3,
+            "batch_size": 32,
+            "projector": [16, 12],
+            "queue": 64,
+        },
         {"kind": "head", "steps": 20, "batch_size": 16},
         {"kind": "evaluate"},
     ]
@@ -112,7 +130,9 @@ def test_rounds_of_several_epochs_change_nothing_but_when_is_validated(tmp_path:
 
 @pytest.mark.parametrize("place", ["iso_embedding", "iso_weights", "iso"])
 def test_each_noise_is_drawn_anew_in_every_run(place: str, tmp_path: Path) -> None:
-    """The same seed twice: without noise the runs are equal, with it they are not, whichever of the three it is."""
+    """The same seed twice: without noise the runs are equal, with it they are not, whichever of the
+    three it is.
+    """
     data, found = cases.digits(2, limit=220), []
     for turn in range(2):
         if place == "iso":
@@ -125,7 +145,9 @@ def test_each_noise_is_drawn_anew_in_every_run(place: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("aligned", [0.001, 0.01])
-def test_no_aligned_rows_are_one_sentence_before_any_training(aligned: float, tmp_path: Path) -> None:
+def test_no_aligned_rows_are_one_sentence_before_any_training(
+    aligned: float, tmp_path: Path
+) -> None:
     tables = recipe(2, "simsiam", MLP)
     tables["rows"]["aligned"] = aligned
     with Federation(tmp_path, tables, cases.digits(2, limit=220)) as federation:
@@ -137,12 +159,14 @@ def test_no_aligned_rows_are_one_sentence_before_any_training(aligned: float, tm
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_says_whose(tmp_path: Path) -> None:
-    optimizer = {"kind": "sgd", "lr": 1e3, "weight_decay": 1e3}  # weights a million times larger, step by step
+    # Weights a million times larger, step by step.
+    optimizer = {"kind": "sgd", "lr": 1e3, "weight_decay": 1e3}
     tables = recipe(2, "simclr", MLP, cross=False, aggregate=False, optimizer=optimizer, rounds=3)
     del tables["phases"][0]["gamma"]
     with Federation(tmp_path, tables, cases.digits(2, limit=220)) as federation:
         federation.start_all()
-        for program in federation.programs.values():  # the server ends first, before the party has said why
+        # The server ends first, before the party has said why.
+        for program in federation.programs.values():
             assert program.wait(60) != 0
         sentences = "".join(federation.programs[name].stderr for name in federation.names)
     assert "diverged" in sentences

@@ -13,7 +13,8 @@ from tests.harness.federation import Federation
 from vfl_party.base.checkpoint import CheckpointStore
 
 DATA = cases.digits(2)
-STILL = {"epochs": 1, "optimizer": {"kind": "sgd", "lr": 1e-30}}  # a step of no size in float32
+# A step of no size in float32.
+STILL = {"epochs": 1, "optimizer": {"kind": "sgd", "lr": 1e-30}}
 
 
 def start_from(run: str, **changes: Any) -> dict[str, Any]:
@@ -27,7 +28,9 @@ def test_encoders_are_those_of_the_earlier_run(tmp_path: Path) -> None:
         first.finish()
         earlier = {name: first.parameters(name) for name in first.names}
         run = first.run_folder.name
-    with Federation(tmp_path, start_from(run), DATA, server_options=("--run-id", "second")) as second:
+    with Federation(
+        tmp_path, start_from(run), DATA, server_options=("--run-id", "second")
+    ) as second:
         second.start_all()
         for name, program in second.programs.items():
             assert program.wait() == 0, f"{name}: {program.stderr}"
@@ -47,7 +50,11 @@ def test_encoders_are_those_of_the_earlier_run(tmp_path: Path) -> None:
         ("gone", {}, ("start.run", "gone", "holds no run of p1")),
         ("begun", {}, ("start.run", "begun", "was not finished")),
         ("../elsewhere", {}, ("start.run", "write the name of a folder of runs")),
-        (None, {"model": {"encoder": {"kind": "mlp", "hidden": [9]}}}, ("start.run", "differs from what this recipe")),
+        (
+            None,
+            {"model": {"encoder": {"kind": "mlp", "hidden": [9]}}},
+            ("start.run", "differs from what this recipe"),
+        ),
     ],
     ids=["missing", "unfinished", "no-plain-name", "other-model"],
 )
@@ -59,7 +66,8 @@ def test_a_run_that_cannot_be_started_from_is_one_sentence(
     (begun / "run.json").write_text('{"run_id": "begun", "job": "train"}')
     (tmp_path / "runs" / finished.name).symlink_to(finished)
     with Federation(tmp_path, start_from(run or finished.name, **changes), DATA) as federation:
-        federation.address = "127.0.0.1:9"  # nobody is asked
+        # Nobody is asked.
+        federation.address = "127.0.0.1:9"
         party = federation.start_party("p1")
         assert party.wait() == 2, party.stderr
     told = [line for line in party_errors(tmp_path) if line.startswith("error: ")]
@@ -75,7 +83,9 @@ def party_errors(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run."""
-    with Federation(tmp_path_factory.mktemp("finished"), cases.recipe(2, phase={"epochs": 1}), DATA) as federation:
+    with Federation(
+        tmp_path_factory.mktemp("finished"), cases.recipe(2, phase={"epochs": 1}), DATA
+    ) as federation:
         federation.start_all()
         federation.finish()
         return federation.run_folder

@@ -47,7 +47,8 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
     words = [str(BIN / "vfl"), "study", str(path), "--out", "runs", "--json"]
     with contextlib.closing(Program("study", words, tmp_path, fresh=FRESH)) as first:
         first.wait_for("begin", run="tiny.pre.s1.n40")
-        first.signal(signal.SIGTERM)  # in the middle of its fourth run
+        # In the middle of its fourth run.
+        first.signal(signal.SIGTERM)
         assert first.wait(30) == 130
         done = [event["run"] for event in first.events if event["event"] == "done"]
     assert done == ["tiny.plain.s1.n40", "tiny.plain.s1.n80", "tiny.pre.s1"]
@@ -60,17 +61,29 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert (told[0]["runs"], told[0]["left"]) == (10, 7)
     assert next(event["run"] for event in told if event["event"] == "done") == "tiny.pre.s1.n40"
     assert [event["event"] for event in told].count("result") == 8
-    assert {run: (folder / run / "summary.json").read_bytes() for run in done} == before  # not run again
+    # Not run again.
+    assert {run: (folder / run / "summary.json").read_bytes() for run in done} == before
 
     lines = list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
     assert [(line["method"], line["seed"], line["labels"]) for line in lines] == [
-        (method, seed, labels) for seed in "12" for method in ("plain", "pre") for labels in ("40", "80")
+        (method, seed, labels)
+        for seed in "12"
+        for method in ("plain", "pre")
+        for labels in ("40", "80")
     ]
-    assert all(0.0 <= float(line["test_accuracy"]) <= 1.0 and int(line["finetune_bytes"]) > 0 for line in lines)
+    assert all(
+        0.0 <= float(line["test_accuracy"]) <= 1.0 and int(line["finetune_bytes"]) > 0
+        for line in lines
+    )
     assert [line["pretrain_run"] for line in lines][:4] == ["", "", "tiny.pre.s1", "tiny.pre.s1"]
-    assert [int(line["pretrain_bytes"]) > 0 for line in lines] == [line["method"] == "pre" for line in lines]
+    assert [int(line["pretrain_bytes"]) > 0 for line in lines] == [
+        line["method"] == "pre" for line in lines
+    ]
     assert (folder / "results.png").exists()
-    assert {found.parts[-3] for found in folder.glob("*/p1/checkpoints")} == {"tiny.pre.s1", "tiny.pre.s2"}
+    assert {found.parts[-3] for found in folder.glob("*/p1/checkpoints")} == {
+        "tiny.pre.s1",
+        "tiny.pre.s2",
+    }
     assert CheckpointStore(folder / "tiny.pre.s1" / "p1" / "checkpoints", keep=2).labels()
 
 
@@ -85,7 +98,8 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     }
     # Two at a time, but the pretraining that two share is tried once.
     path = write(tmp_path, seeds=[1], labels=[40], methods=[bad, heir, {"name": "plain"}])
-    for _ in range(2):  # and is tried again, the others are not
+    # And is tried again, the others are not.
+    for _ in range(2):
         ended = vfl_here("study", path, "--out", "runs", "--jobs", "2", cwd=tmp_path)
         errors = ended.stderr
         assert ended.returncode == 2, errors
@@ -102,7 +116,10 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ({"finetune": [{"kind": "splitnn", "epoks": 2}]}, ["bad, seed 1, 40 labels", "unknown key 'epoks'"]),
+        (
+            {"finetune": [{"kind": "splitnn", "epoks": 2}]},
+            ["bad, seed 1, 40 labels", "unknown key 'epoks'"],
+        ),
         (
             {"pretrain": [{"kind": "contrastive", "ssl": "moco", "queue": 5000, "batch_size": 50}]},
             ["bad, seed 1, pretraining", "a queue of 5000 keys"],
@@ -111,7 +128,10 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
             {"finetune": [{"kind": "splitnn", "epochs": 2}]},
             ["bad, seed 1, 40 labels", "no phase evaluates the test rows"],
         ),
-        ({"overrides": {"rows.test": 0.0}}, ["bad, seed 1, 40 labels", "there are no test rows to evaluate"]),
+        (
+            {"overrides": {"rows.test": 0.0}},
+            ["bad, seed 1, 40 labels", "there are no test rows to evaluate"],
+        ),
     ],
     ids=["key", "queue", "evaluation", "rows"],
 )

@@ -1,4 +1,6 @@
-"""docs/two-machines.md as it stands, on hosts of their own; and what their interfaces carried beside the ledger."""
+"""docs/two-machines.md as it stands, on hosts of their own; and what their interfaces carried
+beside the ledger.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Step:
 
 
 def guide() -> list[Step]:
-    found = re.findall(r"^```(sh|toml) (\w+)(?: ([\w.]+))?\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r"^```(sh|toml) (\w+)(?: ([\w.]+))?\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL
+    )
     return [Step(host, file, text) for _, host, file, text in found]
 
 
@@ -60,15 +64,19 @@ def test_the_guide_from_nothing_to_scores(tmp_path: Path) -> None:
                     hosts.run(step.host, line)
                     continue
                 program = hosts.start(step.host, line)
-                if step.host != "hospital":  # the server; the active party, which the hospital's check looks for
+                # The server; the active party, which the hospital's check looks for.
+                if step.host != "hospital":
                     program.wait_for("ready")
                 going.append(program)
         finish(going)
-        for host in NAMES:  # what nobody sent
+        # What nobody sent.
+        for host in NAMES:
             keys = {path.name for path in (tmp_path / host).rglob("*.key")}
             assert keys == ({"ca.key", "server.key"} if host == "fed" else {f"{host}.key"})
             tables = {path.name for path in (tmp_path / host).rglob("*.csv")}
-            own = {"fed": set(), "bank": {"bank.csv", "claims.csv"}, "hospital": {"hospital.csv"}}[host]
+            own = {"fed": set(), "bank": {"bank.csv", "claims.csv"}, "hospital": {"hospital.csv"}}[
+                host
+            ]
             assert tables == own
         scores = (hosts.home("bank") / "claims.csv").read_text().splitlines()
         assert len(scores) == 1 + 600
@@ -85,7 +93,9 @@ def finish(going: list[Any]) -> None:
 
 @needs_hosts
 def test_messages_explain_what_the_interfaces_carried(tmp_path: Path) -> None:
-    """Embeddings and gradients of 128 KiB: payload <= messages <= TCP <= interface, and little comes on top."""
+    """Embeddings and gradients of 128 KiB: payload <= messages <= TCP <= interface, and little
+    comes on top.
+    """
     recipe: dict[str, Any] = {
         "name": "bytes",
         "task": {"kind": "multiclass", "classes": 10},
@@ -100,10 +110,16 @@ def test_messages_explain_what_the_interfaces_carried(tmp_path: Path) -> None:
         server.wait_for("ready")
         parties = [hosts.start(name, f"vfl-party run {name}.toml") for name in ("bank", "hospital")]
         finish([*parties, server])
-        carried = {name: _less(hosts.counters(host), before[name]) for name, host in HOSTS_OF.items()}
+        carried = {
+            name: _less(hosts.counters(host), before[name]) for name, host in HOSTS_OF.items()
+        }
         (path,) = hosts.home("fed").glob("runs/*/summary.json")
         summary = load_summary(path)
-    rows = {(name, way): _four(summary, name, way, carried[name]) for name in HOSTS_OF for way in ("sent", "received")}
+    rows = {
+        (name, way): _four(summary, name, way, carried[name])
+        for name in HOSTS_OF
+        for way in ("sent", "received")
+    }
     print(json.dumps({f"{name} {way}": row for (name, way), row in rows.items()}))
     for (name, way), (payload, message, tcp, interface) in rows.items():
         assert payload <= message <= tcp <= interface, (name, way, rows[name, way])
@@ -113,22 +129,28 @@ def test_messages_explain_what_the_interfaces_carried(tmp_path: Path) -> None:
             assert message >= 0.97 * interface, (name, way, rows[name, way])
         reported = [each for each in summary.bytes.interfaces if each.party == name]
         assert [each.interface for each in reported] == ["eth0"]
-        for ours, theirs in zip((reported[0].sent_bytes, reported[0].received_bytes), carried[name], strict=True):
-            assert 0.99 * theirs < ours <= theirs  # what came after the report is not in it
+        for ours, theirs in zip(
+            (reported[0].sent_bytes, reported[0].received_bytes), carried[name], strict=True
+        ):
+            # What came after the report is not in it.
+            assert 0.99 * theirs < ours <= theirs
 
 
 def _less(now: tuple[int, int], before: tuple[int, int]) -> tuple[int, int]:
     return now[0] - before[0], now[1] - before[1]
 
 
-def _four(summary: Summary, name: str, way: str, carried: tuple[int, int]) -> tuple[int, int, int, int]:
+def _four(
+    summary: Summary, name: str, way: str, carried: tuple[int, int]
+) -> tuple[int, int, int, int]:
     """Payload, message, TCP and interface bytes of one host, one way."""
 
     def mine(link: LinkBytes) -> bool:
         return (link.sender if way == "sent" else link.receiver) == name
 
     links = [link for link in summary.bytes.by_link if mine(link)]
-    most: dict[str, int] = {}  # of a connection's two ends, the one that watched it for longer
+    # Of a connection's two ends, the one that watched it for longer.
+    most: dict[str, int] = {}
     for each in summary.bytes.tcp:
         if each.party == name:
             count, peer = (each.sent_bytes if way == "sent" else each.received_bytes), each.peer
@@ -137,5 +159,7 @@ def _four(summary: Summary, name: str, way: str, carried: tuple[int, int]) -> tu
         else:
             continue
         most[peer] = max(count, most.get(peer, 0))
-    payload, message = (sum(getattr(link, key) for link in links) for key in ("payload_bytes", "message_bytes"))
+    payload, message = (
+        sum(getattr(link, key) for link in links) for key in ("payload_bytes", "message_bytes")
+    )
     return payload, message, sum(most.values()), carried[0 if way == "sent" else 1]

@@ -1,4 +1,6 @@
-"""Packed values between processes: the parameters of one process, the bytes of the forecast, the same after a kill."""
+"""Packed values between processes: the parameters of one process, the bytes of the forecast, the
+same after a kill.
+"""
 
 from __future__ import annotations
 
@@ -44,34 +46,51 @@ def test_parties_get_the_parameters_of_one_process(
 ) -> None:
     tables = wired(parties, CODECS[codec] | {"exchange": "embedding"})
     run = federated if parties == 2 else in_memory
-    got, want = run(tmp_path, tables, cases.digits(parties)), reference.train(tables, cases.digits(parties))
+    got, want = (
+        run(tmp_path, tables, cases.digits(parties)),
+        reference.train(tables, cases.digits(parties)),
+    )
     worst = largest_deviation(got, want)
     record_property("largest_deviation", worst)
     assert worst <= TOLERANCE
     plain = reference.train({**tables, "wire": []}, cases.digits(parties))
-    assert largest_deviation(want, plain) > 5 * TOLERANCE  # so the codec did something
+    # So the codec did something.
+    assert largest_deviation(want, plain) > 5 * TOLERANCE
 
 
 def test_each_direction_has_its_own_codec_and_the_forecast_is_the_ledger(tmp_path: Path) -> None:
     down = {"codec": "bits", "bits": 8, "exchange": "embedding", "direction": "down"}
     up = {"codec": "topk", "keep": 4, "exchange": "embedding", "direction": "up"}
-    tables, data = wired(3, up, down, task={"kind": "binary"}), cases.columns("sklearn:breast_cancer", 3, limit=120)
+    tables, data = (
+        wired(3, up, down, task={"kind": "binary"}),
+        cases.columns("sklearn:breast_cancer", 3, limit=120),
+    )
     tables["phases"].append({"kind": "evaluate"})
     with Federation(tmp_path, tables, data) as federation:
         federation.start_all()
         federation.finish()
         assert largest_deviation(parameters(federation), reference.train(tables, data)) <= TOLERANCE
-        sent = [each for each in federation.ledger("p1") if each.phase == "splitnn" and each.peer == "p0"]
+        sent = [
+            each
+            for each in federation.ledger("p1")
+            if each.phase == "splitnn" and each.peer == "p0"
+        ]
     check_forecast(tables, data, federation)
     rows, epochs = 96, 3
-    validation = 12 * 16 * 4 * epochs  # as it is: no table names that exchange
+    # As it is: no table names that exchange.
+    validation = 12 * 16 * 4 * epochs
     by = {(each.kind, each.direction): each.payload_bytes for each in sent}
-    assert by["embedding", "sent"] == epochs * rows * (2 + 4 * 4) + validation  # four places of four bits, four values
+    # Four places of four bits, four values.
+    assert by["embedding", "sent"] == epochs * rows * (2 + 4 * 4) + validation
     assert by["gradient", "received"] == epochs * rows * (16 + 8)
 
 
-def check_forecast(tables: dict[str, Any], data: dict[str, dict[str, Any]], federation: Federation) -> None:
-    """Asserts that the bytes of every link, phase and kind are as forecast, and that both ends counted the same."""
+def check_forecast(
+    tables: dict[str, Any], data: dict[str, dict[str, Any]], federation: Federation
+) -> None:
+    """Asserts that the bytes of every link, phase and kind are as forecast, and that both ends
+    counted the same.
+    """
     summary = load_summary(federation.run_folder / "summary.json")
     assert summary.bytes.agrees
     recipe = Recipe.model_validate(tables | {"simulate": {"parties": data}})
@@ -94,20 +113,40 @@ def test_a_killed_party_changes_nothing_bit_for_bit(victim: str, tmp_path: Path)
     check_kill(tmp_path, tables, cases.digits(2, limit=220), victim)
 
 
-# -- what the server averages, and the upload -----------------------------------------------------------------------
+# -- what the server averages, and the upload
+# ----------------------------------------------------------------------
 
 MLP = {"kind": "mlp", "hidden": [24]}
 WEIGHTS = {"codec": "bits", "bits": 8, "exchange": "weights"}
-FEEDBACK = {"codec": "bits", "bits": 4, "exchange": "weights", "direction": "up", "error_feedback": True}
+FEEDBACK = {
+    "codec": "bits",
+    "bits": 4,
+    "exchange": "weights",
+    "direction": "up",
+    "error_feedback": True,
+}
 
 
 BFLOAT16 = {"codec": "bfloat16", "exchange": "weights"}
-NEAREST = {"codec": "bits", "bits": 4, "rounding": "nearest", "exchange": "weights", "direction": "down"}
+NEAREST = {
+    "codec": "bits",
+    "bits": 4,
+    "rounding": "nearest",
+    "exchange": "weights",
+    "direction": "down",
+}
 
 
 @pytest.mark.parametrize(
     ("wire", "parties"),
-    [([WEIGHTS], 2), ([WEIGHTS], 4), ([FEEDBACK], 2), ([FEEDBACK], 4), ([BFLOAT16], 2), ([NEAREST], 2)],
+    [
+        ([WEIGHTS], 2),
+        ([WEIGHTS], 4),
+        ([FEEDBACK], 2),
+        ([FEEDBACK], 4),
+        ([BFLOAT16], 2),
+        ([NEAREST], 2),
+    ],
     ids=[
         *(f"8 bits-{parties}" for parties in (2, 4)),
         *(f"4 bits up with error feedback-{parties}" for parties in (2, 4)),
@@ -115,7 +154,9 @@ NEAREST = {"codec": "bits", "bits": 4, "rounding": "nearest", "exchange": "weigh
         "4 bits down to nearest-2",
     ],
 )
-def test_averages_are_those_of_one_process(wire: list[dict[str, Any]], parties: int, tmp_path: Path) -> None:
+def test_averages_are_those_of_one_process(
+    wire: list[dict[str, Any]], parties: int, tmp_path: Path
+) -> None:
     tables = test_fedhssl.recipe(parties, "simsiam", MLP, augment={"flip": 0.5}) | {"wire": wire}
     data = cases.digits(parties, limit=220)
     towers, encoders, federation = test_fedhssl.federated(tmp_path, tables, data)
@@ -123,7 +164,9 @@ def test_averages_are_those_of_one_process(wire: list[dict[str, Any]], parties: 
     want = reference_fedhssl.pretrain(tables, data, test_fedhssl.TOP["mlp"])
     worst = max(
         largest_deviation(towers, want[-2]),
-        largest_deviation(test_fedhssl.without_tops(encoders), test_fedhssl.encoders_only(want[-1])),
+        largest_deviation(
+            test_fedhssl.without_tops(encoders), test_fedhssl.encoders_only(want[-1])
+        ),
     )
     assert worst <= test_fedhssl.TOLERANCE
     plain = reference_fedhssl.pretrain(tables | {"wire": []}, data, test_fedhssl.TOP["mlp"])
@@ -155,5 +198,13 @@ def test_an_upload_in_four_bits(parties: int, tmp_path: Path) -> None:
     want = reference_fedonce.train(tables, data)
     assert largest_deviation(parameters(federation), want) <= test_fedonce.TOLERANCE
     n, d = 110 - 2 * 11, 3
-    (upload,) = [each for each in federation.ledger("p1") if each.phase == "head" and each.kind == "embedding"]
-    assert upload.payload_bytes == n * sum(each.nbytes for each in (Bits(4).parts((1, d)) or {}).values()) == n * 10
+    (upload,) = [
+        each
+        for each in federation.ledger("p1")
+        if each.phase == "head" and each.kind == "embedding"
+    ]
+    assert (
+        upload.payload_bytes
+        == n * sum(each.nbytes for each in (Bits(4).parts((1, d)) or {}).values())
+        == n * 10
+    )

@@ -1,4 +1,6 @@
-"""What stands in for an absent party's embeddings, what is recorded, and where a party that comes back goes on."""
+"""What stands in for an absent party's embeddings, what is recorded, and where a party that comes
+back goes on.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,18 @@ OWN, NORTH, SOUTH = (torch.full((2, 3), value) for value in (1.0, 2.0, 6.0))
     ],
 )
 def test_an_absent_party_s_place(policy: LatePolicy, rule: Rule, want: list[list[float]]) -> None:
-    assert combine(rule, filled(policy, rule, [OWN], {"north": NORTH, "south": None})).tolist() == want
+    assert (
+        combine(rule, filled(policy, rule, [OWN], {"north": NORTH, "south": None})).tolist() == want
+    )
 
 
 def test_with_all_there_every_policy_combines_all() -> None:
     for policy in ("wait", "zeros", "cached", "skip"):
         assert (
-            combine("mean", filled(policy, "mean", [OWN], {"north": NORTH, "south": SOUTH})).tolist() == [[3.0] * 3] * 2
+            combine(
+                "mean", filled(policy, "mean", [OWN], {"north": NORTH, "south": SOUTH})
+            ).tolist()
+            == [[3.0] * 3] * 2
         )
 
 
@@ -47,7 +54,9 @@ def test_no_gradient_goes_to_what_stands_in() -> None:
     received = {"north": NORTH.clone()}
     combined = Combined("sum", filled("zeros", "sum", [], {**received, "south": None}), received)
     combined.value.sum().backward()
-    assert {name: dz.tolist() for name, dz in combined.gradients().items()} == {"north": [[1.0] * 3] * 2}
+    assert {name: dz.tolist() for name, dz in combined.gradients().items()} == {
+        "north": [[1.0] * 3] * 2
+    }
 
 
 def test_the_cache_gives_the_last_embedding_of_each_row() -> None:
@@ -80,11 +89,19 @@ def test_absences_are_stretches_of_steps() -> None:
     assert record.note(step(0, 1), ["south"]) == (["south"], [])
     assert record.note(step(1, 0), ["south", "north"]) == (["north"], [])
     again = Absences("train")
-    again.load_state(record.state())  # from a checkpoint
+    # From a checkpoint.
+    again.load_state(record.state())
     assert again.note(step(1, 1), ["north"]) == ([], ["south"])
     assert again.note(step(1, 2), ["south"]) == (["south"], ["north"])
     found = [
-        (each.party, each.first_round, each.first_batch, each.last_round, each.last_batch, each.steps)
+        (
+            each.party,
+            each.first_round,
+            each.first_batch,
+            each.last_round,
+            each.last_batch,
+            each.steps,
+        )
         for each in again.found
     ]
     assert found == [("south", 0, 1, 1, 0, 2), ("north", 1, 0, 1, 1, 2), ("south", 1, 2, 1, 2, 1)]
@@ -140,4 +157,6 @@ def test_a_passive_party_may_resume_at_any_later_round() -> None:
 )
 def test_settings_that_do_not_fit(settings: dict[str, object]) -> None:
     with pytest.raises(InputError):
-        parse_settings(PhaseSettings(kind="splitnn", name="train", settings={"epochs": 1, **settings}))
+        parse_settings(
+            PhaseSettings(kind="splitnn", name="train", settings={"epochs": 1, **settings})
+        )

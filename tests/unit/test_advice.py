@@ -16,14 +16,26 @@ from vfl_party.phases.advice import few_rows, label_taken
 
 @pytest.mark.parametrize(
     ("rows", "classes", "least"),
-    [(49, 0, 50), (49, 2, 50), (50, 2, None), (50, 0, None), (50, 6, 60), (60, 6, None), (1_999, 200, "2,000")],
+    [
+        (49, 0, 50),
+        (49, 2, 50),
+        (50, 2, None),
+        (50, 0, None),
+        (50, 6, 60),
+        (60, 6, None),
+        (1_999, 200, "2,000"),
+    ],
 )
-def test_few_rows_are_fewer_than_fifty_or_ten_for_each_class(rows: int, classes: int, least: object) -> None:
+def test_few_rows_are_fewer_than_fifty_or_ten_for_each_class(
+    rows: int, classes: int, least: object
+) -> None:
     text = few_rows(rows, classes)
     if least is None:
         assert text == ""
     else:
-        assert text.startswith(f"{rows:,} training rows: fewer than {least} (50, or 10 for each class) teach")
+        assert text.startswith(
+            f"{rows:,} training rows: fewer than {least} (50, or 10 for each class) teach"
+        )
 
 
 @pytest.mark.parametrize(
@@ -32,12 +44,22 @@ def test_few_rows_are_fewer_than_fifty_or_ten_for_each_class(rows: int, classes:
         ({"source": "shop.csv", "label": "sex"}, True),
         ({"source": "shop.csv"}, False),
         ({"source": "sklearn:digits", "label": "target"}, False),
-        ({"source": "all.csv", "label": "sex", "view": {"scheme": "columns", "part": 0, "parts": 2}}, False),
+        (
+            {
+                "source": "all.csv",
+                "label": "sex",
+                "view": {"scheme": "columns", "part": 0, "parts": 2},
+            },
+            False,
+        ),
     ],
 )
 def test_a_label_of_a_passive_party_takes_a_column(keys: dict[str, Any], taken: bool) -> None:
     text = label_taken("shop", DataSettings.model_validate(keys))
-    wanted = "shop is passive: data.label = 'sex' takes that column out of its features; use data.drop for that, or"
+    wanted = (
+        "shop is passive: data.label = 'sex' takes that column out of its features; use "
+        "data.drop for that, or"
+    )
     assert text.startswith(wanted) if taken else text == ""
 
 
@@ -50,4 +72,5 @@ def test_a_run_warns_of_it(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = (each for each in caplog.records if getattr(each, "event", "") == "advice")
     assert "shop is passive: data.label = 'worst area' takes that column out" in record.getMessage()
     new = {"bank": BANK.head(3), "shop": SHOP.head(3).drop(columns="worst area")}
-    assert len(run.predict(new)["id"]) == 3  # the model does without that column
+    # The model does without that column.
+    assert len(run.predict(new)["id"]) == 3

@@ -1,4 +1,6 @@
-"""The mean at the server, which rounds are left after a checkpoint, and what parties may declare."""
+"""The mean at the server, which rounds are left after a checkpoint, and what parties may
+declare.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +32,33 @@ def float32(numbers: npt.ArrayLike) -> npt.NDArray[np.float32]:
 
 
 def weights(**arrays: npt.NDArray[np.float32]) -> Bundle:
-    return to_bundle(Kind.WEIGHTS, {name: torch.from_numpy(array) for name, array in arrays.items()})
+    return to_bundle(
+        Kind.WEIGHTS, {name: torch.from_numpy(array) for name, array in arrays.items()}
+    )
 
 
 def values(bundle: Bundle) -> dict[str, npt.NDArray[np.float32]]:
     return {name: tensor.numpy() for name, tensor in to_tensors(bundle, CPU).items()}
 
 
-# -- the mean -------------------------------------------------------------------------------------------------------
+# -- the mean
+# ----------------------------------------------------------------------
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 2**32 - 1))
-def test_it_is_the_sum_in_roster_order_over_the_number_of_parties(parties: int, shape: list[int], seed: int) -> None:
+def test_it_is_the_sum_in_roster_order_over_the_number_of_parties(
+    parties: int, shape: list[int], seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    drawn = [float32(rng.normal(size=shape) * 10.0 ** rng.integers(-20, 17)) for _ in range(parties)]
+    drawn = [
+        float32(rng.normal(size=shape) * 10.0 ** rng.integers(-20, 17)) for _ in range(parties)
+    ]
     total = drawn[0].copy()
     for each in drawn[1:]:
         total = total + each
-    bundles = {f"p{number}": weights(w=each, one=float32([number])) for number, each in enumerate(drawn)}
+    bundles = {
+        f"p{number}": weights(w=each, one=float32([number])) for number, each in enumerate(drawn)
+    }
     got = mean(bundles, STEP)
     assert got.kind is Kind.WEIGHTS
     assert list(got.tensors) == ["w", "one"]
@@ -55,20 +66,25 @@ def test_it_is_the_sum_in_roster_order_over_the_number_of_parties(parties: int, 
     np.testing.assert_array_equal(values(got)["w"], total / np.float32(parties))
     np.testing.assert_array_equal(values(got)["one"], float32([(parties - 1) / 2]))
     for bundle, each in zip(bundles.values(), drawn, strict=True):
-        np.testing.assert_array_equal(values(bundle)["w"], each)  # what came in is as it was
+        # What came in is as it was.
+        np.testing.assert_array_equal(values(bundle)["w"], each)
 
 
 def test_it_is_what_torch_computes() -> None:
     generator = torch.Generator().manual_seed(3)
     tensors = [torch.randn(1000, generator=generator) for _ in range(3)]
-    got = mean({f"p{number}": to_bundle(Kind.WEIGHTS, {"w": t}) for number, t in enumerate(tensors)}, STEP)
+    got = mean(
+        {f"p{number}": to_bundle(Kind.WEIGHTS, {"w": t}) for number, t in enumerate(tensors)}, STEP
+    )
     assert torch.equal(to_tensors(got, CPU)["w"], (tensors[0] + tensors[1] + tensors[2]) / 3)
 
 
 def test_tensors_go_by_name_whatever_their_order() -> None:
     one = weights(a=float32([1]), b=float32([10]))
     other = weights(b=float32([20]), a=float32([3]))
-    assert {name: array.item() for name, array in values(mean({"p0": one, "p1": other}, STEP)).items()} == {
+    assert {
+        name: array.item() for name, array in values(mean({"p0": one, "p1": other}, STEP)).items()
+    } == {
         "a": 2.0,
         "b": 15.0,
     }
@@ -86,7 +102,10 @@ def test_what_is_not_finite_is_named(value: float) -> None:
     with pytest.raises(PeerError) as caught:
         mean({"p0": weights(a=np.zeros((2, 3), np.float32)), "p1": weights(a=sick)}, STEP)
     assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "p1")
-    assert caught.value.public == "tensor 'a' of p1 at phase pretrain, round 2, batch 0 holds NaN or infinity"
+    assert (
+        caught.value.public
+        == "tensor 'a' of p1 at phase pretrain, round 2, batch 0 holds NaN or infinity"
+    )
 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, 3e38, np.nextafter(float32(1e18), float32(np.inf))])
@@ -96,16 +115,28 @@ def test_what_is_too_large_to_train_with_is_named(value: float) -> None:
     with pytest.raises(PeerError) as caught:
         mean({"p0": weights(a=np.zeros(3, np.float32)), "p1": weights(a=large)}, STEP)
     assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "p1")
-    text = "tensor 'a' of p1 at phase pretrain, round 2, batch 0 holds numbers beyond 1e+18, too large to train with"
+    text = (
+        "tensor 'a' of p1 at phase pretrain, round 2, batch 0 holds numbers beyond 1e+18, too "
+        "large to train with"
+    )
     assert caught.value.public == text
 
 
 @pytest.mark.parametrize(
     ("norms", "found"),
-    [([1.0, 1.0, 1001.0], "p2"), ([1.0, 1.0, 999.0], ""), ([0.0, 1.0], ""), ([2e6], ""), ([1e17, 1.0], "p0")],
+    [
+        ([1.0, 1.0, 1001.0], "p2"),
+        ([1.0, 1.0, 999.0], ""),
+        ([0.0, 1.0], ""),
+        ([2e6], ""),
+        ([1e17, 1.0], "p0"),
+    ],
 )
 def test_whose_weights_outweigh_all_others(norms: list[float], found: str) -> None:
-    bundles = {f"p{n}": weights(a=float32([norm]), b=np.zeros((0, 2), np.float32)) for n, norm in enumerate(norms)}
+    bundles = {
+        f"p{n}": weights(a=float32([norm]), b=np.zeros((0, 2), np.float32))
+        for n, norm in enumerate(norms)
+    }
     assert outlier(bundles) == found
 
 
@@ -119,7 +150,8 @@ def test_an_outlier_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     )
 
 
-# -- which rounds are left ------------------------------------------------------------------------------------------
+# -- which rounds are left
+# ----------------------------------------------------------------------
 
 PHASES = ("first", "plain", "second")
 BOTH = [aggregation("second", 2, w=(1,)), aggregation("first", 3, w=(2,))]
@@ -144,7 +176,8 @@ def test_a_run_goes_on_where_its_checkpoint_is(checkpoint: str, steps: str) -> N
 
 
 @pytest.mark.parametrize(
-    "label", ["x", "1.first", "first.1", "000001..1", "000001.first.x", "000001.first.", "1.third.1"]
+    "label",
+    ["x", "1.first", "first.1", "000001..1", "000001.first.x", "000001.first.", "1.third.1"],
 )
 def test_what_is_no_label(label: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -152,12 +185,17 @@ def test_what_is_no_label(label: str) -> None:
     assert caught.value.code is Code.CHECKPOINT_INVALID
 
 
-@given(st.integers(0, 999_999), st.from_regex(r"[a-z][a-z0-9_-]{0,9}", fullmatch=True), st.integers(0, 999_999))
+@given(
+    st.integers(0, 999_999),
+    st.from_regex(r"[a-z][a-z0-9_-]{0,9}", fullmatch=True),
+    st.integers(0, 999_999),
+)
 def test_a_label_says_what_is_done(position: int, phase: str, done: int) -> None:
     assert rounds_done(label_of(position, phase, done)) == (phase, done)
 
 
-# -- what a party may declare ---------------------------------------------------------------------------------------
+# -- what a party may declare
+# ----------------------------------------------------------------------
 
 
 def said(*entries: dict[str, Any]) -> control_pb2.Plan:
@@ -174,7 +212,8 @@ def of(**tensor: Any) -> dict[str, Any]:
     return {"tensors": [{"name": "w", "dtype": DType.FLOAT32, "shape": [2]} | tensor]}
 
 
-GIB = MAX_BYTES // 4  # numbers
+# Numbers.
+GIB = MAX_BYTES // 4
 REFUSED: dict[str, tuple[list[dict[str, Any]], Code]] = {
     "a phase of no recipe": ([{"phase": "x" * 1000}], Code.MALFORMED_MESSAGE),
     "a phase twice": ([{}, {}], Code.MALFORMED_MESSAGE),
@@ -186,7 +225,13 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], Code]] = {
     "no dtype": ([of(dtype=0)], Code.MALFORMED_MESSAGE),
     "an unknown dtype": ([of(dtype=99)], Code.MALFORMED_MESSAGE),
     "many tensors": (
-        [{"tensors": [{"name": f"w{n}", "dtype": DType.FLOAT32, "shape": []} for n in range(5000)]}],
+        [
+            {
+                "tensors": [
+                    {"name": f"w{n}", "dtype": DType.FLOAT32, "shape": []} for n in range(5000)
+                ]
+            }
+        ],
         Code.MALFORMED_MESSAGE,
     ),
     "two tensors of one name": ([{"tensors": of()["tensors"] * 2}], Code.MALFORMED_MESSAGE),
@@ -227,16 +272,23 @@ HINT = "give both the same top layers (model.encoder), or set aggregate = false"
 DIFFERENCES: dict[str, tuple[list[AggregationPlan], str]] = {
     "shape": (
         [aggregation("first", 3, **{"top.0.weight": (64, 196), "top.0.bias": (64,)})],
-        "top encoders differ: in phase first, tensor 'top.0.weight' is float32 [64, 392] at bank and float32 "
+        "top encoders differ: in phase first, tensor 'top.0.weight' is float32 [64, 392] "
+        "at bank and float32 "
         f"[64, 196] at shop; {HINT}",
     ),
     "one more": (
-        [aggregation("first", 3, **{"top.0.weight": (64, 392), "top.0.bias": (64,), "top.2.bias": (1,)})],
-        "top encoders differ: in phase first, tensor 'top.2.bias' is nothing at bank and float32 [1] at shop; " + HINT,
+        [
+            aggregation(
+                "first", 3, **{"top.0.weight": (64, 392), "top.0.bias": (64,), "top.2.bias": (1,)}
+            )
+        ],
+        "top encoders differ: in phase first, tensor 'top.2.bias' is nothing at bank and "
+        "float32 [1] at shop; " + HINT,
     ),
     "one less": (
         [aggregation("first", 3, **{"top.0.weight": (64, 392)})],
-        "top encoders differ: in phase first, tensor 'top.0.bias' is float32 [64] at bank and nothing at shop; " + HINT,
+        "top encoders differ: in phase first, tensor 'top.0.bias' is float32 [64] at bank "
+        "and nothing at shop; " + HINT,
     ),
     "rounds": (
         [aggregation("first", 4, **{"top.0.weight": (64, 392), "top.0.bias": (64,)})],
@@ -244,7 +296,8 @@ DIFFERENCES: dict[str, tuple[list[AggregationPlan], str]] = {
     ),
     "none": (
         [],
-        f"aggregation differs: in phase first, bank aggregates its top layers and shop does not; {HINT}",
+        "aggregation differs: in phase first, bank aggregates its top layers and shop "
+        f"does not; {HINT}",
     ),
 }
 
@@ -255,17 +308,25 @@ def test_a_difference_names_both_parties_the_phase_and_the_tensor(case: str) -> 
     ours = [aggregation("first", 3, **{"top.0.weight": (64, 392), "top.0.bias": (64,)})]
     with pytest.raises(PeerError) as caught:
         agreed({"bank": ours, "post": ours, "shop": theirs}, PHASES)
-    assert (caught.value.code, caught.value.party, caught.value.exit_code) == (Code.MODELS_DIFFER, "", 2)
+    assert (caught.value.code, caught.value.party, caught.value.exit_code) == (
+        Code.MODELS_DIFFER,
+        "",
+        2,
+    )
     assert str(caught.value) == caught.value.public == text
 
 
 def test_a_difference_the_other_way_round() -> None:
-    with pytest.raises(PeerError, match="in phase first, shop aggregates its top layers and bank does not"):
+    with pytest.raises(
+        PeerError, match="in phase first, shop aggregates its top layers and bank does not"
+    ):
         agreed({"bank": [], "shop": [aggregation("first", 3, w=(2,))]}, PHASES)
 
 
 def test_two_specs_of_the_same_tensors_agree() -> None:
     """A spec is equal only to itself; what it says is compared."""
     tensors = {"w": TensorSpec(DType.FLOAT32, (2,))}
-    one, other = (AggregationPlan("first", 1, BundleSpec(Kind.WEIGHTS, dict(tensors))) for _ in range(2))
+    one, other = (
+        AggregationPlan("first", 1, BundleSpec(Kind.WEIGHTS, dict(tensors))) for _ in range(2)
+    )
     assert agreed({"p0": [one], "p1": [other]}, PHASES) == (one,)

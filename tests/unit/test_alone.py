@@ -1,4 +1,6 @@
-"""Recipes of one party: what a study makes of a federation's, and what such a recipe may not ask for."""
+"""Recipes of one party: what a study makes of a federation's, and what such a recipe may not ask
+for.
+"""
 
 from __future__ import annotations
 
@@ -98,9 +100,13 @@ def test_a_solo_party_keeps_its_encoder_and_device_and_the_combined_one_has_the_
     assert solo.active.encoder == recipe.parties[2].encoder
     assert solo.simulate is not None
     assert one.simulate is not None
-    assert (solo.simulate.devices, one.simulate.devices) == ({"p2": "cuda:0"}, {"combined": "cuda:1"})
+    assert (solo.simulate.devices, one.simulate.devices) == (
+        {"p2": "cuda:0"},
+        {"combined": "cuda:1"},
+    )
     assert one.active.encoder is None
-    assert len({recipe.digest(), solo.digest(), one.digest()}) == 3  # a study tells a run of one from another's
+    # A study tells a run of one from another's.
+    assert len({recipe.digest(), solo.digest(), one.digest()}) == 3
 
 
 def test_the_active_party_may_be_alone_with_a_file_of_its_own() -> None:
@@ -113,7 +119,13 @@ def test_the_active_party_may_be_alone_with_a_file_of_its_own() -> None:
 def with_methods(folder: Path, methods: list[dict[str, Any]], given: dict[str, Any]) -> Path:
     (folder / "base.toml").write_text(toml(given))
     phases = [{"kind": "splitnn", "epochs": 1}, {"kind": "evaluate"}]
-    study = {"name": "s", "recipe": "base.toml", "seeds": [1], "finetune": phases, "methods": methods}
+    study = {
+        "name": "s",
+        "recipe": "base.toml",
+        "seeds": [1],
+        "finetune": phases,
+        "methods": methods,
+    }
     (folder / "study.toml").write_text(toml(study))
     return folder / "study.toml"
 
@@ -121,9 +133,16 @@ def with_methods(folder: Path, methods: list[dict[str, Any]], given: dict[str, A
 def test_a_study_makes_these_recipes_after_the_overrides(tmp_path: Path) -> None:
     methods: list[dict[str, Any]] = [
         {"name": "Solo", "alone": "p1", "overrides": {"simulate.data.limit": 50}},
-        {"name": "Linear", "combined": True, "overrides": {"model.encoder": {"kind": "mlp", "hidden": []}}},
+        {
+            "name": "Linear",
+            "combined": True,
+            "overrides": {"model.encoder": {"kind": "mlp", "hidden": []}},
+        },
     ]
-    solo, linear = [chain.finetune[0].recipe for chain in load_study(with_methods(tmp_path, methods, tables()))[1]]
+    solo, linear = [
+        chain.finetune[0].recipe
+        for chain in load_study(with_methods(tmp_path, methods, tables()))[1]
+    ]
     assert (solo.method, solo.seed, solo.active.name) == ("splitnn", 1, "p1")
     assert divide(solo, tmp_path)["p1"].limit == 50
     assert linear.model.encoder.hidden == ()  # type: ignore[union-attr]
@@ -132,10 +151,18 @@ def test_a_study_makes_these_recipes_after_the_overrides(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("given", "method", "what"),
     [
-        (tables(), {"alone": "p9"}, "methods: A: alone: 'p9' is no party of the recipe; parties: p0, p1, p2"),
+        (
+            tables(),
+            {"alone": "p9"},
+            "methods: A: alone: 'p9' is no party of the recipe; parties: p0, p1, p2",
+        ),
         (tables(parties=OWN), {"alone": "p1"}, r"A: alone: p1 has its own data .*no labels"),
         (tables(), {"combined": True, "alone": "p0"}, "give alone or combined, not both"),
-        (tables(data=TABLE | {"view": {"scheme": "columns", "part": 0, "parts": 2}}), {"combined": True}, "the view"),
+        (
+            tables(data=TABLE | {"view": {"scheme": "columns", "part": 0, "parts": 2}}),
+            {"combined": True},
+            "the view",
+        ),
     ],
 )
 def test_what_cannot_be_alone_is_told_in_one_sentence(
@@ -148,19 +175,27 @@ def test_what_cannot_be_alone_is_told_in_one_sentence(
 
 def test_pretraining_is_shared_only_between_the_same_parties(tmp_path: Path) -> None:
     first = {"name": "A", "pretrain": [{"kind": "contrastive", "ssl": "simclr", "rounds": 1}]}
-    path = with_methods(tmp_path, [first, {"name": "B", "pretrain_of": "A", "alone": "p0"}], tables())
-    with pytest.raises(InputError, match=r"B: pretrain_of: the two methods have .* different parties"):
+    path = with_methods(
+        tmp_path, [first, {"name": "B", "pretrain_of": "A", "alone": "p0"}], tables()
+    )
+    with pytest.raises(
+        InputError, match=r"B: pretrain_of: the two methods have .* different parties"
+    ):
         load_study(path)
 
 
-# --- phases of a party that is alone ----------------------------------------------------------------------------------
+# --- phases of a party that is alone
+# ----------------------------------------------------------------------
 
 
 def party_of(given: dict[str, Any], phases: list[dict[str, Any]]) -> Party:
     recipe = Recipe.model_validate(given | {"phases": phases})
     (name,) = (party.name for party in recipe.parties)
     own = prepared(recipe)[name]
-    models: dict[str, torch.nn.Module] = {"encoder": torch.nn.Linear(30, 8), "top": torch.nn.Linear(8, 1)}
+    models: dict[str, torch.nn.Module] = {
+        "encoder": torch.nn.Linear(30, 8),
+        "top": torch.nn.Linear(8, 1),
+    }
     given_to: dict[str, Any] = {
         "features": own.features,
         "labels": own.labels,
@@ -178,10 +213,15 @@ def party_of(given: dict[str, Any], phases: list[dict[str, Any]]) -> Party:
             "p0 is alone, and cross and aggregate are steps",
         ),
         ({"kind": "fedhssl", "ssl": "simsiam", "rounds": 1, "cross": False}, "set both to false"),
-        ({"kind": "splitnn", "epochs": 1, "max_bytes": 10}, "max_bytes: p0 is alone, so no bytes cross"),
+        (
+            {"kind": "splitnn", "epochs": 1, "max_bytes": 10},
+            "max_bytes: p0 is alone, so no bytes cross",
+        ),
     ],
 )
-def test_steps_that_need_a_peer_are_refused_before_training(phase: dict[str, Any], what: str) -> None:
+def test_steps_that_need_a_peer_are_refused_before_training(
+    phase: dict[str, Any], what: str
+) -> None:
     party = party_of(tables(1), [phase])
     with pytest.raises(InputError, match=what):
         build_phases(party.recipe, party)
@@ -197,18 +237,29 @@ def test_a_party_alone_needs_features() -> None:
         Recipe.model_validate(cases.recipe(1, active_features=False))
 
 
-# --- boosted trees ----------------------------------------------------------------------------------------------------
+# --- boosted trees
+# ----------------------------------------------------------------------
 
 
 def test_trees_are_the_only_phase() -> None:
     phases: list[dict[str, Any]] = [{"kind": "gbdt"}, {"kind": "evaluate"}]
-    with pytest.raises(ValueError, match=r"phases: a phase of kind 'gbdt' has a model of its own that no other"):
+    with pytest.raises(
+        ValueError, match=r"phases: a phase of kind 'gbdt' has a model of its own that no other"
+    ):
         Recipe.model_validate(tables(1) | {"phases": phases})
-    party = party_of(tables(1), phases[:1])  # as a plug-in would come, of which the recipe's schema knows nothing
-    both = party.recipe.model_copy(update={"phases": tuple(PhaseSettings.model_validate(each) for each in phases)})
-    with pytest.raises(InputError, match=r"recipe: phases: gbdt has a model .* works with; remove the other phases$"):
+    # As a plug-in would come, of which the recipe's schema knows nothing.
+    party = party_of(tables(1), phases[:1])
+    both = party.recipe.model_copy(
+        update={"phases": tuple(PhaseSettings.model_validate(each) for each in phases)}
+    )
+    with pytest.raises(
+        InputError,
+        match=r"recipe: phases: gbdt has a model .* works with; remove the other phases$",
+    ):
         build_phases(both, party)
-    later = party.recipe.model_copy(update={"start": StartSettings(run="earlier", phases=both.phases[:1])})
+    later = party.recipe.model_copy(
+        update={"start": StartSettings(run="earlier", phases=both.phases[:1])}
+    )
     with pytest.raises(
         InputError,
         match=r"recipe: start: gbdt trains .* earlier run; remove start \(in a study: pretrain\)$",
@@ -216,10 +267,14 @@ def test_trees_are_the_only_phase() -> None:
         build_phases(later, party)
 
 
-def test_without_lightgbm_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lightgbm_the_command_that_installs_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     party = party_of(tables(1), [{"kind": "gbdt"}])
-    with pytest.raises(InputError, match=r"phases: gbdt: gbdt needs LightGBM, .*; pip install lightgbm"):
+    with pytest.raises(
+        InputError, match=r"phases: gbdt: gbdt needs LightGBM, .*; pip install lightgbm"
+    ):
         build_phases(party.recipe, party)
 
 
@@ -237,14 +292,21 @@ def test_early_stopping_keeps_the_trees_up_to_the_best() -> None:
 
 @pytest.mark.parametrize(
     ("task", "source", "metric", "own", "combined_"),
-    [("multiclass", "digits", "accuracy", 0.3, 0.7), ("regression", "diabetes", "rmse", 77.0, 70.0)],
+    [
+        ("multiclass", "digits", "accuracy", 0.3, 0.7),
+        ("regression", "diabetes", "rmse", 77.0, 70.0),
+    ],
 )
 def test_trees_learn_other_tasks_and_more_from_all_columns(
     task: str, source: str, metric: str, own: float, combined_: float
 ) -> None:
-    """Digits: a fifth of the pixels, then all. Diabetes, of which a mean is wrong by about 77: half of the columns."""
+    """Digits: a fifth of the pixels, then all. Diabetes, of which a mean is wrong by about 77: half
+    of the columns.
+    """
     given = tables(5 if task == "multiclass" else 2, task=task)
-    given |= {"simulate": {"data": {"source": f"sklearn:{source}", "label": "target", "limit": 300}}}
+    given |= {
+        "simulate": {"data": {"source": f"sklearn:{source}", "label": "target", "limit": 300}}
+    }
     given["rows"] = {"validation": 0.2, "test": 0.2}
     recipe, found = Recipe.model_validate(given), []
     for made in (alone(given, recipe, "p0", HERE, "here"), combined(given, recipe, HERE, "here")):

@@ -1,4 +1,6 @@
-"""Baselines over the parties' own data: the same rows, each party's columns prepared as the party does for itself."""
+"""Baselines over the parties' own data: the same rows, each party's columns prepared as the party
+does for itself.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,11 @@ NUMBERS = np.random.default_rng(7)
 IDS = np.array([f"c{number:03d}" for number in range(ROWS)])
 AGE, SIZE = NUMBERS.normal(50, 9, ROWS), NUMBERS.normal(0, 1, ROWS)
 LEFT = np.where((AGE - 50) / 9 + 1.5 * SIZE > 0, "yes", "no")
-BANK = pd.DataFrame({"id": IDS, "left": LEFT, "age": AGE, "colour": NUMBERS.choice(["red", "blue"], ROWS)})
-SHOP = pd.DataFrame(  # two columns have names of the bank's, one value in ten is missing
+BANK = pd.DataFrame(
+    {"id": IDS, "left": LEFT, "age": AGE, "colour": NUMBERS.choice(["red", "blue"], ROWS)}
+)
+# Two columns have names of the bank's, one value in ten is missing.
+SHOP = pd.DataFrame(
     {
         "id": IDS,
         "age": np.where(NUMBERS.random(ROWS) < 0.1, np.nan, 3 * SIZE),
@@ -41,9 +46,18 @@ SHOP = pd.DataFrame(  # two columns have names of the bank's, one value in ten i
 )
 OWN: dict[str, dict[str, Any]] = {
     "bank": {"source": "bank.csv", "id": "id", "label": "left", "scale": "minmax"},
-    "shop": {"source": "shop.csv", "id": "id", "missing": "median", "categorical": ["colour"], "drop": ["secret"]},
+    "shop": {
+        "source": "shop.csv",
+        "id": "id",
+        "missing": "median",
+        "categorical": ["colour"],
+        "drop": ["secret"],
+    },
 }
-PHASES: list[dict[str, Any]] = [{"kind": "splitnn", "epochs": 8, "batch_size": 16}, {"kind": "evaluate"}]
+PHASES: list[dict[str, Any]] = [
+    {"kind": "splitnn", "epochs": 8, "batch_size": 16},
+    {"kind": "evaluate"},
+]
 
 
 def recipe(**changes: Any) -> dict[str, Any]:
@@ -76,8 +90,13 @@ def made(kind: str, folder: Path, given: dict[str, Any] | None = None) -> Recipe
 def features(party: Assembled) -> torch.Tensor:
     found = party.prepared.features
     assert found is not None
-    whole = found.x if found.categories is None else torch.cat([found.x, found.categories.float()], dim=1)
-    return whole[:, np.lexsort(whole.numpy())]  # columns in an order that follows from their values
+    whole = (
+        found.x
+        if found.categories is None
+        else torch.cat([found.x, found.categories.float()], dim=1)
+    )
+    # Columns in an order that follows from their values.
+    return whole[:, np.lexsort(whole.numpy())]
 
 
 @pytest.mark.parametrize("encoder", ["mlp", "tabular"])
@@ -118,7 +137,9 @@ def test_an_active_party_with_labels_only_gives_the_labels(here: Path) -> None:
     given = recipe()
     given["parties"] = [{"name": "bank", "role": "active", "features": False}, given["parties"][1]]
     (one,) = try_parties(made("combined", here, given), here).values()
-    assert torch.equal(features(one), features(try_parties(Recipe.model_validate(given), here)["shop"]))
+    assert torch.equal(
+        features(one), features(try_parties(Recipe.model_validate(given), here)["shop"])
+    )
     with pytest.raises(InputError, match="here: alone: bank has no features to learn from"):
         made("alone", here, given)
 
@@ -140,10 +161,19 @@ def test_one_party_may_share_a_data_set_and_another_have_its_own(tmp_path: Path)
 
 
 def test_what_crosses_between_parties_is_no_part_of_a_baseline(here: Path) -> None:
-    phase = PHASES[0] | {"codec": "float16", "transforms": [{"kind": "gaussian", "exchange": "embedding", "sigma": 1}]}
-    given = recipe(phases=[phase, PHASES[1]], start={"run": "before"}, wire=[{"codec": "bits", "bits": 4}])
+    phase = PHASES[0] | {
+        "codec": "float16",
+        "transforms": [{"kind": "gaussian", "exchange": "embedding", "sigma": 1}],
+    }
+    given = recipe(
+        phases=[phase, PHASES[1]], start={"run": "before"}, wire=[{"codec": "bits", "bits": 4}]
+    )
     alone = made("alone", here, given)
-    assert (alone.phases, alone.start, alone.wire) == (Recipe.model_validate(recipe()).phases, None, ())
+    assert (alone.phases, alone.start, alone.wire) == (
+        Recipe.model_validate(recipe()).phases,
+        None,
+        (),
+    )
     try_parties(alone, here)
 
 
@@ -159,7 +189,8 @@ def test_trees_take_the_recipe_s_own_phase_or_stop_early(here: Path) -> None:
     assert [each.settings for each in own.phases] == [{"trees": 7}]
 
 
-# -- what cannot be ---------------------------------------------------------------------------------------------------
+# -- what cannot be
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", BASELINES)
@@ -167,7 +198,9 @@ def test_a_recipe_of_trees_without_a_model_has_each_baseline(kind: str, here: Pa
     tables = recipe(phases=[{"kind": "secureboost", "encryption": "none"}])
     del tables["model"]
     made = Recipe.model_validate(baseline(tables, kind, here, "recipe.toml"))
-    assert [phase.kind for phase in made.phases] == ["gbdt" if kind.startswith("gbdt") else "secureboost"]
+    assert [phase.kind for phase in made.phases] == [
+        "gbdt" if kind.startswith("gbdt") else "secureboost"
+    ]
 
 
 def test_what_cannot_be_joined_is_one_sentence(here: Path) -> None:
@@ -177,19 +210,33 @@ def test_what_cannot_be_joined_is_one_sentence(here: Path) -> None:
         assert "\n" not in str(refused.value)
         return str(refused.value)
 
-    text = "the joined tables of bank, shop: shop and bank hold 100 and 120 rows; cut each table to the ids in common"
+    text = (
+        "the joined tables of bank, shop: shop and bank hold 100 and 120 rows; cut each table "
+        "to the ids in common"
+    )
     limited = {"parties": OWN | {"shop": OWN["shop"] | {"limit": 100}}}
     assert told(recipe(simulate=limited)) == f"{text}, as for a federation"
-    SHOP.assign(id=[f"d{number:03d}" for number in range(ROWS)]).to_csv(here / "shop.csv", index=False)
+    SHOP.assign(id=[f"d{number:03d}" for number in range(ROWS)]).to_csv(
+        here / "shop.csv", index=False
+    )
     assert "shop and bank hold other ids; cut each table" in told(recipe())
     images = {
-        "parties": {"bank": {"source": "sklearn:breast_cancer", "limit": 50}, "shop": {"source": "sklearn:digits"}}
+        "parties": {
+            "bank": {"source": "sklearn:breast_cancer", "limit": 50},
+            "shop": {"source": "sklearn:digits"},
+        }
     }
-    assert told(recipe(simulate=images)).startswith("sklearn:digits: shop has images, and only columns can be joined")
+    assert told(recipe(simulate=images)).startswith(
+        "sklearn:digits: shop has images, and only columns can be joined"
+    )
     names = [{"name": "combined", "role": "active"}, {"name": "shop", "role": "passive"}]
     named = {"parties": {"combined": OWN["bank"], "shop": OWN["shop"]}}
-    assert "'combined' is the name of the party with all columns" in told(recipe(parties=names, simulate=named))
-    assert "there is no baseline 'best'; give one of alone, combined, gbdt, gbdt-alone" in told(recipe(), "best")
+    assert "'combined' is the name of the party with all columns" in told(
+        recipe(parties=names, simulate=named)
+    )
+    assert "there is no baseline 'best'; give one of alone, combined, gbdt, gbdt-alone" in told(
+        recipe(), "best"
+    )
 
 
 def test_the_command_knows_the_baselines(here: Path) -> None:
@@ -202,7 +249,13 @@ def test_a_party_file_gives_the_baseline_of_its_own_table(here: Path) -> None:
     whole = {key: each for key, each in recipe().items() if key != "simulate"}
     (here / "recipe.toml").write_text(toml(whole))
     tls = {"ca": "ca.pem", "certificate": "bank.pem", "key": "bank.key"}
-    file = {"name": "bank", "recipe": "recipe.toml", "server": "127.0.0.1:1", "threads": 2, "tls": tls}
+    file = {
+        "name": "bank",
+        "recipe": "recipe.toml",
+        "server": "127.0.0.1:1",
+        "threads": 2,
+        "tls": tls,
+    }
     more = BANK.assign(id=[f"d{number:03d}" for number in range(ROWS)])
     pd.concat([BANK, more]).to_csv(here / "own.csv", index=False)
     own = {"source": "own.csv", "id": "id", "label": "left"}
@@ -213,26 +266,39 @@ def test_a_party_file_gives_the_baseline_of_its_own_table(here: Path) -> None:
     assert found.simulate.threads == 2
     assert found.rows.align == "digest"
     (party,) = try_parties(found, here).values()
-    assert len(party.prepared.table.ids) == 2 * ROWS  # its own rows, also those that the shop lacks
+    # Its own rows, also those that the shop lacks.
+    assert len(party.prepared.table.ids) == 2 * ROWS
 
     def refused(place: str, kind: str | None, text: str, **changes: Any) -> None:
         (here / place).write_text(toml(file | {"data": own} | changes))
         with pytest.raises(InputError, match=text):
             of_party_file(here / place, kind)
 
-    refused("bank.toml", None, "give --baseline alone or gbdt-alone, the files of all parties, or a recipe")
+    refused(
+        "bank.toml",
+        None,
+        "give --baseline alone or gbdt-alone, the files of all parties, or a recipe",
+    )
     refused("bank.toml", "combined", "only this party's table is here")
     refused("shop.toml", "alone", "shop is not the active party of the recipe .bank.", name="shop")
-    features = {"parties": [{"name": "bank", "role": "active", "features": False}, {"name": "shop", "role": "passive"}]}
+    features = {
+        "parties": [
+            {"name": "bank", "role": "active", "features": False},
+            {"name": "shop", "role": "passive"},
+        ]
+    }
     (here / "bare.toml").write_text(toml(whole | features))
     refused("none.toml", "alone", "bank has no features to learn from alone", recipe="bare.toml")
 
 
-# -- the library ------------------------------------------------------------------------------------------------------
+# -- the library
+# ----------------------------------------------------------------------
 
 DATA = {
     "bank": vfl.Data(BANK, label="left", settings={"scale": "minmax"}),
-    "shop": vfl.Data(SHOP, settings={"missing": "median", "categorical": ["colour"], "drop": ["secret"]}),
+    "shop": vfl.Data(
+        SHOP, settings={"missing": "median", "categorical": ["colour"], "drop": ["secret"]}
+    ),
 }
 
 
@@ -255,11 +321,16 @@ def test_all_columns_say_more_than_the_bank_s(combined: vfl.Run) -> None:
 
 
 def test_files_and_frames_give_the_same_baseline(here: Path, combined: vfl.Run) -> None:
-    assert vfl.simulate(here / "own.toml", baseline="combined", quiet=True).metrics == combined.metrics
+    assert (
+        vfl.simulate(here / "own.toml", baseline="combined", quiet=True).metrics == combined.metrics
+    )
 
 
 def test_a_baseline_of_joined_columns_predicts_from_each_party_s_rows(combined: vfl.Run) -> None:
-    new = {"bank": BANK.drop(columns="left").tail(20)[::-1], "shop": SHOP.drop(columns="secret").tail(20)}
+    new = {
+        "bank": BANK.drop(columns="left").tail(20)[::-1],
+        "shop": SHOP.drop(columns="secret").tail(20),
+    }
     found = combined.predict(new)
     assert found["id"] == new["bank"]["id"].tolist()
     whole = combined.predict({"bank": BANK, "shop": SHOP})
@@ -273,16 +344,22 @@ def test_tables_are_joined_by_the_ids_that_the_rules_make(combined: vfl.Run) -> 
     spelt = recipe(simulate={}, rows=recipe()["rows"] | {"id_rules": ["trim", "casefold"]})
     found = vfl.simulate(spelt, DATA | {"shop": shop}, baseline="combined", quiet=True)
     assert found.metrics == combined.metrics
-    new = {"bank": BANK.drop(columns="left").tail(9), "shop": shop.frame.drop(columns="secret").tail(9)}
+    new = {
+        "bank": BANK.drop(columns="left").tail(9),
+        "shop": shop.frame.drop(columns="secret").tail(9),
+    }
     assert found.predict(new)["id"] == BANK["id"].tail(9).tolist()
 
 
 def test_one_file_cannot_stand_for_joined_tables(combined: vfl.Run) -> None:
     trained = load_trained(combined.folder, "combined")
     settings = Origin.of(combined.folder).data["combined"]
-    with pytest.raises(InputError, match=r"one file cannot stand for them; predict from Python, with Run\.predict"):
+    with pytest.raises(
+        InputError, match=r"one file cannot stand for them; predict from Python, with Run\.predict"
+    ):
         prediction_data(settings, "new.csv", trained.state)
-    read = prediction_data(settings, None, trained.state)  # new rows may have more columns, and need no label
+    # New rows may have more columns, and need no label.
+    read = prediction_data(settings, None, trained.state)
     assert {name: (part.columns, part.label) for name, part in read.parts.items()} == {
         "bank": (("age", "colour"), None),
         "shop": (("age", "colour"), None),
@@ -292,7 +369,9 @@ def test_one_file_cannot_stand_for_joined_tables(combined: vfl.Run) -> None:
 def test_the_settings_of_joined_tables_are_kept_with_the_run(combined: vfl.Run) -> None:
     origin = Origin.of(combined.folder)
     assert list(origin.data["combined"].parts) == list(origin.parts()) == ["bank", "shop"]
-    with pytest.raises(InputError, match="the rows of bank, shop were in memory in training; say which to predict"):
+    with pytest.raises(
+        InputError, match="the rows of bank, shop were in memory in training; say which to predict"
+    ):
         combined.predict()
 
 
@@ -301,22 +380,34 @@ def test_processes_compute_the_same_baseline_from_frames(combined: vfl.Run) -> N
     with one_launcher():
         found = run("combined", processes=True)
     assert found.metrics == combined.metrics
-    assert found.predict({"bank": BANK, "shop": SHOP}) == combined.predict({"bank": BANK, "shop": SHOP})
+    assert found.predict({"bank": BANK, "shop": SHOP}) == combined.predict(
+        {"bank": BANK, "shop": SHOP}
+    )
 
 
 def test_a_study_of_the_library_compares_baselines(combined: vfl.Run) -> None:
-    found = vfl.study(recipe(simulate={}), {"baseline": [None, "combined"]}, DATA, seeds=[3], quiet=True)
+    found = vfl.study(
+        recipe(simulate={}), {"baseline": [None, "combined"]}, DATA, seeds=[3], quiet=True
+    )
     columns = found.columns()
     assert columns["baseline"] == [None, "combined"]
-    assert columns["test auc"] == [run(None).metrics["test"]["auc"], combined.metrics["test"]["auc"]]
+    assert columns["test auc"] == [
+        run(None).metrics["test"]["auc"],
+        combined.metrics["test"]["auc"],
+    ]
     axes = found.plot("test auc").axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["federation", "combined"]
-    assert all(line.get_linestyle() == "None" for line in axes.get_lines())  # nothing lies between two names
-    with pytest.raises(InputError, match="over: there is no baseline 'best'; give None, for the federation, or one of"):
+    # Nothing lies between two names.
+    assert all(line.get_linestyle() == "None" for line in axes.get_lines())
+    with pytest.raises(
+        InputError,
+        match="over: there is no baseline 'best'; give None, for the federation, or one of",
+    ):
         vfl.study(recipe(simulate={}), {"baseline": ["best"]}, DATA)
 
 
-# -- vfl study --------------------------------------------------------------------------------------------------------
+# -- vfl study
+# ----------------------------------------------------------------------
 
 
 def study(folder: Path, **changes: Any) -> Path:
@@ -327,7 +418,14 @@ def study(folder: Path, **changes: Any) -> Path:
         {"name": "combined", "combined": True},
         {"name": "gbdt", "combined": True, "finetune": trees},
     ]
-    tables = {"name": "worth", "recipe": "own.toml", "seeds": [3], "finetune": PHASES, "methods": methods, **changes}
+    tables = {
+        "name": "worth",
+        "recipe": "own.toml",
+        "seeds": [3],
+        "finetune": PHASES,
+        "methods": methods,
+        **changes,
+    }
     (folder / "study.toml").write_text(toml(tables))
     return folder / "study.toml"
 
@@ -338,11 +436,18 @@ def test_the_study_s_phases_keep_their_codec_but_in_a_baseline(here: Path) -> No
         chain.finetune[0].method: chain.finetune[0].recipe.phases[0].codec
         for chain in load_study(study(here, finetune=phases))[1]
     }
-    assert codecs == {"federation": "float16", "alone": "identity", "combined": "identity", "gbdt": "identity"}
+    assert codecs == {
+        "federation": "float16",
+        "alone": "identity",
+        "combined": "identity",
+        "gbdt": "identity",
+    }
 
 
 @pytest.mark.slow
-def test_a_study_over_own_files_has_federation_and_baselines_in_one_table(here: Path, combined: vfl.Run) -> None:
+def test_a_study_over_own_files_has_federation_and_baselines_in_one_table(
+    here: Path, combined: vfl.Run
+) -> None:
     with one_launcher():
         results = run_study(study(here, metric="auc"), here / "out")
     assert [result.method for result in results] == ["federation", "alone", "combined", "gbdt"]

@@ -16,8 +16,13 @@ def test_gradients_are_scaled_by_hand_and_only_of_the_model() -> None:
     own, other = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
     optimizer = torch.optim.SGD([*own.parameters(), *other.parameters()], lr=1.0)
     boost = Boost(own, 1.0)
-    gradients = (torch.tensor([[1.0, -1.0]]), torch.tensor([[0.5, 1.0]]), torch.tensor([[50.0, 2.0]]))
-    wanted = ([1.0, -1.0], [0.5 * 1.5, 1.0], [50.0 * 5.0, 2.0 * 3.0])  # ratios 1.5, 1 (below it), 5 (above it), 3
+    gradients = (
+        torch.tensor([[1.0, -1.0]]),
+        torch.tensor([[0.5, 1.0]]),
+        torch.tensor([[50.0, 2.0]]),
+    )
+    # Ratios 1.5, 1 (below it), 5 (above it), 3.
+    wanted = ([1.0, -1.0], [0.5 * 1.5, 1.0], [50.0 * 5.0, 2.0 * 3.0])
     for gradient, want in zip(gradients, wanted, strict=True):
         before = own.weight.detach().clone(), other.weight.detach().clone()
         own.weight.grad, other.weight.grad = gradient.clone(), gradient.clone()
@@ -39,5 +44,6 @@ def test_drift_is_the_relative_move_of_rows_that_both_rounds_have() -> None:
         Intercepted("splitnn", 1, 0, np.array([6, 5, 7]), new),
         Intercepted("other", 0, 0, np.array([5, 6]), 100 * old),
     ]
-    moved = [*drift(found)]  # row 6 stays, row 5 moves by (0, 2)
+    # Row 6 stays, row 5 moves by (0, 2).
+    moved = [*drift(found)]
     assert moved == pytest.approx([2 / 5])

@@ -66,13 +66,17 @@ def test_rows_gradients_are_clipped_at_a_sane_norm(norm: float) -> None:
 @pytest.mark.parametrize("kind", ["binary", "multiclass", "regression"])
 def test_the_metrics_of_a_task_are_those_of_evaluation(kind: str) -> None:
     task = TaskSettings(kind=kind, classes=3 if kind == "multiclass" else None)  # type: ignore[arg-type]
-    targets = torch.arange(6) % task.outputs if kind == "multiclass" else (torch.arange(6.0) % 2)[:, None]
+    targets = (
+        torch.arange(6) % task.outputs if kind == "multiclass" else (torch.arange(6.0) % 2)[:, None]
+    )
     assert set(evaluate(task, torch.randn(6, task.outputs), targets)) == set(task.all_metrics)
 
 
 def test_a_run_has_no_more_rounds_than_labels_can_count() -> None:
     party = party_of(tables(1), [{"kind": "splitnn", "epochs": 10**6}])
-    with pytest.raises(InputError, match=r"phases: 1,000,000 rounds in all, .* count to 999,999; train for fewer"):
+    with pytest.raises(
+        InputError, match=r"phases: 1,000,000 rounds in all, .* count to 999,999; train for fewer"
+    ):
         build_phases(party.recipe, party)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.leaks_fedhssl import PAPER, Attacked, cap
 
-NUSWIDE = {1.0: (0.538, 0.471), 5.0: (0.519, 0.449), 25.0: (0.503, 0.443)}  # FedHSSL: main, recovered
+# FedHSSL: main, recovered.
+NUSWIDE = {1.0: (0.538, 0.471), 5.0: (0.519, 0.449), 25.0: (0.503, 0.443)}
 BHI_LOCAL = {1.0: (0.756, 0.710), 5.0: (0.732, 0.699), 25.0: (0.710, 0.685)}
 
 

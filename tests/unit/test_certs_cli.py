@@ -29,7 +29,9 @@ def ca(tmp_path: Path) -> Path:
 
 
 def test_authority_and_all_parties_in_one_place(ca: Path, tmp_path: Path) -> None:
-    output = run("issue", "server", "bank", "--ca", ca, "--out", tmp_path / "parties", "--days", "9")
+    output = run(
+        "issue", "server", "bank", "--ca", ca, "--out", tmp_path / "parties", "--days", "9"
+    )
     assert f"it also needs {tmp_path / 'parties' / 'ca.pem'}" in output
     assert (tmp_path / "parties" / "ca.pem").read_bytes() == (ca / "ca.pem").read_bytes()
     assert not (tmp_path / "parties" / "ca.key").exists()
@@ -43,7 +45,12 @@ def test_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     run("ca")
     run("issue", "bank")
-    assert {path.name for path in (tmp_path / "certs").iterdir()} == {"ca.pem", "ca.key", "bank.pem", "bank.key"}
+    assert {path.name for path in (tmp_path / "certs").iterdir()} == {
+        "ca.pem",
+        "ca.key",
+        "bank.pem",
+        "bank.key",
+    }
 
 
 def test_keys_that_stay_at_home(ca: Path, tmp_path: Path) -> None:
@@ -51,7 +58,11 @@ def test_keys_that_stay_at_home(ca: Path, tmp_path: Path) -> None:
     signed = run("sign", tmp_path / "bank.csr", "--ca", ca)
     fingerprint = re.compile(r"SHA-256 (?:[0-9A-F]{2}:){31}[0-9A-F]{2}")
     assert fingerprint.findall(asked) == fingerprint.findall(signed) != []
-    tls = TlsSettings(ca=str(ca / "ca.pem"), certificate=str(tmp_path / "bank.pem"), key=str(tmp_path / "bank.key"))
+    tls = TlsSettings(
+        ca=str(ca / "ca.pem"),
+        certificate=str(tmp_path / "bank.pem"),
+        key=str(tmp_path / "bank.key"),
+    )
     assert load_credentials(tls, name="bank").name == "bank"
 
 
@@ -79,16 +90,25 @@ def test_errors_are_left_to_the_program(ca: Path, tmp_path: Path) -> None:
 
 
 def test_days_out_of_range_are_a_usage_error(ca: Path) -> None:
-    assert CliRunner().invoke(certs, ["issue", "bank", "--ca", str(ca), "--days", "0"]).exit_code == 2
+    assert (
+        CliRunner().invoke(certs, ["issue", "bank", "--ca", str(ca), "--days", "0"]).exit_code == 2
+    )
 
 
 def lines(file: Path) -> dict[str, str]:
-    return {label: text.strip() for label, _, text in (line.partition(":") for line in run("show", file).splitlines())}
+    return {
+        label: text.strip()
+        for label, _, text in (line.partition(":") for line in run("show", file).splitlines())
+    }
 
 
 def test_show_authority(ca: Path) -> None:
     shown = lines(ca / "ca.pem")
-    assert (shown["name"], shown["issuer"], shown["key"]) == ("credit-risk", "credit-risk", "ECDSA P-256")
+    assert (shown["name"], shown["issuer"], shown["key"]) == (
+        "credit-risk",
+        "credit-risk",
+        "ECDSA P-256",
+    )
     assert shown["may"] == "sign the certificates of parties"
     assert re.search(r"UTC to .* UTC \(3649 days left\)", shown["valid"])
 
@@ -96,7 +116,11 @@ def test_show_authority(ca: Path) -> None:
 def test_show_party(ca: Path) -> None:
     run("issue", "bank", "--ca", ca)
     shown = lines(ca / "bank.pem")
-    assert (shown["name"], shown["issuer"], shown["may"]) == ("bank", "credit-risk", "dial a peer, answer a peer")
+    assert (shown["name"], shown["issuer"], shown["may"]) == (
+        "bank",
+        "credit-risk",
+        "dial a peer, answer a peer",
+    )
     assert shown["fingerprint"].startswith("SHA-256 ")
     old = issue(ca, "shop", days=1, now=datetime(2020, 1, 1, tzinfo=UTC))
     assert "(expired at 2020-01-02 00:00 UTC)" in lines(Path(old.certificate))["valid"]
@@ -111,7 +135,9 @@ def test_show_request_but_no_key(tmp_path: Path) -> None:
         run("show", tmp_path / "bank.key")
 
 
-@pytest.mark.parametrize("command", [(), ("ca",), ("issue",), ("request",), ("sign",), ("revoke",), ("show",)])
+@pytest.mark.parametrize(
+    "command", [(), ("ca",), ("issue",), ("request",), ("sign",), ("revoke",), ("show",)]
+)
 def test_help_has_an_example(command: tuple[str, ...]) -> None:
     assert re.search(r"^ +vfl certs \w", run(*command, "--help"), re.MULTILINE)
 
@@ -126,16 +152,23 @@ def test_revoke(ca: Path, tmp_path: Path) -> None:
     listed = (ca / "revoked.txt").read_text().splitlines()
     assert [line.split("#")[0].strip() for line in listed] == ["", *serials]
     assert listed[1].partition("# ")[2].startswith("'bank', ends at ")
-    tls = TlsSettings(ca=str(ca / "ca.pem"), certificate=str(ca / "shop.pem"), key=str(ca / "shop.key"))
+    tls = TlsSettings(
+        ca=str(ca / "ca.pem"), certificate=str(ca / "shop.pem"), key=str(ca / "shop.key")
+    )
     assert load_credentials(tls, name="shop").revoked == {int(serial, 16) for serial in serials}
 
 
 def test_the_list_is_signed_where_the_authority_s_key_is(ca: Path) -> None:
     run("issue", "bank", "shop", "--ca", ca)
     said = run("revoke", "bank", "--ca", ca, "--days", "30")
-    assert f"{ca / 'revoked.crl'}: for the server and every party, beside ca.pem, valid for 30 days" in said
+    assert (
+        f"{ca / 'revoked.crl'}: for the server and every party, beside ca.pem, valid for 30 days"
+        in said
+    )
     (ca / "revoked.txt").rename(ca / "kept.txt")
-    tls = TlsSettings(ca=str(ca / "ca.pem"), certificate=str(ca / "shop.pem"), key=str(ca / "shop.key"))
+    tls = TlsSettings(
+        ca=str(ca / "ca.pem"), certificate=str(ca / "shop.pem"), key=str(ca / "shop.key")
+    )
     serial = int(lines(ca / "bank.pem")["serial"], 16)
     assert load_credentials(tls, name="shop").revoked == {serial}
     (ca / "kept.txt").rename(ca / "revoked.txt")
@@ -145,7 +178,10 @@ def test_the_list_is_signed_where_the_authority_s_key_is(ca: Path) -> None:
     (ca / "ca.key").unlink()
     assert "revoked.crl" not in run("revoke", "shop", "--ca", ca)
     done = CliRunner().invoke(certs, ["revoke", "--ca", str(ca)])
-    assert (done.exit_code, "has no ca.key to sign a list; name whom to revoke" in done.output) == (2, True)
+    assert (done.exit_code, "has no ca.key to sign a list; name whom to revoke" in done.output) == (
+        2,
+        True,
+    )
 
 
 def test_a_certificate_is_shown_with_the_pin_of_its_key(ca: Path, tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases.context import Party
 
 WHERE = "recipe"
-UP = Sent(Kind.EMBEDDING, {"z": f32("rows", "width"), "count": i64(1)}, noise("gaussian", sigma=0.5))
+UP = Sent(
+    Kind.EMBEDDING, {"z": f32("rows", "width"), "count": i64(1)}, noise("gaussian", sigma=0.5)
+)
 DOWN = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, noise("iso", amplifier=1.0))
 SWAP = Exchange("embedding", UP, DOWN)
 
@@ -44,7 +46,8 @@ def chains(role: str, exchange: Exchange = SWAP, policy: Any = None, **phase: An
     return make_chains(recipe(**phase), "splitnn", exchange, role, policy or AllowAll())  # type: ignore[arg-type]
 
 
-# -- declarations ---------------------------------------------------------------------------------------------------
+# -- declarations
+# ----------------------------------------------------------------------
 
 
 def test_words_of_shapes_stand_for_sizes() -> None:
@@ -53,7 +56,8 @@ def test_words_of_shapes_stand_for_sizes() -> None:
         "z": (DType.FLOAT32, (3, 8)),
         "count": (DType.INT64, (1,)),
     }
-    assert UP.spec(rows=3, width=8) is spec  # one object for equal sizes: what is derived from it is kept by identity
+    # One object for equal sizes: what is derived from it is kept by identity.
+    assert UP.spec(rows=3, width=8) is spec
     assert str(UP) == "embedding z float32 [rows, width], count int64 [1]"
     many = Sent(Kind.WEIGHTS, {f"w{n}": f32(n) for n in range(4)} | {"seen": u8(1)})
     assert str(many) == "weights: 5 tensors, float32, uint8"
@@ -64,16 +68,19 @@ def test_noise_of_nothing_is_no_transform() -> None:
     assert [use.kind for use in noise("iso", amplifier=0.1)] == ["iso"]
 
 
-# -- the chain ------------------------------------------------------------------------------------------------------
+# -- the chain
+# ----------------------------------------------------------------------
 
 
 def test_a_chain_says_what_is_done_in_order() -> None:
     passive = chains("passive", codec="bfloat16")
     assert str(passive.up) == "Gaussian noise (σ = 0.5) -> allow all -> bfloat16"
-    assert str(passive.down) == "iso noise (λ = 1) -> bfloat16"  # the active party's policy is its own
+    # The active party's policy is its own.
+    assert str(passive.down) == "iso noise (λ = 1) -> bfloat16"
     assert str(chains("active").down) == "iso noise (λ = 1) -> allow all -> identity"
     server = chains("active", Exchange("weights", UP, UP, asks="server"), codec="bfloat16")
-    assert "bfloat16" not in str(server.up) + str(server.down)  # the server averages what the phase declares
+    # The server averages what the phase declares.
+    assert "bfloat16" not in str(server.up) + str(server.down)
 
 
 class Replies:
@@ -84,16 +91,25 @@ class Replies:
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_the_same_tensor_for_two_parties_is_one_bundle_unless_it_changes_on_its_way_out(noisy: bool) -> None:
+def test_the_same_tensor_for_two_parties_is_one_bundle_unless_it_changes_on_its_way_out(
+    noisy: bool,
+) -> None:
     hub, x, other = Replies(), torch.ones(3, 8), torch.zeros(3, 8)
-    swap = SWAP if noisy else Exchange("embedding", UP, Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}))
+    swap = (
+        SWAP
+        if noisy
+        else Exchange("embedding", UP, Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}))
+    )
     ways = SimpleNamespace(link=None, hub=hub, server=None, clock=Clock())
     answering = Answering(swap, "splitnn", chains("active", swap), ways, torch.device("cpu"), {})
-    answering.reply(StepKey("splitnn", 0, 0), {"p1": {"dz": x}, "p2": {"dz": x}, "p3": {"dz": other}})
+    answering.reply(
+        StepKey("splitnn", 0, 0), {"p1": {"dz": x}, "p2": {"dz": x}, "p3": {"dz": other}}
+    )
     assert (hub.last["p1"] is hub.last["p2"]) == (not noisy)
     assert hub.last["p1"] is not hub.last["p3"]
     sent = {
-        party: torch.frombuffer(bundle.tensors["dz"].data, dtype=torch.float32) for party, bundle in hub.last.items()
+        party: torch.frombuffer(bundle.tensors["dz"].data, dtype=torch.float32)
+        for party, bundle in hub.last.items()
     }
     assert noisy or (sent["p2"].tolist(), sent["p3"].tolist()) == ([1.0] * 24, [0.0] * 24)
     assert not noisy or not torch.equal(sent["p1"], sent["p2"])
@@ -101,7 +117,9 @@ def test_the_same_tensor_for_two_parties_is_one_bundle_unless_it_changes_on_its_
 
 def test_a_transform_may_be_for_one_role_and_leave_tensors_alone() -> None:
     noisy = noise("gaussian", role="active", leave=["mean"], sigma=1.0)
-    weights = Exchange("weights", Sent(Kind.WEIGHTS, {"w": f32(4), "mean": f32(4)}, noisy), NOTHING, asks="server")
+    weights = Exchange(
+        "weights", Sent(Kind.WEIGHTS, {"w": f32(4), "mean": f32(4)}, noisy), NOTHING, asks="server"
+    )
     given_ = {"w": torch.zeros(4), "mean": torch.zeros(4)}
     sent = chains("active", weights).up.apply(given_)
     assert bool((sent["w"] != 0).all())
@@ -131,29 +149,54 @@ def test_a_recipe_adds_transforms_of_its_own() -> None:
     ("phase", "words"),
     [
         ({"codec": "bfloat61"}, ["codec 'bfloat61'", "did you mean 'bfloat16'"]),
-        ({"transforms": [{"kind": "gausian", "exchange": "embedding"}]}, ["transform 'gausian'", "'gaussian'"]),
-        ({"transforms": [{"kind": "gaussian", "exchange": "embedding", "sigma": -1}]}, ["gaussian", "sigma"]),
-        ({"transforms": [{"kind": "gaussian", "exchange": "embedding", "sgima": 1}]}, ["'sgima'", "'sigma'"]),
-        ({"transforms": [{"kind": "gaussian", "exchange": "embedding"}]}, ["gaussian", "sigma"]),
-        ({"transforms": [{"kind": "iso", "exchange": "embedding", "amplifier": 0}]}, ["iso", "amplifier"]),
-        ({"transforms": [{"kind": "gaussian", "exchange": "z", "sigma": 1}]}, ["no exchange 'z'", "embedding"]),
         (
-            {"transforms": [{"kind": "gaussian", "exchange": "validation", "sent_by": "active", "sigma": 1}]},
+            {"transforms": [{"kind": "gausian", "exchange": "embedding"}]},
+            ["transform 'gausian'", "'gaussian'"],
+        ),
+        (
+            {"transforms": [{"kind": "gaussian", "exchange": "embedding", "sigma": -1}]},
+            ["gaussian", "sigma"],
+        ),
+        (
+            {"transforms": [{"kind": "gaussian", "exchange": "embedding", "sgima": 1}]},
+            ["'sgima'", "'sigma'"],
+        ),
+        ({"transforms": [{"kind": "gaussian", "exchange": "embedding"}]}, ["gaussian", "sigma"]),
+        (
+            {"transforms": [{"kind": "iso", "exchange": "embedding", "amplifier": 0}]},
+            ["iso", "amplifier"],
+        ),
+        (
+            {"transforms": [{"kind": "gaussian", "exchange": "z", "sigma": 1}]},
+            ["no exchange 'z'", "embedding"],
+        ),
+        (
+            {
+                "transforms": [
+                    {"kind": "gaussian", "exchange": "validation", "sent_by": "active", "sigma": 1}
+                ]
+            },
             ["exchange 'validation'", "active parties send nothing", "sent_by"],
         ),
     ],
 )
-def test_what_a_recipe_asks_for_wrongly_is_one_sentence(phase: dict[str, Any], words: list[str]) -> None:
+def test_what_a_recipe_asks_for_wrongly_is_one_sentence(
+    phase: dict[str, Any], words: list[str]
+) -> None:
     given_ = recipe(**phase)
     layer = torch.nn.ModuleDict({"encoder": torch.nn.Linear(4, 8)})
-    party = Party("p1", given_, torch.device("cpu"), dict(layer), None, None, None, divide_rows(given_, 100))
+    party = Party(
+        "p1", given_, torch.device("cpu"), dict(layer), None, None, None, divide_rows(given_, 100)
+    )
     with pytest.raises(InputError) as caught:
         build_phases(given_, party)
     assert "\n" not in str(caught.value)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-@pytest.mark.parametrize(("codec", "words"), [("float16", "exchanges nothing"), ("float61", "no codec 'float61'")])
+@pytest.mark.parametrize(
+    ("codec", "words"), [("float16", "exchanges nothing"), ("float61", "no codec 'float61'")]
+)
 def test_a_codec_of_a_phase_that_exchanges_nothing_is_refused(codec: str, words: str) -> None:
     tables = cases.recipe(3) | {"phases": [{"kind": "contrastive", "rounds": 1, "codec": codec}]}
     given_ = Recipe.model_validate(tables)
@@ -165,27 +208,36 @@ def test_a_codec_of_a_phase_that_exchanges_nothing_is_refused(codec: str, words:
 def test_a_codec_of_a_phase_without_float32_is_refused() -> None:
     """Ciphertexts, bits and places are no numbers that a codec writes."""
     tables = cases.recipe(3) | {"phases": [{"kind": "secureboost", "trees": 1, "codec": "float16"}]}
-    sums = Exchange("sums", Sent(Kind.GRADIENT, {"ciphertexts": (torch.uint8, (4, 64))}), Sent(Kind.VERDICT, {}))
+    sums = Exchange(
+        "sums", Sent(Kind.GRADIENT, {"ciphertexts": (torch.uint8, (4, 64))}), Sent(Kind.VERDICT, {})
+    )
     with pytest.raises(InputError, match="carries no float32 numbers between parties; remove it"):
         check_asked(Recipe.model_validate(tables), {("secureboost", "sums"): sums})
 
 
-# -- codecs ---------------------------------------------------------------------------------------------------------
+# -- codecs
+# ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float16", "identity"])  # the others: test_packing.py
-@given(values=st.lists(st.floats(width=32, min_value=-60000, max_value=60000), min_size=1, max_size=20))
+# The others: test_packing.py.
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "identity"])
+@given(
+    values=st.lists(st.floats(width=32, min_value=-60000, max_value=60000), min_size=1, max_size=20)
+)
 def test_a_codec_sends_what_its_spec_says_and_comes_near(name: str, values: list[float]) -> None:
     codec = codecs.make(name, WHERE)
     x: dict[str, Tensor] = {"z": torch.tensor(values), "count": torch.tensor([len(values)])}
     sent = codec.apply(x)
     spec = codec.wire_spec(Sent(Kind.EMBEDDING, {"z": f32(len(values)), "count": i64(1)}).spec())
-    assert {key: each.nbytes for key, each in spec.tensors.items()} == {key: each.nbytes for key, each in sent.items()}
+    assert {key: each.nbytes for key, each in spec.tensors.items()} == {
+        key: each.nbytes for key, each in sent.items()
+    }
     back = codec.undo(sent)
     assert torch.equal(back["count"], x["count"])
     assert back["z"].dtype is torch.float32
     assert bool(((back["z"] - x["z"]).abs() <= x["z"].abs() / 256 + 1e-7).all())
-    assert torch.equal(codec.undo(codec.apply(back))["z"], back["z"])  # what has been rounded stays
+    # What has been rounded stays.
+    assert torch.equal(codec.undo(codec.apply(back))["z"], back["z"])
 
 
 def test_a_number_that_a_codec_cannot_write_is_one_sentence() -> None:
@@ -196,10 +248,12 @@ def test_a_number_that_a_codec_cannot_write_is_one_sentence() -> None:
     assert "70000" not in caught.value.public
     assert codecs.make("bfloat16", WHERE).apply(x)["z"].isfinite().all()
     nan = {"z": torch.tensor([float("nan"), float("inf")])}
-    assert not codecs.make("float16", WHERE).apply(nan)["z"].isfinite().any()  # the receiver says so
+    # The receiver says so.
+    assert not codecs.make("float16", WHERE).apply(nan)["z"].isfinite().any()
 
 
-# -- policies -------------------------------------------------------------------------------------------------------
+# -- policies
+# ----------------------------------------------------------------------
 
 
 class OnlyEmbeddings(Filter):
@@ -227,7 +281,8 @@ def test_a_policy_sees_what_leaves_after_the_transforms_and_may_refuse_it() -> N
     assert up.apply({"z": torch.zeros(4, 2)})["z"].dtype is torch.bfloat16
     with pytest.raises(VflError, match="more than four rows"):
         up.apply({"z": torch.zeros(5, 2)})
-    assert chains("active", SWAP, policy).up.undo({"z": torch.zeros(9, 2)})["z"].shape == (9, 2)  # only what leaves
+    # Only what leaves.
+    assert chains("active", SWAP, policy).up.undo({"z": torch.zeros(9, 2)})["z"].shape == (9, 2)
 
 
 def test_a_wire_spec_is_made_once() -> None:
@@ -251,8 +306,12 @@ class Faulty(Filter):
         return {name: x / None for name, x in tensors.items()}  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("made", [Faulty, lambda: 7, 7], ids=["raises", "gives a number", "is no class"])
-def test_a_faulty_plug_in_is_named_and_no_defect_of_ours(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "made", [Faulty, lambda: 7, 7], ids=["raises", "gives a number", "is no class"]
+)
+def test_a_faulty_plug_in_is_named_and_no_defect_of_ours(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plugins.Registry, "load", lambda *_: made)
     with pytest.raises(InputError, match="codec 'mine'") as caught:
         codecs.make("mine", WHERE)
@@ -286,14 +345,18 @@ def test_a_filter_that_sends_other_tensors_than_it_declares_is_named_by_its_own_
     chain, z = Chain([Odd()]), {"z": torch.zeros(4, 8)}
     for _ in range(2):
         with pytest.raises(
-            InputError, match=r"^odd: apply gives 'z' as float32 \[4, 7\], and wire_spec says float32 \[4, 8\]"
+            InputError,
+            match=r"^odd: apply gives 'z' as float32 \[4, 7\], and wire_spec says float32 \[4, 8\]",
         ):
             chain.apply(z)
     with pytest.raises(
-        InputError, match=r"odd cannot be undone on what has arrived: it failed with TypeError.*correct the plug-in"
+        InputError,
+        match=r"odd cannot be undone on what has arrived: it failed with TypeError.*correct the plug-in",
     ):
         chain.undo(z)
-    with pytest.raises(InputError, match=r"silent cannot say what it makes of what leaves: .*gives a NoneType"):
+    with pytest.raises(
+        InputError, match=r"silent cannot say what it makes of what leaves: .*gives a NoneType"
+    ):
         Chain([Silent()]).wire_spec(BundleSpec(Kind.EMBEDDING, {}))
 
 
@@ -306,18 +369,30 @@ def test_an_encoder_whose_embeddings_change_their_shape_is_named() -> None:
             return {1: x, 2: x[1:], 3: x[:, 1:]}.get(self.calls, [x])
 
     recipe = Recipe.model_validate(cases.recipe(2))
-    party = Party("p1", recipe, torch.device("cpu"), {"encoder": Odd()}, None, None, None, divide_rows(recipe, 100))
+    party = Party(
+        "p1",
+        recipe,
+        torch.device("cpu"),
+        {"encoder": Odd()},
+        None,
+        None,
+        None,
+        divide_rows(recipe, 100),
+    )
     assert party.encode(torch.zeros(4, 8)).shape == (4, 8)
     for what in ("a tensor of shape [3, 8]", "a tensor of shape [4, 7]", "a list"):
         with pytest.raises(InputError) as caught:
             party.encode(torch.zeros(4, 8))
-        said = f"the encoder of p1 gives {what} for 4 rows, and [4, 8] is wanted; correct the encoder"
+        said = (
+            f"the encoder of p1 gives {what} for 4 rows, and [4, 8] is wanted; correct the encoder"
+        )
         assert (str(caught.value), caught.value.code) == (said, Code.MODEL_INVALID)
 
 
 def test_a_filter_that_fails_while_it_is_applied_is_named() -> None:
     with pytest.raises(
-        InputError, match=r"faulty cannot be applied to what leaves: it failed in test_chain\.py, line \d+: TypeError"
+        InputError,
+        match=r"faulty cannot be applied to what leaves: it failed in test_chain\.py, line \d+: TypeError",
     ):
         Chain([Faulty(settings=1)]).apply({"z": torch.zeros(2)})
 
@@ -325,5 +400,7 @@ def test_a_filter_that_fails_while_it_is_applied_is_named() -> None:
 def test_a_policy_that_gives_no_filter_is_named() -> None:
     with pytest.raises(InputError, match="policy gives a int, and a Filter is wanted"):
         chains("passive", SWAP, lambda *_: 7)
-    with pytest.raises(InputError, match=r"policy failed in test_chain\.py, line \d+: ZeroDivisionError"):
+    with pytest.raises(
+        InputError, match=r"policy failed in test_chain\.py, line \d+: ZeroDivisionError"
+    ):
         chains("passive", SWAP, lambda *_: 1 / 0)

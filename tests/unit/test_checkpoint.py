@@ -40,12 +40,16 @@ DTYPES = [
 ]
 
 tensors = st.builds(
-    lambda dtype, shape, seed: torch.rand(shape, generator=torch.Generator().manual_seed(seed)).mul(200).to(dtype),
+    lambda dtype, shape, seed: (
+        torch.rand(shape, generator=torch.Generator().manual_seed(seed)).mul(200).to(dtype)
+    ),
     st.sampled_from(DTYPES),
     st.lists(st.integers(0, 3), max_size=3),
     st.integers(0, 99),
 )
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6)
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6)
+)
 keys = scalars | st.tuples(st.integers(), st.text(max_size=3))
 trees = st.recursive(
     scalars | tensors,
@@ -85,18 +89,23 @@ def test_any_tree_survives_safetensors_and_json(tree: Any) -> None:
 
 @given(trees)
 @settings(max_examples=80)
-def test_a_file_is_what_safetensors_writes_with_the_hash_of_the_rest_in_its_header(tree: Any) -> None:
+def test_a_file_is_what_safetensors_writes_with_the_hash_of_the_rest_in_its_header(
+    tree: Any,
+) -> None:
     packed, jsonable = pack(tree)
     about = json.dumps({"label": "a", "tree": jsonable})
     without = safetensors.torch.save(packed, {"vfl": about})
-    expected = safetensors.torch.save(packed, {"vfl": about, "sha256": hashlib.sha256(without).hexdigest()})
+    expected = safetensors.torch.save(
+        packed, {"vfl": about, "sha256": hashlib.sha256(without).hexdigest()}
+    )
     written = b"".join(checkpoint._with_sha256(checkpoint._plain(packed, about)))
     assert header_and_rest(written) == header_and_rest(expected)
 
 
 def header_and_rest(file: bytes) -> tuple[dict[str, Any], bytes]:
     end = 8 + int.from_bytes(file[:8], "little")
-    assert end % 8 == 0  # as safetensors aligns what follows
+    # As safetensors aligns what follows.
+    assert end % 8 == 0
     return json.loads(file[8:end]), file[end:]
 
 
@@ -133,7 +142,10 @@ def test_a_training_state_goes_on_where_it_stopped(tmp_path: Path) -> None:
     epoch()
     store = CheckpointStore(tmp_path, keep=1)
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    store.save("1", {name: part.state_dict() for name, part in parts.items()} | {"rng": torch.get_rng_state()})
+    store.save(
+        "1",
+        {name: part.state_dict() for name, part in parts.items()} | {"rng": torch.get_rng_state()},
+    )
     epoch()
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     tree = store.load("1")
@@ -149,7 +161,8 @@ def test_the_newest_are_kept_in_the_order_of_saving(tmp_path: Path) -> None:
     for label in ("000010.c", "000009.b", "000001.a", "000005.splitnn.12"):
         store.save(label, {"label": label})
         os.utime(next(tmp_path.glob(f"*{label}.safetensors")), (0, 0))
-    assert store.labels() == ["000009.b", "000001.a", "000005.splitnn.12"]  # the newest, and two older ones
+    # The newest, and two older ones.
+    assert store.labels() == ["000009.b", "000001.a", "000005.splitnn.12"]
     assert CheckpointStore(tmp_path, keep=2).load("000001.a") == {"label": "000001.a"}
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -184,7 +197,9 @@ def test_what_is_newer_is_discarded_after_a_rollback(tmp_path: Path) -> None:
         store.discard_after("x")
 
 
-def test_one_that_was_loaded_stays_until_a_newer_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_was_loaded_stays_until_a_newer_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     store.save("a", 1)
     assert store.load("a") == 1
@@ -203,7 +218,9 @@ class Crash(BaseException):
     """The process dies here: nothing of ours may catch it."""
 
 
-def test_a_crash_at_any_call_leaves_whole_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_at_any_call_leaves_whole_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for at in itertools.count():
         folder = tmp_path / str(at)
         store = CheckpointStore(folder, keep=2)
@@ -215,18 +232,23 @@ def test_a_crash_at_any_call_leaves_whole_checkpoints(tmp_path: Path, monkeypatc
         again = CheckpointStore(folder, keep=2)
         labels = again.labels()
         assert labels in (["a", "b", "c"], ["b", "c"], ["b", "c", "d"])
-        assert [again.load(label)["x"][0] for label in labels] == ["_abcd".index(label) for label in labels]
+        assert [again.load(label)["x"][0] for label in labels] == [
+            "_abcd".index(label) for label in labels
+        ]
         again.save("e", 5)
         assert not list(folder.glob(".tmp-*"))
         assert again.labels() == [*labels[-2:], "e"]
         assert len(list(folder.iterdir())) == 3
         if not died:
             break
-    assert at >= 4  # file and folder made durable, renamed in, an older one removed
+    # File and folder made durable, renamed in, an older one removed.
+    assert at >= 4
 
 
 def _dies(act: Callable[[], None], patch: pytest.MonkeyPatch, at: int) -> bool:
-    """Whether ``act`` came to its call number ``at`` that changes the disk, which dies before it does anything."""
+    """Whether ``act`` came to its call number ``at`` that changes the disk, which dies before it
+    does anything.
+    """
     left = at
 
     def dying(call: Any) -> Any:
@@ -248,7 +270,9 @@ def _dies(act: Callable[[], None], patch: pytest.MonkeyPatch, at: int) -> bool:
     return False
 
 
-def test_a_truncated_or_missing_file_is_not_listed_and_goes_with_the_next_save(tmp_path: Path) -> None:
+def test_a_truncated_or_missing_file_is_not_listed_and_goes_with_the_next_save(
+    tmp_path: Path,
+) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     for label in "ab":
         store.save(label, {"x": torch.ones(9), "y": [1, 2]})
@@ -267,7 +291,9 @@ def test_a_truncated_or_missing_file_is_not_listed_and_goes_with_the_next_save(t
 
 @contextlib.contextmanager
 def held(store: CheckpointStore, folder: Path, label: str) -> Iterator[None]:
-    """The store's thread stops while it saves ``label``: the file is written, but has no name yet."""
+    """The store's thread stops while it saves ``label``: the file is written, but has no name
+    yet.
+    """
     reached, released = threading.Event(), threading.Event()
     rename = Path.rename
 
@@ -337,7 +363,9 @@ def test_an_error_of_a_later_save_is_raised_once_by_the_next_call(
 def test_two_parties_share_a_label_whenever_one_of_them_is_killed(
     behind: int, first_held: bool, second_held: bool, tmp_path: Path
 ) -> None:
-    """The second party is in the round of the first one's newest label or, ``behind`` = 1, in the one before."""
+    """The second party is in the round of the first one's newest label or, ``behind`` = 1, in the
+    one before.
+    """
     folders = tmp_path / "first", tmp_path / "second"
     for newest in range(2, 7):
         stores = [CheckpointStore(folder / str(newest), keep=2) for folder in folders]
@@ -346,14 +374,19 @@ def test_two_parties_share_a_label_whenever_one_of_them_is_killed(
             for number in range(1, end):
                 store.save_later(f"{number:06d}.a.{number}", number)
         with contextlib.ExitStack() as stack:
-            for store, folder, number, stays in zip(stores, folders, last, (first_held, second_held), strict=True):
+            for store, folder, number, stays in zip(
+                stores, folders, last, (first_held, second_held), strict=True
+            ):
                 label = f"{number:06d}.a.{number}"
                 if stays:
                     stack.enter_context(held(store, folder / str(newest), label))
                 else:
                     store.save(label, number)
-            found = [CheckpointStore(folder / str(newest), keep=2).labels() for folder in folders]  # after a restart
-        want = min(number - stays for number, stays in zip(last, (first_held, second_held), strict=True))
+            # After a restart.
+            found = [CheckpointStore(folder / str(newest), keep=2).labels() for folder in folders]
+        want = min(
+            number - stays for number, stays in zip(last, (first_held, second_held), strict=True)
+        )
         assert newest_common(found) == (f"{want:06d}.a.{want}" if want else None)
 
 
@@ -401,7 +434,8 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_offered(
     store = filled(tmp_path, "abc")
     path = damage(tmp_path, "c")
     data = path.read_bytes()
-    assert store.labels() == ["a", "b", "c"]  # by the header alone
+    # By the header alone.
+    assert store.labels() == ["a", "b", "c"]
     assert store.whole() == ["a", "b"]
     assert store.labels() == ["a", "b"]
     assert (tmp_path / f"damaged-{path.name}").read_bytes() == data
@@ -469,7 +503,9 @@ def test_a_few_damaged_ones_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", ["", "a"], ids=["all", "all but one"])
 def test_many_damaged_ones_at_once_still_count_as_written(tmp_path: Path, left: str) -> None:
-    """So a party that has lost them cannot have the others begin again, and the newest damaged ones are those kept."""
+    """So a party that has lost them cannot have the others begin again, and the newest damaged ones
+    are those kept.
+    """
     store = CheckpointStore(tmp_path, keep=9)
     for label in "abcdef":
         store.save(label, tree_of(label))
@@ -485,13 +521,16 @@ def test_many_damaged_ones_at_once_still_count_as_written(tmp_path: Path, left: 
     assert names(tmp_path, "damaged-") == [
         f"damaged-00000{at}-{label}.safetensors" for at, label in enumerate("efg", 5)
     ]
-    store.discard_after("")  # all begin again, and may lose their first checkpoints as at any beginning
+    # All begin again, and may lose their first checkpoints as at any beginning.
+    store.discard_after("")
     assert store.saved() == 0
     store.save("a", tree_of("a"))
     assert names(tmp_path, "") == ["000001-a.safetensors"]
 
 
-def test_what_was_verified_or_written_here_is_not_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_verified_or_written_here_is_not_hashed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, read = filled(tmp_path, "ab"), []
     real = checkpoint._read
 
@@ -506,12 +545,15 @@ def test_what_was_verified_or_written_here_is_not_hashed_again(tmp_path: Path, m
     assert store.whole() == ["a", "b", "c"]
     assert read == ["a", "b"]
     path = damage(tmp_path, "c")
-    os.utime(path, ns=(0, 0))  # whatever the clock's resolution: it was written at another time
+    # Whatever the clock's resolution: it was written at another time.
+    os.utime(path, ns=(0, 0))
     assert store.whole() == ["a", "b"]
     assert read == ["a", "b", "c"]
 
 
-def test_one_that_cannot_be_read_is_not_said_to_be_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_be_read_is_not_said_to_be_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process without a file descriptor left must not rename what is whole."""
     store = filled(tmp_path, "ab")
 
@@ -520,7 +562,9 @@ def test_one_that_cannot_be_read_is_not_said_to_be_damaged(tmp_path: Path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", no_descriptor)
-        with pytest.raises(InputError, match=r"cannot be read \(Too many open files\); make it") as refused:
+        with pytest.raises(
+            InputError, match=r"cannot be read \(Too many open files\); make it"
+        ) as refused:
             store.whole()
     assert refused.value.code is Code.CHECKPOINT_INVALID
     assert store.whole() == ["a", "b"]
@@ -537,7 +581,8 @@ def test_what_is_discarded_lies_aside_until_the_next_checkpoint_is_written(
     assert (tmp_path / aside[1]).read_bytes() == data
     again = CheckpointStore(tmp_path, keep=2)
     assert again.labels() == again.whole() == ["a"]
-    again.discard_after("a")  # nothing is newer
+    # Nothing is newer.
+    again.discard_after("a")
     assert names(tmp_path, "aside-") == aside
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", _refuse)
@@ -572,7 +617,9 @@ def test_what_is_discarded_replaces_what_lies_aside(tmp_path: Path) -> None:
     assert names(tmp_path) == ["aside-000001-a.safetensors", "aside-000002-b.safetensors"]
 
 
-def test_a_crash_while_they_are_set_aside_leaves_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_they_are_set_aside_leaves_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
     for at in range(3):
         store = filled(tmp_path / str(at), "abc")
@@ -592,12 +639,15 @@ def test_a_folder_in_a_checkpoints_place_is_ignored(tmp_path: Path) -> None:
         store.load("c")
     store.discard_after("a")
     store.save("b", tree_of("b"))
-    store.save("c", tree_of("c"))  # it cannot have the folder's name
+    # It cannot have the folder's name.
+    store.save("c", tree_of("c"))
     assert store.whole() == ["a", "b", "c"]
     assert path.is_dir()
 
 
-@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "Permission denied"), IsADirectoryError(21, "Is")])
+@pytest.mark.parametrize(
+    "error", [PermissionError(errno.EACCES, "Permission denied"), IsADirectoryError(21, "Is")]
+)
 @pytest.mark.parametrize(
     ("act", "calls"),
     [
@@ -651,5 +701,7 @@ def test_labels_are_read_without_torch_which_opens_a_file_again(
     """A file that another process removes meanwhile is then no OSError."""
     store = CheckpointStore(tmp_path, keep=2)
     store.save("000001.a.1", {"w": torch.zeros(3)})
-    monkeypatch.setattr(torch.UntypedStorage, "from_file", Mock(side_effect=RuntimeError("unable to open file")))
+    monkeypatch.setattr(
+        torch.UntypedStorage, "from_file", Mock(side_effect=RuntimeError("unable to open file"))
+    )
     assert CheckpointStore(tmp_path, keep=2).labels() == ["000001.a.1"]

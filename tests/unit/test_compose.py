@@ -1,4 +1,6 @@
-"""docker-compose.yml as it is written: who sees what. deploy/try-compose looks at what comes of it, on an engine."""
+"""docker-compose.yml as it is written: who sees what. deploy/try-compose looks at what comes of it,
+on an engine.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ RUNS = "${VFL_RUNS:-./runs}"
 
 def mounts(service: str) -> dict[str, str]:
     """{source: target}; all of another party's would be seen here."""
-    return {line.rsplit(":/", 1)[0]: "/" + line.rsplit(":/", 1)[1] for line in SERVICES[service]["volumes"]}
+    return {
+        line.rsplit(":/", 1)[0]: "/" + line.rsplit(":/", 1)[1]
+        for line in SERVICES[service]["volumes"]
+    }
 
 
 def test_the_services_are_those_of_the_recipe() -> None:
@@ -41,11 +46,16 @@ def test_a_party_sees_its_own_data_key_and_runs(name: str) -> None:
 
 
 def test_the_server_sees_no_data_and_one_service_alone_the_authority() -> None:
-    assert set(mounts("server")) == {"./examples/digits.toml", f"{RUNS}/federation/certs/server", f"{RUNS}/server"}
+    assert set(mounts("server")) == {
+        "./examples/digits.toml",
+        f"{RUNS}/federation/certs/server",
+        f"{RUNS}/server",
+    }
     keepers = [name for name in SERVICES if f"{RUNS}/federation/ca" in mounts(name)]
     assert keepers == ["certificates"]
     whole = [name for name in SERVICES if {RUNS, f"{RUNS}/federation"} & set(mounts(name))]
-    assert whole == ["folders"]  # which makes and gives away folders, without a network
+    # Which makes and gives away folders, without a network.
+    assert whole == ["folders"]
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -58,7 +68,9 @@ def test_nobody_has_rights_or_a_way_out(name: str) -> None:
     once = name not in {RECIPE.server, *PARTIES}
     assert service.get("network_mode") == ("none" if once else None)
     assert service.get("restart") == (None if once else "on-failure:5")
-    assert yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"] == {"federation": {"internal": True}}
+    assert yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"] == {
+        "federation": {"internal": True}
+    }
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -68,7 +80,10 @@ def test_nobody_can_fill_the_machine(name: str) -> None:
     assert service["mem_limit"] == "${VFL_MEMORY:-4g}"
     assert service["tmpfs"] == ["/tmp:size=256m"]  # noqa: S108 - in a container
     assert service["ulimits"] == {"core": 0}
-    assert service["logging"] == {"driver": "json-file", "options": {"max-size": "10m", "max-file": "3"}}
+    assert service["logging"] == {
+        "driver": "json-file",
+        "options": {"max-size": "10m", "max-file": "3"},
+    }
 
 
 def test_a_gpu_of_its_own_for_each_party() -> None:

@@ -1,4 +1,6 @@
-"""What is said of mistakes in recipes and party files: where, what was found, and what to write instead."""
+"""What is said of mistakes in recipes and party files: where, what was found, and what to write
+instead.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,14 @@ def told(model: type[Section], tables: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("key", ["server", "active", "listen", "advertise"])
-@pytest.mark.parametrize("address", ["localhost", "localhost:", ":7000", "localhost:http", "localhost:99999"])
+@pytest.mark.parametrize(
+    "address", ["localhost", "localhost:", ":7000", "localhost:http", "localhost:99999"]
+)
 def test_an_address_is_asked_for_in_words(key: str, address: str) -> None:
     what = "write host:port, such as 127.0.0.1:7000, with a port of at most 65535"
-    assert told(PartyFile, PARTY | {key: address}) == f"{key}: {address!r} is not an address; {what}"
+    assert (
+        told(PartyFile, PARTY | {key: address}) == f"{key}: {address!r} is not an address; {what}"
+    )
 
 
 def test_addresses_that_are_some() -> None:
@@ -46,16 +52,26 @@ def test_addresses_that_are_some() -> None:
 
 
 def test_a_key_of_a_table_within_is_named_with_its_table() -> None:
-    assert told(SplitNNSettings, {"epochs": 1, "lr": 0.1}) == "unknown key 'lr'; did you mean 'optimizer.lr'?"
-    assert told(SplitNNSettings, {"epochs": 1, "patience": 1}).endswith("did you mean 'early_stopping.patience'?")
+    assert (
+        told(SplitNNSettings, {"epochs": 1, "lr": 0.1})
+        == "unknown key 'lr'; did you mean 'optimizer.lr'?"
+    )
+    assert told(SplitNNSettings, {"epochs": 1, "patience": 1}).endswith(
+        "did you mean 'early_stopping.patience'?"
+    )
     assert told(SplitNNSettings, {"epoch": 1}).endswith("did you mean 'epochs'?")
 
 
 def test_code_is_allowed_by_the_names_of_modules() -> None:
-    assert "write module or module:callable" in told(PartyFile, PARTY | {"allow_code": ["mine.py", "a b"]})
+    assert "write module or module:callable" in told(
+        PartyFile, PARTY | {"allow_code": ["mine.py", "a b"]}
+    )
 
 
-LEAST = "must be a number of rows, such as 1000, or a share of each party's rows between 0 and 1, such as 0.8"
+LEAST = (
+    "must be a number of rows, such as 1000, or a share of each party's rows between 0 and 1, "
+    "such as 0.8"
+)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +88,11 @@ LEAST = "must be a number of rows, such as 1000, or a share of each party's rows
             "model.combine: must be 'concat', 'sum', 'mean' or 'max', and is 'ad'",
         ),
         (Recipe, {"preset": 3}, "preset: must be 'paper' or 'released', and is 3"),
-        (Recipe, {"method": "splitnn"}, "remove the key 'method': the phases say what the recipe does"),
+        (
+            Recipe,
+            {"method": "splitnn"},
+            "remove the key 'method': the phases say what the recipe does",
+        ),
         (Recipe, {"rows": {"test": 1.5}}, "rows.test: must be less than 1, and is 1.5"),
         (Recipe, {"rows": {"at_least": 1.0}}, f"rows.at_least: {LEAST}, and is 1.0"),
         (Recipe, {"rows": {"at_least": 0}}, f"rows.at_least: {LEAST}, and is 0"),
@@ -80,10 +100,18 @@ LEAST = "must be a number of rows, such as 1000, or a share of each party's rows
         (Recipe, {"rows": {"at_least": True}}, "rows.at_least: must be a number, and is true"),
         (Recipe, {"parties": [{"name": "p0"}]}, "parties.0.role: missing; add it"),
         (Recipe, {"phases": ["splitnn"]}, "phases.0: must be a table, and is 'splitnn'"),
-        (Recipe, {"model": {"embedding_size": 8, "encoder": {"hidden": [4]}}}, "model.encoder: has no 'kind'; add it"),
+        (
+            Recipe,
+            {"model": {"embedding_size": 8, "encoder": {"hidden": [4]}}},
+            "model.encoder: has no 'kind'; add it",
+        ),
         (Recipe, {"phases": []}, "phases: needs at least 1, and has 0"),
         (Recipe, {"name": 7}, "name: must be text in quotes, and is 7"),
-        (PartyFile, PARTY | {"device": "gpu"}, "device: 'gpu' cannot be used; write 'cpu', 'cuda' or 'cuda:N'"),
+        (
+            PartyFile,
+            PARTY | {"device": "gpu"},
+            "device: 'gpu' cannot be used; write 'cpu', 'cuda' or 'cuda:N'",
+        ),
         (
             PartyFile,
             PARTY | {"data": {"source": "x.csv", "scale": "z"}},
@@ -100,26 +128,47 @@ def test_what_was_found_is_said(model: type[Section], tables: dict[str, Any], te
     [
         ([{"kind": "gbdt"}], [], "gbdt", False),
         ([{"kind": "evaluate"}], [], "evaluate", False),
-        ([{"kind": "fedhssl", "name": "a"}, {"kind": "head"}, {"kind": "evaluate"}], [], "fedhssl → head", True),
+        (
+            [{"kind": "fedhssl", "name": "a"}, {"kind": "head"}, {"kind": "evaluate"}],
+            [],
+            "fedhssl → head",
+            True,
+        ),
         ([{"kind": "splitnn"}, {"kind": "splitnn", "name": "more"}], [], "splitnn", False),
         ([{"kind": "splitnn"}], [{"kind": "contrastive"}], "splitnn", True),
         ([{"kind": "fedonce"}, {"kind": "head"}], [], "fedonce → head", False),
         ([{"kind": "mocosfl"}, {"kind": "probe"}], [], "mocosfl → probe", True),
         ([{"kind": "fedcvt"}, {"kind": "evaluate"}], [], "fedcvt", True),
-        ([{"kind": "fedonce", "objective": "contrastive"}, {"kind": "head"}], [], "fedonce → head", True),
+        (
+            [{"kind": "fedonce", "objective": "contrastive"}, {"kind": "head"}],
+            [],
+            "fedonce → head",
+            True,
+        ),
     ],
 )
-def test_the_phases_say_what_a_recipe_does(phases: list[Any], start: list[Any], method: str, follows: bool) -> None:
-    tables = cases.recipe(2) | {"phases": phases} | ({"start": {"run": "r", "phases": start}} if start else {})
+def test_the_phases_say_what_a_recipe_does(
+    phases: list[Any], start: list[Any], method: str, follows: bool
+) -> None:
+    tables = (
+        cases.recipe(2)
+        | {"phases": phases}
+        | ({"start": {"run": "r", "phases": start}} if start else {})
+    )
     recipe = parse(Recipe, tables, "recipe")
     assert (recipe.method, recipe.follows_preset) == (method, follows)
 
 
 def test_the_methods_that_read_the_preset_are_those_that_follow_it() -> None:
-    """Phases whose module reads it: the recipe knows them by name, because the server knows no methods."""
+    """Phases whose module reads it: the recipe knows them by name, because the server knows no
+    methods.
+    """
     folder = Path(vfl_party.methods.__file__).parent
-    readers = {path.parent.name for path in folder.rglob("*.py") if "recipe.preset" in path.read_text()}
-    assert readers == {"fedcvt", "fedhssl", "mocosfl", "contrastive", "fedonce"}  # of fedonce, one objective's learner
+    readers = {
+        path.parent.name for path in folder.rglob("*.py") if "recipe.preset" in path.read_text()
+    }
+    # Of fedonce, one objective's learner.
+    assert readers == {"fedcvt", "fedhssl", "mocosfl", "contrastive", "fedonce"}
 
 
 def test_no_pattern_is_shown() -> None:
@@ -145,7 +194,11 @@ def test_no_pattern_is_shown() -> None:
         (SplitNNSettings, {"epochs": "3"}, f"epochs: must be a whole number, and is '3'{BARE}"),
         (SplitNNSettings, {"epochs": 3.0}, "epochs: must be a whole number, and is 3.0"),
         (SplitNNSettings, {"epochs": True}, "epochs: must be a whole number, and is true"),
-        (SplitNNSettings, {"epochs": 3, "deadline_s": "1"}, f"deadline_s: must be a number, and is '1'{BARE}"),
+        (
+            SplitNNSettings,
+            {"epochs": 3, "deadline_s": "1"},
+            f"deadline_s: must be a number, and is '1'{BARE}",
+        ),
         (Recipe, {"seed": "3"}, f"seed: must be a whole number, and is '3'{BARE}"),
         (Recipe, {"rows": {"test": "0.2"}}, f"rows.test: must be a number, and is '0.2'{BARE}"),
         (
@@ -167,7 +220,10 @@ def test_a_text_is_no_number(model: type[Section], tables: dict[str, Any], text:
 
 
 def test_a_positive_class_changes_the_digest_only_if_it_is_named() -> None:
-    made = [parse(Recipe, cases.recipe(2, task={"kind": "binary"} | more), "x.toml") for more in ({}, {"positive": 1})]
+    made = [
+        parse(Recipe, cases.recipe(2, task={"kind": "binary"} | more), "x.toml")
+        for more in ({}, {"positive": 1})
+    ]
     assert "positive" not in made[0].canonical_json()
     assert made[0].digest() != made[1].digest()
     assert recorded_recipe(json.loads(made[1].canonical_json()), "x").task.positive == 1
@@ -186,7 +242,10 @@ def test_rules_for_ids_change_the_digest_only_if_there_are_any() -> None:
 
 @pytest.mark.parametrize("rule", ["strip", "phone", "phone:de", "phone:49"])
 def test_an_unknown_rule_lists_the_known_ones(rule: str) -> None:
-    known = "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a country such as DE for CC"
+    known = (
+        "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a country "
+        "such as DE for CC"
+    )
     sentence = f"id_rules.1: '{rule}' cannot be used; write {known}"
     assert told(Recipe, cases.recipe(2, rows={"id_rules": ["trim", rule]})) == f"rows.{sentence}"
     data = {"data": {"source": "a.csv", "id": "a", "id_rules": ["trim", rule]}}
@@ -200,24 +259,33 @@ def test_an_id_is_one_column_or_several() -> None:
     assert columns("a") == ("a",)
     assert columns(["a", "b"]) == ("a", "b")
     assert columns(None) == columns([]) == ()
-    assert told(DataSettings, {"source": "a.csv", "id": 3}) == "id: must be the name of a column, or a list of names"
+    assert (
+        told(DataSettings, {"source": "a.csv", "id": 3})
+        == "id: must be the name of a column, or a list of names"
+    )
 
 
 def test_a_party_s_own_rules_replace_the_recipe_s() -> None:
-    parts = {"a": {"source": "a.csv", "id": "id"}, "b": {"source": "b.csv", "id": "id", "id_rules": []}}
+    parts = {
+        "a": {"source": "a.csv", "id": "id"},
+        "b": {"source": "b.csv", "id": "id", "id_rules": []},
+    }
     joined = DataSettings.model_validate({"source": "joined", "parts": parts}).ruled(("trim",))
     assert joined.id_rules == joined.parts["a"].id_rules == ("trim",)
     assert joined.parts["b"].id_rules == ()
 
 
 def test_a_whole_number_stands_for_any_other() -> None:
-    settings = parse(SplitNNSettings, {"epochs": 3, "late_policy": "zeros", "deadline_s": 2}, "x.toml")
+    settings = parse(
+        SplitNNSettings, {"epochs": 3, "late_policy": "zeros", "deadline_s": 2}, "x.toml"
+    )
     assert settings.deadline_s == 2.0
     ours, theirs = (cases.recipe(2, rows={"validation": share, "test": 0.1}) for share in (0, 0.0))
     assert parse(Recipe, ours, "x.toml").digest() == parse(Recipe, theirs, "x.toml").digest()
 
 
-# -- recipes of two releases ----------------------------------------------------------------------------------------
+# -- recipes of two releases
+# ----------------------------------------------------------------------
 
 ROSTER = [{"name": "a", "role": "active"}, {"name": "b", "role": "passive"}]
 PLAIN: dict[str, Any] = {
@@ -232,7 +300,9 @@ FULL: dict[str, Any] = PLAIN | {
     "parties": [{**ROSTER[0], "features": False}, {**ROSTER[1], "encoder": {"kind": "cnn"}}],
     "rows": {"align": "psi", "at_least": 3, "id_rules": ["trim"], "aligned": 0.5},
     "model": {"embedding_size": 4, "encoder": {"kind": "own", "width": 3}, "top": {"hidden": [3]}},
-    "phases": [{"kind": "splitnn", "transforms": [{"kind": "iso", "exchange": "embeddings", "scale": 3.0}]}],
+    "phases": [
+        {"kind": "splitnn", "transforms": [{"kind": "iso", "exchange": "embeddings", "scale": 3.0}]}
+    ],
     "wire": [{"codec": "bits", "bits": 4, "direction": "up"}],
     "start": {"run": "r", "phases": [{"kind": "fedonce"}], "tower": "cross"},
     "run": {"heartbeat_s": 1.0},
@@ -257,12 +327,16 @@ def test_a_key_of_a_later_release_changes_the_digest_only_if_it_is_set() -> None
 
 
 def test_recipes_of_two_releases_are_compared_as_written() -> None:
-    older, written = parse(Recipe, cases.recipe(2), "x.toml"), newer(cases.recipe(2, run={"audit_every": 7}))
+    older, written = (
+        parse(Recipe, cases.recipe(2), "x.toml"),
+        newer(cases.recipe(2, run={"audit_every": 7})),
+    )
     unwritten = newer(cases.recipe(2))
     key = "run.audit_every"
     assert older.spelling().difference(unwritten.spelling()) is None
     assert unwritten.spelling().difference(older.spelling()) is None
-    assert unwritten.spelling().difference(written.spelling()) is None  # a default that is spelled out
+    # A default that is spelled out.
+    assert unwritten.spelling().difference(written.spelling()) is None
     assert older.spelling().difference(written.spelling()) == (key, None, 7)
     assert written.spelling().difference(older.spelling()) == (key, 7, None)
     assert unwritten.spelling().difference(newer(cases.recipe(2), 9).spelling()) == (key, 7, 9)
@@ -279,18 +353,29 @@ def test_a_default_that_is_a_table_in_one_release_is_a_difference() -> None:
 
 def test_lists_are_compared_whole() -> None:
     one, two = (
-        parse(Recipe, cases.recipe(2, model={"encoder": {"kind": "mlp", "hidden": hidden}}), "x.toml").spelling()
+        parse(
+            Recipe, cases.recipe(2, model={"encoder": {"kind": "mlp", "hidden": hidden}}), "x.toml"
+        ).spelling()
         for hidden in ([64], [64, 32])
     )
     assert one.difference(two) == ("model.encoder.hidden", [64], [64, 32])
 
 
 def test_the_defaults_of_methods_and_filters_are_compared_too() -> None:
-    noisy = {"transforms": [{"kind": "marvell", "exchange": "embedding", "sent_by": "active", "scale": 2.0}]}
-    tables = cases.recipe(2, phase=noisy) | {"wire": [{"codec": "bits", "exchange": "embedding", "bits": 4}]}
+    noisy = {
+        "transforms": [
+            {"kind": "marvell", "exchange": "embedding", "sent_by": "active", "scale": 2.0}
+        ]
+    }
+    tables = cases.recipe(2, phase=noisy) | {
+        "wire": [{"codec": "bits", "exchange": "embedding", "bits": 4}]
+    }
     found = vfl_party.methods.filled(parse(Recipe, tables, "x.toml"))
     unwritten = {key: found.filled[key] for key in found.filled.keys() - found.written}
-    assert (found.filled["phases.0.transforms.0.scale"], unwritten["phases.0.transforms.0.error"]) == (2.0, None)
+    assert (
+        found.filled["phases.0.transforms.0.scale"],
+        unwritten["phases.0.transforms.0.error"],
+    ) == (2.0, None)
     assert (found.filled["wire.0.bits"], unwritten["wire.0.rounding"]) == (4, "stochastic")
     made = parse(Recipe, cases.recipe(2), "x.toml")
     spelling = vfl_party.methods.filled(made)
@@ -298,5 +383,6 @@ def test_the_defaults_of_methods_and_filters_are_compared_too() -> None:
     assert "phases.0.optimizer.lr" in spelling.filled.keys() - spelling.written
     assert made.spelling().difference(spelling) is None
     other = replace(spelling, filled={**spelling.filled, "phases.0.optimizer.lr": 0.5})
-    assert made.spelling().difference(other) is None  # who knows no methods cannot tell
+    # Who knows no methods cannot tell.
+    assert made.spelling().difference(other) is None
     assert spelling.difference(other) == ("phases.0.optimizer.lr", 0.001, 0.5)

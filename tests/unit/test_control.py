@@ -1,4 +1,6 @@
-"""Membership and run state: the pure decisions, and the coordinator with outboxes that nobody reads."""
+"""Membership and run state: the pure decisions, and the coordinator with outboxes that nobody
+reads.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from tests.harness.releases import newer
 from tests.harness.waiting import wait_until
 from vfl_common.bundle import DType
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import CATALOGUE, Code, InputError, InternalError, LostError, PeerError, VflError
+from vfl_common.errors import (
+    CATALOGUE,
+    Code,
+    InputError,
+    InternalError,
+    LostError,
+    PeerError,
+    VflError,
+)
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
@@ -46,7 +56,8 @@ from vfl_server.control.service import ControlService
 
 ROSTER = ("p0", "p1", "p2")
 
-# -- membership -----------------------------------------------------------------------------------------------------
+# -- membership
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,7 +78,9 @@ def test_the_run_gives_up_at_its_deadline() -> None:
 
 
 def test_the_run_begins_when_all_are_there_however_late_it_is() -> None:
-    decision = membership.decide(99.0, 5.0, ROSTER, {name: ["000001.a.1", "000002.a.2"] for name in ROSTER})
+    decision = membership.decide(
+        99.0, 5.0, ROSTER, {name: ["000001.a.1", "000002.a.2"] for name in ROSTER}
+    )
     assert isinstance(decision, Begin)
     assert decision.checkpoint == "000002.a.2"
 
@@ -114,9 +127,11 @@ def test_the_newest_checkpoint_that_all_hold(held: list[list[str]], newest: str 
 @pytest.mark.parametrize(
     ("offered", "held", "newest"),
     [
-        (["1", "2"], [["1", "2"], ["1"]], "1"),  # the second would skip to 2
+        # The second would skip to 2.
+        (["1", "2"], [["1", "2"], ["1"]], "1"),
         (["1", "2"], [["1"], ["2"]], "2"),
-        (["1", "2", "3"], [["1", "2"], ["2", "3"], ["0"]], "2"),  # the third skips in any case
+        # The third skips in any case.
+        (["1", "2", "3"], [["1", "2"], ["2", "3"], ["0"]], "2"),
         (["", "1"], [["", "1"], [""]], ""),
     ],
 )
@@ -126,7 +141,9 @@ def test_a_label_that_all_hold_comes_before_one_to_which_some_would_skip(
     assert newest_common([offered] * len(held), held) == newest
 
 
-@given(st.lists(st.lists(st.integers(0, 8).map(lambda n: f"{n:06d}.a.{n}"), max_size=5), max_size=4))
+@given(
+    st.lists(st.lists(st.integers(0, 8).map(lambda n: f"{n:06d}.a.{n}"), max_size=5), max_size=4)
+)
 def test_nobody_is_asked_for_a_checkpoint_that_it_lacks(held: list[list[str]]) -> None:
     newest = newest_common(held)
     common = set.intersection(*map(set, held)) if held else {""}
@@ -137,14 +154,19 @@ def test_nobody_is_asked_for_a_checkpoint_that_it_lacks(held: list[list[str]]) -
 @pytest.mark.parametrize(
     ("ready", "want"),
     [
-        ({"p0": ["7", "8"], "p1": ["7"], "p2": [""]}, membership.Refuse(("p2",), "7")),  # --fresh, or a lost folder
+        # --fresh, or a lost folder.
+        ({"p0": ["7", "8"], "p1": ["7"], "p2": [""]}, membership.Refuse(("p2",), "7")),
         ({"p0": ["7", "8"], "p1": ["7"], "p2": []}, membership.Refuse(("p2",), "7")),
         ({"p0": ["7", "8"], "p1": ["7"], "p2": ["9"]}, membership.Refuse(("p2",), "7")),
-        ({"p0": ["7"], "p1": ["9"], "p2": ["8"]}, membership.Refuse(("p1", "p2"), "7")),  # the active party decides
-        ({"p0": ["1", "2", ""], "p1": [""], "p2": ["1", ""]}, Begin("")),  # killed before its first checkpoint
+        # The active party decides.
+        ({"p0": ["7"], "p1": ["9"], "p2": ["8"]}, membership.Refuse(("p1", "p2"), "7")),
+        # Killed before its first checkpoint.
+        ({"p0": ["1", "2", ""], "p1": [""], "p2": ["1", ""]}, Begin("")),
     ],
 )
-def test_who_offers_less_than_it_must_have_is_refused(ready: dict[str, list[str]], want: membership.Refuse) -> None:
+def test_who_offers_less_than_it_must_have_is_refused(
+    ready: dict[str, list[str]], want: membership.Refuse
+) -> None:
     assert membership.decide(0.0, 5.0, ROSTER, ready, active="p0") == want
 
 
@@ -157,11 +179,13 @@ def test_silence_is_measured_from_the_last_word() -> None:
     ("party", "claimed", "under_way", "want"),
     [
         ("p1", ("run", 3), ("run", 3), True),
-        ("p0", ("run", 3), ("run", 3), False),  # it is not missed
+        # It is not missed.
+        ("p0", ("run", 3), ("run", 3), False),
         ("p1", ("run", 2), ("run", 3), False),
         ("p1", ("run", 4), ("run", 3), False),
         ("p1", ("yesterday", 3), ("run", 3), False),
-        ("p1", ("run", 3), ("run", 0), False),  # all wait
+        # All wait.
+        ("p1", ("run", 3), ("run", 0), False),
     ],
 )
 def test_who_is_still_in_the_generation_under_way(
@@ -170,7 +194,8 @@ def test_who_is_still_in_the_generation_under_way(
     assert membership.goes_on(party, claimed, under_way, {"p1", "p2"}) is want
 
 
-# -- run state ------------------------------------------------------------------------------------------------------
+# -- run state
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("now", "to"), [*itertools.product(RunState, RunState)])
@@ -187,7 +212,8 @@ def test_what_is_done_stays_done() -> None:
     assert (RunState.WAITING, RunState.COMPLETED) not in MOVES
 
 
-# -- the coordinator ------------------------------------------------------------------------------------------------
+# -- the coordinator
+# ----------------------------------------------------------------------
 
 
 class Run:
@@ -206,7 +232,8 @@ class Run:
     ) -> None:
         """``under_way``: the generation in which an earlier process of the server died.
 
-        ``released``: {another run: why parties may leave it}; ``expired``: this run is older than it may be.
+        ``released``: {another run: why parties may leave it}; ``expired``: this run is older than
+        it may be.
         """
         self.recipe = Recipe.model_validate(cases.recipe(parties, run={"heartbeat_s": 0.05} | run))
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -218,7 +245,9 @@ class Run:
             "run",
             under_way,
             on_start=lambda generation, checkpoint: self.started.append((generation, checkpoint)),
-            on_plan=lambda generation, checkpoint, agreed: self.planned.append((generation, checkpoint, agreed)),
+            on_plan=lambda generation, checkpoint, agreed: self.planned.append(
+                (generation, checkpoint, agreed)
+            ),
             left=left or {},
             ran_s=ran_s,
             under_way=under_way > 0,
@@ -227,7 +256,9 @@ class Run:
             emit=lambda event, **facts: self.events.append((event, facts)),
         )
 
-    def join(self, name: str, *checkpoints: str, member: Member | None = None, **changes: Any) -> Member:
+    def join(
+        self, name: str, *checkpoints: str, member: Member | None = None, **changes: Any
+    ) -> Member:
         """A party joins; it offers the run's beginning too if it names no checkpoints."""
         member = member or self.coordinator.open(name)
         join = control_pb2.Join(
@@ -251,7 +282,9 @@ class Run:
         return member
 
     def plan(self, member: Member, rounds: int | None = None) -> None:
-        """The party says what it is going to do: ``rounds`` of aggregation in the recipe's phase, or nothing."""
+        """The party says what it is going to do: ``rounds`` of aggregation in the recipe's phase,
+        or nothing.
+        """
         plan = control_pb2.Plan()
         if rounds is not None:
             aggregation = plan.aggregations.add(phase=self.recipe.phases[0].name, rounds=rounds)
@@ -266,11 +299,15 @@ class Run:
         return members
 
     def report(self, member: Member, steps: int = 5) -> None:
-        self.coordinator.handle(member, control_pb2.PartyMessage(report=control_pb2.Report(steps=steps, wall_s=1.5)))
+        self.coordinator.handle(
+            member, control_pb2.PartyMessage(report=control_pb2.Report(steps=steps, wall_s=1.5))
+        )
 
 
 def told(member: Member) -> list[tuple[str, Any]]:
-    """What is in a party's outbox: (kind, message), and ("end", None) where its stream is to end."""
+    """What is in a party's outbox: (kind, message), and ("end", None) where its stream is to
+    end.
+    """
     found: list[tuple[str, Any]] = []
     while True:
         try:
@@ -298,7 +335,9 @@ def test_the_run_starts_when_all_have_joined() -> None:
     second, third = run.join("p2"), run.join("p0")
     assert run.coordinator.state is RunState.RUNNING
     assert run.started == [(1, "")]
-    starts = {name: told(member)[-1] for name, member in (("p1", first), ("p2", second), ("p0", third))}
+    starts = {
+        name: told(member)[-1] for name, member in (("p1", first), ("p2", second), ("p0", third))
+    }
     assert all(kind == "start" and start.run_id == "run" for kind, start in starts.values())
     assert {name: start.exchange_address for name, (_, start) in starts.items()} == {
         "p0": "",
@@ -336,7 +375,8 @@ def test_a_second_party_of_a_living_name_is_refused() -> None:
     assert isinstance(error, PeerError)
     assert error.code is Code.NAME_TAKEN
     assert "p1" in error.public
-    assert "end" not in kinds(alive)  # the living one goes on
+    # The living one goes on.
+    assert "end" not in kinds(alive)
 
 
 def test_a_silent_party_is_superseded_by_its_new_process() -> None:
@@ -346,7 +386,8 @@ def test_a_silent_party_is_superseded_by_its_new_process() -> None:
     assert kinds(members["p1"]) == ["end"]
     assert run.coordinator.state is RunState.WAITING
     assert told(members["p0"])[-1][1].reason == "p1 fell silent and was restarted"
-    run.coordinator.closed(members["p1"])  # its stream's end comes late, and means nothing now
+    # Its stream's end comes late, and means nothing now.
+    run.coordinator.closed(members["p1"])
     for name, member in (("p0", members["p0"]), ("p1", again), ("p2", members["p2"])):
         run.join(name, member=member)
     assert run.started == [(1, ""), (2, "")]
@@ -390,7 +431,9 @@ def test_a_server_without_the_run_that_parties_are_in_begins_no_other() -> None:
     members = [run.join(name, "000002.a.2", run_id="lost") for name in ("p0", "p1")]
     assert run.coordinator.state is RunState.FAILED
     said = str(run.coordinator.failure)
-    assert said.startswith("p0 has checkpoints of run lost, which has not ended, and server has not; start the server")
+    assert said.startswith(
+        "p0 has checkpoints of run lost, which has not ended, and server has not; start the server"
+    )
     assert "vfl-server serve --fresh" in said
     assert [kinds(member)[-2:] for member in members] == [["stop", "end"]] * 2
 
@@ -408,7 +451,9 @@ def test_one_party_of_another_run_is_refused_where_the_others_have_begun() -> No
     run.coordinator.closed(members["p2"])
     run.join("p0", "000002.a.2", member=members["p0"])
     run.join("p1", "000002.a.2", member=members["p1"])
-    with pytest.raises(PeerError, match="server is in run run; start it with the folder of runs that it had before"):
+    with pytest.raises(
+        PeerError, match="server is in run run; start it with the folder of runs that it had before"
+    ):
         run.join("p2", "000002.a.2", run_id="another")
     assert run.coordinator.state is RunState.WAITING
 
@@ -426,8 +471,13 @@ def test_a_run_that_a_party_cannot_resume_is_set_aside_when_it_is_old(expired: b
         return
     assert run.coordinator.set_aside == ""
     said = str(run.coordinator.failure)
-    assert said.startswith("p1 cannot resume run run: its rows have changed; restore them, or begin a new run with ")
-    assert "at the server alone (the same commands do so from run.resume_within_s, 3600 s after" in said
+    assert said.startswith(
+        "p1 cannot resume run run: its rows have changed; restore them, or begin a new run with "
+    )
+    assert (
+        "at the server alone (the same commands do so from run.resume_within_s, 3600 s after"
+        in said
+    )
     (stop,) = [message for kind, message in told(members["p0"]) if kind == "stop"]
     assert (stop.code, stop.party, stop.message) == (int(Code.DATA_INVALID), "p1", said)
 
@@ -444,7 +494,9 @@ def test_parties_resume_where_nobody_loses_anything() -> None:
     run = Run()
     run.join("p0", "000038.a.38", "000039.a.39", held=["000038.a.38", "000039.a.39"])
     for name in ("p1", "p2"):
-        run.join(name, "000037.a.37", "000038.a.38", "000039.a.39", held=["000037.a.37", "000038.a.38"])
+        run.join(
+            name, "000037.a.37", "000038.a.38", "000039.a.39", held=["000037.a.37", "000038.a.38"]
+        )
     assert run.started == [(1, "000038.a.38")]
 
 
@@ -463,7 +515,9 @@ def test_a_party_that_has_lost_its_checkpoints_is_refused_and_waited_for() -> No
 
 
 def test_sessions_that_opened_at_once_behind_a_silent_one_all_end() -> None:
-    """One replaces the silent session; the others are refused. Each session's thread gets its end."""
+    """One replaces the silent session; the others are refused. Each session's thread gets its
+    end.
+    """
     run = Run()
     silent = run.join("p1")
     found: queue.SimpleQueue[Member | VflError] = queue.SimpleQueue()
@@ -486,7 +540,9 @@ def test_sessions_that_opened_at_once_behind_a_silent_one_all_end() -> None:
     assert kinds(member)[-1] == "end"
 
 
-def test_nobody_is_blamed_for_time_in_which_the_server_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_blamed_for_time_in_which_the_server_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = Run(lost_after_s=15.0)
     run.begin()
     run.coordinator.tick()
@@ -494,7 +550,8 @@ def test_nobody_is_blamed_for_time_in_which_the_server_stood_still(monkeypatch: 
     monkeypatch.setattr(time, "monotonic", lambda: now_s + 60.0)
     run.coordinator.tick()
     assert run.coordinator.state is RunState.RUNNING
-    for more_s in (64.0, 68.0, 72.0, 76.0):  # it ticks again, and they are silent
+    # It ticks again, and they are silent.
+    for more_s in (64.0, 68.0, 72.0, 76.0):
         monkeypatch.setattr(time, "monotonic", lambda more_s=more_s: now_s + more_s)
         run.coordinator.tick()
     assert run.coordinator.state is RunState.WAITING
@@ -502,13 +559,16 @@ def test_nobody_is_blamed_for_time_in_which_the_server_stood_still(monkeypatch: 
 
 def test_a_server_says_at_once_for_whom_it_waits() -> None:
     run = Run()
-    for _ in range(2):  # the second time is too soon after the first
+    # The second time is too soon after the first.
+    for _ in range(2):
         run.coordinator.tick()
     ((event, facts),) = run.events
     assert (event, facts["missing"]) == ("waiting", ["p0", "p1", "p2"])
 
 
-def test_those_who_wait_are_told_each_minute_how_long_it_still_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_who_wait_are_told_each_minute_how_long_it_still_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = Run(join_deadline_s=300.0, lost_after_s=1000.0)
     first = run.join("p1")
     told(first)
@@ -521,7 +581,9 @@ def test_those_who_wait_are_told_each_minute_how_long_it_still_is(monkeypatch: p
 
 
 def test_many_who_join_at_once_are_not_told_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each hears at once that it waits, and all hear the rest a second later; else there were 20,000 messages."""
+    """Each hears at once that it waits, and all hear the rest a second later; else there were
+    20,000 messages.
+    """
     run = Run(parties=200, join_deadline_s=300.0, lost_after_s=1000.0)
     now_s = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
@@ -558,10 +620,12 @@ def test_a_server_that_was_stopped_ends_the_sessions_and_not_the_run() -> None:
     for member in members.values():
         (kind, interrupt), end = told(member)
         assert (kind, interrupt.reason, end) == ("interrupt", "server was stopped", ("end", None))
-    for name in ("p0", "p1"):  # before the session has ended
+    # Before the session has ended.
+    for name in ("p0", "p1"):
         run.join(name, member=members[name])
     run.coordinator.closed(members["p2"])
-    assert kinds(run.join("p2")) == ["end"]  # in a session of its own
+    # In a session of its own.
+    assert kinds(run.join("p2")) == ["end"]
     assert run.started == [(1, "")]
 
 
@@ -577,7 +641,9 @@ def planned(**run: Any) -> tuple[Run, dict[str, Member]]:
     return found, members
 
 
-def claim(run: Run, name: str, generation: int = 1, member: Member | None = None, run_id: str = "run") -> Member:
+def claim(
+    run: Run, name: str, generation: int = 1, member: Member | None = None, run_id: str = "run"
+) -> Member:
     """A party joins again, and says that it went on in ``generation``."""
     return run.join(name, member=member, generation=generation, run_id=run_id)
 
@@ -613,22 +679,31 @@ def test_a_party_that_died_with_the_server_takes_the_others_back(first: str) -> 
     assert run.coordinator.status().interruptions == 3
 
 
-def test_who_does_not_come_back_with_the_server_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_come_back_with_the_server_is_waited_for_and_then_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = Run(under_way=3, server_absent_s=60.0, rejoin_deadline_s=1.0)
     members = {name: claim(run, name, 3) for name in ("p0", "p1")}
     monkeypatch.setitem(run.coordinator._cut, "p2", -1e9)
     run.coordinator.tick()
     assert run.coordinator.state is RunState.WAITING
     (_, (kind, interrupt)) = told(members["p0"])
-    assert (kind, interrupt.reason, list(interrupt.lost)) == ("interrupt", "p2 did not come back within 15 s", ["p2"])
+    assert (kind, interrupt.reason, list(interrupt.lost)) == (
+        "interrupt",
+        "p2 did not come back within 15 s",
+        ["p2"],
+    )
     late = claim(run, "p2", 3)
-    assert kinds(late) == ["interrupt"]  # too late: the others have gone back
+    # Too late: the others have gone back.
+    assert kinds(late) == ["interrupt"]
     monkeypatch.setattr(run.coordinator, "_waiting_since_s", -1e9)
     run.coordinator.tick()
     assert isinstance(run.coordinator.failure, LostError)
 
 
-@pytest.mark.parametrize(("generation", "run_id"), [(2, "run"), (4, "run"), (2**32 - 1, "run"), (3, "yesterday")])
+@pytest.mark.parametrize(
+    ("generation", "run_id"), [(2, "run"), (4, "run"), (2**32 - 1, "run"), (3, "yesterday")]
+)
 def test_a_stale_claim_is_told_so_and_the_server_waits_no_longer_for_it(
     generation: int, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -664,12 +739,15 @@ def test_a_party_whose_connection_was_lost_goes_on_and_interrupts_nobody() -> No
     assert (told(members["p0"]), told(members["p2"])) == ([], [])
     for name in ("p0", "p2"):
         run.report(members[name])
-    assert run.coordinator.state is RunState.RUNNING  # what p1 said before is to be said again
+    # What p1 said before is to be said again.
+    assert run.coordinator.state is RunState.RUNNING
     run.report(again)
     assert run.coordinator.state is RunState.COMPLETED
 
 
-def test_a_party_that_lost_its_connection_is_not_blamed_for_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_party_that_lost_its_connection_is_not_blamed_for_a_standstill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run, members = planned()
     run.coordinator.closed(members["p1"])
     now_s = time.monotonic()
@@ -687,7 +765,9 @@ def test_a_party_that_reconnects_before_its_loss_is_noticed_goes_on() -> None:
     assert told(members["p0"]) == []
 
 
-@pytest.mark.parametrize("case", ["it began anew", "it was stopped", "before the plans", "weights are averaged", "off"])
+@pytest.mark.parametrize(
+    "case", ["it began anew", "it was stopped", "before the plans", "weights are averaged", "off"]
+)
 def test_whose_loss_interrupts_although_the_server_may_be_away(case: str) -> None:
     run = Run(server_absent_s=0.0 if case == "off" else 60.0)
     members = run.begin()
@@ -695,7 +775,9 @@ def test_whose_loss_interrupts_although_the_server_may_be_away(case: str) -> Non
         if case != "before the plans" or name == "p1":
             run.plan(member, 3 if case == "weights are averaged" else None)
     if case == "it was stopped":
-        run.coordinator.handle(members["p1"], control_pb2.PartyMessage(stopping=control_pb2.Stopping()))
+        run.coordinator.handle(
+            members["p1"], control_pb2.PartyMessage(stopping=control_pb2.Stopping())
+        )
     else:
         run.coordinator.closed(members["p1"])
     if case == "it began anew":
@@ -715,7 +797,9 @@ def test_a_claim_of_a_party_that_is_there_changes_nothing_for_the_others() -> No
     assert told(members["p0"]) == []
 
 
-def test_a_new_generation_counts_nobody_as_missed_in_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_generation_counts_nobody_as_missed_in_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run, members = planned()
     run.coordinator.closed(members["p1"])
     monkeypatch.setitem(run.coordinator._cut, "p1", -1e9)
@@ -725,7 +809,8 @@ def test_a_new_generation_counts_nobody_as_missed_in_the_one_before(monkeypatch:
     run.coordinator.tick()
     assert run.coordinator.state is RunState.RUNNING
     assert run.started == [(1, ""), (2, "000001.a.1")]
-    assert kinds(claim(run, "p1", member=run.coordinator.open("p1"))) == ["interrupt"]  # its plan is not known yet
+    # Its plan is not known yet.
+    assert kinds(claim(run, "p1", member=run.coordinator.open("p1"))) == ["interrupt"]
     assert run.coordinator.state is RunState.WAITING
 
 
@@ -790,7 +875,9 @@ def lenient(run: Run, members: dict[str, Member], *, on: bool = True, plans: boo
         if plans and member.plan is None:
             run.coordinator.handle(member, control_pb2.PartyMessage(plan=control_pb2.Plan()))
         if name == "p0":
-            run.coordinator.handle(member, control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on)))
+            run.coordinator.handle(
+                member, control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on))
+            )
         told(member)
 
 
@@ -822,24 +909,34 @@ def restarted_without_p2() -> tuple[Run, dict[str, Member]]:
     """A server that was started again while the others trained on, with p2 away."""
     run = Run(under_way=3, server_absent_s=60.0)
     members = {name: claim(run, name, 3) for name in ("p0", "p1")}
-    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=True)))
+    run.coordinator.handle(
+        members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=True))
+    )
     for member in members.values():
         told(member)
     return run, members
 
 
-def test_a_restarted_server_learns_that_the_others_go_on_without_a_party(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_server_learns_that_the_others_go_on_without_a_party(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run, members = restarted_without_p2()
     monkeypatch.setitem(run.coordinator._cut, "p2", -1e9)
     run.coordinator.tick()
     assert run.coordinator.state is RunState.RUNNING
     assert run.events[-1] == ("away", {"party": "p2", "how": "did not come back within 15 s"})
-    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False)))
-    assert [each.reason for kind, each in told(members["p1"]) if kind == "interrupt"] == ["p2 is away, and needed now"]
+    run.coordinator.handle(
+        members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False))
+    )
+    assert [each.reason for kind, each in told(members["p1"]) if kind == "interrupt"] == [
+        "p2 is away, and needed now"
+    ]
 
 
 @pytest.mark.parametrize("missed", [False, True])
-def test_a_restarted_server_takes_back_who_was_away(missed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_server_takes_back_who_was_away(
+    missed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, members = restarted_without_p2()
     if missed:
         monkeypatch.setitem(run.coordinator._cut, "p2", -1e9)
@@ -856,17 +953,25 @@ def test_a_run_that_has_failed_waits_for_nobody() -> None:
     run, members = without_p2()
     run.coordinator.fail(LostError(Code.STEP_TIMEOUT, "p1 was too slow", party="p1"))
     told(members["p0"])
-    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False)))
+    run.coordinator.handle(
+        members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False))
+    )
     assert run.coordinator.state is RunState.FAILED
     assert told(members["p0"]) == []
 
 
 def test_a_party_that_is_away_when_it_is_needed_is_waited_for() -> None:
     run, members = without_p2()
-    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False)))
+    run.coordinator.handle(
+        members["p0"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False))
+    )
     assert run.coordinator.state is RunState.WAITING
     ((kind, interrupt), *_) = told(members["p1"])
-    assert (kind, interrupt.reason, list(interrupt.lost)) == ("interrupt", "p2 is away, and needed now", ["p2"])
+    assert (kind, interrupt.reason, list(interrupt.lost)) == (
+        "interrupt",
+        "p2 is away, and needed now",
+        ["p2"],
+    )
     for name in ("p0", "p1"):
         run.join(name, "000003.a.3", member=members[name])
     members["p2"] = run.join("p2", "000003.a.3")
@@ -881,7 +986,9 @@ def test_whose_loss_interrupts_all_the_same(who: str, when: str) -> None:
     members = run.begin()
     if when == "said by another":
         lenient(run, members, on=False)
-        run.coordinator.handle(members["p1"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=True)))
+        run.coordinator.handle(
+            members["p1"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=True))
+        )
     elif when == "before the plans":
         lenient(run, members, plans=False)
     else:
@@ -899,7 +1006,9 @@ def test_the_loss_of_the_active_party_interrupts_who_goes_on_without_others() ->
 
 def test_only_the_active_party_says_whether_others_may_be_away() -> None:
     run, members = without_p2()
-    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False)))
+    run.coordinator.handle(
+        members["p1"], control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=False))
+    )
     assert run.coordinator.state is RunState.RUNNING
 
 
@@ -911,11 +1020,14 @@ def test_a_party_that_ends_with_an_error_of_its_own_is_away() -> None:
     run.coordinator.handle(members["p2"], control_pb2.PartyMessage(abort=abort))
     assert (run.coordinator.state, run.coordinator.failure) == (RunState.RUNNING, None)
     assert told(members["p1"]) == []
-    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(abort=abort))  # what it finds wrong ends the run
+    # What it finds wrong ends the run.
+    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(abort=abort))
     assert run.coordinator.state is RunState.FAILED
 
 
-def test_a_party_that_comes_back_and_says_nothing_is_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_party_that_comes_back_and_says_nothing_is_away_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run, members = without_p2()
     members["p2"] = run.join("p2", "000001.a.1")
     monkeypatch.setattr(members["p2"], "began_s", -1e9)
@@ -1038,18 +1150,25 @@ def test_a_party_that_does_not_fit_is_refused_and_the_others_go_on(case: str) ->
 
 def test_a_recipe_that_differs_is_refused_with_the_key() -> None:
     run = Run()
-    theirs = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05}, model={"embedding_size": 16}))
+    theirs = Recipe.model_validate(
+        cases.recipe(3, run={"heartbeat_s": 0.05}, model={"embedding_size": 16})
+    )
     with pytest.raises(PeerError, match=r"at model.embedding_size: 16 here, 8 at the server"):
         run.join("p1", recipe_json=theirs.canonical_json())
     theirs = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05}, phase={"epochs": 4}))
-    with pytest.raises(PeerError, match=r"at phases.0.epochs: 4 here, 3 at the server"):  # as people write it
+    # As people write it.
+    with pytest.raises(PeerError, match=r"at phases.0.epochs: 4 here, 3 at the server"):
         run.join("p1", recipe_json=theirs.canonical_json())
 
 
 def said_by(made: Recipe, **changes: Any) -> dict[str, Any]:
     """What a party of this release says of its recipe when it joins."""
     said = joining_of(made, "passive", {})
-    return {"recipe_json": said.recipe_json, "filled_json": said.filled_json, "oldest": said.oldest} | changes
+    return {
+        "recipe_json": said.recipe_json,
+        "filled_json": said.filled_json,
+        "oldest": said.oldest,
+    } | changes
 
 
 def written(made: Recipe) -> list[str]:
@@ -1060,15 +1179,19 @@ def test_a_key_that_nobody_wrote_is_no_difference_between_releases() -> None:
     run = Run()
     made = newer(cases.recipe(3, run={"heartbeat_s": 0.05}))
     run.join("p1", **said_by(made), written=written(made))
-    run.join("p2", **said_by(run.recipe), written=written(run.recipe))  # the other way round
-    run.join("p0")  # of the release before, which sends no more than its canonical form
+    # The other way round.
+    run.join("p2", **said_by(run.recipe), written=written(run.recipe))
+    # Of the release before, which sends no more than its canonical form.
+    run.join("p0")
     assert run.coordinator.state is RunState.RUNNING
 
 
 def test_a_key_that_is_written_and_unknown_is_refused_with_both_values() -> None:
     run = Run()
     made = newer(cases.recipe(3, run={"heartbeat_s": 0.05, "audit_every": 9}))
-    with pytest.raises(PeerError, match=r"the server's at run.audit_every: 9 here, nothing at the server$") as caught:
+    with pytest.raises(
+        PeerError, match=r"the server's at run.audit_every: 9 here, nothing at the server$"
+    ) as caught:
         run.join("p1", **said_by(made), written=written(made))
     assert caught.value.code is Code.RECIPE_DIFFERS
 
@@ -1077,7 +1200,9 @@ def test_a_default_that_differs_between_releases_is_refused() -> None:
     run = Run()
     run.recipe = run.coordinator.recipe = newer(cases.recipe(3, run={"heartbeat_s": 0.05}))
     made = newer(cases.recipe(3, run={"heartbeat_s": 0.05}), default=8)
-    with pytest.raises(PeerError, match=r"the server's at run.audit_every: 8 here, 7 at the server$"):
+    with pytest.raises(
+        PeerError, match=r"the server's at run.audit_every: 8 here, 7 at the server$"
+    ):
         run.join("p1", **said_by(made), written=written(made))
 
 
@@ -1087,10 +1212,13 @@ def test_defaults_of_methods_are_compared_between_the_parties() -> None:
     filled = json.loads(said["filled_json"])
     run.join("p1", **said, written=written(run.recipe))
     other = json.dumps(filled | {"phases.0.optimizer.lr": 0.5})
-    text = r"the recipe of p2 differs from that of p1 at phases.0.optimizer.lr: 0.5 here, 0.001 at p1$"
+    text = (
+        r"the recipe of p2 differs from that of p1 at phases.0.optimizer.lr: 0.5 here, 0.001 at p1$"
+    )
     with pytest.raises(PeerError, match=text):
         run.join("p2", **said | {"filled_json": other}, written=written(run.recipe))
-    more = json.dumps(filled | {"phases.0.added": 1})  # a key of a later release of the method
+    # A key of a later release of the method.
+    more = json.dumps(filled | {"phases.0.added": 1})
     run.join("p2", member=run.coordinator._members["p2"], **said | {"filled_json": more})
 
 
@@ -1098,13 +1226,22 @@ def test_a_key_without_a_name_is_one_that_the_server_does_not_know() -> None:
     run = Run()
     said = said_by(run.recipe)
     filled = json.dumps(json.loads(said["filled_json"]) | {"": 1})
-    with pytest.raises(PeerError, match=r"differs from the server's at : 1 here, nothing at the server$"):
+    with pytest.raises(
+        PeerError, match=r"differs from the server's at : 1 here, nothing at the server$"
+    ):
         run.join("p1", **said | {"filled_json": filled}, written=[*written(run.recipe), ""])
 
 
 @pytest.mark.parametrize(
     "filled",
-    ["[]", "{", "[" * 100_000, '{"a": 1' + "0" * 5_000 + "}", json.dumps({"a." * 5_000: 1}), json.dumps("x" * 500_000)],
+    [
+        "[]",
+        "{",
+        "[" * 100_000,
+        '{"a": 1' + "0" * 5_000 + "}",
+        json.dumps({"a." * 5_000: 1}),
+        json.dumps("x" * 500_000),
+    ],
 )
 def test_a_filled_recipe_that_is_none_is_refused(filled: str) -> None:
     run = Run()
@@ -1117,25 +1254,42 @@ def test_a_filled_recipe_that_is_none_is_refused(filled: str) -> None:
 def test_releases_agree_on_the_smallest_protocol() -> None:
     run = Run()
     members = [run.join("p0", protocol=8, oldest=7), run.join("p1", protocol=9, oldest=8)]
-    with pytest.raises(PeerError, match="p2 speaks protocol 7, and p1 needs 8 for this recipe; install the version of"):
+    with pytest.raises(
+        PeerError,
+        match="p2 speaks protocol 7, and p1 needs 8 for this recipe; install the version of",
+    ):
         run.join("p2", protocol=7)
     members.append(run.join("p2", member=run.coordinator._members["p2"], protocol=8, oldest=7))
     assert [told(each)[-1][1].protocol for each in members] == [8, 8, 8]
     run = Run()
-    members = [run.join("p0", protocol=8, oldest=7), run.join("p1", protocol=7), run.join("p2", protocol=8, oldest=7)]
+    members = [
+        run.join("p0", protocol=8, oldest=7),
+        run.join("p1", protocol=7),
+        run.join("p2", protocol=8, oldest=7),
+    ]
     assert [told(each)[-1][1].protocol for each in members] == [7, 7, 7]
-    with pytest.raises(PeerError, match="p1 needs protocol 8 for this recipe, and p0 speaks 7; install the version of"):
+    with pytest.raises(
+        PeerError,
+        match="p1 needs protocol 8 for this recipe, and p0 speaks 7; install the version of",
+    ):
         admit("p1", join_of(8, 8), run.recipe, "train", {"p0": join_of(7, 0)})
-    with pytest.raises(PeerError, match="p1 speaks protocol 7, and this recipe needs 8; install the server's version"):
+    with pytest.raises(
+        PeerError,
+        match="p1 speaks protocol 7, and this recipe needs 8; install the server's version",
+    ):
         admit("p1", join_of(7, 0), run.recipe, "train", {}, oldest=8)
     for protocol, oldest in ((6, 0), (9, 9), (0, 0)):
-        with pytest.raises(PeerError, match=f"p1 speaks protocol {protocol}, the server 7 and 8; install the same"):
+        with pytest.raises(
+            PeerError, match=f"p1 speaks protocol {protocol}, the server 7 and 8; install the same"
+        ):
             admit("p1", join_of(protocol, oldest), run.recipe, "train", {})
 
 
 def join_of(protocol: int, oldest: int) -> control_pb2.Join:
     said = Run().recipe.canonical_json()
-    return control_pb2.Join(role="passive", protocol=protocol, oldest=oldest, recipe_json=said, job="train")
+    return control_pb2.Join(
+        role="passive", protocol=protocol, oldest=oldest, recipe_json=said, job="train"
+    )
 
 
 def test_those_who_wait_hear_at_once_who_was_refused_and_why_and_each_reason_once() -> None:
@@ -1150,10 +1304,13 @@ def test_those_who_wait_hear_at_once_who_was_refused_and_why_and_each_reason_onc
     for member in members:
         ((kind, waiting),) = told(member)
         assert (kind, list(waiting.missing)) == ("waiting", ["p2"])
-        assert [(each.party, each.code) for each in waiting.refused] == [("p2", Code.RECIPE_DIFFERS)]
+        assert [(each.party, each.code) for each in waiting.refused] == [
+            ("p2", Code.RECIPE_DIFFERS)
+        ]
     run.coordinator.refused("p2", PeerError(Code.PROTOCOL_DIFFERS, "secret", party="p2"))
     run.coordinator.refused("eve", PeerError(Code.NOT_IN_RECIPE, "eve", party="eve"))
-    run.coordinator.refused("p1", PeerError(Code.NAME_TAKEN, "p1", party="p1"))  # it is here
+    # It is here.
+    run.coordinator.refused("p1", PeerError(Code.NAME_TAKEN, "p1", party="p1"))
     ((_, waiting),) = told(members[0])
     assert [(each.party, each.code) for each in waiting.refused] == [("p2", Code.PROTOCOL_DIFFERS)]
     assert "secret" not in str(waiting)
@@ -1189,13 +1346,20 @@ def test_a_question_is_answered_as_the_joining_and_leaves_nothing() -> None:
     def ask(name: str, **changes: Any) -> None:
         role = "active" if name == "p0" else "passive"
         recipe = run.recipe.canonical_json()
-        plain: dict[str, Any] = {"role": role, "protocol": PROTOCOL, "recipe_json": recipe, "job": "train"}
+        plain: dict[str, Any] = {
+            "role": role,
+            "protocol": PROTOCOL,
+            "recipe_json": recipe,
+            "job": "train",
+        }
         run.coordinator.ask(name, control_pb2.Join(**plain | changes))
 
     ask("p1")
-    ask("p0")  # who has joined already, too
+    # Who has joined already, too.
+    ask("p0")
     for changes, code in REFUSED.values():
-        if "job" not in changes:  # it asks for any
+        # It asks for any.
+        if "job" not in changes:
             with pytest.raises(PeerError) as caught:
                 ask("p1", **changes)
             assert caught.value.code is code
@@ -1206,7 +1370,8 @@ def test_a_question_is_answered_as_the_joining_and_leaves_nothing() -> None:
     assert (run.events, run.coordinator._members, run.coordinator._refused) == (events, members, {})
     run.join("p1")
     run.join("p2")
-    ask("p1")  # while the run is under way
+    # While the run is under way.
+    ask("p1")
     assert run.coordinator.state is RunState.RUNNING
 
 
@@ -1236,7 +1401,11 @@ def test_the_run_is_complete_when_all_have_reported() -> None:
     run.report(members["p2"], steps=7)
     assert run.coordinator.finished.is_set()
     assert run.coordinator.state is RunState.COMPLETED
-    assert {name: report.steps for name, report in run.coordinator.reports().items()} == {"p0": 5, "p1": 5, "p2": 7}
+    assert {name: report.steps for name, report in run.coordinator.reports().items()} == {
+        "p0": 5,
+        "p1": 5,
+        "p2": 7,
+    }
     assert [(p.name, p.role, p.pid, p.steps) for p in run.coordinator.parties()] == [
         ("p0", "active", 100, 5),
         ("p1", "passive", 101, 5),
@@ -1260,13 +1429,19 @@ def test_the_summary_has_devices_by_name_and_the_memory_of_gpus() -> None:
             report.peak_memory_bytes = 2**33
         run.coordinator.handle(member, control_pb2.PartyMessage(report=report))
     found = [(p.device, p.device_name, p.peak_memory_bytes) for p in run.coordinator.parties()]
-    assert found == [("cuda:0", "NVIDIA H100 80GB", 2**33), ("cpu", "Xeon", None), ("cpu", "Xeon", None)]
+    assert found == [
+        ("cuda:0", "NVIDIA H100 80GB", 2**33),
+        ("cpu", "Xeon", None),
+        ("cpu", "Xeon", None),
+    ]
     with pytest.raises(PeerError, match="device"):
         Run().join("p1", device_name="x" * 201)
 
 
 def test_reports_outlive_their_parties() -> None:
-    """A party that ends, or is killed, right after the last report: the run is complete all the same."""
+    """A party that ends, or is killed, right after the last report: the run is complete all the
+    same.
+    """
     run = Run()
     members = run.begin()
     for member in members.values():
@@ -1281,11 +1456,15 @@ def test_reports_outlive_their_parties() -> None:
     run.coordinator.wait_until_empty(0.0)
 
 
-@pytest.mark.parametrize("privacy", ["{", '{"epsilon": 1}', '{"epsilon": "' + "9" * 20 + "x" + '"}', "[]"])
+@pytest.mark.parametrize(
+    "privacy", ["{", '{"epsilon": 1}', '{"epsilon": "' + "9" * 20 + "x" + '"}', "[]"]
+)
 def test_a_report_whose_privacy_cannot_be_read_ends_the_run(privacy: str) -> None:
     run = Run()
     members = run.begin()
-    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(report=control_pb2.Report(privacy_json=privacy)))
+    run.coordinator.handle(
+        members["p0"], control_pb2.PartyMessage(report=control_pb2.Report(privacy_json=privacy))
+    )
     assert run.coordinator.state is RunState.FAILED
     assert "p0 sent a report that cannot be read" in str(run.coordinator.failure)
 
@@ -1294,7 +1473,9 @@ def test_a_report_with_a_number_that_no_float_holds_ends_the_run() -> None:
     run = Run()
     members = run.begin()
     metrics = '{"test": {"loss": 1' + "0" * 400 + "}}"
-    run.coordinator.handle(members["p0"], control_pb2.PartyMessage(report=control_pb2.Report(metrics_json=metrics)))
+    run.coordinator.handle(
+        members["p0"], control_pb2.PartyMessage(report=control_pb2.Report(metrics_json=metrics))
+    )
     assert "p0 sent a report that cannot be read" in str(run.coordinator.failure)
 
 
@@ -1326,16 +1507,20 @@ def free(member: Member, run: Run, *labels: str) -> None:
 def test_a_passive_party_that_was_alone_at_the_end_may_go() -> None:
     run = Run()
     members = run.begin()
-    free(members["p1"], run, END)  # it was not alone
+    # It was not alone.
+    free(members["p1"], run, END)
     free(members["p2"], run, END, BEFORE)
-    assert kinds(members["p2"]) == []  # its own word is not enough
-    vouch(run, members["p1"])  # nor a passive party's
+    # Its own word is not enough.
+    assert kinds(members["p2"]) == []
+    # Nor a passive party's.
+    vouch(run, members["p1"])
     assert kinds(members["p2"]) == []
     vouch(run, members["p0"])
     assert kinds(members["p2"]) == ["complete", "end"]
     assert ("left", {"party": "p2"}) in run.events
     assert run.coordinator.state is RunState.RUNNING
-    free(members["p0"], run, END, BEFORE)  # the active party stays: it gets the summary
+    # The active party stays: it gets the summary.
+    free(members["p0"], run, END, BEFORE)
     assert kinds(members["p0"]) == kinds(members["p1"]) == []
     assert run.coordinator.state is RunState.COMPLETED
     assert set(run.coordinator.reports()) == set(ROSTER)
@@ -1348,7 +1533,9 @@ def test_the_run_goes_on_without_those_who_left_also_after_another_was_lost() ->
     free(members["p2"], run, END, BEFORE)
     run.coordinator.closed(members["p2"])
     assert run.coordinator.state is RunState.RUNNING
-    with pytest.raises(PeerError, match="p2 has finished its part of run run, which continues without it"):
+    with pytest.raises(
+        PeerError, match="p2 has finished its part of run run, which continues without it"
+    ):
         run.join("p2")
     assert run.coordinator.state is RunState.RUNNING
     run.coordinator.closed(members["p1"])
@@ -1411,15 +1598,21 @@ def test_seconds_count_from_the_first_start_also_of_an_earlier_process() -> None
 def test_a_party_that_stops_stops_the_run_and_the_others_learn_whose_fault_it_was() -> None:
     run = Run()
     members = run.begin()
-    abort = failure_pb2.Failure(code=Code.TENSOR_MISMATCH, message="z has another shape", party="p2")  # type: ignore[arg-type]
+    code: Any = Code.TENSOR_MISMATCH
+    abort = failure_pb2.Failure(code=code, message="z has another shape", party="p2")
     run.coordinator.handle(members["p0"], control_pb2.PartyMessage(abort=abort))
     failure = run.coordinator.failure
     assert isinstance(failure, PeerError)
     assert (failure.code, failure.party) == (Code.TENSOR_MISMATCH, "p2")
     for member in members.values():
         stop, _ = told(member)
-        assert (stop[1].code, stop[1].party, stop[1].message) == (Code.TENSOR_MISMATCH, "p2", "z has another shape")
-    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=abort))  # a second one changes nothing
+        assert (stop[1].code, stop[1].party, stop[1].message) == (
+            Code.TENSOR_MISMATCH,
+            "p2",
+            "z has another shape",
+        )
+    # A second one changes nothing.
+    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=abort))
     assert run.coordinator.failure is failure
 
 
@@ -1454,7 +1647,8 @@ def test_who_repeats_that_another_is_late_is_not_named_for_it(code: Code) -> Non
     run = Run()
     members = run.begin()
     late = failure_pb2.Failure(code=code, message="p2 took longer than 5 s", party="p2")  # type: ignore[arg-type]
-    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=late))  # has heard it from the active party
+    # Has heard it from the active party.
+    run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=late))
     assert run.coordinator.failure is None
     run.coordinator.handle(members["p0"], control_pb2.PartyMessage(abort=late))
     failure = run.coordinator.failure
@@ -1502,21 +1696,28 @@ def test_progress_is_that_of_who_is_furthest_behind() -> None:
     members = run.begin()
 
     def tell(name: str, round_: int, phase: str = "splitnn") -> None:
-        progress = control_pb2.Progress(phase=phase, round=round_, rounds=3, steps=5, metrics={"loss": round_ / 10})
+        progress = control_pb2.Progress(
+            phase=phase, round=round_, rounds=3, steps=5, metrics={"loss": round_ / 10}
+        )
         run.coordinator.handle(members[name], control_pb2.PartyMessage(progress=progress))
 
     def shown() -> list[tuple[int, dict[str, float], list[str]]]:
         facts = [facts for event, facts in run.events if event == "progress"]
         return [(each["round"], each["metrics"], list(each["parties"])) for each in facts]
 
-    tell("p1", 2)  # the active party is idle
+    # The active party is idle.
+    tell("p1", 2)
     tell("p2", 1)
-    tell("p1", 3)  # p2 is still at its first round
+    # p2 is still at its first round.
+    tell("p1", 3)
     assert shown() == [(2, {}, ["p1"]), (1, {}, ["p1", "p2"])]
     tell("p0", 2)
     tell("p2", 3)
     tell("p0", 3)
-    assert shown()[2:] == [(2, {"loss": 0.2}, ["p0", "p1", "p2"]), (3, {"loss": 0.3}, ["p0", "p1", "p2"])]
+    assert shown()[2:] == [
+        (2, {"loss": 0.2}, ["p0", "p1", "p2"]),
+        (3, {"loss": 0.3}, ["p0", "p1", "p2"]),
+    ]
     tell("p1", 1, phase="nonsense")
     assert len(shown()) == 4
 
@@ -1557,12 +1758,17 @@ def test_progress_that_came_too_soon_is_shown_a_little_later() -> None:
     wait_until(last_is_shown)
     run.coordinator.tick()
     shown = [facts["round"] for event, facts in run.events if event == "progress"]
-    assert shown == sorted(set(shown))  # none twice
+    # None twice.
+    assert shown == sorted(set(shown))
     assert len(shown) < 200
 
 
 def test_metrics_have_an_order() -> None:
-    names = [f"{split} {name}" for split in ("test", "train", "validation") for name in ("accuracy", "auc", "loss")]
+    names = [
+        f"{split} {name}"
+        for split in ("test", "train", "validation")
+        for name in ("accuracy", "auc", "loss")
+    ]
     progress = control_pb2.Progress(metrics=dict.fromkeys(reversed(names), 0.5))
     assert list(metrics(progress)) == names
 
@@ -1570,7 +1776,8 @@ def test_metrics_have_an_order() -> None:
 def test_a_rate_lets_some_through_at_once_then_one_at_a_time() -> None:
     rate = Rate(1.0, 3)
     assert [rate.passes("a", 10.0) for _ in range(5)] == [0, 0, 0, None, None]
-    assert rate.passes("b", 10.0) == 0  # another sender's
+    # Another sender's.
+    assert rate.passes("b", 10.0) == 0
     assert [rate.passes("a", now_s) for now_s in (10.9, 11.0, 11.1, 12.0)] == [None, 3, None, 1]
     assert [rate.passes("a", 99.0) for _ in range(4)] == [0, 0, 0, None]
     assert (and_more("x", 0), and_more("x", 37)) == ("x", "x (and 37 more)")
@@ -1587,7 +1794,9 @@ class Context:
         return {"x509_subject_alternative_name": [self._name], "x509_pem_cert": [pem]}
 
 
-def test_a_refused_stranger_is_in_the_log_and_learns_no_names(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_stranger_is_in_the_log_and_learns_no_names(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     run = Run()
     service = ControlService(run.coordinator, keyring("server"), Ledger(), TcpMeter())
     for _ in range(100):
@@ -1607,7 +1816,11 @@ def test_a_refused_join_is_in_the_log_and_on_the_screen(caplog: pytest.LogCaptur
     run = Run()
     shown: list[tuple[str, dict[str, Any]]] = []
     service = ControlService(
-        run.coordinator, keyring("server"), Ledger(), TcpMeter(), lambda event, **facts: shown.append((event, facts))
+        run.coordinator,
+        keyring("server"),
+        Ledger(),
+        TcpMeter(),
+        lambda event, **facts: shown.append((event, facts)),
     )
     member = run.coordinator.open("p1")
     join = control_pb2.PartyMessage(join=control_pb2.Join(role="active", protocol=PROTOCOL))
@@ -1629,8 +1842,12 @@ class Call(Context):
 
 
 @pytest.mark.parametrize("end", ["stopped", "failed", "complete"])
-def test_a_session_lasts_until_its_party_has_read_the_last_word(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process may exit when all sessions have ended, and would take along what the parties have not read."""
+def test_a_session_lasts_until_its_party_has_read_the_last_word(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may exit when all sessions have ended, and would take along what the parties have
+    not read.
+    """
     monkeypatch.setattr("vfl_server.control.service._LAST_WORD_S", 30.0)
     run = Run()
     service = ControlService(run.coordinator, keyring("server"), Ledger(), TcpMeter())
@@ -1665,7 +1882,9 @@ def test_a_session_lasts_until_its_party_has_read_the_last_word(end: str, monkey
     assert not thread.is_alive()
 
 
-def test_a_party_that_does_not_hang_up_holds_its_session_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_party_that_does_not_hang_up_holds_its_session_for_a_moment_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("vfl_server.control.service._LAST_WORD_S", 0.1)
     run = Run()
     service = ControlService(run.coordinator, keyring("server"), Ledger(), TcpMeter())
@@ -1696,18 +1915,23 @@ TOLD = {"a": ("two", 1), "p": ("one", 2), "q": ("one", 1)}
 @pytest.mark.parametrize(
     ("change", "want"),
     [
-        ({}, "a"),  # the others are late, and the active party goes on without them
-        ({"a": ("one", 3)}, "q"),  # the active party has finished this phase
+        # The others are late, and the active party goes on without them.
+        ({}, "a"),
+        # The active party has finished this phase.
+        ({"a": ("one", 3)}, "q"),
         ({"a": ("one", 0)}, "a"),
         ({"a": ("one", 0), "p": ("two", 1)}, "a"),
         ({"a": ("one", 3), "p": ("two", 1)}, "q"),
         ({"a": ("one", 3), "p": ("two", 1), "q": ("one", 3)}, "p"),
-        ({"a": ("one", 3), "p": ("one", 3), "q": ("one", 3)}, "p"),  # who tells
+        # Who tells.
+        ({"a": ("one", 3), "p": ("one", 3), "q": ("one", 3)}, "p"),
         ({"a": ("two", 3), "p": ("one", 2), "q": ("one", 3)}, None),
         ({"a": ("one", 3), "p": ("nonsense", 1), "q": ("one", 3)}, None),
     ],
 )
-def test_the_pace_is_that_of_who_is_at_work(change: dict[str, tuple[str, int]], want: str | None) -> None:
+def test_the_pace_is_that_of_who_is_at_work(
+    change: dict[str, tuple[str, int]], want: str | None
+) -> None:
     told = {
         name: control_pb2.Progress(phase=phase, round=round_, rounds=3)
         for name, (phase, round_) in (TOLD | change).items()
@@ -1726,15 +1950,25 @@ def test_a_failure_of_the_server_reaches_everyone_without_its_private_text() -> 
 
 def test_a_partys_ledger_is_what_it_reported() -> None:
     report = control_pb2.Report()
-    report.ledger.add(peer="p0", phase="a", kind="ack", direction="sent", message_bytes=5, messages=1)
-    report.ledger.add(peer="p0", phase="a", kind="ack", direction="received", payload_bytes=4, message_bytes=5)
+    report.ledger.add(
+        peer="p0", phase="a", kind="ack", direction="sent", message_bytes=5, messages=1
+    )
+    report.ledger.add(
+        peer="p0", phase="a", kind="ack", direction="received", payload_bytes=4, message_bytes=5
+    )
     report.tcp.add(peer="p0", sent_bytes=1, received_bytes=2)
     entries, kernel = ledger_of(report)
-    assert [(entry.direction, entry.message_bytes) for entry in entries] == [("sent", 5), ("received", 5)]
-    assert [(count.peer, count.sent_bytes, count.received_bytes) for count in kernel] == [("p0", 1, 2)]
+    assert [(entry.direction, entry.message_bytes) for entry in entries] == [
+        ("sent", 5),
+        ("received", 5),
+    ]
+    assert [(count.peer, count.sent_bytes, count.received_bytes) for count in kernel] == [
+        ("p0", 1, 2)
+    ]
 
 
-# -- plans ----------------------------------------------------------------------------------------------------------
+# -- plans
+# ----------------------------------------------------------------------
 
 
 def test_the_aggregation_begins_once_all_have_said_what_they_plan() -> None:
@@ -1774,7 +2008,8 @@ def test_a_new_generation_asks_for_new_plans() -> None:
     for member in members.values():
         run.plan(member)
     run.coordinator.closed(members["p2"])
-    run.plan(members["p0"], rounds=1)  # sent before it heard that its generation had ended
+    # Sent before it heard that its generation had ended.
+    run.plan(members["p0"], rounds=1)
     for name in ROSTER:
         members[name] = run.join(name, member=members[name] if name != "p2" else None)
     run.plan(members["p1"], rounds=2)
@@ -1824,7 +2059,8 @@ def test_a_session_that_never_joined_interrupts_nothing() -> None:
     run.join("p2")
     assert run.coordinator.state is RunState.RUNNING
     generation = run.coordinator.generation
-    asking = run.coordinator._members.pop("p2")  # as if it had left
+    # As if it had left.
+    asking = run.coordinator._members.pop("p2")
     again = run.coordinator.open("p2")
     run.coordinator.closed(again)
     assert run.coordinator.state is RunState.RUNNING

@@ -1,4 +1,6 @@
-"""CSV and Parquet: ids, types, missing values, order, views, and every way in which a file can be wrong."""
+"""CSV and Parquet: ids, types, missing values, order, views, and every way in which a file can be
+wrong.
+"""
 
 import gzip
 import re
@@ -32,10 +34,19 @@ def write_parquet(path: Path, **columns: Any) -> str:
 
 
 def load(source: str, *, with_label: bool = False, **settings: Any) -> Table:
-    return load_table(DataSettings(source=source, **({"id": "pid"} | settings)), with_label=with_label)
+    return load_table(
+        DataSettings(source=source, **({"id": "pid"} | settings)), with_label=with_label
+    )
 
 
-def refused(source: str, pattern: str, code: Code = Code.DATA_INVALID, *, with_label: bool = False, **more: Any) -> str:
+def refused(
+    source: str,
+    pattern: str,
+    code: Code = Code.DATA_INVALID,
+    *,
+    with_label: bool = False,
+    **more: Any,
+) -> str:
     with pytest.raises(InputError, match=pattern) as caught:
         load(source, with_label=with_label, **more)
     text = str(caught.value)
@@ -80,7 +91,8 @@ def test_label_is_no_feature_for_a_passive_party(tmp_path: Path) -> None:
     table = load(source, label="sick")
     assert "sick" not in table.categorical_names
     assert table.labels is None
-    assert load(source, label="not_there").labels is None  # new rows to predict have no label column
+    # New rows to predict have no label column.
+    assert load(source, label="not_there").labels is None
     assert load(source, label="sick", columns=("age", "sick")).categorical is None
 
 
@@ -111,7 +123,9 @@ def test_numbers_are_inferred_from_all_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", ["", "NA", "NaN", " null "])
 def test_missing_numbers(tmp_path: Path, cell: str) -> None:
     source = write(tmp_path / "x.csv", f"pid,v,w\na,1,2\nb,{cell},3\nc,{cell},4\n")
-    refused(source, "column 'v' has 2 missing values, first in row 2 below the header; .*data.missing")
+    refused(
+        source, "column 'v' has 2 missing values, first in row 2 below the header; .*data.missing"
+    )
     table = load(source, missing="median")
     assert table.numeric_NF is not None
     assert np.isnan(table.numeric_NF[:, 0]).tolist() == [False, True, True]
@@ -123,48 +137,79 @@ def test_an_empty_column_is_numbers_that_are_missing(tmp_path: Path) -> None:
 
 
 def test_several_incomplete_columns_are_one_error(tmp_path: Path) -> None:
-    refused(write(tmp_path / "x.csv", "pid,v,w\na,,\n"), r"column 'v' \(so have 1 more columns\) has 1 missing value")
+    refused(
+        write(tmp_path / "x.csv", "pid,v,w\na,,\n"),
+        r"column 'v' \(so have 1 more columns\) has 1 missing value",
+    )
 
 
 @pytest.mark.parametrize("cell", ["inf", "-Infinity", "1e39"])
 def test_infinity_is_refused_whatever_the_policy(tmp_path: Path, cell: str) -> None:
     source = write(tmp_path / "x.csv", f"pid,v\nb,1\na,{cell}\n")
-    refused(source, "column 'v' is infinite or beyond 3.4e38 in row 2 below the header", missing="mean")
+    refused(
+        source, "column 'v' is infinite or beyond 3.4e38 in row 2 below the header", missing="mean"
+    )
 
 
 def test_text_in_a_numeric_column_names_row_not_value(tmp_path: Path) -> None:
     rows = "".join(f"{row},{'secret' if row in (776, 900) else row}\n" for row in range(1000))
     text = refused(
-        write(tmp_path / "x.csv", "pid,v\n" + rows), "column 'v' .* text in row 777 below the header", numeric=("v",)
+        write(tmp_path / "x.csv", "pid,v\n" + rows),
+        "column 'v' .* text in row 777 below the header",
+        numeric=("v",),
     )
     assert "secret" not in text
 
 
 def test_repeated_ids(tmp_path: Path) -> None:
     source = write(tmp_path / "x.csv", "pid,v\nsecret,1\nb,2\nsecret,3\nsecret,4\n")
-    text = refused(source, "2 rows repeat the id of an earlier row, first in rows 1 and 3 below the header")
+    text = refused(
+        source, "2 rows repeat the id of an earlier row, first in rows 1 and 3 below the header"
+    )
     assert "secret" not in text
 
 
 def test_missing_labels(tmp_path: Path) -> None:
     source = write(tmp_path / "y.csv", "pid,v,y,t\na,1,,\nb,2,1,no\n")
-    refused(source, "label column 'y' has 1 missing value, first in row 1", with_label=True, label="y")
-    refused(source, "label column 't' has 1 missing value, first in row 1", with_label=True, label="t")
+    refused(
+        source, "label column 'y' has 1 missing value, first in row 1", with_label=True, label="y"
+    )
+    refused(
+        source, "label column 't' has 1 missing value, first in row 1", with_label=True, label="t"
+    )
     source = write(tmp_path / "z.csv", "pid,y\na,1\nb,inf\n")
     refused(source, "column 'y' is infinite", with_label=True, label="y")
 
 
 def test_missing_columns_name_the_nearest(tmp_path: Path) -> None:
     source = write(tmp_path / "x.csv", "patient_id,age,outcome\na,1,0\n")
-    refused(source, "no column 'patient_ID', which data.id names; the nearest: 'patient_id'", id="patient_ID")
+    refused(
+        source,
+        "no column 'patient_ID', which data.id names; the nearest: 'patient_id'",
+        id="patient_ID",
+    )
     settings: dict[str, Any] = {"id": "patient_id"}
-    refused(source, "'outcom', which data.label .*'outcome'", with_label=True, label="outcom", **settings)
+    refused(
+        source,
+        "'outcom', which data.label .*'outcome'",
+        with_label=True,
+        label="outcom",
+        **settings,
+    )
     for key in ("columns", "drop", "numeric", "categorical"):
-        refused(source, f"'agee', which data.{key} names; the nearest: 'age'", **(settings | {key: ("agee",)}))
+        refused(
+            source,
+            f"'agee', which data.{key} names; the nearest: 'age'",
+            **(settings | {key: ("agee",)}),
+        )
     refused(source, "needs data.id", id=None)
     refused(source, "needs data.label", with_label=True, **settings)
     refused(
-        source, "'age' is in data.numeric and in data.categorical", numeric=("age",), categorical=("age",), **settings
+        source,
+        "'age' is in data.numeric and in data.categorical",
+        numeric=("age",),
+        categorical=("age",),
+        **settings,
     )
 
 
@@ -172,7 +217,8 @@ def test_no_rows_no_columns(tmp_path: Path) -> None:
     refused(write(tmp_path / "x.csv", "pid,v\n"), "has no rows")
     refused(write(tmp_path / "x.csv", ""), "is empty", Code.FILE_INVALID)
     refused(write(tmp_path / "x.csv", "pid,y\na,1\n"), "no feature columns", label="y")
-    table = load(write(tmp_path / "x.csv", "pid,y\nb,1\na,2\n"), with_label=True, label="y")  # a party of labels only
+    # A party of labels only.
+    table = load(write(tmp_path / "x.csv", "pid,y\nb,1\na,2\n"), with_label=True, label="y")
     assert table.ids == ("a", "b")
     assert table.numeric_NF is None
     assert table.categorical is None
@@ -186,14 +232,22 @@ def test_bad_files(tmp_path: Path) -> None:
     file_refused(str(tmp_path / "none.csv"), "no such file")
     file_refused(write(tmp_path / "x.doc", "a"), "has no known kind")
     text = file_refused(
-        write(tmp_path / "x.csv", "pid,v\na,1\nb,2,secret\n"), "row 2 below the header has 3 cells, .* has 2"
+        write(tmp_path / "x.csv", "pid,v\na,1\nb,2,secret\n"),
+        "row 2 below the header has 3 cells, .* has 2",
     )
     assert "secret" not in text
     file_refused(write(tmp_path / "x.csv", "pid,v\na,1\nb\n"), "row 2 below the header has 1 cells")
     (tmp_path / "x.csv").write_bytes(b"pid,v\na,\x81\n")
     file_refused(str(tmp_path / "x.csv"), "neither UTF-8 nor Windows-1252")
-    packed = gzip.compress(("pid,v\n" + "".join(f"{row},{row * 7919 % 1000}\n" for row in range(5000))).encode())
-    for content in (b"plain text", b"", packed[: len(packed) // 2], packed[:40] + b"xxxx" + packed[44:]):
+    packed = gzip.compress(
+        ("pid,v\n" + "".join(f"{row},{row * 7919 % 1000}\n" for row in range(5000))).encode()
+    )
+    for content in (
+        b"plain text",
+        b"",
+        packed[: len(packed) // 2],
+        packed[:40] + b"xxxx" + packed[44:],
+    ):
         (tmp_path / "x.csv.gz").write_bytes(content)
         file_refused(str(tmp_path / "x.csv.gz"), "not a gzip-compressed CSV|is empty")
     for content in (b"", b"PAR1 and nothing more", b"x" * 1000):
@@ -226,7 +280,9 @@ def test_reads_parquet_types(tmp_path: Path) -> None:
     assert table.ids == ("200", "30", "7")
     assert table.numeric_names == ("integer", "single", "money")
     nan = float("nan")
-    np.testing.assert_array_equal(table.numeric_NF, np.array([[3, nan, nan], [1, 0.5, 1.5], [2, nan, 2.5]], np.float32))
+    np.testing.assert_array_equal(
+        table.numeric_NF, np.array([[3, nan, nan], [1, 0.5, 1.5], [2, nan, 2.5]], np.float32)
+    )
     assert table.categorical_names == ("text", "flag", "coded", "forced")
     assert table.categorical is not None
     assert table.categorical.texts().tolist() == [
@@ -236,14 +292,22 @@ def test_reads_parquet_types(tmp_path: Path) -> None:
     ]
     assert table.labels is not None
     assert table.labels.tolist() == ["true", "true", "false"]
-    refused(source, r"\'single' \(so have 1 more columns\) has 2 missing", categorical=("forced",), label="y")
-    assert load(source, columns=("flag", "text"), numeric=("flag",), missing="zero").numeric_names == ("flag",)
+    refused(
+        source,
+        r"\'single' \(so have 1 more columns\) has 2 missing",
+        categorical=("forced",),
+        label="y",
+    )
+    assert load(
+        source, columns=("flag", "text"), numeric=("flag",), missing="zero"
+    ).numeric_names == ("flag",)
 
 
 def test_parquet_columns_of_other_types(tmp_path: Path) -> None:
     dates = pa.array([0, 1], pa.date32())
     source = write_parquet(tmp_path / "x.parquet", pid=["b", "a"], day=dates, text=["1", "x"])
-    days = load(source)  # since 1970-01-01
+    # Since 1970-01-01.
+    days = load(source)
     assert (days.numeric_names, days.categorical_names) == (("day",), ("text",))
     assert days.numeric_NF is not None
     assert days.numeric_NF.tolist() == [[1.0], [0.0]]
@@ -257,13 +321,22 @@ def test_parquet_columns_of_other_types(tmp_path: Path) -> None:
     assert table.categorical.texts()[:, 0].tolist() == ["1970-01-02", "1970-01-01"]
 
 
-@pytest.mark.parametrize("ids", [pa.array([1.0, 2.0]), pa.array([True, False]), pa.array([0, 1], pa.date32())])
+@pytest.mark.parametrize(
+    "ids", [pa.array([1.0, 2.0]), pa.array([True, False]), pa.array([0, 1], pa.date32())]
+)
 def test_parquet_ids_of_other_types(tmp_path: Path, ids: pa.Array) -> None:
-    refused(write_parquet(tmp_path / "x.parquet", pid=ids, v=[1, 2]), "id column 'pid' holds .*; ids are text or whole")
+    refused(
+        write_parquet(tmp_path / "x.parquet", pid=ids, v=[1, 2]),
+        "id column 'pid' holds .*; ids are text or whole",
+    )
 
 
 def test_parquet_ids_as_dictionary_and_missing(tmp_path: Path) -> None:
-    assert load(write_parquet(tmp_path / "x.parquet", pid=pa.array(["b", "a"]).dictionary_encode(), v=[1, 2])).ids == (
+    assert load(
+        write_parquet(
+            tmp_path / "x.parquet", pid=pa.array(["b", "a"]).dictionary_encode(), v=[1, 2]
+        )
+    ).ids == (
         "a",
         "b",
     )
@@ -276,7 +349,9 @@ def test_limit_takes_the_first_rows_of_the_file(tmp_path: Path) -> None:
     table = load(source, limit=2)
     assert table.ids == ("b", "z")
     assert table.numeric_names == ("v",)
-    assert load(write_parquet(tmp_path / "x.parquet", pid=["z", "a"], v=[1, 2]), limit=1).ids == ("z",)
+    assert load(write_parquet(tmp_path / "x.parquet", pid=["z", "a"], v=[1, 2]), limit=1).ids == (
+        "z",
+    )
 
 
 def test_a_column_of_splits_is_no_feature_and_is_read_with_the_label(tmp_path: Path) -> None:
@@ -284,7 +359,8 @@ def test_a_column_of_splits_is_no_feature_and_is_read_with_the_label(tmp_path: P
     table = load(source, id="id", label="y", split="part", with_label=True)
     assert table.numeric_names == ("x",)
     assert table.splits is not None
-    assert table.splits.tolist() == ["train", "test", "validation"]  # by id
+    # By id.
+    assert table.splits.tolist() == ["train", "test", "validation"]
     assert table.select(np.array([2, 0])).splits.tolist() == ["validation", "train"]  # type: ignore[union-attr]
     passive = load(source, id="id", label="y", split="part")
     assert (passive.numeric_names, passive.splits) == (("x",), None)
@@ -311,10 +387,27 @@ def test_a_column_of_splits_is_no_feature_and_is_read_with_the_label(tmp_path: P
 
 def test_view_of_columns_runs_over_all_types(tmp_path: Path) -> None:
     source = write(tmp_path / "x.csv", "a,pid,b,y,c,d,e\n1,x,t,0,3,4,5\n")
-    parts = [load(source, label="y", view=ViewSettings(scheme="columns", part=part, parts=3)) for part in range(3)]
-    assert [part.numeric_names + part.categorical_names for part in parts] == [("a", "b"), ("c", "d"), ("e",)]
-    refused(source, "has 5 feature columns", label="y", view=ViewSettings(scheme="columns", part=0, parts=6))
-    refused(source, "set data.image_shape", label="y", view=ViewSettings(scheme="halves", part=0, parts=2))
+    parts = [
+        load(source, label="y", view=ViewSettings(scheme="columns", part=part, parts=3))
+        for part in range(3)
+    ]
+    assert [part.numeric_names + part.categorical_names for part in parts] == [
+        ("a", "b"),
+        ("c", "d"),
+        ("e",),
+    ]
+    refused(
+        source,
+        "has 5 feature columns",
+        label="y",
+        view=ViewSettings(scheme="columns", part=0, parts=6),
+    )
+    refused(
+        source,
+        "set data.image_shape",
+        label="y",
+        view=ViewSettings(scheme="halves", part=0, parts=2),
+    )
 
 
 def test_image_shape_of_columns(tmp_path: Path) -> None:
@@ -331,7 +424,12 @@ def test_image_shape_of_columns(tmp_path: Path) -> None:
     assert run.images_NCHW is not None
     assert run.images_NCHW[1].tolist() == [[[3, 4, 5]]]
     refused(source, "rows of 6 numeric columns, .* of 1 x 2 x 2", image_shape=(1, 2, 2))
-    refused(source, "column 'a' is categorical and cannot be a pixel", image_shape=(1, 2, 3), categorical=("a",))
+    refused(
+        source,
+        "column 'a' is categorical and cannot be a pixel",
+        image_shape=(1, 2, 3),
+        categorical=("a",),
+    )
 
 
 def test_describe_tells_counts_only(tmp_path: Path) -> None:
@@ -353,7 +451,9 @@ def test_describe_tells_counts_only(tmp_path: Path) -> None:
 
 
 def test_select_keeps_rows_together(tmp_path: Path) -> None:
-    table = load(write(tmp_path / "x.csv", PEOPLE), with_label=True, label="sick").select(np.array([2, 0]))
+    table = load(write(tmp_path / "x.csv", PEOPLE), with_label=True, label="sick").select(
+        np.array([2, 0])
+    )
     assert table.ids == ("7", "007")
     assert table.numeric_NF is not None
     assert table.categorical is not None
@@ -366,7 +466,10 @@ def test_select_keeps_rows_together(tmp_path: Path) -> None:
 def test_thirty_thousand_rows_are_put_into_the_order_of_their_ids(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(30_000, 23)).round(4)
     header = ",".join(["pid", *(f"c{j}" for j in range(23))])
-    lines = [header, *(f"u{row:05d}," + ",".join(map(str, line)) for row, line in enumerate(values.tolist()))]
+    lines = [
+        header,
+        *(f"u{row:05d}," + ",".join(map(str, line)) for row, line in enumerate(values.tolist())),
+    ]
     source = write(tmp_path / "x.csv", "\n".join(lines[:1] + lines[:0:-1]))
     table = load(source)
     np.testing.assert_array_equal(table.numeric_NF, values.astype(np.float32))
@@ -374,5 +477,7 @@ def test_thirty_thousand_rows_are_put_into_the_order_of_their_ids(tmp_path: Path
 
 @pytest.mark.parametrize("roles", [{"split": "y"}, {"split": "id"}, {"label": "id"}])
 def test_one_column_cannot_have_two_roles(roles: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="id, label and split are columns of their own; two of them"):
+    with pytest.raises(
+        ValueError, match="id, label and split are columns of their own; two of them"
+    ):
         DataSettings.model_validate({"source": "a.csv", "id": "id", "label": "y"} | roles)

@@ -1,4 +1,6 @@
-"""Tables from SQLite, from a real PostgreSQL, and from what SQLAlchemy knows: types, passes, passwords, refusals."""
+"""Tables from SQLite, from a real PostgreSQL, and from what SQLAlchemy knows: types, passes,
+passwords, refusals.
+"""
 
 import datetime
 import gc
@@ -20,7 +22,14 @@ import pytest
 from tests.harness.postgres import Postgres, postgres, programs
 from tests.harness.waiting import wait_until
 from vfl_common.config.base import Section, parse
-from vfl_common.config.data import DataSettings, is_database, reader_of, resolved, shown, unaligned_of
+from vfl_common.config.data import (
+    DataSettings,
+    is_database,
+    reader_of,
+    resolved,
+    shown,
+    unaligned_of,
+)
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.passwords import hidden, secrets
 from vfl_party.data import load_table
@@ -55,20 +64,30 @@ def refused(source: str, pattern: str, code: Code = Code.DATA_INVALID, **setting
     return str(caught.value)
 
 
-# --- what is a database ---------------------------------------------------------------------------------------------
+# --- what is a database
+# ----------------------------------------------------------------------
 
 
 def test_sources_are_told_apart_by_their_spelling() -> None:
-    for url in ("postgresql://ada@host/bank", "postgres://host/x", "sqlite:///x.db", "mysql+pymysql://host/x"):
+    for url in (
+        "postgresql://ada@host/bank",
+        "postgres://host/x",
+        "sqlite:///x.db",
+        "mysql+pymysql://host/x",
+    ):
         assert is_database(url)
         assert reader_of(url) is None
         assert DataSettings(source=url, query="SELECT 1").is_table
         assert resolved(url, Path("/base")) == url or url.startswith("sqlite")
     assert not is_database("shop://north")
-    assert reader_of("shop://north") == "shop"  # a plug-in's
-    assert DataSettings(source="duckdb:///x", query="SELECT 1").is_database  # of any name, with a query
+    # A plug-in's.
+    assert reader_of("shop://north") == "shop"
+    # Of any name, with a query.
+    assert DataSettings(source="duckdb:///x", query="SELECT 1").is_database
     assert not DataSettings(source="./sqlite:x.csv").is_database
-    with pytest.raises(InputError, match=r"data: query is for a database; remove it, or give a source such as"):
+    with pytest.raises(
+        InputError, match=r"data: query is for a database; remove it, or give a source such as"
+    ):
         parse(DataSettings, {"source": "people.csv", "query": "SELECT 1"}, "bank.toml: data")
 
 
@@ -78,7 +97,10 @@ def test_relative_files_of_sqlite_start_at_the_party_files_folder() -> None:
     more = unaligned_of(data.absolute(Path("/base")))
     assert more is not None
     assert (more.source, more.query) == ("sqlite:////base/y.db", "SELECT 1")
-    assert resolved("sqlite+pysqlite:////x.db?mode=ro", Path("/base")) == "sqlite+pysqlite:////x.db?mode=ro"
+    assert (
+        resolved("sqlite+pysqlite:////x.db?mode=ro", Path("/base"))
+        == "sqlite+pysqlite:////x.db?mode=ro"
+    )
     assert resolved("sqlite:///:memory:", Path("/base")) == "sqlite:///:memory:"
 
 
@@ -88,8 +110,16 @@ def test_relative_files_of_sqlite_start_at_the_party_files_folder() -> None:
         ("postgresql://ada:geheim@host/bank", "postgresql://ada:***@host/bank", ["geheim"]),
         ("postgresql://ada:ge@h/e:im@host/bank", "postgresql://ada:***@host/bank", ["ge@h/e:im"]),
         ("postgresql://ada@host:5432/bank", "postgresql://ada@host:5432/bank", []),
-        ("postgresql://host/b?user=a&password=geheim", "postgresql://host/b?user=a&password=***", ["geheim"]),
-        ("mysql+pymysql://:geheim@host/b?ssl_key=k", "mysql+pymysql://:***@host/b?ssl_key=***", ["geheim", "k"]),
+        (
+            "postgresql://host/b?user=a&password=geheim",
+            "postgresql://host/b?user=a&password=***",
+            ["geheim"],
+        ),
+        (
+            "mysql+pymysql://:geheim@host/b?ssl_key=k",
+            "mysql+pymysql://:***@host/b?ssl_key=***",
+            ["geheim", "k"],
+        ),
         ("/home/a:b@c/people.csv", "/home/a:b@c/people.csv", []),
         ("/data?key=3/people.csv", "/data?key=3/people.csv", []),
         ("C:/data/people.csv", "C:/data/people.csv", []),
@@ -100,16 +130,28 @@ def test_relative_files_of_sqlite_start_at_the_party_files_folder() -> None:
         ("postgresql://ada@corp:geheim@h/x", "postgresql://ada@corp:***@h/x", ["geheim"]),
         ("postgresql://ada%3Ageheim@h/x", "postgresql://ada%3A***@h/x", ["geheim"]),
         ("postgresql://ada:ge%40heim@h/x", "postgresql://ada:***@h/x", ["ge%40heim", "ge@heim"]),
-        ("postgresql://h/x?pass%77ord=geheim&a=b", "postgresql://h/x?pass%77ord=***&a=b", ["geheim"]),
+        (
+            "postgresql://h/x?pass%77ord=geheim&a=b",
+            "postgresql://h/x?pass%77ord=***&a=b",
+            ["geheim"],
+        ),
         ("jdbc:postgresql://ada:geheim@h/x", "jdbc:postgresql://ada:***@h/x", ["geheim"]),
-        ("jdbc:sqlserver://h;password={ge;he}}im};a=b", "jdbc:sqlserver://h;password=***;a=b", ["{ge;he}}im}"]),
+        (
+            "jdbc:sqlserver://h;password={ge;he}}im};a=b",
+            "jdbc:sqlserver://h;password=***;a=b",
+            ["{ge;he}}im}"],
+        ),
         ("https://ada:geheim@h/x.csv", "https://ada:***@h/x.csv", ["geheim"]),
         (
             "mssql+pyodbc:///?a=b&odbc_connect=UID%3Dada%3BPWD%3Dgeheim%3BServer%3Dh",
             "mssql+pyodbc:///?a=b&odbc_connect=***",
             ["UID%3Dada%3BPWD%3Dgeheim%3BServer%3Dh", "UID=ada;PWD=geheim;Server=h", "geheim"],
         ),
-        ("mssql+pyodbc:///?ODBC_Connect=PWD={a;b};x=y&c=d", "mssql+pyodbc:///?ODBC_Connect=***&c=d", None),
+        (
+            "mssql+pyodbc:///?ODBC_Connect=PWD={a;b};x=y&c=d",
+            "mssql+pyodbc:///?ODBC_Connect=***&c=d",
+            None,
+        ),
     ],
 )
 def test_passwords_are_not_shown(source: str, text: str, found: list[str] | None) -> None:
@@ -134,7 +176,9 @@ def test_passwords_are_not_shown(source: str, text: str, found: list[str] | None
     ],
 )
 def test_no_refusal_of_a_source_shows_its_password(source: str, tmp_path: Path) -> None:
-    settings = parse(DataSettings, {"source": source, "id": "pid"}, "bank.toml: data").absolute(tmp_path)
+    settings = parse(DataSettings, {"source": source, "id": "pid"}, "bank.toml: data").absolute(
+        tmp_path
+    )
     if settings.is_database:
         settings = settings.model_copy(update={"query": "SELECT 1 AS pid"})
     with pytest.raises(InputError) as caught:
@@ -149,12 +193,18 @@ def test_no_refusal_of_a_source_shows_its_password(source: str, tmp_path: Path) 
         ("postgresql://ada:ge/heim@127.0.0.1:1/x?connect_timeout=2", True),
         ("postgresql://ada:ge@heim@127.0.0.1:1/x?connect_timeout=2", True),
         ("postgresql://ada:geheim@127.0.0.1:1/x?connect_timeout=2", False),
-        ("postgresql+psycopg://ada:ge@h:eim@127.0.0.1:1/x", True),  # what comes before the last @ is no port
+        # What comes before the last @ is no port.
+        ("postgresql+psycopg://ada:ge@h:eim@127.0.0.1:1/x", True),
     ],
 )
 def test_signs_in_a_password_that_break_a_url_are_hinted_at(source: str, hinted: bool) -> None:
     text = refused(source, "data.source|is no URL", Code.FILE_INVALID)
-    assert text.endswith("; if its password has @, # or /, write %40, %23 or %2F for it in data.source") == hinted
+    assert (
+        text.endswith(
+            "; if its password has @, # or /, write %40, %23 or %2F for it in data.source"
+        )
+        == hinted
+    )
     assert "eim" not in text
 
 
@@ -168,7 +218,9 @@ def test_a_source_in_the_place_of_a_table_shows_no_password() -> None:
 
 
 def test_a_scheme_may_be_in_capital_letters() -> None:
-    settings = DataSettings(source="Postgresql://Ada@Host/X", query="SELECT 1", unaligned="SQLite:///Y.db")
+    settings = DataSettings(
+        source="Postgresql://Ada@Host/X", query="SELECT 1", unaligned="SQLite:///Y.db"
+    )
     assert (settings.source, settings.unaligned) == ("postgresql://Ada@Host/X", "sqlite:///Y.db")
     assert is_database("POSTGRES://host/x")
 
@@ -176,33 +228,58 @@ def test_a_scheme_may_be_in_capital_letters() -> None:
 def test_names_that_are_too_long_are_one_sentence() -> None:
     settings = DataSettings(source="x" * 300 + ".csv", id=("pid",))
     assert settings.is_table
-    with pytest.raises(InputError, match=r"cannot be read \(File name too long\); correct data.source"):
+    with pytest.raises(
+        InputError, match=r"cannot be read \(File name too long\); correct data.source"
+    ):
         load_table(settings, with_label=False)
 
 
 def test_cells_of_all_types_are_written_as_text() -> None:
     moment = datetime.datetime(2024, 1, 31, 10, 0, 0, 5)
     key = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+    # Fmt: skip.
     cells: list[tuple[Any, str | None]] = [
-        (None, None), ("", None), (" ", " "), ("007", "007"), (True, "true"), (False, "false"), (2**70, n(2**70)),
-        (3.0, n(3)), (-0.0, n(0)), (0.1, n(0.1)), (1e20, n("1e+20")), (float("nan"), None), (float("inf"), n("inf")),
-        (Decimal("3.00"), n(3)), (Decimal("0.10"), n("0.10")), (Decimal("NaN"), None),
-        (Decimal("1E-7"), n("0.0000001")), (-1.5, n(-1.5)), ("1.5", "1.5"), (f"x{NUMBER}", f"x{NUMBER}"),
-        (moment, "2024-01-31T10:00:00.000005"), (moment.date(), "2024-01-31"), (moment.time(), "10:00:00.000005"),
-        (datetime.timedelta(days=1, minutes=5), "24:05:00"), (datetime.timedelta(seconds=-1.5), "-0:00:01.500000"),
+        (None, None),
+        ("", None),
+        (" ", " "),
+        ("007", "007"),
+        (True, "true"),
+        (False, "false"),
+        (2**70, n(2**70)),
+        (3.0, n(3)),
+        (-0.0, n(0)),
+        (0.1, n(0.1)),
+        (1e20, n("1e+20")),
+        (float("nan"), None),
+        (float("inf"), n("inf")),
+        (Decimal("3.00"), n(3)),
+        (Decimal("0.10"), n("0.10")),
+        (Decimal("NaN"), None),
+        (Decimal("1E-7"), n("0.0000001")),
+        (-1.5, n(-1.5)),
+        ("1.5", "1.5"),
+        (f"x{NUMBER}", f"x{NUMBER}"),
+        (moment, "2024-01-31T10:00:00.000005"),
+        (moment.date(), "2024-01-31"),
+        (moment.time(), "10:00:00.000005"),
+        (datetime.timedelta(days=1, minutes=5), "24:05:00"),
+        (datetime.timedelta(seconds=-1.5), "-0:00:01.500000"),
         (uuid.UUID(key), key),
-    ]  # fmt: skip
+    ]
     for value, text in cells:
         assert written(value) == text, repr(value)
     for other in (b"x", [1], {"a": 1}, object()):
         with pytest.raises(TypeError, match=type(other).__name__):
             written(other)
     for text in (NUMBER, f"{NUMBER}1.5"):
-        with pytest.raises(MarkedError, match=r"begins with the character U\+E000, which marks numbers"):
+        with pytest.raises(
+            MarkedError, match=r"begins with the character U\+E000, which marks numbers"
+        ):
             written(text)
 
 
-# --- SQLite ---------------------------------------------------------------------------------------------------------
+# --- SQLite
+# ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -217,24 +294,36 @@ def people(tmp_path: Path) -> str:
 
 def test_reads_a_query_of_sqlite_as_text(people: str) -> None:
     stream = opened(people, "SELECT pid, age, weight AS kg, town FROM people ORDER BY pid DESC;\n")
-    assert (stream.source, stream.names, stream.as_written) == (people, ("pid", "age", "kg", "town"), True)
+    assert (stream.source, stream.names, stream.as_written) == (
+        people,
+        ("pid", "age", "kg", "town"),
+        True,
+    )
     assert read(stream).to_pydict() == {
         "pid": ["7", "02", "007"],
         "age": [None, n(50), n(40)],
         "kg": [n(80), n("1e+20"), n(70.5)],
         "town": ["Bonn", None, "Oslo"],
     }
-    assert read(stream, "town", "pid").to_pydict() == {"town": ["Bonn", None, "Oslo"], "pid": ["7", "02", "007"]}
-    assert opened(people, "SELECT pid, age AS pid FROM people").names == ("pid", "pid")  # refused for all streams
+    assert read(stream, "town", "pid").to_pydict() == {
+        "town": ["Bonn", None, "Oslo"],
+        "pid": ["7", "02", "007"],
+    }
+    # Refused for all streams.
+    assert opened(people, "SELECT pid, age AS pid FROM people").names == ("pid", "pid")
     assert list(opened(people, "SELECT pid FROM people WHERE 0").blocks(("pid",))) == []
     signs = opened(people, "SELECT '100%' AS pid, ':a %s ?' AS x -- %(y)s")
     assert read(signs).to_pylist() == [{"pid": "100%", "x": ":a %s ?"}]
 
 
 def test_rows_come_in_blocks_as_often_as_asked(people: str) -> None:
-    series = "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 10000) SELECT i AS pid FROM s"
+    series = (
+        "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 10000) "
+        "SELECT i AS pid FROM s"
+    )
     stream = opened(people, series)
-    assert next(stream.blocks(("pid",))).num_rows == 4096  # a pass may end early
+    # A pass may end early.
+    assert next(stream.blocks(("pid",))).num_rows == 4096
     for _ in range(2):
         assert [block.num_rows for block in stream.blocks(("pid",))] == [4096, 4096, 1808]
 
@@ -252,14 +341,21 @@ def test_all_passes_see_one_state_of_sqlite(people: str) -> None:
 
 def test_passes_that_differ_are_told(people: str) -> None:
     advice = "write ORDER BY with the id's columns, and read while nobody writes into the tables"
-    series = "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 500) SELECT i AS pid FROM s"
+    series = (
+        "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 500) SELECT "
+        "i AS pid FROM s"
+    )
     mixed = opened(people, f"{series} ORDER BY random()")
     read(mixed)
-    with pytest.raises(InputError, match=f"gives other rows, or the same in another order, read again; {advice}"):
+    with pytest.raises(
+        InputError, match=f"gives other rows, or the same in another order, read again; {advice}"
+    ):
         read(mixed)
     fewer = opened(people, f"SELECT pid FROM ({series}) WHERE random() % 2")  # noqa: S608
     read(fewer)
-    with pytest.raises(InputError, match=r"gives \d+ rows and then \d+, read again|in another order, read again"):
+    with pytest.raises(
+        InputError, match=r"gives \d+ rows and then \d+, read again|in another order, read again"
+    ):
         read(fewer)
 
 
@@ -272,9 +368,19 @@ def test_sqlite_is_never_written(people: str, tmp_path: Path) -> None:
         "PRAGMA x",
     ):
         refused(people, write, query=query)
-    refused(people, "attempt to write a readonly database", query="WITH x AS (SELECT 1) DELETE FROM people")
-    refused(people, "refuses data.query .*one statement", query="SELECT 1 AS pid; DROP TABLE people")
-    assert read(opened(people, "-- a remark\nSELECT pid FROM people"))["pid"].to_pylist() == ["007", "7", "02"]
+    refused(
+        people,
+        "attempt to write a readonly database",
+        query="WITH x AS (SELECT 1) DELETE FROM people",
+    )
+    refused(
+        people, "refuses data.query .*one statement", query="SELECT 1 AS pid; DROP TABLE people"
+    )
+    assert read(opened(people, "-- a remark\nSELECT pid FROM people"))["pid"].to_pylist() == [
+        "007",
+        "7",
+        "02",
+    ]
     missing = f"sqlite:///{tmp_path / 'none.db'}"
     refused(missing, "no such file; correct data.source", Code.FILE_INVALID)
     assert not (tmp_path / "none.db").exists()
@@ -284,24 +390,45 @@ def test_mistakes_with_sqlite_are_one_sentence(people: str, tmp_path: Path) -> N
     refused(people, "needs data.query, a SELECT whose rows are the table", query=None)
     refused(people, "needs data.query", query=" ; ")
     refused(
-        people, r"the database refuses data.query \(no such table: persons\); correct it", query="SELECT * FROM persons"
+        people,
+        r"the database refuses data.query \(no such table: persons\); correct it",
+        query="SELECT * FROM persons",
     )
-    refused(people, r"refuses data.query \(no such column: hight\)", query="SELECT hight FROM people")
-    refused(people, r'refuses data.query \(near "people": syntax error\)', query="SELECT pid FORM people")
-    with pytest.raises(InputError, match=r"has no column 'wight', which data.columns names; the nearest: 'weight'"):
+    refused(
+        people, r"refuses data.query \(no such column: hight\)", query="SELECT hight FROM people"
+    )
+    refused(
+        people,
+        r'refuses data.query \(near "people": syntax error\)',
+        query="SELECT pid FORM people",
+    )
+    with pytest.raises(
+        InputError, match=r"has no column 'wight', which data.columns names; the nearest: 'weight'"
+    ):
         read(opened(people), "pid", "wight")
     refused(
-        people, "column 2 of data.query has no name; give it one with AS", query='SELECT pid, age AS "" FROM people'
+        people,
+        "column 2 of data.query has no name; give it one with AS",
+        query='SELECT pid, age AS "" FROM people',
     )
-    marked = refused(people, r"column 'x': the text in row 2 begins with the character U\+E000, which marks",
-                     query="SELECT pid, iif(age, 'a', char(57344) || '12') AS x FROM people")  # fmt: skip
+    marked = refused(
+        people,
+        r"column 'x': the text in row 2 begins with the character U\+E000, which marks",
+        # Fmt: skip.
+        query="SELECT pid, iif(age, 'a', char(57344) || '12') AS x FROM people",
+    )
     assert "12" not in marked.removeprefix(people)
     blob = refused(
-        people, "column 'x' holds bytes in row 2, which is", query="SELECT pid, iif(age, age, x'00ff') AS x FROM people"
+        people,
+        "column 'x' holds bytes in row 2, which is",
+        query="SELECT pid, iif(age, age, x'00ff') AS x FROM people",
     )
     assert blob.endswith("neither number, text nor date; cast it in data.query, or leave it out")
-    assert read(opened(people, "SELECT pid, x'00ff' AS x FROM people"), "pid").num_rows == 3  # nobody asks for it
-    latin = refused(people, "holds text that is not UTF-8", query="SELECT CAST(x'416461ff' AS TEXT) AS pid")
+    # Nobody asks for it.
+    assert read(opened(people, "SELECT pid, x'00ff' AS x FROM people"), "pid").num_rows == 3
+    latin = refused(
+        people, "holds text that is not UTF-8", query="SELECT CAST(x'416461ff' AS TEXT) AS pid"
+    )
     assert "Ada" not in latin
     for text in ("hello\n" * 1000, ""):
         other = tmp_path / "other.db"
@@ -312,26 +439,43 @@ def test_mistakes_with_sqlite_are_one_sentence(people: str, tmp_path: Path) -> N
             Code.FILE_INVALID if text else Code.DATA_INVALID,
         )
     for source in ("sqlite://", "sqlite:///:memory:", f"{people}?mode=rw"):
-        refused(source, "names no file of SQLite; write sqlite:///PATH, and nothing after", Code.FILE_INVALID)
+        refused(
+            source,
+            "names no file of SQLite; write sqlite:///PATH, and nothing after",
+            Code.FILE_INVALID,
+        )
     refused(f"sqlite:///{tmp_path}", "no such file", Code.FILE_INVALID)
 
 
 def test_other_databases_need_their_dialect_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "nosuch+db://ada:geheim@host/bank"
-    text = refused(source, "there is no database 'nosuch.db' for SQLAlchemy; correct", Code.FILE_INVALID)
+    text = refused(
+        source, "there is no database 'nosuch.db' for SQLAlchemy; correct", Code.FILE_INVALID
+    )
     assert text.startswith("nosuch+db://ada:***@host/bank: ")
     monkeypatch.setitem(sys.modules, "pymysql", None)
-    text = refused("mysql+pymysql://ada:geheim@host/bank", "needs pymysql, which is not installed", Code.CONFIG_INVALID)
+    text = refused(
+        "mysql+pymysql://ada:geheim@host/bank",
+        "needs pymysql, which is not installed",
+        Code.CONFIG_INVALID,
+    )
     assert "geheim" not in text
-    text = refused("mysql://ada:geheim@host:port/bank", "is no URL of SQLAlchemy's; write", Code.FILE_INVALID)
+    text = refused(
+        "mysql://ada:geheim@host:port/bank", "is no URL of SQLAlchemy's; write", Code.FILE_INVALID
+    )
     assert "geheim" not in text
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    refused("sqlite:///x.db", "needs sqlalchemy, which is not installed: pip install sqlalchemy", Code.CONFIG_INVALID)
+    refused(
+        "sqlite:///x.db",
+        "needs sqlalchemy, which is not installed: pip install sqlalchemy",
+        Code.CONFIG_INVALID,
+    )
     monkeypatch.setitem(sys.modules, "adbc_driver_postgresql", None)
     refused("postgresql://host/x", "pip install adbc-driver-postgresql", Code.CONFIG_INVALID)
 
 
-# --- PostgreSQL -----------------------------------------------------------------------------------------------------
+# --- PostgreSQL
+# ----------------------------------------------------------------------
 
 needs_server = pytest.mark.skipif(programs() is None, reason="no PostgreSQL server is installed")
 
@@ -341,10 +485,13 @@ def server() -> Iterator[Postgres]:
     with postgres() as found:
         found.run(
             "CREATE TYPE mood AS ENUM ('well', 'ill')",
-            "CREATE TABLE people (pid text, age int, weight numeric(6, 2), town varchar, sick bool, born date,"
+            "CREATE TABLE people (pid text, age int, weight numeric(6, 2), town varchar, "
+            "sick bool, born date,"
             " seen timestamptz)",
-            "INSERT INTO people VALUES ('007', 40, 70.5, 'Oslo', true, '1984-01-31', '2024-01-31 10:00+02'),"
-            " ('7', null, 80, 'Bonn', false, null, null), ('02', 50, 90.25, null, true, '1974-05-01', null)",
+            "INSERT INTO people VALUES ('007', 40, 70.5, 'Oslo', true, '1984-01-31', "
+            "'2024-01-31 10:00+02'),"
+            " ('7', null, 80, 'Bonn', false, null, null), ('02', 50, 90.25, null, true, "
+            "'1974-05-01', null)",
             "CREATE ROLE ada LOGIN PASSWORD 'geheim'",
         )
         yield found
@@ -360,13 +507,28 @@ def test_columns_of_postgresql_have_their_types(server: Postgres) -> None:
     assert (stream.source, stream.as_written) == (server.url(), False)
     table = read(stream)
     assert stream.names == tuple(table.column_names)
-    wanted = [pa.string(), pa.int32(), pa.float64(), pa.string(), pa.bool_(), pa.date32(), pa.timestamp("us", "UTC")]
+    wanted = [
+        pa.string(),
+        pa.int32(),
+        pa.float64(),
+        pa.string(),
+        pa.bool_(),
+        pa.date32(),
+        pa.timestamp("us", "UTC"),
+    ]
     assert table.schema.types == wanted
     assert table["pid"].to_pylist() == ["007", "02", "7"]
     assert table["weight"].to_pylist() == [70.5, 90.25, 80]
-    assert table["born"].to_pylist() == [datetime.date(1984, 1, 31), datetime.date(1974, 5, 1), None]
+    assert table["born"].to_pylist() == [
+        datetime.date(1984, 1, 31),
+        datetime.date(1974, 5, 1),
+        None,
+    ]
     assert table["seen"][0].as_py() == datetime.datetime(2024, 1, 31, 8, tzinfo=datetime.UTC)
-    assert read(stream, "age", "pid").to_pydict() == {"age": [40, 50, None], "pid": ["007", "02", "7"]}
+    assert read(stream, "age", "pid").to_pydict() == {
+        "age": [40, 50, None],
+        "pid": ["007", "02", "7"],
+    }
     assert read(opened(server.url(), limit=2)).num_rows == 2
     assert list(opened(server.url(), "SELECT pid FROM people WHERE false").blocks(("pid",))) == []
 
@@ -379,7 +541,8 @@ def test_types_that_arrow_does_not_have_become_those_of_a_table(server: Postgres
         """
     row = read(opened(server.url(), query)).to_pylist()[0]
     assert row == {
-        "pid": "12345678901234567890",  # an id keeps its digits
+        # An id keeps its digits.
+        "pid": "12345678901234567890",
         "n": 0.1,
         "m": 1.5,
         "u": key,
@@ -406,10 +569,14 @@ def test_types_that_arrow_does_not_have_become_those_of_a_table(server: Postgres
         ("int4range(1, 2)", "unknown"),
     ],
 )
-def test_other_types_are_refused_if_they_are_asked_for(server: Postgres, column: str, kind: str) -> None:
+def test_other_types_are_refused_if_they_are_asked_for(
+    server: Postgres, column: str, kind: str
+) -> None:
     query = f"SELECT pid, {column} AS x FROM people"  # noqa: S608
     text = refused(
-        server.url(), f"column 'x' is of type {kind}, which no table has; cast it in data.query", query=query
+        server.url(),
+        f"column 'x' is of type {kind}, which no table has; cast it in data.query",
+        query=query,
     )
     assert text.endswith("for example with ::text or ::float8, or leave it out")
     assert read(opened(server.url(), query), "pid").num_rows == 3
@@ -417,12 +584,20 @@ def test_other_types_are_refused_if_they_are_asked_for(server: Postgres, column:
 
 @needs_server
 @pytest.mark.parametrize(
-    "value", ["'infinity'::date", "'-infinity'::timestamp", "date '10000-01-01'", "'0044-03-15 BC'::date"]
+    "value",
+    ["'infinity'::date", "'-infinity'::timestamp", "date '10000-01-01'", "'0044-03-15 BC'::date"],
 )
 def test_dates_that_are_none_elsewhere_are_refused(server: Postgres, value: str) -> None:
     query = f"SELECT '1' AS pid, {value} AS d"
-    refused(server.url(), "column 'd' holds a date before the year 1 or after 9999, such as infinity", query=query)
-    ends = "SELECT '1' AS pid, date '0001-01-01' AS a, date '9999-12-31' AS b, timestamp '9999-12-31 23:59:59' AS c"
+    refused(
+        server.url(),
+        "column 'd' holds a date before the year 1 or after 9999, such as infinity",
+        query=query,
+    )
+    ends = (
+        "SELECT '1' AS pid, date '0001-01-01' AS a, date '9999-12-31' AS b, timestamp "
+        "'9999-12-31 23:59:59' AS c"
+    )
     assert read(opened(server.url(), ends)).num_rows == 1
 
 
@@ -431,13 +606,17 @@ def test_all_passes_see_one_state_and_the_connection_ends_with_the_stream(server
     server.run("CREATE TABLE growing AS SELECT i AS pid FROM generate_series(1, 1000) i")
     stream = opened(server.url(), "SELECT * FROM growing")
     before = read(stream)
-    server.run("INSERT INTO growing SELECT i FROM generate_series(1, 10) i", "UPDATE growing SET pid = pid + 1")
+    server.run(
+        "INSERT INTO growing SELECT i FROM generate_series(1, 10) i",
+        "UPDATE growing SET pid = pid + 1",
+    )
     assert read(stream) == before
     assert read(opened(server.url(), "SELECT * FROM growing")).num_rows == 1010
 
     def connections() -> str:
         return server.run(
-            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%growing%' AND pid <> pg_backend_pid()"
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%growing%' AND pid <> "
+            "pg_backend_pid()"
         )
 
     wait_until(connections, "1".__eq__)
@@ -448,13 +627,21 @@ def test_all_passes_see_one_state_and_the_connection_ends_with_the_stream(server
 
 @needs_server
 def test_passes_in_another_order_and_passes_at_once_are_told(server: Postgres) -> None:
-    stream = opened(server.url(), "SELECT i AS pid, i AS x FROM generate_series(1, 500) i ORDER BY random()")
+    stream = opened(
+        server.url(), "SELECT i AS pid, i AS x FROM generate_series(1, 500) i ORDER BY random()"
+    )
     read(stream, "x")
-    with pytest.raises(InputError, match="gives other rows, or the same in another order, read again; write ORDER BY"):
+    with pytest.raises(
+        InputError,
+        match="gives other rows, or the same in another order, read again; write ORDER BY",
+    ):
         read(stream, "pid")
-    series = opened(server.url(), "SELECT i AS pid, repeat('x', 100) AS x FROM generate_series(1, 400000) i")
+    series = opened(
+        server.url(), "SELECT i AS pid, repeat('x', 100) AS x FROM generate_series(1, 400000) i"
+    )
     first = series.blocks(("pid", "x"))
-    assert next(first).num_rows < 400_000  # in blocks
+    # In blocks.
+    assert next(first).num_rows < 400_000
     assert sum(block.num_rows for block in series.blocks(("pid",))) == 400_000
     with pytest.raises(InternalError, match="before the one before it was over"):
         next(first)
@@ -471,8 +658,16 @@ def test_postgresql_is_never_written(server: Postgres) -> None:
         "refuses data.query .WITH clause containing",
         query="WITH x AS (DELETE FROM people RETURNING 1) TABLE x",
     )
-    refused(server.url(), "refuses data.query .syntax error", query="SELECT 1 AS pid; DELETE FROM people")
-    refused(server.url(), "refuses data.query", query="SELECT 1) AS x; DELETE FROM people; SELECT * FROM (SELECT 1")
+    refused(
+        server.url(),
+        "refuses data.query .syntax error",
+        query="SELECT 1 AS pid; DELETE FROM people",
+    )
+    refused(
+        server.url(),
+        "refuses data.query",
+        query="SELECT 1) AS x; DELETE FROM people; SELECT * FROM (SELECT 1",
+    )
     assert server.run("SELECT count(*) FROM people") == "3"
 
 
@@ -484,9 +679,15 @@ def test_refused_queries_say_what_to_correct(server: Postgres) -> None:
         ("SELECT pid FORM people", 'syntax error at or near "people"'),
         ("WITH x", 'syntax error at or near ")"'),
     ):
-        refused(server.url(), re.escape(f"the server refuses data.query ({said}); correct data.query"), query=query)
+        refused(
+            server.url(),
+            re.escape(f"the server refuses data.query ({said}); correct data.query"),
+            query=query,
+        )
     refused(server.url(), "needs data.query", query=None)
-    with pytest.raises(InputError, match=r"has no column 'wight', which data.columns names; the nearest: 'weight'"):
+    with pytest.raises(
+        InputError, match=r"has no column 'wight', which data.columns names; the nearest: 'weight'"
+    ):
         read(opened(server.url()), "wight")
     source = loopback(server, "ada:geheim")
     text = refused(source, "permission denied for table people.; ask for the right to read it")
@@ -494,22 +695,37 @@ def test_refused_queries_say_what_to_correct(server: Postgres) -> None:
 
 
 @needs_server
-def test_connections_that_are_refused_say_what_to_correct(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    password = "the server refuses the user or the password; set PGPASSWORD or ~/.pgpass, or correct the user"
+def test_connections_that_are_refused_say_what_to_correct(
+    server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    password = (
+        "the server refuses the user or the password; set PGPASSWORD or ~/.pgpass, or correct "
+        "the user"
+    )
     kind = Code.FILE_INVALID
     assert "falsch" not in refused(loopback(server, "ada:falsch"), password, kind)
     refused(loopback(server, "ada"), password, kind)
     monkeypatch.setenv("PGPASSWORD", "geheim")
     assert opened(loopback(server, "ada"), "SELECT 1 AS pid").source == loopback(server, "ada")
     refused(server.url(user="nobody"), "the server knows no such user; correct data.source", kind)
-    refused(server.url(database="nosuch"), "the server has no such database; correct the name", kind)
-    unreachable = "the server cannot be reached; correct host and port in data.source, or start the server"
+    refused(
+        server.url(database="nosuch"), "the server has no such database; correct the name", kind
+    )
+    unreachable = (
+        "the server cannot be reached; correct host and port in data.source, or start the server"
+    )
     refused(f"postgresql:///x?host={server.folder}/nowhere", unreachable, kind)
     refused("postgresql://ada:geheim@127.0.0.1:1/x", unreachable, kind)
     text = refused("postgresql://ada:ge@heim@127.0.0.1:1/x", unreachable, kind)
     assert "heim" not in text
-    for broken in ("ada:ge#heim/x@127.0.0.1/x", "ada:geheim@127.0.0.1:x/y", "ada:geheim@h/x?geheim=1"):
-        text = refused(f"postgresql://{broken}", "the server cannot be asked|cannot be reached", kind)
+    for broken in (
+        "ada:ge#heim/x@127.0.0.1/x",
+        "ada:geheim@127.0.0.1:x/y",
+        "ada:geheim@h/x?geheim=1",
+    ):
+        text = refused(
+            f"postgresql://{broken}", "the server cannot be asked|cannot be reached", kind
+        )
         assert "heim" not in text.removeprefix(shown(f"postgresql://{broken}"))
 
 
@@ -539,10 +755,13 @@ def test_ctrl_c_during_a_query_is_no_mistake_of_the_query(server: Postgres) -> N
 @needs_server
 def test_what_breaks_off_says_after_how_many_rows_and_shows_no_value(server: Postgres) -> None:
     series = "FROM generate_series(1, 1000000) i"
+    # Fmt: skip.
     text = refused(
-        server.url(), r"data.query has failed after [\d,]+ rows \(invalid input syntax for type integer: …\)",
-        query=f"SELECT repeat('x', 99) AS x, CASE WHEN i = 900000 THEN ('Ada' || i)::int ELSE i END AS pid {series}",
-    )  # fmt: skip
+        server.url(),
+        r"data.query has failed after [\d,]+ rows \(invalid input syntax for type integer: …\)",
+        query="SELECT repeat('x', 99) AS x, CASE WHEN i = 900000 THEN ('Ada' || i)::int ELSE i "
+        f"END AS pid {series}",
+    )
     assert "Ada" not in text
     query = f"SELECT i AS pid, repeat('x', 200) AS x {series}"
     stream = opened(server.url(), query)
@@ -550,10 +769,16 @@ def test_what_breaks_off_says_after_how_many_rows_and_shows_no_value(server: Pos
     first = next(blocks)
     assert first.nbytes < 64 << 20
     server.run(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%200%' AND pid <> pg_backend_pid()"
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%200%' "
+        "AND pid <> pg_backend_pid()"
     )
     with pytest.raises(InputError, match=r"the connection was lost after [\d,]+ rows; start again"):
         list(blocks)
     late = f"{server.url()}&options=-cstatement_timeout%3D100"
-    refused(late, "because it took too long; ask for fewer rows, or for a longer statement_timeout", Code.FILE_INVALID,
-            query="SELECT pg_sleep(9)::text AS pid")  # fmt: skip
+    refused(
+        late,
+        "because it took too long; ask for fewer rows, or for a longer statement_timeout",
+        Code.FILE_INVALID,
+        # Fmt: skip.
+        query="SELECT pg_sleep(9)::text AS pid",
+    )

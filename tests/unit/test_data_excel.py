@@ -1,4 +1,6 @@
-"""Sheets of Excel workbooks: cells as text, sheets, headers, streaming, and every way in which one is refused."""
+"""Sheets of Excel workbooks: cells as text, sheets, headers, streaming, and every way in which one
+is refused.
+"""
 
 import datetime
 import io
@@ -26,7 +28,9 @@ MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 STRINGS = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
 
 
-def save(path: Path, *rows: Sequence[Any], change: Callable[[Any], object] = lambda sheet: None) -> str:
+def save(
+    path: Path, *rows: Sequence[Any], change: Callable[[Any], object] = lambda sheet: None
+) -> str:
     """Writes rows into the only sheet of a workbook, and changes the sheet before it is saved."""
     book = Workbook()
     for row in rows:
@@ -39,7 +43,10 @@ def save(path: Path, *rows: Sequence[Any], change: Callable[[Any], object] = lam
 def raw(path: Path, rows: str, after: str = "", before: str = "") -> str:
     """Writes a workbook whose sheet has these rows in XML: what openpyxl does not write."""
     save(path.with_name("blank.xlsx"), ["id"])
-    sheet = f'<?xml version="1.0"?>{before}<worksheet xmlns="{MAIN}"><sheetData>{rows}</sheetData>{after}</worksheet>'
+    sheet = (
+        f'<?xml version="1.0"?>{before}<worksheet '
+        f'xmlns="{MAIN}"><sheetData>{rows}</sheetData>{after}</worksheet>'
+    )
     with (
         zipfile.ZipFile(path.with_name("blank.xlsx")) as blank,
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new,
@@ -58,7 +65,9 @@ def opened(source: str, **settings: Any) -> Stream:
     return open_excel(DataSettings(source=source, **settings))
 
 
-def texts(source: str, wanted: tuple[str, ...] | None = None, **settings: Any) -> dict[str, list[str | None]]:
+def texts(
+    source: str, wanted: tuple[str, ...] | None = None, **settings: Any
+) -> dict[str, list[str | None]]:
     stream = opened(source, **settings)
     names = stream.names if wanted is None else wanted
     blocks = list(stream.blocks(names))
@@ -81,7 +90,8 @@ def refused(source: str, pattern: str, code: Code = Code.DATA_INVALID, **setting
     return str(caught.value)
 
 
-# --- cells ----------------------------------------------------------------------------------------------------------
+# --- cells
+# ----------------------------------------------------------------------
 
 
 def test_cells_are_written_as_in_a_csv_file(tmp_path: Path) -> None:
@@ -91,7 +101,9 @@ def test_cells_are_written_as_in_a_csv_file(tmp_path: Path) -> None:
         ["x y", -5, 1e300, 1 / 3, False, day, moment.replace(second=7, microsecond=500_000)],
         [" ", 10**15, -2.5, 12345678.0, None, None, None],
     ]
-    source = save(tmp_path / "t.xlsx", ["text", "whole", "real", "more", "truth", "day", "moment"], *rows)
+    source = save(
+        tmp_path / "t.xlsx", ["text", "whole", "real", "more", "truth", "day", "moment"], *rows
+    )
     stream = opened(source)
     assert stream.source == source
     assert stream.as_written
@@ -111,12 +123,14 @@ def test_cells_are_written_as_in_a_csv_file(tmp_path: Path) -> None:
     ("value", "shown_as", "text"),
     [
         (datetime.datetime(2024, 1, 31), "yyyy-mm-dd", "2024-01-31"),
-        (datetime.datetime(2024, 1, 31), "DD.MM.YYYY HH:MM", "2024-01-31T00:00:00"),  # midnight is a time here
+        # Midnight is a time here.
+        (datetime.datetime(2024, 1, 31), "DD.MM.YYYY HH:MM", "2024-01-31T00:00:00"),
         (datetime.datetime(2024, 1, 31), '[$-409]d "hours" mmmm', "2024-01-31"),
         (datetime.datetime(2024, 1, 31, 6), "yyyy-mm-dd", "2024-01-31T06:00:00"),
         (datetime.time(10, 30), "h:mm", "10:30:00"),
         (datetime.timedelta(hours=30, minutes=15), "[h]:mm:ss", "30:15:00"),
-        (123, "00000", "00123"),  # a postcode is shown so, and Excel writes it so into a CSV file
+        # A postcode is shown so, and Excel writes it so into a CSV file.
+        (123, "00000", "00123"),
         (123, "000.0", f"{NUMBER}123"),
         (0.05, "0%", f"{NUMBER}0.05"),
         ("=1/3", "0", None),
@@ -131,16 +145,20 @@ def test_the_format_of_a_cell_decides_only_what_a_number_means(
     source = save(tmp_path / "t.xlsx", ["id", "x"], ["a", value], change=shape)
     if text is None:
         refused(
-            source, "cell B2 is a formula whose value is not in the file; open it in Excel or LibreOffice, and save"
+            source,
+            "cell B2 is a formula whose value is not in the file; open it in Excel or "
+            "LibreOffice, and save",
         )
-        assert texts(source, ("id",)) == {"id": ["a"]}  # nobody asks for the formula
+        # Nobody asks for the formula.
+        assert texts(source, ("id",)) == {"id": ["a"]}
     else:
         assert texts(source)["x"] == [text]
 
 
 def test_values_of_formulas_and_texts_of_every_kind(tmp_path: Path) -> None:
     row = (
-        '<row><c t="str"><f>"a"&amp;1</f><v>a1</v></c><c><f>1+1</f><v>2</v></c><c t="str"><f>""</f><v></v></c>'
+        '<row><c t="str"><f>"a"&amp;1</f><v>a1</v></c><c><f>1+1</f><v>2</v></c><c '
+        't="str"><f>""</f><v></v></c>'
         '<c t="b"><f>TRUE()</f><v>1</v></c><c t="d"><v>2024-01-31T00:00:00</v></c>'
         '<c t="inlineStr"><is><r><t>ab</t></r><r><t xml:space="preserve"> c</t></r>'
         '<rPh sb="0" eb="1"><t>no</t></rPh></is></c>'
@@ -181,20 +199,35 @@ def test_shared_texts_and_dates_since_1904(tmp_path: Path) -> None:
 def test_errors_name_the_cell_and_only_wanted_columns_are_looked_at(tmp_path: Path) -> None:
     rows = '<row><c t="str"><v>a</v></c><c t="e"><v>#DIV/0!</v></c></row>'
     source = raw(tmp_path / "t.xlsx", header("id", "x") + rows)
-    assert refused(source, "cell B2 holds an error").endswith("(#DIV/0!); correct its formula, or clear it")
+    assert refused(source, "cell B2 holds an error").endswith(
+        "(#DIV/0!); correct its formula, or clear it"
+    )
     assert texts(source, ("id",)) == {"id": ["a"]}
     other = raw(tmp_path / "u.xlsx", header("id", "x") + rows.replace("#DIV/0!", "private"))
     assert "private" not in refused(other, "cell B2 holds an error; correct")
-    top = raw(tmp_path / "v.xlsx", '<row><c t="str"><v>id</v></c><c t="e"><v>#N/A</v></c></row>' + rows)
+    top = raw(
+        tmp_path / "v.xlsx", '<row><c t="str"><v>id</v></c><c t="e"><v>#N/A</v></c></row>' + rows
+    )
     refused(top, re.escape("cell B1 holds an error (#N/A)"))
-    refused(raw(tmp_path / "w.xlsx", "<row><c><f>A2</f></c></row>" + rows), "cell A1 is a formula whose value is not")
+    refused(
+        raw(tmp_path / "w.xlsx", "<row><c><f>A2</f></c></row>" + rows),
+        "cell A1 is a formula whose value is not",
+    )
 
 
 @pytest.mark.parametrize(
-    "cell", ['<c t="s"><v>999</v></c>', '<c t="b"><v>yes</v></c>', "<c><v>seven</v></c>", '<c t="d"><v>soon</v></c>']
+    "cell",
+    [
+        '<c t="s"><v>999</v></c>',
+        '<c t="b"><v>yes</v></c>',
+        "<c><v>seven</v></c>",
+        '<c t="d"><v>soon</v></c>',
+    ],
 )
 def test_a_damaged_cell_is_named(tmp_path: Path, cell: str) -> None:
-    source = raw(tmp_path / "t.xlsx", header("id", "x") + f'<row><c t="str"><v>a</v></c>{cell}</row>')
+    source = raw(
+        tmp_path / "t.xlsx", header("id", "x") + f'<row><c t="str"><v>a</v></c>{cell}</row>'
+    )
     with pytest.raises(InputError) as caught:
         texts(source)
     assert "\n" not in str(caught.value)
@@ -210,7 +243,8 @@ def test_a_number_that_is_no_date(tmp_path: Path) -> None:
     refused(source, "cell B2 has the format of a date and holds none; correct it")
 
 
-# --- sheets and headers ---------------------------------------------------------------------------------------------
+# --- sheets and headers
+# ----------------------------------------------------------------------
 
 
 def book_of(path: Path, **sheets: tuple[list[list[Any]], str]) -> str:
@@ -228,14 +262,30 @@ def book_of(path: Path, **sheets: tuple[list[list[Any]], str]) -> str:
 
 def test_the_sheet_is_named_or_the_only_visible_one_that_is_not_empty(tmp_path: Path) -> None:
     people, lists = [["id"], ["a"]], [["town"], ["Bonn"]]
-    source = book_of(tmp_path / "t.xlsx", empty=([], "visible"), people=(people, "visible"), lists=(lists, "hidden"))
+    source = book_of(
+        tmp_path / "t.xlsx",
+        empty=([], "visible"),
+        people=(people, "visible"),
+        lists=(lists, "hidden"),
+    )
     stream = opened(source)
     assert stream.names == ("id",)
-    assert stream.notes == ("the sheet 'people' is read, as the others are empty or hidden; data.sheet names another",)
+    assert stream.notes == (
+        "the sheet 'people' is read, as the others are empty or hidden; data.sheet names another",
+    )
     named = opened(source, sheet="lists")
     assert (named.names, named.notes) == (("town",), ())
-    refused(source, "has no sheet 'peopel', which data.sheet names; the nearest: 'people'", sheet="peopel")
-    refused(source, "the sheet 'empty' is empty; its first row must name", Code.FILE_INVALID, sheet="empty")
+    refused(
+        source,
+        "has no sheet 'peopel', which data.sheet names; the nearest: 'people'",
+        sheet="peopel",
+    )
+    refused(
+        source,
+        "the sheet 'empty' is empty; its first row must name",
+        Code.FILE_INVALID,
+        sheet="empty",
+    )
 
 
 def test_it_does_not_choose_between_two_sheets(tmp_path: Path) -> None:
@@ -255,7 +305,12 @@ def test_new_rows_for_a_trained_model_may_be_in_a_sheet_of_another_name(tmp_path
     refused(source, "has no sheet 'April', which data.sheet names", sheet="April")
     assert texts(source, sheet="April", as_trained=True)["id"] == ["a"]
     both = book_of(tmp_path / "u.xlsx", May=(rows, "visible"), June=(rows, "visible"))
-    refused(both, "has several sheets with rows, 'May', 'June'; name one in data.sheet", sheet="April", as_trained=True)
+    refused(
+        both,
+        "has several sheets with rows, 'May', 'June'; name one in data.sheet",
+        sheet="April",
+        as_trained=True,
+    )
     assert texts(both, sheet="June", as_trained=True)["id"] == ["a"]
 
 
@@ -266,15 +321,27 @@ def test_rows_above_the_names_are_skipped_if_the_settings_say_so(tmp_path: Path)
     source = save(tmp_path / "t.xlsx", *TITLED, change=lambda sheet: sheet.merge_cells("A1:F1"))
     assert texts(source, skip_lines=3) == {"id": ["a", "b"], "x": [n(1), n(2)]}
     assert texts(source, skip_lines=2)["id"] == ["a", "b"]
-    refused(source, "its columns are named in row 4, and not in row 1; set data.skip_lines = 3", id=("id",))
+    refused(
+        source,
+        "its columns are named in row 4, and not in row 1; set data.skip_lines = 3",
+        id=("id",),
+    )
     where = "its columns are named in row 4, and not in row 2; set data.skip_lines = 3"
     refused(source, where, skip_lines=1, id=("id",), label="x")
-    text = refused(source, "row 1 has one cell, and row 2 has 3; if this one names the columns, set data.skip_lines")
+    text = refused(
+        source,
+        "row 1 has one cell, and row 2 has 3; if this one names the columns, set data.skip_lines",
+    )
     assert "Report" not in text
 
 
 def test_header_cells_become_text_and_the_table_may_start_anywhere(tmp_path: Path) -> None:
-    rows: list[list[Any]] = [[], [], [None, "id", 2024, datetime.date(2024, 1, 31), 0.5, True], [None, "a", 1, 2, 3, 4]]
+    rows: list[list[Any]] = [
+        [],
+        [],
+        [None, "id", 2024, datetime.date(2024, 1, 31), 0.5, True],
+        [None, "a", 1, 2, 3, 4],
+    ]
     source = save(tmp_path / "T.XLSX", *rows)
     assert opened(source).names == ("id", "2024", "2024-01-31", "0.5", "true")
     assert texts(source)["0.5"] == [n(3)]
@@ -289,7 +356,9 @@ def test_spaces_around_a_name_are_no_part_of_it(tmp_path: Path) -> None:
 
 def test_a_text_that_begins_as_a_number_cell_does_is_refused(tmp_path: Path) -> None:
     source = save(tmp_path / "t.xlsx", ["id", "x"], ["a", f"{NUMBER}12"])
-    text = refused(source, r"cell B2 begins with the character U\+E000, which marks numbers here; remove it")
+    text = refused(
+        source, r"cell B2 begins with the character U\+E000, which marks numbers here; remove it"
+    )
     assert "12" not in text.removeprefix(source)
     assert texts(source, ("id",)) == {"id": ["a"]}
 
@@ -298,7 +367,9 @@ def test_a_column_with_values_needs_a_name(tmp_path: Path) -> None:
     source = save(tmp_path / "t.xlsx", ["id", None, "x", " "], ["a", None, 1], ["b", "note", 2])
     assert opened(source).names == ("id", "x")
     text = refused(
-        source, "cell B3 has a value, and its column has no name in row 1; name the column, or clear the cell"
+        source,
+        "cell B3 has a value, and its column has no name in row 1; name the column, or "
+        "clear the cell",
     )
     assert "note" not in text
     beside = save(tmp_path / "u.xlsx", ["id"], ["a"], ["b", None, None, "sum"])
@@ -306,16 +377,22 @@ def test_a_column_with_values_needs_a_name(tmp_path: Path) -> None:
 
 
 def test_equal_names_are_left_to_those_who_check_all_tables(tmp_path: Path) -> None:
-    assert opened(save(tmp_path / "t.xlsx", ["id", "x", "x"], ["a", 1, 2])).names == ("id", "x", "x")
+    assert opened(save(tmp_path / "t.xlsx", ["id", "x", "x"], ["a", 1, 2])).names == (
+        "id",
+        "x",
+        "x",
+    )
 
 
-# --- rows -----------------------------------------------------------------------------------------------------------
+# --- rows
+# ----------------------------------------------------------------------
 
 
 def test_empty_rows_and_columns_that_excel_keeps_are_ignored(tmp_path: Path) -> None:
     def shape(sheet: Any) -> None:
         for place in ("B2", "A4", "C1", "H9", "D3"):
-            sheet[place].number_format = "0.00"  # formatted, and empty
+            # Formatted, and empty.
+            sheet[place].number_format = "0.00"
         sheet["A5"] = ""
 
     source = save(tmp_path / "t.xlsx", ["id", "x"], ["a", None], ["b", 2], change=shape)
@@ -329,7 +406,10 @@ def test_empty_rows_and_columns_that_excel_keeps_are_ignored(tmp_path: Path) -> 
 
 def test_an_empty_row_in_the_middle_is_refused(tmp_path: Path) -> None:
     source = save(tmp_path / "t.xlsx", ["id", "x"], ["a", 1], [], [], ["sum", 1])
-    text = refused(source, "row 3 of the sheet 'Sheet' is empty, and other rows follow; delete it, or what follows")
+    text = refused(
+        source,
+        "row 3 of the sheet 'Sheet' is empty, and other rows follow; delete it, or what follows",
+    )
     assert text.endswith("such as a sum")
     refused(save(tmp_path / "u.xlsx", ["id"], [], ["a"]), "row 2 of the sheet 'Sheet' is empty")
 
@@ -342,7 +422,9 @@ def test_hidden_rows_are_read_and_counted(tmp_path: Path) -> None:
 
     rows: list[list[Any]] = [["id", "x"], ["a", 1], ["b", 2], ["c", 3]]
     source = save(tmp_path / "t.xlsx", *rows, change=hide)
-    assert opened(source).notes == ("2 rows of the sheet are hidden, as by a filter, and read like the others",)
+    assert opened(source).notes == (
+        "2 rows of the sheet are hidden, as by a filter, and read like the others",
+    )
     assert texts(source)["id"] == ["a", "b", "c"]
     assert opened(save(tmp_path / "u.xlsx", *rows)).notes == ()
 
@@ -350,7 +432,9 @@ def test_hidden_rows_are_read_and_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 def test_hidden_rows_are_counted_across_pieces(size: int) -> None:
     tag = b'<x:row r="%d" spans="1:2" hidden="1" ht="3"><c/></x:row>'
-    text = b"".join(tag % row for row in range(1, 40)) + b'<row r="50" hidden="0"/><col hidden="1"/>'
+    text = (
+        b"".join(tag % row for row in range(1, 40)) + b'<row r="50" hidden="0"/><col hidden="1"/>'
+    )
 
     class Pieces(io.BytesIO):
         def read(self, _size: int | None = -1) -> bytes:
@@ -367,13 +451,15 @@ def test_rows_come_in_blocks_as_often_as_asked(tmp_path: Path) -> None:
         assert [block.num_rows for block in blocks] == [4096, 4096, 1808]
         assert blocks[0].schema.names == list(wanted)
         assert pa.Table.from_batches(blocks)["x"].to_pylist() == [n(row) for row in range(10_000)]
-    first = next(iter(stream.blocks(("id",))))  # a pass may end early
+    # A pass may end early.
+    first = next(iter(stream.blocks(("id",))))
     assert first.num_rows == 4096
 
 
 def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
     cells = "".join(f"<c><v>{column}.5</v></c>" for column in range(6))
-    row = f'<row ht="15" customHeight="1">{cells}</row>'  # openpyxl keeps such attributes of every row
+    # Openpyxl keeps such attributes of every row.
+    row = f'<row ht="15" customHeight="1">{cells}</row>'
 
     def peak(rows: int) -> int:
         stream = opened(raw(tmp_path / f"{rows}.xlsx", header(*"abcdef") + row * rows))
@@ -399,7 +485,8 @@ def test_a_workbook_that_changes_is_told(tmp_path: Path) -> None:
         list(stream.blocks(("id",)))
 
 
-# --- merged cells ---------------------------------------------------------------------------------------------------
+# --- merged cells
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -407,18 +494,26 @@ def test_a_workbook_that_changes_is_told(tmp_path: Path) -> None:
     [
         ("B2:B3", "B2:B3"),
         ("A1:B1", "A1:B1"),
-        ("B3:D4", "B3:D4"),  # from the table's last row to beyond it
-        ("D1:E2", None),  # beside it
-        ("A8:B9", None),  # below it
+        # From the table's last row to beyond it.
+        ("B3:D4", "B3:D4"),
+        # Beside it.
+        ("D1:E2", None),
+        # Below it.
+        ("A8:B9", None),
     ],
 )
-def test_merged_cells_of_the_table_are_refused(tmp_path: Path, where: str, said: str | None) -> None:
+def test_merged_cells_of_the_table_are_refused(
+    tmp_path: Path, where: str, said: str | None
+) -> None:
     rows: list[list[Any]] = [["id", "x"], ["a", 1], ["b", 2]]
     source = save(tmp_path / "t.xlsx", *rows, change=lambda sheet: sheet.merge_cells(where))
     if said is None:
         assert texts(source)["id"] == ["a", "b"]
     else:
-        what = f"the cells {said} are merged, so only the first of them has a value; unmerge them, and fill each"
+        what = (
+            f"the cells {said} are merged, so only the first of them has a value; unmerge "
+            "them, and fill each"
+        )
         refused(source, what, id=("id",))
 
 
@@ -426,19 +521,24 @@ def test_merged_cells_are_found_across_pieces_and_with_a_prefix(tmp_path: Path) 
     row = '<row><c t="str"><v>a</v></c></row>'
     for pad in (0, (1 << 20) - 250, (1 << 20) - 190):
         after = f'<!--{" " * pad}--><mergeCells count="1"><mergeCell ref="A2:A3"/></mergeCells>'
-        refused(raw(tmp_path / "t.xlsx", header("id") + row * 2, after), "the cells A2:A3 are merged")
+        refused(
+            raw(tmp_path / "t.xlsx", header("id") + row * 2, after), "the cells A2:A3 are merged"
+        )
     source = raw(tmp_path / "u.xlsx", header("id") + row, '<mergeCell junk="" ref="A1:B2"/>')
     refused(source, "the cells A1:B2 are merged")
 
 
-# --- files that are no workbook -------------------------------------------------------------------------------------
+# --- files that are no workbook
+# ----------------------------------------------------------------------
 
 
 def test_old_and_protected_files_say_what_to_do(tmp_path: Path) -> None:
     ole = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
     old = tmp_path / "t.xls"
     old.write_bytes(ole)
-    refused(str(old), "is in a format of Excel that is not read; open it in Excel", Code.FILE_INVALID)
+    refused(
+        str(old), "is in a format of Excel that is not read; open it in Excel", Code.FILE_INVALID
+    )
     renamed = tmp_path / "t.xlsx"
     renamed.write_bytes(ole)
     refused(str(renamed), "is in a format of Excel that is not read", Code.FILE_INVALID)
@@ -450,7 +550,9 @@ def test_old_and_protected_files_say_what_to_do(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
-    whole = Path(save(tmp_path / "t.xlsx", ["id", "x"], *([f"{row}", row / 7] for row in range(3000)))).read_bytes()
+    whole = Path(
+        save(tmp_path / "t.xlsx", ["id", "x"], *([f"{row}", row / 7] for row in range(3000)))
+    ).read_bytes()
     path = tmp_path / "u.xlsx"
     wrong = "is not a workbook of Excel that can be read to its end"
     for damaged in (b"", b"id,x\na,1\n", whole[: len(whole) // 2], whole[:-30]):
@@ -482,7 +584,11 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
 )
 def test_a_sheet_that_no_program_writes_is_damaged(tmp_path: Path, rows: str) -> None:
     source = raw(tmp_path / "t.xlsx", header("id") + rows)
-    refused(source, "is not a workbook of Excel that can be read to its end; open it in Excel", Code.FILE_INVALID)
+    refused(
+        source,
+        "is not a workbook of Excel that can be read to its end; open it in Excel",
+        Code.FILE_INVALID,
+    )
 
 
 def test_files_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
@@ -493,32 +599,58 @@ def test_files_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
         Code.FILE_INVALID,
     )
     long_tag = f'<row><c r="A2" note="{" " * (5 << 18)}"/></row>'
-    refused(raw(tmp_path / "u.xlsx", header("id") + long_tag), "is not a workbook of Excel", Code.FILE_INVALID)
+    refused(
+        raw(tmp_path / "u.xlsx", header("id") + long_tag),
+        "is not a workbook of Excel",
+        Code.FILE_INVALID,
+    )
     bomb = raw(tmp_path / "v.xlsx", header("id"))
     with zipfile.ZipFile(bomb, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as parts:
         parts.writestr("xl/sharedStrings.xml", b" " * (65 << 20))
-    text = refused(bomb, "unpacks to 65 MiB in 'xl/sharedStrings.xml', which no workbook has", Code.FILE_INVALID)
+    text = refused(
+        bomb,
+        "unpacks to 65 MiB in 'xl/sharedStrings.xml', which no workbook has",
+        Code.FILE_INVALID,
+    )
     assert "sharedStrings" in text
 
 
-# --- settings -------------------------------------------------------------------------------------------------------
+# --- settings
+# ----------------------------------------------------------------------
 
 
-def test_without_openpyxl_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openpyxl_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = save(tmp_path / "t.xlsx", ["id"], ["a"])
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    refused(source, "needs openpyxl, which is not installed: pip install openpyxl", Code.CONFIG_INVALID)
+    refused(
+        source, "needs openpyxl, which is not installed: pip install openpyxl", Code.CONFIG_INVALID
+    )
 
 
 def test_sheet_is_for_workbooks() -> None:
     for source in ("people.xlsx", "People.XLSM", "old.xls"):
         assert DataSettings(source=source, sheet="x").is_table
-    with pytest.raises(InputError, match=r"sheet is for an Excel workbook; remove it, or give a source that ends in"):
+    with pytest.raises(
+        InputError,
+        match=r"sheet is for an Excel workbook; remove it, or give a source that ends in",
+    ):
         parse(DataSettings, {"source": "people.csv", "sheet": "x"}, "bank.toml: data")
-    assert DataSettings(source="people.xlsx").absolute(Path("/base")).source == os.path.normpath("/base/people.xlsx")
+    assert DataSettings(source="people.xlsx").absolute(Path("/base")).source == os.path.normpath(
+        "/base/people.xlsx"
+    )
 
 
 def test_names_of_cells() -> None:
-    for letters, number in (("A", 1), ("Z", 26), ("AA", 27), ("AZ", 52), ("BA", 53), ("ZZ", 702), ("XFD", 16_384)):
+    for letters, number in (
+        ("A", 1),
+        ("Z", 26),
+        ("AA", 27),
+        ("AZ", 52),
+        ("BA", 53),
+        ("ZZ", 702),
+        ("XFD", 16_384),
+    ):
         assert column_number(letters) == number
         assert cell_name(number, 9) == f"{letters}9"

@@ -18,7 +18,15 @@ from PIL import Image
 from vfl_common.config.data import DataSettings, unaligned_of
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table, loading
-from vfl_party.data.ids import SEPARATOR, IdCounts, about_zeros, in_order, kept_rows, normalised, shapes_of
+from vfl_party.data.ids import (
+    SEPARATOR,
+    IdCounts,
+    about_zeros,
+    in_order,
+    kept_rows,
+    normalised,
+    shapes_of,
+)
 
 SIMPLE = ("trim", "casefold", "nfkc", "digits", "zeros", "email")
 TEXTS = st.lists(st.none() | st.text(max_size=8), max_size=12)
@@ -38,10 +46,16 @@ def test_the_shapes_of_ids_show_none() -> None:
     assert shapes_of(["a#1", "b#2"]) == "A?0"
     assert shapes_of([" a", "b"]) == "' A' 50 %, A 50 %"
     assert shapes_of([f"{'k' * length}1" for length in range(1, 9)]) == "A0 of several lengths"
-    assert shapes_of([*(f"{'k' * length}1" for length in range(1, 9)), "-"]) == "A0 89 %, - 11 % of several lengths"
-    assert shapes_of(["a1" * length + "-" * length for length in range(1, 11)]) == "too many to show"
+    assert (
+        shapes_of([*(f"{'k' * length}1" for length in range(1, 9)), "-"])
+        == "A0 89 %, - 11 % of several lengths"
+    )
+    assert (
+        shapes_of(["a1" * length + "-" * length for length in range(1, 11)]) == "too many to show"
+    )
     assert len(shapes_of(["a" * 100])) == 24
-    assert shapes_of([f"x{SEPARATOR}1"]) == "A 0"  # of two columns
+    # Of two columns.
+    assert shapes_of([f"x{SEPARATOR}1"]) == "A 0"
     assert shapes_of([]) == "none"
 
 
@@ -51,7 +65,8 @@ def test_shapes_show_that_another_party_writes_zeros() -> None:
     assert shapes_of(padded) == "AA-0000000; a number begins with 0 in 25 %"
     bare_shapes = "AA-0000000 75 %, AA-000000 23 %, AA-00000 2 %, others less than 1 %"
     assert shapes_of(bare) == f"{bare_shapes}; no number begins with 0"
-    sorted_ids = sorted(bare, key=len)  # as tables often are: the first ones are the shortest
+    # As tables often are: the first ones are the shortest.
+    sorted_ids = sorted(bare, key=len)
     assert shapes_of(sorted_ids * 4).startswith("AA-0000000 75 %")
 
 
@@ -71,31 +86,43 @@ def test_shapes_show_that_another_party_writes_zeros() -> None:
         ([], (), False),
     ],
 )
-def test_zeros_that_another_party_may_have_lost(ids: list[str], rules: tuple[str, ...], suspect: bool) -> None:
-    said = 'numbers in the ids begin with 0: if the table of another party has lost these zeros, add "zeros" to'
+def test_zeros_that_another_party_may_have_lost(
+    ids: list[str], rules: tuple[str, ...], suspect: bool
+) -> None:
+    said = (
+        "numbers in the ids begin with 0: if the table of another party has lost these zeros, "
+        'add "zeros" to'
+    )
     assert about_zeros(ids, rules) == (f"{said} rows.id_rules" if suspect else "")
 
 
-# -- rules ------------------------------------------------------------------------------------------------------------
+# -- rules
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("rules", "text", "found"),
     [
         ((), " A b ", " A b "),
-        (("trim",), "\t A  b\u00a0\n", "A  b"),  # white space within stays
+        # White space within stays.
+        (("trim",), "\t A  b\u00a0\n", "A  b"),
         (("casefold",), "Straße", "strasse"),
-        (("nfkc",), "\uff11\ufb01", "1fi"),  # a full-width digit, a ligature
-        (("digits",), "DE-12 3\u0664", "123"),  # no Arabic-Indic digit
+        # A full-width digit, a ligature.
+        (("nfkc",), "\uff11\ufb01", "1fi"),
+        # No Arabic-Indic digit.
+        (("digits",), "DE-12 3\u0664", "123"),
         (("zeros",), "AT-004051", "AT-4051"),
         (("zeros",), "007", "7"),
         (("zeros",), "x000-0-100/0012a00", "x0-0-100/12a0"),
-        (("zeros",), "\u0660\u0661", "\u0660\u0661"),  # Arabic-Indic digits stay
+        # Arabic-Indic digits stay.
+        (("zeros",), "\u0660\u0661", "\u0660\u0661"),
         (("trim", "casefold", "zeros"), " AT-004051", "at-4051"),
         (("email",), " Ada@Example.ORG ", "ada@example.org"),
-        (("email",), "a.da+x@gmail.com", "a.da+x@gmail.com"),  # no tricks of one provider
+        # No tricks of one provider.
+        (("email",), "a.da+x@gmail.com", "a.da+x@gmail.com"),
         (("nfkc", "digits"), "\uff11", "1"),
-        (("digits", "nfkc"), "\uff11", None),  # in the order in which they stand
+        # In the order in which they stand.
+        (("digits", "nfkc"), "\uff11", None),
         (("trim",), "  ", None),
     ],
 )
@@ -126,18 +153,22 @@ def test_steps_follow_each_other(ids: list[str | None], rules: list[str]) -> Non
         ("030 / 123 456", "+4930123456"),
         ("+49 (0)30 123456", "+4930123456"),
         ("0049 30 123456", "+4930123456"),
-        ("+44 20 7946 0018", "+442079460018"),  # a number with its country is of that one
+        # A number with its country is of that one.
+        ("+44 20 7946 0018", "+442079460018"),
         ("12", None),
         ("nobody", None),
     ],
 )
 def test_telephone_numbers_are_e164(text: str, found: str | None) -> None:
     assert spelt(text, "phone:DE") == found
-    assert spelt(text, "phone:DE", "phone:US") == found  # it has its country now
+    # It has its country now.
+    assert spelt(text, "phone:DE", "phone:US") == found
 
 
 def test_a_country_that_is_none() -> None:
-    with pytest.raises(InputError, match="'phone:XX' names no country; give two letters of ISO 3166, such as DE"):
+    with pytest.raises(
+        InputError, match="'phone:XX' names no country; give two letters of ISO 3166, such as DE"
+    ):
         spelt("1", "phone:XX")
 
 
@@ -146,24 +177,37 @@ def test_telephone_numbers_need_a_library(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(InputError) as told:
         spelt("1", "phone:DE")
     assert told.value.code == Code.CONFIG_INVALID
-    what = "the id rule 'phone:DE' needs phonenumbers, which is not installed: pip install phonenumbers"
+    what = (
+        "the id rule 'phone:DE' needs phonenumbers, which is not installed: pip install "
+        "phonenumbers"
+    )
     assert str(told.value) == what
 
 
-# -- columns and policies ---------------------------------------------------------------------------------------------
+# -- columns and policies
+# ----------------------------------------------------------------------
 
 
 def test_an_id_of_several_columns_lacks_none_of_them() -> None:
     parts: list[list[str | None]] = [[" A", "a", None, "B", "b"], ["1 ", "1", "1", " ", "2"]]
-    assert normalised(parts, ["trim", "casefold"]).to_pylist() == ["a\x1f1", "a\x1f1", None, None, "b\x1f2"]
-    assert normalised([["a1", "a"], ["2", "12"]], []).to_pylist() == ["a1\x1f2", "a\x1f12"]  # not both a12
+    assert normalised(parts, ["trim", "casefold"]).to_pylist() == [
+        "a\x1f1",
+        "a\x1f1",
+        None,
+        None,
+        "b\x1f2",
+    ]
+    # Not both a12.
+    assert normalised([["a1", "a"], ["2", "12"]], []).to_pylist() == ["a1\x1f2", "a\x1f12"]
 
 
 @given(ids=st.lists(st.none() | st.sampled_from("abcdef"), max_size=12))
 def test_the_policy_decides_which_rows_stay(ids: list[str | None]) -> None:
     times = Counter(ids)
     first, drop = kept_rows(ids, "first"), kept_rows(ids, "drop")
-    assert first == [row for row, each in enumerate(ids) if each is not None and each not in ids[:row]]
+    assert first == [
+        row for row, each in enumerate(ids) if each is not None and each not in ids[:row]
+    ]
     assert drop == [row for row, each in enumerate(ids) if each is not None and times[each] == 1]
     assert kept_rows(ids, "error") == first
     counts = IdCounts.of(pa.array(ids, pa.large_string()), len(drop))
@@ -171,13 +215,19 @@ def test_the_policy_decides_which_rows_stay(ids: list[str | None]) -> None:
 
 
 @given(
-    ids=st.lists(st.none() | st.text(max_size=20) | st.sampled_from(["a", "a\x00", "a\x00\x00", "b" * 70]), max_size=30)
+    ids=st.lists(
+        st.none() | st.text(max_size=20) | st.sampled_from(["a", "a\x00", "a\x00\x00", "b" * 70]),
+        max_size=30,
+    )
 )
 def test_rows_are_in_the_order_of_the_utf_8_bytes_of_their_ids(ids: list[str | None]) -> None:
-    for start in (0, 3):  # of an array that begins in the middle of another, too
+    # Of an array that begins in the middle of another, too.
+    for start in (0, 3):
         given_ids = pa.array(ids, pa.large_string()).slice(start)
         texts = ids[start:]
-        first = [row for row, each in enumerate(texts) if each is not None and each not in texts[:row]]
+        first = [
+            row for row, each in enumerate(texts) if each is not None and each not in texts[:row]
+        ]
         wanted = sorted(first, key=lambda row: str(texts[row]).encode())
         assert in_order(given_ids, "first").tolist() == wanted
 
@@ -188,22 +238,40 @@ CSV = "who,at,x\n A,1,1\nb,2,2\na,1,3\n,3,4\nC,1,5\n"
 @pytest.mark.parametrize(
     ("duplicates", "ids", "x", "why"),
     [
-        ("first", ("a", "b", "c"), [1, 2, 5], "2 of 5 rows are left out: 1 without an id, 1 with a repeated id"),
-        ("drop", ("b", "c"), [2, 5], "3 of 5 rows are left out: 1 without an id, 2 with a repeated id"),
+        (
+            "first",
+            ("a", "b", "c"),
+            [1, 2, 5],
+            "2 of 5 rows are left out: 1 without an id, 1 with a repeated id",
+        ),
+        (
+            "drop",
+            ("b", "c"),
+            [2, 5],
+            "3 of 5 rows are left out: 1 without an id, 2 with a repeated id",
+        ),
     ],
 )
 def test_rows_that_share_an_id(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, duplicates: str, ids: tuple[str, ...], x: list[int], why: str
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    duplicates: str,
+    ids: tuple[str, ...],
+    x: list[int],
+    why: str,
 ) -> None:
     source = tmp_path / "x.csv"
     source.write_text(CSV)
-    table = load(str(source), id="who", id_rules=("trim", "casefold"), duplicates=duplicates, drop=("at",))
+    table = load(
+        str(source), id="who", id_rules=("trim", "casefold"), duplicates=duplicates, drop=("at",)
+    )
     assert table.ids == ids
     assert table.numeric_NF is not None
     assert table.numeric_NF[:, 0].tolist() == x
     assert table.counts is not None
     assert table.counts.left_out == why
-    assert table.select(np.array([0])).counts == table.counts  # of the source
+    # Of the source.
+    assert table.select(np.array([0])).counts == table.counts
     (record,) = caplog.records
     assert (record.levelname, record.getMessage()) == ("WARNING", f"{source}: {why}")
 
@@ -212,11 +280,14 @@ def test_a_repeated_id_is_refused_as_the_rules_spell_it(tmp_path: Path) -> None:
     source = tmp_path / "x.csv"
     source.write_text(CSV)
     assert load(str(source), id="who").ids == (" A", "C", "a", "b")
-    assert load(str(source), id=["who", "x"], id_rules=("casefold", "trim")).ids[0] == f"a{SEPARATOR}1"
+    assert (
+        load(str(source), id=["who", "x"], id_rules=("casefold", "trim")).ids[0] == f"a{SEPARATOR}1"
+    )
     with pytest.raises(InputError) as refused:
         load(str(source), id="who", id_rules=("trim", "casefold"))
     assert str(refused.value) == (
-        f"{source}: 1 row repeats the id of an earlier row, first in rows 1 and 3 below the header; "
+        f"{source}: 1 row repeats the id of an earlier row, first in rows 1 and 3 below "
+        "the header; "
         'keep one row for each id, or set data.duplicates to "first" or "drop"'
     )
 
@@ -226,18 +297,24 @@ def test_a_table_without_ids_is_refused(tmp_path: Path) -> None:
     source.write_text("who,x\n,1\n-,2\n")
     with pytest.raises(InputError) as refused:
         load(str(source), id="who", id_rules=("digits",))
-    what = "2 of 2 rows are left out: 2 without an id; correct data.id, data.id_rules or data.duplicates"
+    what = (
+        "2 of 2 rows are left out: 2 without an id; correct data.id, data.id_rules or "
+        "data.duplicates"
+    )
     assert str(refused.value) == f"{source}: {what}"
 
 
 def test_rows_are_counted_as_in_the_source_whatever_is_left_out(tmp_path: Path) -> None:
     source = tmp_path / "x.csv"
     source.write_text("who,x\n,1\na,inf\n")
-    with pytest.raises(InputError, match=r"'x' is infinite or beyond 3\.4e38 in row 2 below the header"):
+    with pytest.raises(
+        InputError, match=r"'x' is infinite or beyond 3\.4e38 in row 2 below the header"
+    ):
         load(str(source), id="who")
 
 
-# -- every source -----------------------------------------------------------------------------------------------------
+# -- every source
+# ----------------------------------------------------------------------
 
 PLACE, NUMBER, X = ["b ", "a", "a", None], [7, 10, 7, 1], [1.0, 2.0, 3.0, 4.0]
 IDS = (f"A{SEPARATOR}10", f"A{SEPARATOR}7", f"B{SEPARATOR}7")
@@ -266,7 +343,9 @@ def test_several_columns_of_every_source(tmp_path: Path) -> None:
     }
     np.savez(tmp_path / "a.npz", **arrays)
     expect(load(str(tmp_path / "a.npz"), **keys))
-    expect(loading({"p": arrays | {"place": PLACE}})(DataSettings(source="frame of p", **keys), False))
+    expect(
+        loading({"p": arrays | {"place": PLACE}})(DataSettings(source="frame of p", **keys), False)
+    )
     with pytest.raises(InputError, match=r"has no column 'town', which data\.id names"):
         load(str(tmp_path / "a.csv"), id=["place", "town"])
 
@@ -282,7 +361,8 @@ def test_folders_of_images(tmp_path: Path) -> None:
     assert len(table.images_NCHW) == 2
     index.write_text("file,who\n,a\n")
     with pytest.raises(
-        InputError, match="column 'file' has 1 missing value, first in row 1 below the header; every row"
+        InputError,
+        match="column 'file' has 1 missing value, first in row 1 below the header; every row",
     ):
         load(str(tmp_path), id="who")
 
@@ -296,7 +376,9 @@ def test_a_number_and_its_text_are_one_id_and_zeros_in_front_are_not(tmp_path: P
 
 def test_a_file_of_unaligned_rows_goes_by_the_same_rules(tmp_path: Path) -> None:
     (tmp_path / "more.csv").write_text(CSV)
-    own = DataSettings.model_validate({"source": "a.csv", "id": "who", "duplicates": "drop", "unaligned": "more.csv"})
+    own = DataSettings.model_validate(
+        {"source": "a.csv", "id": "who", "duplicates": "drop", "unaligned": "more.csv"}
+    )
     more = unaligned_of(own.absolute(tmp_path).ruled(("trim", "casefold")))
     assert more is not None
     assert load_table(more, with_label=False).ids == ("b", "c")

@@ -38,7 +38,13 @@ def test_binary(raw: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("raw", "positive"),
-    [([1.0, 0.0], 0), ([1.0, 0.0], "0"), (["yes", "no"], "no"), (["true", "false"], False), ([0.5, 0.25], 0.25)],
+    [
+        ([1.0, 0.0], 0),
+        ([1.0, 0.0], "0"),
+        (["yes", "no"], "no"),
+        (["true", "false"], False),
+        ([0.5, 0.25], 0.25),
+    ],
 )
 def test_the_positive_class_is_the_one_that_the_recipe_names(raw: list[Any], positive: Any) -> None:
     labels = fit(raw, TaskSettings(kind="binary", positive=positive))
@@ -50,7 +56,10 @@ def test_the_positive_class_is_the_one_that_the_recipe_names(raw: list[Any], pos
 
 
 def test_a_positive_class_that_is_no_label() -> None:
-    with pytest.raises(InputError, match=r"^x.csv: its label has no value 'ja', which task.positive of the recipe nam"):
+    with pytest.raises(
+        InputError,
+        match=r"^x.csv: its label has no value 'ja', which task.positive of the recipe nam",
+    ):
         fit(["yes", "no"], TaskSettings(kind="binary", positive="ja"))
 
 
@@ -96,14 +105,18 @@ def test_refused() -> None:
     refused("text, but a regression needs numbers", fit, ["1", "2"], NUMBER)
     refused("no training rows", fit, [1, 2], NUMBER, [])
     refused("too large or too small to be scaled", fit, [1e308, -1e308, 1.7e308], NUMBER, [0, 1, 2])
-    refused("2 rows have a label that", fit(["a", "b"], BINARY).encode, array(["a", "secret", "secret"]))
+    refused(
+        "2 rows have a label that", fit(["a", "b"], BINARY).encode, array(["a", "secret", "secret"])
+    )
     refused("2 rows have a label that", fit([0, 1], BINARY).encode, array(["0", "1"]))
     refused("text, but a regression", fit([0, 1], NUMBER).encode, array(["0", "1"]))
     with pytest.raises(InputError, match="has no labels"):
         Labels.fit(None, BINARY, np.array([0]), source="x.csv")
 
 
-@pytest.mark.parametrize(("raw", "task"), [([1.0, 0.0], BINARY), (["b", "a"], THREE), ([0.1, 1 / 3], NUMBER)])
+@pytest.mark.parametrize(
+    ("raw", "task"), [([1.0, 0.0], BINARY), (["b", "a"], THREE), ([0.1, 1 / 3], NUMBER)]
+)
 def test_state_survives_json(raw: list[Any], task: TaskSettings) -> None:
     labels = fit(raw, task)
     assert Labels.from_state(json.loads(json.dumps(labels.state()))) == labels

@@ -17,7 +17,12 @@ from vfl_common.errors import InputError
 from vfl_party.data import Table, load_table, loading
 
 NAMES = ("pid", "age", "town")
-ROWS = [("a", "40", "Oslo"), ("b", " k.A. ", "k.A."), ("c", "unbekannt", "k.a."), ("d", "-1", "unbekannt")]
+ROWS = [
+    ("a", "40", "Oslo"),
+    ("b", " k.A. ", "k.A."),
+    ("c", "unbekannt", "k.a."),
+    ("d", "-1", "unbekannt"),
+]
 NA = ("k.A.", "unbekannt", "-1 ")
 
 
@@ -56,18 +61,27 @@ def file(path: Path) -> DataSettings:
 
 
 @pytest.mark.parametrize("made", [csv, excel, database, file])
-def test_a_word_for_missing_makes_a_cell_empty(made: Callable[[Path], DataSettings], tmp_path: Path) -> None:
+def test_a_word_for_missing_makes_a_cell_empty(
+    made: Callable[[Path], DataSettings], tmp_path: Path
+) -> None:
     settings = made(tmp_path).model_copy(update={"na": NA, "missing": "mean"})
     check(load_table(settings, with_label=False))
     with pytest.raises(
-        InputError, match=r"column 'age' is in data.numeric and holds text in row 2.*; correct the value"
+        InputError,
+        match=r"column 'age' is in data.numeric and holds text in row 2.*; correct the value",
     ):
-        load_table(settings.model_copy(update={"na": ("x",), "numeric": ("age",)}), with_label=False)
+        load_table(
+            settings.model_copy(update={"na": ("x",), "numeric": ("age",)}), with_label=False
+        )
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_text_of_every_type(kind: pa.DataType) -> None:
-    settings = DataSettings(source="frame of p", id=("pid",), numeric=("age",), missing="mean", na=NA)
+    settings = DataSettings(
+        source="frame of p", id=("pid",), numeric=("age",), missing="mean", na=NA
+    )
     check(loading({"p": columns(age=kind, town=kind)})(settings, False))
 
 
@@ -75,19 +89,24 @@ def check(table: Table) -> None:
     assert table.numeric_NF is not None
     np.testing.assert_array_equal(table.numeric_NF, [[40], [np.nan], [np.nan], [np.nan]])
     assert table.categorical is not None
-    assert table.categorical.texts().tolist() == [["Oslo"], [None], ["k.a."], [None]]  # capitals count
+    # Capitals count.
+    assert table.categorical.texts().tolist() == [["Oslo"], [None], ["k.a."], [None]]
 
 
 def test_ids_and_labels_are_empty_too(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("pid,age,y\na,1,yes\n?,2,no\nc,3,?\n")
     settings = DataSettings(source=str(tmp_path / "t.csv"), id=("pid",), label="y", na=("?",))
     assert list(load_table(settings, with_label=False).ids) == ["a", "c"]
-    with pytest.raises(InputError, match="label column 'y' has 1 missing value, first in row 3 below the header"):
+    with pytest.raises(
+        InputError, match="label column 'y' has 1 missing value, first in row 3 below the header"
+    ):
         load_table(settings, with_label=True)
 
 
 def test_columns_that_hold_no_text_stay(tmp_path: Path) -> None:
-    parquet.write_table(pa.table({"pid": ["a", "b"], "age": [-1, 2], "town": ["x", None]}), tmp_path / "t.parquet")
+    parquet.write_table(
+        pa.table({"pid": ["a", "b"], "age": [-1, 2], "town": ["x", None]}), tmp_path / "t.parquet"
+    )
     settings = DataSettings(source=str(tmp_path / "t.parquet"), id=("pid",), na=("-1",))
     table = load_table(settings, with_label=False)
     assert table.numeric_NF is not None

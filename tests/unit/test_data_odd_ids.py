@@ -1,4 +1,6 @@
-"""Ids that are not what they were, and rows that are none: read right, refused in one sentence, or noted."""
+"""Ids that are not what they were, and rows that are none: read right, refused in one sentence, or
+noted.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def settings(source: Path | str, **keys: Any) -> DataSettings:
 
 def csv(tmp_path: Path, *ids: str) -> Path:
     path = tmp_path / "t.csv"
-    path.write_text("id;a\n" + "".join(f"{each};{row % 5}\n" for row, each in enumerate(ids)), encoding="utf-8")
+    path.write_text(
+        "id;a\n" + "".join(f"{each};{row % 5}\n" for row, each in enumerate(ids)), encoding="utf-8"
+    )
     return path
 
 
@@ -50,8 +54,11 @@ def test_ids_that_a_spreadsheet_has_made_equal_are_never_one_person(
 def test_rounded_ids_that_differ_are_noted_whatever_the_rules(tmp_path: Path) -> None:
     source = csv(tmp_path, "1.23457E+11", "1.23458E+11")
     for rules in ((), ("digits",)):
-        assert noted(source, id_rules=rules)[0].startswith("2 ids look like 1.2E+05: a spreadsheet has rounded them")
-    assert noted(csv(tmp_path, "1e5", "2e5")) == []  # people call things so
+        assert noted(source, id_rules=rules)[0].startswith(
+            "2 ids look like 1.2E+05: a spreadsheet has rounded them"
+        )
+    # People call things so.
+    assert noted(csv(tmp_path, "1e5", "2e5")) == []
 
 
 @pytest.mark.parametrize(
@@ -63,8 +70,14 @@ def test_rounded_ids_that_differ_are_noted_whatever_the_rules(tmp_path: Path) ->
         (["'0417", "0418"], "1 id begins with a sign of a spreadsheet for text"),
         (['"=""0417"""', '"=""0418"""'], "2 ids begin with a sign of a spreadsheet for text"),
         (["nan", "K2", "NULL"], "2 ids are words for nothing, such as NULL or nan"),
-        ([*(f"K-{each:04d}" for each in range(100)), "Sum"], "the id in the last row does not look like the others"),
-        ([*(f"{each}" for each in range(100)), "exported by X"], "the id in the last row does not look"),
+        (
+            [*(f"K-{each:04d}" for each in range(100)), "Sum"],
+            "the id in the last row does not look like the others",
+        ),
+        (
+            [*(f"{each}" for each in range(100)), "exported by X"],
+            "the id in the last row does not look",
+        ),
     ],
 )
 def test_odd_ids_are_noted(ids: list[str], said: str, tmp_path: Path) -> None:
@@ -73,8 +86,14 @@ def test_odd_ids_are_noted(ids: list[str], said: str, tmp_path: Path) -> None:
 
 
 def test_ids_of_several_kinds_are_nothing_odd(tmp_path: Path) -> None:
-    assert noted(csv(tmp_path, *(f"K{each}" for each in range(50)), *(f"{each}" for each in range(50)))) == []
-    assert noted(csv(tmp_path, *(f"K{each}" for each in range(10)), "Sum")) == []  # too few to know
+    assert (
+        noted(
+            csv(tmp_path, *(f"K{each}" for each in range(50)), *(f"{each}" for each in range(50)))
+        )
+        == []
+    )
+    # Too few to know.
+    assert noted(csv(tmp_path, *(f"K{each}" for each in range(10)), "Sum")) == []
 
 
 def test_an_id_that_excel_has_cut_is_refused(tmp_path: Path) -> None:
@@ -83,27 +102,42 @@ def test_an_id_that_excel_has_cut_is_refused(tmp_path: Path) -> None:
     for row in (["id", "a"], [123456789012345, 1], [4111111111111110, 2]):
         book.active.append(row)
     book.save(tmp_path / "t.xlsx")
-    refused(tmp_path / "t.xlsx", "cell A3 holds an id as a number of more than 15 digits, of which Excel keeps 15")
+    refused(
+        tmp_path / "t.xlsx",
+        "cell A3 holds an id as a number of more than 15 digits, of which Excel keeps 15",
+    )
     book.active["A3"] = "4111111111111111"
     book.save(tmp_path / "t.xlsx")
     table = load_table(settings(tmp_path / "t.xlsx"), with_label=False)
     assert list(table.ids) == ["123456789012345", "4111111111111111"]
     found = load_table(settings(tmp_path / "t.xlsx", id=("a",)), with_label=False).numeric_names
-    assert found == ("id",)  # any number may be a feature
+    # Any number may be a feature.
+    assert found == ("id",)
 
 
-def test_an_id_that_a_database_keeps_as_a_decimal_number_is_seen_to_be_rounded(tmp_path: Path) -> None:
+def test_an_id_that_a_database_keeps_as_a_decimal_number_is_seen_to_be_rounded(
+    tmp_path: Path,
+) -> None:
     with sqlite3.connect(tmp_path / "t.db") as base:
         base.execute("CREATE TABLE t (id REAL, a REAL)")
-        base.executemany("INSERT INTO t VALUES (?, ?)", [(1234567890123456700, 1), (1234567890123456701, 2), (7, 3)])
+        base.executemany(
+            "INSERT INTO t VALUES (?, ?)",
+            [(1234567890123456700, 1), (1234567890123456701, 2), (7, 3)],
+        )
     base.close()
     source = f"sqlite:///{tmp_path}/t.db"
-    refused(source, "2 ids look like 1.2E+05, and rows share them", query="SELECT * FROM t", duplicates="first")
+    refused(
+        source,
+        "2 ids look like 1.2E+05, and rows share them",
+        query="SELECT * FROM t",
+        duplicates="first",
+    )
     table = load_table(settings(source, query="SELECT * FROM t WHERE a > 2"), with_label=False)
     assert list(table.ids) == ["7"]
 
 
-# --- rows that are none ---------------------------------------------------------------------------------------------
+# --- rows that are none
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("again", ["id;a;w", " id; a ;w "])
@@ -132,23 +166,31 @@ def test_a_zero_byte_is_refused_wherever_it_is(row: int, tmp_path: Path) -> None
     refused(path, "holds zero bytes" if row == 1 else f"line {row + 2:,} holds a zero byte")
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- numbers
+# ----------------------------------------------------------------------
 
 
 def numbers(tmp_path: Path, *cells: object) -> Path:
     path = tmp_path / "t.csv"
-    path.write_text("id;a\n" + "".join(f"K{row};{cell}\n" for row, cell in enumerate(cells)), encoding="utf-8")
+    path.write_text(
+        "id;a\n" + "".join(f"K{row};{cell}\n" for row, cell in enumerate(cells)), encoding="utf-8"
+    )
     return path
 
 
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        ([1, 2, 300, -999, -999], "2 cells of 'a' are -999, far from all others; list it in data.na"),
+        (
+            [1, 2, 300, -999, -999],
+            "2 cells of 'a' are -999, far from all others; list it in data.na",
+        ),
         ([1, 2, "", 999, 999], "2 cells of 'a' are 999, far from all others"),
-        ([0, 2_000, -99, -99, -99], "3 cells of 'a' are -99, far from all others"),  # the only one below 0
+        # The only one below 0.
+        ([0, 2_000, -99, -99, -99], "3 cells of 'a' are -99, far from all others"),
         ([-20, 30, -999, -999], "2 cells of 'a' are -999"),
-        ([1, 2, -999], None),  # once is no habit
+        # Once is no habit.
+        ([1, 2, -999], None),
         ([-999, -998, -999, -990], None),
         ([1, 999, 999, 800], None),
         ([999, 999], None),
@@ -156,7 +198,9 @@ def numbers(tmp_path: Path, *cells: object) -> Path:
         (["", "NA", ""], "column 'a' is empty in all rows; list it in data.drop"),
     ],
 )
-def test_numbers_that_stand_for_nothing_are_noted(cells: list[object], said: str | None, tmp_path: Path) -> None:
+def test_numbers_that_stand_for_nothing_are_noted(
+    cells: list[object], said: str | None, tmp_path: Path
+) -> None:
     found = noted(numbers(tmp_path, *cells))
     assert len(found) == (said is not None)
     assert said is None or found[0].startswith(said)
@@ -168,12 +212,24 @@ def test_numbers_that_stand_for_nothing_are_noted(cells: list[object], said: str
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        (["70 kg", "7.5 kg"], "column 'a' is read as categories: its cells are numbers with a unit, such as '70 kg'"),
-        (["1cm", "-2cm", ""], "column 'a' is read as categories: its cells are numbers with a unit"),
+        (
+            ["70 kg", "7.5 kg"],
+            "column 'a' is read as categories: its cells are numbers with a unit, such as '70 kg'",
+        ),
+        (
+            ["1cm", "-2cm", ""],
+            "column 'a' is read as categories: its cells are numbers with a unit",
+        ),
         (["70 kg", "150 lb"], None),
         (["A1", "A2"], None),
-        (["yes", "no", "Y", "N"], "categories of 'a' say yes or no in several spellings, such as 'yes' and 'Y'"),
-        (["true", "0", "false", "1"], "categories of 'a' say yes or no in several spellings, such as 'true' and '1'"),
+        (
+            ["yes", "no", "Y", "N"],
+            "categories of 'a' say yes or no in several spellings, such as 'yes' and 'Y'",
+        ),
+        (
+            ["true", "0", "false", "1"],
+            "categories of 'a' say yes or no in several spellings, such as 'true' and '1'",
+        ),
         (["ja", "nein"], None),
         (["y", "no", "unknown"], None),
     ],
@@ -191,7 +247,9 @@ def test_labels_in_several_spellings_are_noted(tmp_path: Path) -> None:
     source.write_text("id;a;y\n1;5;yes\n2;6;Y\n3;7;no\n", encoding="utf-8")
     known = settings(source, label="y")
     (found,) = smells(read_rows(known, True), known)
-    assert found.text.startswith("labels in 'y' say yes or no in several spellings, such as 'Y' and 'yes'")
+    assert found.text.startswith(
+        "labels in 'y' say yes or no in several spellings, such as 'Y' and 'yes'"
+    )
 
 
 def test_a_compressed_file_without_its_ending_is_told(tmp_path: Path) -> None:
@@ -199,14 +257,19 @@ def test_a_compressed_file_without_its_ending_is_told(tmp_path: Path) -> None:
     refused(tmp_path / "t.csv", "is compressed by gzip; give it a name that ends in .gz")
 
 
-# --- titles -------------------------------------------------------------------------------------------------------
+# --- titles
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("title", ["", "Report of May\n", "Report\n\nby X\nof May\n"])
-def test_new_rows_may_have_other_lines_above_the_names_than_those_of_training(title: str, tmp_path: Path) -> None:
+def test_new_rows_may_have_other_lines_above_the_names_than_those_of_training(
+    title: str, tmp_path: Path
+) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f"{title}id;a\nK1;5\nK2;6\n", encoding="utf-8")
-    new = load_table(settings(path, skip_lines=2, as_trained=True, numeric=("a",)), with_label=False)
+    new = load_table(
+        settings(path, skip_lines=2, as_trained=True, numeric=("a",)), with_label=False
+    )
     assert list(new.ids) == ["K1", "K2"]
     book = openpyxl.Workbook()
     assert book.active is not None

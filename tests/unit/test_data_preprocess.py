@@ -33,8 +33,13 @@ def table(values: Any = None, words: Any = None, names: str = "abcdef", **more: 
 
 
 def categories(text: Any) -> Categories:
-    words = tuple(tuple(dict.fromkeys(each for each in column if each is not None)) for column in text.T)
-    places = [[own.index(each) if each else -1 for each in row] for own, row in zip(words, text.T, strict=True)]
+    words = tuple(
+        tuple(dict.fromkeys(each for each in column if each is not None)) for column in text.T
+    )
+    places = [
+        [own.index(each) if each else -1 for each in row]
+        for own, row in zip(words, text.T, strict=True)
+    ]
     return Categories(np.array(places, np.int32).T, words)
 
 
@@ -47,7 +52,11 @@ def fit(
     rows: Table, *, one_hot: bool = True, flatten: bool = False, train: Any = TRAIN, **settings: Any
 ) -> Preprocessor:
     return Preprocessor.fit(
-        rows, train, one_hot=one_hot, flatten=flatten, settings=DataSettings(source="x.csv", **settings)
+        rows,
+        train,
+        one_hot=one_hot,
+        flatten=flatten,
+        settings=DataSettings(source="x.csv", **settings),
     )
 
 
@@ -63,7 +72,8 @@ def test_standard_uses_training_rows_only() -> None:
     std = np.sqrt(2 / 3)
     assert features.x.dtype == torch.float32
     np.testing.assert_allclose(features.x[:, 0], [-1 / std, 0, 1 / std, 998 / std], rtol=1e-6)
-    assert features.x[:, 1].tolist() == [0, 0, 0, 1]  # constant in training: shifted only
+    # Constant in training: shifted only.
+    assert features.x[:, 1].tolist() == [0, 0, 0, 1]
     assert features.spec == InputSpec((2,))
 
 
@@ -82,7 +92,12 @@ def test_statistics_are_taken_in_double_precision() -> None:
 
 def test_minmax_and_none() -> None:
     rows = table([[1, 7], [2, 7], [3, 7], [5, 8]])
-    assert fit(rows, scale="minmax").transform(rows).x.tolist() == [[0, 0], [0.5, 0], [1, 0], [2, 1]]
+    assert fit(rows, scale="minmax").transform(rows).x.tolist() == [
+        [0, 0],
+        [0.5, 0],
+        [1, 0],
+        [2, 1],
+    ]
     assert fit(rows, scale="none").transform(rows).x.tolist() == [[1, 7], [2, 7], [3, 7], [5, 8]]
 
 
@@ -140,7 +155,9 @@ def test_images_by_channel() -> None:
     x = fit(rows).transform(rows).x
     assert x.shape == (4, 3, 2, 2)
     np.testing.assert_allclose(x[:3].double().mean(dim=(0, 2, 3)), [0, 0, 0], atol=1e-6)
-    np.testing.assert_allclose(x[:3].double().std(dim=(0, 2, 3), correction=0), [1, 1, 1], rtol=1e-6)
+    np.testing.assert_allclose(
+        x[:3].double().std(dim=(0, 2, 3), correction=0), [1, 1, 1], rtol=1e-6
+    )
     for scale in ("minmax", "none"):
         np.testing.assert_array_equal(fit(rows, scale=scale).transform(rows).x, rows.images_NCHW)
     flat = fit(rows, flatten=True).transform(rows)
@@ -157,17 +174,29 @@ def test_images_of_other_ranges_and_missing_pixels() -> None:
 def test_new_files() -> None:
     rows = table([[1, 2], [3, 4], [5, 6]], [["x"], ["y"], ["x"]])
     preprocessor = fit(rows)
-    shuffled = table([[9, 2, 1]], [["x"]], names="zba")  # an additional column, another order
+    # An additional column, another order.
+    shuffled = table([[9, 2, 1]], [["x"]], names="zba")
     first = preprocessor.transform(rows).x[0].tolist()
     assert preprocessor.transform(shuffled).x[0].tolist() == first
     refused("has no column 'b', but training had it", preprocessor.transform, table([[1]], [["x"]]))
     refused("has no column 'k0'", preprocessor.transform, table([[1, 2]]))
     text = Table(
-        "y.csv", ("0",), np.ones((1, 1), np.float32), ("a",), categories(np.array([["x", "y"]], object)), ("k0", "b")
+        "y.csv",
+        ("0",),
+        np.ones((1, 1), np.float32),
+        ("a",),
+        categories(np.array([["x", "y"]], object)),
+        ("k0", "b"),
     )
-    refused("'b' held numbers in training but does not now; correct it$", preprocessor.transform, text)
+    refused(
+        "'b' held numbers in training but does not now; correct it$", preprocessor.transform, text
+    )
     number = Table("y.csv", ("0",), np.ones((1, 3), np.float32), ("a", "b", "k0"))
-    refused("'k0' held categories in training but does not now; correct it$", preprocessor.transform, number)
+    refused(
+        "'k0' held categories in training but does not now; correct it$",
+        preprocessor.transform,
+        number,
+    )
     refused("images of 1 x 1 x 1, but training had none", preprocessor.transform, images([[[[1]]]]))
     on_images = fit(images([[[[1, 2]]]] * 3))
     refused("images of none, but training had 1 x 1 x 2", on_images.transform, rows)

@@ -19,7 +19,12 @@ def load(source: str, *, with_label: bool = False, **settings: Any) -> Table:
 
 
 def refused(
-    source: str, pattern: str, code: Code = Code.DATA_INVALID, *, with_label: bool = False, **more: Any
+    source: str,
+    pattern: str,
+    code: Code = Code.DATA_INVALID,
+    *,
+    with_label: bool = False,
+    **more: Any,
 ) -> None:
     with pytest.raises(InputError, match=pattern) as caught:
         load(source, with_label=with_label, **more)
@@ -40,12 +45,15 @@ def pixels(table: Table) -> npt.NDArray[np.float32]:
     return table.images_NCHW
 
 
-# --- NPZ ------------------------------------------------------------------------------------------------------------
+# --- NPZ
+# ----------------------------------------------------------------------
 
 
 def test_npz_table_with_ids_and_labels(tmp_path: Path) -> None:
     x = np.arange(6.0).reshape(3, 2)
-    source = npz(tmp_path / "x.npz", x=x, who=np.array(["c", "a", "b"]), y=np.array([[2], [0], [1]]))
+    source = npz(
+        tmp_path / "x.npz", x=x, who=np.array(["c", "a", "b"]), y=np.array([[2], [0], [1]])
+    )
     table = load(source, id="who", label="y", with_label=True)
     assert table.ids == ("a", "b", "c")
     assert table.numeric_names == ("x.0", "x.1")
@@ -88,19 +96,38 @@ def test_npz_several_arrays_types_and_view(tmp_path: Path) -> None:
 def test_npz_bad_values(tmp_path: Path) -> None:
     source = npz(tmp_path / "x.npz", x=np.array([[1.0], [np.nan]]))
     refused(source, "column 'x.0' has 1 missing value, first in row 2; ")
-    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 1)), i=np.zeros(2)), "id column 'i' holds double", id="i")
-    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 1)), y=np.zeros(3)), "different numbers of rows", columns=("x", "y"))
+    refused(
+        npz(tmp_path / "x.npz", x=np.zeros((2, 1)), i=np.zeros(2)),
+        "id column 'i' holds double",
+        id="i",
+    )
+    refused(
+        npz(tmp_path / "x.npz", x=np.zeros((2, 1)), y=np.zeros(3)),
+        "different numbers of rows",
+        columns=("x", "y"),
+    )
     refused(npz(tmp_path / "x.npz", x=np.zeros((0, 1))), "has no rows")
     refused(npz(tmp_path / "x.npz", x=np.float64(1)), "array 'x' holds float64; .* one entry a row")
     refused(npz(tmp_path / "x.npz", x=np.zeros(2, complex)), "array 'x' holds complex128")
     refused(npz(tmp_path / "x.npz", x=np.zeros((2, 2, 2, 2, 2))), "5 dimensions")
-    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 4, 4)), y=np.zeros(2)), "'x' holds images", columns=("x", "y"))
+    refused(
+        npz(tmp_path / "x.npz", x=np.zeros((2, 4, 4)), y=np.zeros(2)),
+        "'x' holds images",
+        columns=("x", "y"),
+    )
     bad_image = np.zeros((3, 2, 2))
     bad_image[1, 0, 0] = np.nan
-    refused(npz(tmp_path / "x.npz", x=bad_image), "1 images have missing or infinite pixels, first in row 2")
+    refused(
+        npz(tmp_path / "x.npz", x=bad_image),
+        "1 images have missing or infinite pixels, first in row 2",
+    )
     pixels(load(str(tmp_path / "x.npz"), missing="mean"))
     bad_image[2, 0, 0] = np.inf
-    refused(npz(tmp_path / "x.npz", x=bad_image), "1 images have infinite pixels, first in row 3", missing="mean")
+    refused(
+        npz(tmp_path / "x.npz", x=bad_image),
+        "1 images have infinite pixels, first in row 3",
+        missing="mean",
+    )
 
 
 def test_npz_bad_files(tmp_path: Path) -> None:
@@ -117,7 +144,8 @@ def test_npz_bad_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "expected"), [((2, 5, 6), (1, 5, 6)), ((2, 5, 6, 3), (3, 5, 6)), ((2, 3, 5, 6), (3, 5, 6))]
+    ("shape", "expected"),
+    [((2, 5, 6), (1, 5, 6)), ((2, 5, 6, 3), (3, 5, 6)), ((2, 3, 5, 6), (3, 5, 6))],
 )
 def test_npz_images(tmp_path: Path, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     image = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
@@ -134,7 +162,11 @@ def test_npz_images_whose_channels_cannot_be_told(tmp_path: Path) -> None:
     refused(source, "images of 3 x 5 x 3 have ambiguous channels; set data.image_shape")
     assert pixels(load(source, image_shape=(3, 5, 3))).shape == (2, 3, 5, 3)
     assert pixels(load(source, image_shape=(3, 3, 5))).shape == (2, 3, 3, 5)
-    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 8, 8))), "rows of 1 x 8 x 8 pixels", image_shape=(1, 4, 16))
+    refused(
+        npz(tmp_path / "x.npz", x=np.zeros((2, 8, 8))),
+        "rows of 1 x 8 x 8 pixels",
+        image_shape=(1, 4, 16),
+    )
     refused(str(tmp_path / "x.npz"), "remove data.categorical", categorical=("x",))
 
 
@@ -144,24 +176,32 @@ def test_npz_flat_bytes_become_images(tmp_path: Path) -> None:
     refused(source, "rows of 12 numeric columns", image_shape=(1, 2, 2))
 
 
-# --- views of images ------------------------------------------------------------------------------------------------
+# --- views of images
+# ----------------------------------------------------------------------
 
 
 def test_quadrants_and_halves_tile_the_image(tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), np.uint8)
     source = npz(tmp_path / "x.npz", x=image)
     whole = pixels(load(source))
-    q = [pixels(load(source, view=ViewSettings(scheme="quadrants", part=p, parts=4))) for p in range(4)]
+    q = [
+        pixels(load(source, view=ViewSettings(scheme="quadrants", part=p, parts=4)))
+        for p in range(4)
+    ]
     assert [part.shape[2:] for part in q] == [(3, 4), (3, 3), (2, 4), (2, 3)]
     rows = [np.concatenate(q[:2], axis=3), np.concatenate(q[2:], axis=3)]
     np.testing.assert_array_equal(np.concatenate(rows, axis=2), whole)
-    h = [pixels(load(source, view=ViewSettings(scheme="halves", part=p, parts=2))) for p in range(2)]
+    h = [
+        pixels(load(source, view=ViewSettings(scheme="halves", part=p, parts=2))) for p in range(2)
+    ]
     np.testing.assert_array_equal(np.concatenate(h, axis=3), whole)
 
 
 def test_columns_of_an_image_set_are_its_pixels(tmp_path: Path) -> None:
     source = npz(tmp_path / "x.npz", x=np.arange(10, dtype=np.uint8).reshape(1, 2, 5))
-    parts = [load(source, view=ViewSettings(scheme="columns", part=part, parts=3)) for part in range(3)]
+    parts = [
+        load(source, view=ViewSettings(scheme="columns", part=part, parts=3)) for part in range(3)
+    ]
     assert [len(part.numeric_names) for part in parts] == [4, 3, 3]
     assert parts[1].numeric_names == ("pixel4", "pixel5", "pixel6")
     assert parts[1].images_NCHW is None
@@ -171,12 +211,21 @@ def test_columns_of_an_image_set_are_its_pixels(tmp_path: Path) -> None:
     np.testing.assert_allclose(pixels(half)[0, 0, 0] * 255, [5, 6, 7, 8, 9], rtol=1e-6)
     refused(source, "10 feature columns", view=ViewSettings(scheme="columns", part=0, parts=11))
     thin = npz(tmp_path / "y.npz", x=np.zeros((1, 1, 4)))
-    refused(thin, "1 x 4 pixels cannot be divided", view=ViewSettings(scheme="quadrants", part=0, parts=4))
+    refused(
+        thin,
+        "1 x 4 pixels cannot be divided",
+        view=ViewSettings(scheme="quadrants", part=0, parts=4),
+    )
     bad = npz(tmp_path / "z.npz", x=np.array([[[1.0, np.nan]]]))
-    refused(bad, "column 'pixel1' has 1 missing value", view=ViewSettings(scheme="columns", part=1, parts=2))
+    refused(
+        bad,
+        "column 'pixel1' has 1 missing value",
+        view=ViewSettings(scheme="columns", part=1, parts=2),
+    )
 
 
-# --- folders of images ----------------------------------------------------------------------------------------------
+# --- folders of images
+# ----------------------------------------------------------------------
 
 
 def folder(path: Path, index: str, **images: Image.Image) -> str:
@@ -191,7 +240,10 @@ def test_folder_of_images(tmp_path: Path) -> None:
     red = Image.new("RGB", (4, 3), (255, 0, 51))
     grey = Image.new("L", (4, 3), 102)
     source = folder(
-        tmp_path / "set", "file,who,kind,age,part\nred.png,b,x,1,train\ngrey.png,a,y,2,test\n", red=red, grey=grey
+        tmp_path / "set",
+        "file,who,kind,age,part\nred.png,b,x,1,train\ngrey.png,a,y,2,test\n",
+        red=red,
+        grey=grey,
     )
     table = load(source, id="who", label="kind", with_label=True)
     assert table.ids == ("a", "b")
@@ -215,7 +267,12 @@ def test_folder_of_other_modes(tmp_path: Path) -> None:
     wide = Image.fromarray(np.full((2, 2), 65535, np.uint16))
     assert pixels(load(folder(tmp_path / "wide", index, a=wide, b=wide))).max() == 1.0
     bits = Image.new("1", (2, 2), 1)
-    assert pixels(load(folder(tmp_path / "bits", index, a=bits, b=Image.new("RGBA", (2, 2), "white")))).shape[1] == 1
+    assert (
+        pixels(
+            load(folder(tmp_path / "bits", index, a=bits, b=Image.new("RGBA", (2, 2), "white")))
+        ).shape[1]
+        == 1
+    )
     colours = Image.new("P", (2, 2))
     assert pixels(load(folder(tmp_path / "colours", index, a=colours, b=bits))).shape[1] == 3
 
@@ -224,14 +281,22 @@ def test_bad_folders(tmp_path: Path) -> None:
     image = Image.new("L", (4, 3))
     source = str(tmp_path)
     refused(source, "is a folder with neither Parquet files nor index.csv", Code.FILE_INVALID)
-    refused(source, "is a folder with neither Parquet files nor index.csv", Code.FILE_INVALID, columns=("x",))
+    refused(
+        source,
+        "is a folder with neither Parquet files nor index.csv",
+        Code.FILE_INVALID,
+        columns=("x",),
+    )
     refused(folder(tmp_path / "a", "name\nx\n"), "no column 'file'")
     refused(folder(tmp_path / "a", "file\n"), "has no rows")
     refused(
-        folder(tmp_path / "a", "file\nx.png\n"), "image in row 1 below the header does not exist", Code.FILE_INVALID
+        folder(tmp_path / "a", "file\nx.png\n"),
+        "image in row 1 below the header does not exist",
+        Code.FILE_INVALID,
     )
     refused(
-        folder(tmp_path / "a", "file\nx.png\nx.png\n", x=image), "earlier row, first in rows 1 and 2 below the header"
+        folder(tmp_path / "a", "file\nx.png\nx.png\n", x=image),
+        "earlier row, first in rows 1 and 2 below the header",
     )
     refused(str(tmp_path / "a"), "no column 'who'", id="who")
     refused(str(tmp_path / "a"), "needs data.label", with_label=True)
@@ -244,10 +309,13 @@ def test_bad_folders(tmp_path: Path) -> None:
         refused(two, "image in row 2 below the header cannot be read", Code.FILE_INVALID)
 
 
-# --- named sets -----------------------------------------------------------------------------------------------------
+# --- named sets
+# ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "n", "f"), [("breast_cancer", 569, 30), ("iris", 150, 4), ("wine", 178, 13)])
+@pytest.mark.parametrize(
+    ("name", "n", "f"), [("breast_cancer", 569, 30), ("iris", 150, 4), ("wine", 178, 13)]
+)
 def test_sklearn_tables(name: str, n: int, f: int) -> None:
     table = load(f"sklearn:{name}", with_label=True)
     assert table.numeric_NF is not None
@@ -260,7 +328,10 @@ def test_sklearn_tables(name: str, n: int, f: int) -> None:
 
 def test_sklearn_views_and_columns() -> None:
     names = load("sklearn:diabetes").numeric_names
-    parts = [load("sklearn:diabetes", view=ViewSettings(scheme="columns", part=p, parts=3)) for p in range(3)]
+    parts = [
+        load("sklearn:diabetes", view=ViewSettings(scheme="columns", part=p, parts=3))
+        for p in range(3)
+    ]
     assert sum((part.numeric_names for part in parts), ()) == names
     assert load("sklearn:diabetes", columns=("bmi", "age"), limit=5).numeric_names == ("bmi", "age")
     refused("sklearn:diabetes", "no column 'bmj'.* nearest: 'bmi'", columns=("bmj",))
@@ -270,7 +341,9 @@ def test_sklearn_digits_are_images() -> None:
     table = load("sklearn:digits", with_label=True)
     assert pixels(table).shape == (1797, 1, 8, 8)
     assert pixels(table).max() == 1.0
-    quarter = load("sklearn:digits", view=ViewSettings(scheme="quadrants", part=3, parts=4), limit=10)
+    quarter = load(
+        "sklearn:digits", view=ViewSettings(scheme="quadrants", part=3, parts=4), limit=10
+    )
     np.testing.assert_array_equal(pixels(quarter), pixels(table)[:10, :, 4:, 4:])
     columns = load("sklearn:digits", view=ViewSettings(scheme="columns", part=0, parts=2))
     np.testing.assert_array_equal(columns.numeric_NF, pixels(table).reshape(-1, 64)[:, :32])
@@ -279,12 +352,16 @@ def test_sklearn_digits_are_images() -> None:
 def test_bad_names() -> None:
     refused("sklearn:digit", "not a bundled set of scikit-learn; known: .*digits")
     refused("sklearn:iris", "remove data.id", id="pid")
-    refused("sklearn:iris", "no column 'y', which data.label names; the nearest: 'target'", label="y")
+    refused(
+        "sklearn:iris", "no column 'y', which data.label names; the nearest: 'target'", label="y"
+    )
     refused("sklearn:digits", "remove data.drop", drop=("x",))
 
 
 def write_idx(path: Path, array: npt.NDArray[np.uint8]) -> None:
-    path.write_bytes(struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes())
+    path.write_bytes(
+        struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+    )
 
 
 def test_torchvision_from_local_files(tmp_path: Path) -> None:
@@ -305,8 +382,15 @@ def test_torchvision_from_local_files(tmp_path: Path) -> None:
     own = load("torchvision:MNIST", with_label=True, split="part", **settings).splits
     assert own is not None
     assert own.tolist() == ["train"] * 3 + ["test"] * 2
-    refused("torchvision:MNIST", "no column 'own', which data.split names; .*'part'", split="own", **settings)
-    half = load("torchvision:MNIST", view=ViewSettings(scheme="halves", part=1, parts=2), **settings)
+    refused(
+        "torchvision:MNIST",
+        "no column 'own', which data.split names; .*'part'",
+        split="own",
+        **settings,
+    )
+    half = load(
+        "torchvision:MNIST", view=ViewSettings(scheme="halves", part=1, parts=2), **settings
+    )
     np.testing.assert_array_equal(pixels(half), pixels(table)[..., 14:])
     (raw / "train-images-idx3-ubyte").write_bytes(b"text")
     refused("torchvision:MNIST", "missing or damaged", Code.FILE_INVALID, **settings)

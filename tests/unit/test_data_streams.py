@@ -1,4 +1,6 @@
-"""A table that is larger than memory is read as a small one is: the same bytes, whatever the blocks and the place."""
+"""A table that is larger than memory is read as a small one is: the same bytes, whatever the blocks
+and the place.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ TOWNS = np.array(["Bonn", "Oslo", None, "Rom", ""], object)
 
 
 def frame() -> pa.Table:
-    """Rows in no order, with numbers, categories, dates, missing cells, repeated ids, labels and splits."""
+    """Rows in no order, with numbers, categories, dates, missing cells, repeated ids, labels and
+    splits.
+    """
     random = np.random.default_rng(5)
     ids = np.array([f"c{each:05}" for each in random.permutation(N)], object)
     ids[[7, 100]] = ids[3], None
@@ -53,7 +57,9 @@ def frame() -> pa.Table:
             "d": pa.array(random.integers(0, 20_000, N).astype(np.int32), pa.date32()),
             "one": np.ones(N),
             "y": pa.array(np.array(["no", "yes"])[random.integers(0, 2, N)]),
-            "part": pa.array(np.array(["train", "validation", "test"])[random.choice(3, N, p=[0.7, 0.1, 0.2])]),
+            "part": pa.array(
+                np.array(["train", "validation", "test"])[random.choice(3, N, p=[0.7, 0.1, 0.2])]
+            ),
         }
     )
 
@@ -99,13 +105,27 @@ def excel(folder: Path) -> str:
 
 def sqlite(folder: Path) -> str:
     with contextlib.closing(sqlite3.connect(folder / "x.db")) as base, base:
-        base.execute("CREATE TABLE people (id TEXT, a REAL, b INTEGER, town TEXT, d TEXT, one REAL, y TEXT, part TEXT)")
-        rows = [[str(cell) if isinstance(cell, date) else cell for cell in row.values()] for row in frame().to_pylist()]
+        base.execute(
+            "CREATE TABLE people (id TEXT, a REAL, b INTEGER, town TEXT, d TEXT, one REAL, "
+            "y TEXT, part TEXT)"
+        )
+        rows = [
+            [str(cell) if isinstance(cell, date) else cell for cell in row.values()]
+            for row in frame().to_pylist()
+        ]
         base.executemany("INSERT INTO people VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
     return f"sqlite:///{folder / 'x.db'}"
 
 
-SOURCES: list[Callable[[Path], str]] = [csv, csv_gz, semicolons, one_parquet, parquet_folder, excel, sqlite]
+SOURCES: list[Callable[[Path], str]] = [
+    csv,
+    csv_gz,
+    semicolons,
+    one_parquet,
+    parquet_folder,
+    excel,
+    sqlite,
+]
 
 
 def small_blocks(patch: pytest.MonkeyPatch) -> None:
@@ -140,7 +160,10 @@ def same(one: Any, other: Any) -> None:
 
 def same_tables(one: Table, other: Table) -> None:
     assert list(one.ids) == list(other.ids)
-    assert (one.numeric_names, one.categorical_names) == (other.numeric_names, other.categorical_names)
+    assert (one.numeric_names, one.categorical_names) == (
+        other.numeric_names,
+        other.categorical_names,
+    )
     same(one.numeric_NF, other.numeric_NF)
     assert one.categorical is not None
     assert other.categorical is not None
@@ -158,7 +181,11 @@ def same_tables(one: Table, other: Table) -> None:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda made: made.__name__)
 @pytest.mark.parametrize(("kind", "missing"), [("mlp", "mean"), ("tabular", "median")])
 def test_streamed_and_whole_are_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Callable[[Path], str], kind: str, missing: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: Callable[[Path], str],
+    kind: str,
+    missing: str,
 ) -> None:
     whole = settings_of(source(tmp_path), missing=missing)
     one = load_table(whole, with_label=True)
@@ -179,7 +206,8 @@ def test_streamed_and_whole_are_the_same_bytes(
     rows = np.random.default_rng(1).permutation(len(one))
     for left, right in zip(first.features.inputs(rows), second.features.inputs(rows), strict=True):
         same(left.numpy(), right.numpy())
-    assert list((tmp_path / "scratch").iterdir()) == []  # the files have no name
+    # The files have no name.
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_every_source_gives_the_same_table(tmp_path: Path) -> None:
@@ -190,7 +218,9 @@ def test_every_source_gives_the_same_table(tmp_path: Path) -> None:
         same_tables(one, other)
 
 
-def test_rows_that_not_all_parties_hold_follow_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_not_all_parties_hold_follow_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``prepare`` puts them below the common ones: in a mapped file as in memory."""
     found = []
     for memory in (256, 0):
@@ -206,7 +236,9 @@ def test_rows_that_not_all_parties_hold_follow_the_others(tmp_path: Path, monkey
     assert len(found[0].features.x) == len(table)
 
 
-def test_limit_cuts_in_the_middle_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_cuts_in_the_middle_of_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = settings_of(csv(tmp_path), limit=100)
     one = load_table(settings, with_label=True)
     small_blocks(monkeypatch)
@@ -224,7 +256,9 @@ def refused(pattern: str, settings: DataSettings, code: Code = Code.FILE_INVALID
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(csv(tmp_path), memory_mib=0, scratch=str(tmp_path / "scratch"))
-    sentence = "scratch: has no room for .* MiB of the table's rows .*; make room, or set data.scratch"
+    sentence = (
+        "scratch: has no room for .* MiB of the table's rows .*; make room, or set data.scratch"
+    )
 
     def full(*_args: Any, **_more: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -237,7 +271,9 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-@pytest.mark.parametrize(("source", "reader"), [(csv, "text._text_blocks"), (one_parquet, "parquet._parquet_blocks")])
+@pytest.mark.parametrize(
+    ("source", "reader"), [(csv, "text._text_blocks"), (one_parquet, "parquet._parquet_blocks")]
+)
 def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Callable[[Path], str], reader: str
 ) -> None:
@@ -250,7 +286,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         os.utime(path, ns=(1, 1))
 
     monkeypatch.setattr(reads, name, changing)
-    refused("was changed while it was read; start again when nobody writes it", settings_of(str(path)))
+    refused(
+        "was changed while it was read; start again when nobody writes it", settings_of(str(path))
+    )
 
 
 def test_parquet_files_with_other_columns_are_named(tmp_path: Path) -> None:
@@ -263,20 +301,36 @@ def test_parquet_files_with_other_columns_are_named(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=pattern):
             open_parquet(settings_of(str(source)))
 
-    other(table.drop(["b"]), "other columns: a.parquet has 'b', later/b.parquet does not; write them alike")
-    other(table.append_column("c", table["b"]), "later/b.parquet has 'c', a.parquet does not; write them alike")
-    other(table.set_column(2, "b", table["a"]), "'b' is int64 in a.parquet and double in later/b.parquet; write")
-    other(table.select(table.column_names[::-1]), "in another order: a.parquet and later/b.parquet; write them alike")
+    other(
+        table.drop(["b"]),
+        "other columns: a.parquet has 'b', later/b.parquet does not; write them alike",
+    )
+    other(
+        table.append_column("c", table["b"]),
+        "later/b.parquet has 'c', a.parquet does not; write them alike",
+    )
+    other(
+        table.set_column(2, "b", table["a"]),
+        "'b' is int64 in a.parquet and double in later/b.parquet; write",
+    )
+    other(
+        table.select(table.column_names[::-1]),
+        "in another order: a.parquet and later/b.parquet; write them alike",
+    )
 
 
-def test_a_column_of_text_that_names_every_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_of_text_that_names_every_row_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vocabulary, "MOST_WORDS", 50)
     parquet.write_table(frame().append_column("name", frame()["id"]), tmp_path / "x.parquet")
     sentence = "column 'name' has more than 50 categories; list it in data.drop"
     refused(sentence, settings_of(str(tmp_path / "x.parquet")), Code.DATA_INVALID)
 
 
-def test_a_run_from_mapped_files_ends_with_the_same_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_from_mapped_files_ends_with_the_same_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = cases.recipe(2, task={"kind": "binary"}, phase={"epochs": 2}, rows={"split": "column"})
     recipe["phases"].append({"kind": "evaluate"})
     own, other = tmp_path / "own.parquet", tmp_path / "other.csv"
@@ -299,7 +353,9 @@ def test_a_run_from_mapped_files_ends_with_the_same_parameters(tmp_path: Path, m
             assert (left is None) == (right is None)
             if left is not None and right is not None:
                 assert list(left.state_dict()) == list(right.state_dict())
-                same_weights = zip(left.state_dict().values(), right.state_dict().values(), strict=True)
+                same_weights = zip(
+                    left.state_dict().values(), right.state_dict().values(), strict=True
+                )
                 assert all(torch.equal(*pair) for pair in same_weights)
     assert found[0].metrics == found[1].metrics
 

@@ -28,7 +28,8 @@ def write(tmp_path: Path, text: str, name: str = "t.csv", encoding: str = "utf-8
 
 def read(source: str, **settings: Any) -> Table:
     return load_table(
-        DataSettings(**{"source": source, "id": ("id",), "missing": "mean", **settings}), with_label=False
+        DataSettings(**{"source": source, "id": ("id",), "missing": "mean", **settings}),
+        with_label=False,
     )
 
 
@@ -43,7 +44,8 @@ def refused(source: str, words: str, **settings: Any) -> None:
         read(source, **settings)
 
 
-# -- numbers --------------------------------------------------------------------------------------------------------
+# -- numbers
+# ----------------------------------------------------------------------
 
 
 def rows(*cells: str) -> str:
@@ -53,13 +55,16 @@ def rows(*cells: str) -> str:
 @pytest.mark.parametrize(
     ("cells", "want"),
     [
-        (("0,513", "0,514", "1,250"), [0.513, 0.514, 1.25]),  # nobody groups thousands after a 0
+        # Nobody groups thousands after a 0.
+        (("0,513", "0,514", "1,250"), [0.513, 0.514, 1.25]),
         (("-0,513", "-0,514"), [-0.513, -0.514]),
         (("1,513", "2,514"), [1513, 2514]),
         (("010,513", "020,514"), [10.513, 20.514]),
     ],
 )
-def test_three_places_after_a_comma(cells: tuple[str, ...], want: list[float], tmp_path: Path) -> None:
+def test_three_places_after_a_comma(
+    cells: tuple[str, ...], want: list[float], tmp_path: Path
+) -> None:
     assert numbers(write(tmp_path, rows(*cells))) == want
 
 
@@ -91,19 +96,29 @@ def test_a_percentage_as_text_beside_a_number_of_a_workbook(tmp_path: Path) -> N
         (("₹5", "₹7"), [5, 7]),
     ],
 )
-def test_numbers_as_countries_write_them(cells: tuple[str, ...], want: list[float], tmp_path: Path) -> None:
-    source = write(tmp_path, "id;w\n" + "".join(f"{number};{cell}\n" for number, cell in enumerate(cells)))
+def test_numbers_as_countries_write_them(
+    cells: tuple[str, ...], want: list[float], tmp_path: Path
+) -> None:
+    source = write(
+        tmp_path, "id;w\n" + "".join(f"{number};{cell}\n" for number, cell in enumerate(cells))
+    )
     assert numbers(source) == want
 
 
-@pytest.mark.parametrize("cells", [("5 EUR", "7 USD"), ("5 EUR", "7"), ("--€5", "€6"), ("1,2,3", "4,5,6")])
+@pytest.mark.parametrize(
+    "cells", [("5 EUR", "7 USD"), ("5 EUR", "7"), ("--€5", "€6"), ("1,2,3", "4,5,6")]
+)
 def test_what_is_no_number_stays_text(cells: tuple[str, ...], tmp_path: Path) -> None:
-    source = write(tmp_path, "id;w\n" + "".join(f"{number};{cell}\n" for number, cell in enumerate(cells)))
+    source = write(
+        tmp_path, "id;w\n" + "".join(f"{number};{cell}\n" for number, cell in enumerate(cells))
+    )
     assert read(source).categorical_names == ("w",)
 
 
 def test_signs_that_the_settings_name_hold_for_text_of_typed_tables(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"id": ["1", "2", "3"], "d": ["1.234", "2.500", ""]}), tmp_path / "t.parquet")
+    pq.write_table(
+        pa.table({"id": ["1", "2", "3"], "d": ["1.234", "2.500", ""]}), tmp_path / "t.parquet"
+    )
     source = str(tmp_path / "t.parquet")
     found = read(source, numeric=("d",), decimal=",", thousands=".").numeric_NF
     assert found is not None
@@ -111,7 +126,8 @@ def test_signs_that_the_settings_name_hold_for_text_of_typed_tables(tmp_path: Pa
     assert numbers(source, numeric=("d",))[:2] == [1.234, 2.5]
 
 
-# -- what is too long -----------------------------------------------------------------------------------------------
+# -- what is too long
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -122,7 +138,9 @@ def test_signs_that_the_settings_name_hold_for_text_of_typed_tables(tmp_path: Pa
         (b"id,a\n" + b"1,2\n" * 300, "a row after [0-9]+ has more than 16 MiB, which no table has"),
     ],
 )
-def test_a_cell_that_no_table_has_is_refused_before_it_is_in_memory(before: bytes, words: str, tmp_path: Path) -> None:
+def test_a_cell_that_no_table_has_is_refused_before_it_is_in_memory(
+    before: bytes, words: str, tmp_path: Path
+) -> None:
     with gzip.open(tmp_path / "t.csv.gz", "wb", 1) as file:
         file.write(before)
         for _ in range(64):
@@ -136,7 +154,8 @@ def test_a_cell_that_no_table_has_is_refused_before_it_is_in_memory(before: byte
         tracemalloc.stop()
 
 
-# -- dates ----------------------------------------------------------------------------------------------------------
+# -- dates
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cells", [("31.01.2024", "31.01.24"), ("31.01.24", "01.02.24")])
@@ -147,7 +166,8 @@ def test_a_year_of_two_digits_is_no_year_of_four(cells: tuple[str, ...], tmp_pat
         refused(source, f"{words} the cells of no column", dates="%d.%m.%Y")
         assert numbers(source, dates="%d.%m.%y") == [19753, 19754]
     else:
-        table = read(source)  # without the setting: no dates
+        # Without the setting: no dates.
+        table = read(source)
         assert table.numeric_NF is None
         refused(source, words, dates="%d.%m.%Y")
 
@@ -158,15 +178,20 @@ def test_columns_may_have_dates_of_several_forms(tmp_path: Path) -> None:
     assert table.numeric_names == ("a", "b", "d")
     assert table.numeric_NF is not None
     assert table.numeric_NF[:, :2].tolist() == [[19754, 19754], [19753, 19753]]
-    assert table.categorical_names == ("c",)  # day and month cannot be told apart
+    # Day and month cannot be told apart.
+    assert table.categorical_names == ("c",)
 
 
 def test_dates_that_fit_most_cells(tmp_path: Path) -> None:
     source = write(tmp_path, "id,d\n1,20240131\n2,0\n3,20240201\n")
     refused(
-        source, "fits most cells of column 'd', and not all; correct the others, or drop the column", dates="%Y%m%d"
+        source,
+        "fits most cells of column 'd', and not all; correct the others, or drop the column",
+        dates="%Y%m%d",
     )
-    assert numbers(write(tmp_path, "id,d\n1,20240131\n2,\n3,20240201\n"), dates="%Y%m%d")[0] == 19753
+    assert (
+        numbers(write(tmp_path, "id,d\n1,20240131\n2,\n3,20240201\n"), dates="%Y%m%d")[0] == 19753
+    )
 
 
 def test_dates_that_a_workbook_holds_as_numbers(tmp_path: Path) -> None:
@@ -195,7 +220,11 @@ def test_dashes_do_not_say_whether_the_day_comes_first(tmp_path: Path) -> None:
 
 def test_a_late_cell_that_is_no_date_as_the_settings_say_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path, dated(*["31.01.24"] * 10_000, "2024-01-31"))
-    refused(source, "data.dates = '%d.%m.%y' fits most cells of column 'd', and not all", dates="%d.%m.%y")
+    refused(
+        source,
+        "data.dates = '%d.%m.%y' fits most cells of column 'd', and not all",
+        dates="%d.%m.%y",
+    )
 
 
 @pytest.mark.parametrize(("first", "last"), [("31.01.2024", "soon"), ("5%", "0.5")])
@@ -214,7 +243,9 @@ def test_what_a_late_cell_contradicts_is_not_said(first: str, last: str, tmp_pat
         (["20240131", "20241301", "20240132", "5"], None),
     ],
 )
-def test_numbers_that_are_perhaps_none_are_noted(cells: list[str], said: str | None, tmp_path: Path) -> None:
+def test_numbers_that_are_perhaps_none_are_noted(
+    cells: list[str], said: str | None, tmp_path: Path
+) -> None:
     notes = [note for note in read(write(tmp_path, dated(*cells))).notes if "separated" not in note]
     assert len(notes) == (said is not None)
     assert said is None or notes[0].startswith(said)
@@ -225,15 +256,22 @@ def test_numbers_of_another_country_beside_decimal_commas_are_noted(tmp_path: Pa
     table = read(source)
     assert table.numeric_NF is not None
     assert table.numeric_NF[0].tolist() == [12.5, 1234, 5]
-    assert table.notes[2].startswith("'weight' would be other numbers with a decimal point: look at them; data.decimal")
+    assert table.notes[2].startswith(
+        "'weight' would be other numbers with a decimal point: look at them; data.decimal"
+    )
 
 
 def test_dates_are_set_for_text_alone(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["1"], "d": [20240131]}), tmp_path / "t.parquet")
-    refused(str(tmp_path / "t.parquet"), "is for cells that are text, and the columns here have types", dates="%Y%m%d")
+    refused(
+        str(tmp_path / "t.parquet"),
+        "is for cells that are text, and the columns here have types",
+        dates="%Y%m%d",
+    )
 
 
-# -- rows to predict are written as those of training ------------------------------------------------------------------
+# -- rows to predict are written as those of training
+# ------------------------------------------------------------------
 
 
 def fitted(table: Table) -> Preprocessor:
@@ -255,7 +293,11 @@ def fitted(table: Table) -> Preprocessor:
             ("2024-01-31", "2024-02-01"),
             "column 'w' held bare numbers in training and holds dates now",
         ),
-        (("7%", "8%"), ("0.07", "0.08"), "column 'w' held numbers with % in training and holds bare numbers now"),
+        (
+            ("7%", "8%"),
+            ("0.07", "0.08"),
+            "column 'w' held numbers with % in training and holds bare numbers now",
+        ),
     ],
 )
 def test_a_column_that_was_something_else_in_training(
@@ -270,13 +312,17 @@ def test_a_column_that_was_something_else_in_training(
 def test_numbers_that_can_be_read_in_two_ways_are_read_as_in_training(tmp_path: Path) -> None:
     known = Preprocessor.from_state(fitted(read(write(tmp_path, rows("1,51", "2,5")))).state())
     new = DataSettings(source=write(tmp_path, rows("1,510", "2,500"), "new.csv"), id=("id",))
-    alone, like = (load_table(each, with_label=False).numeric_NF for each in (new, new.written_like(known.style)))
+    alone, like = (
+        load_table(each, with_label=False).numeric_NF
+        for each in (new, new.written_like(known.style))
+    )
     assert alone is not None
     assert like is not None
     assert (alone[0, 0], round(float(like[0, 0]), 4)) == (1510, 1.51)
 
 
-# -- rows that disappear --------------------------------------------------------------------------------------------
+# -- rows that disappear
+# ----------------------------------------------------------------------
 
 
 def swallowing(rows_: int, end: str) -> str:
@@ -320,11 +366,14 @@ def test_a_folder_whose_files_say_otherwise_what_may_be_missing(tmp_path: Path) 
     (tmp_path / "t").mkdir()
     for name, nullable in (("a", True), ("b", False)):
         schema = pa.schema([("id", pa.string()), pa.field("x", pa.float64(), nullable=nullable)])
-        pq.write_table(pa.table({"id": [name], "x": [1.0]}, schema), tmp_path / "t" / f"{name}.parquet")
+        pq.write_table(
+            pa.table({"id": [name], "x": [1.0]}, schema), tmp_path / "t" / f"{name}.parquet"
+        )
     assert len(read(str(tmp_path / "t"))) == 2
 
 
-# -- what is no file ------------------------------------------------------------------------------------------------
+# -- what is no file
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.parquet", "p.xlsx", "p.npz"])
@@ -335,14 +384,18 @@ def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [">f8", "<f8", "longdouble"])
 def test_numbers_of_another_machine(kind: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "t.npz", id=np.arange(3).astype(">i8"), x=np.array([1.0, 2.0, 3.5]).astype(kind))
+    np.savez(
+        tmp_path / "t.npz", id=np.arange(3).astype(">i8"), x=np.array([1.0, 2.0, 3.5]).astype(kind)
+    )
     assert numbers(str(tmp_path / "t.npz")) == [1.0, 2.0, 3.5]
 
 
 def test_a_disk_that_is_full_is_said_in_a_sentence_wherever_it_happens(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A file with a buffer would be written once more when it is closed, and that error take the sentence's place."""
+    """A file with a buffer would be written once more when it is closed, and that error take the
+    sentence's place.
+    """
     room = [0]
 
     def limited(space: Space, size: int) -> Any:

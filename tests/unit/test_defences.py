@@ -1,4 +1,6 @@
-"""Defences as transforms: noise as their formulas say, private, resumed from a checkpoint, refused in a sentence."""
+"""Defences as transforms: noise as their formulas say, private, resumed from a checkpoint, refused
+in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,19 @@ from vfl_party.outbound.chains import make_chains
 from vfl_party.outbound.filter import Filter
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.outbound.sumkl import Statistics, optimum, sum_kl
-from vfl_party.outbound.transforms.clipped_gaussian import ClippedGaussian, ClippedGaussianSettings, sigma_of
+from vfl_party.outbound.transforms.clipped_gaussian import (
+    ClippedGaussian,
+    ClippedGaussianSettings,
+    sigma_of,
+)
 from vfl_party.outbound.transforms.label_dp import LabelDp, LabelDpSettings
 from vfl_party.outbound.transforms.marvell import Marvell, MarvellSettings
 from vfl_party.outbound.transforms.max_norm import MaxNorm
 
 
-def gradients(rows: int = 400, width: int = 6, share: float = 0.25) -> tuple[torch.Tensor, torch.Tensor]:
+def gradients(
+    rows: int = 400, width: int = 6, share: float = 0.25
+) -> tuple[torch.Tensor, torch.Tensor]:
     made = torch.Generator().manual_seed(3)
     positive = torch.arange(rows) < share * rows
     g = torch.randn(rows, width, generator=made) * torch.where(positive, 0.5, 0.1)[:, None]
@@ -41,9 +49,13 @@ def made(kind: str) -> tuple[Filter, dict[str, torch.Tensor]]:
         "marvell": Marvell(MarvellSettings(scale=2.0)),
         "marvell of an error": Marvell(MarvellSettings(error=0.3)),
         "label_dp": LabelDp(LabelDpSettings(epsilon=1.0)),
-        "clipped_gaussian": ClippedGaussian(ClippedGaussianSettings(clip=1.0, epsilon=1.0, delta=1e-5)),
+        "clipped_gaussian": ClippedGaussian(
+            ClippedGaussianSettings(clip=1.0, epsilon=1.0, delta=1e-5)
+        ),
     }
-    filters[kind].tell({"labels": positive.float()[:, None], "class gradients": torch.stack([g, -g])})
+    filters[kind].tell(
+        {"labels": positive.float()[:, None], "class gradients": torch.stack([g, -g])}
+    )
     return filters[kind], {"dz": g}
 
 
@@ -69,10 +81,13 @@ def test_max_norm_makes_all_rows_as_long_on_average() -> None:
     g = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [-1.0, 0.0]])
     drawn = torch.stack([MaxNorm().noise(g) for _ in range(4000)])
     squares = drawn.pow(2).sum(dim=2).mean(dim=0)
-    assert torch.equal(drawn[:, 0], g[0].expand(4000, 2))  # the longest row stays
+    # The longest row stays.
+    assert torch.equal(drawn[:, 0], g[0].expand(4000, 2))
     assert squares.tolist() == pytest.approx([25.0] * 4, rel=0.12)
     assert drawn.mean(dim=0).flatten().tolist() == pytest.approx(g.flatten().tolist(), abs=0.3)
-    assert (drawn[:, 1, 0] * 0.4).tolist() == pytest.approx((drawn[:, 1, 1] * 0.3).tolist(), abs=1e-4)
+    assert (drawn[:, 1, 0] * 0.4).tolist() == pytest.approx(
+        (drawn[:, 1, 1] * 0.3).tolist(), abs=1e-4
+    )
 
 
 def test_marvell_has_the_variances_of_its_optimum() -> None:
@@ -113,7 +128,9 @@ def test_marvell_grows_until_the_error_is_reached() -> None:
 
 def test_a_batch_of_one_class_gets_noise_of_the_same_power_and_equal_means_none() -> None:
     g, defence = torch.full((50, 8), 0.5), Marvell(MarvellSettings(scale=3.0))
-    noise = torch.stack([defence.noise(g, torch.zeros(50, dtype=torch.bool)) - g for _ in range(200)])
+    noise = torch.stack(
+        [defence.noise(g, torch.zeros(50, dtype=torch.bool)) - g for _ in range(200)]
+    )
     assert noise.pow(2).sum(dim=2).mean().item() == pytest.approx(3 * 2.0, rel=0.03)
     half = torch.arange(50) % 2 == 0
     assert torch.equal(defence.noise(g, half), g)
@@ -124,7 +141,8 @@ def test_label_dp_is_the_laplace_mechanism_on_the_one_hot_label() -> None:
     of_class = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]]).expand(2, 2000, 2)
     noise = defence.noise(torch.zeros(2000, 2), of_class)
     u = noise / torch.tensor([1.0, 2.0])
-    assert u.abs().mean().item() == pytest.approx(2 / 0.5, rel=0.08)  # E|Laplace(b)| = b = 2 / ε
+    # E|Laplace(b)| = b = 2 / ε.
+    assert u.abs().mean().item() == pytest.approx(2 / 0.5, rel=0.08)
     assert u.pow(2).mean().item() == pytest.approx(2 * 4.0**2, rel=0.2)
 
 
@@ -171,30 +189,47 @@ def recipe(task: dict[str, Any], **transform: Any) -> Recipe:
             {"kind": "marvell", "sent_by": "passive", "scale": 1.0},
             "transform marvell must know the rows' labels, and who sends this knows none",
         ),
-        ({"kind": "binary"}, {"kind": "marvell", "sent_by": "active"}, "give scale or error, and not both"),
+        (
+            {"kind": "binary"},
+            {"kind": "marvell", "sent_by": "active"},
+            "give scale or error, and not both",
+        ),
     ],
 )
-def test_what_a_defence_cannot_do_is_one_sentence(task: dict[str, Any], transform: dict[str, Any], said: str) -> None:
+def test_what_a_defence_cannot_do_is_one_sentence(
+    task: dict[str, Any], transform: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InputError) as raised:
-        make_chains(recipe(task, **transform), "splitnn", embedding(SplitNNSettings(epochs=1)), "passive", AllowAll())
+        make_chains(
+            recipe(task, **transform),
+            "splitnn",
+            embedding(SplitNNSettings(epochs=1)),
+            "passive",
+            AllowAll(),
+        )
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    "kind", [{"kind": "iso", "amplifier": 1.0}, {"kind": "max_norm"}, {"kind": "marvell", "scale": 1.0}]
+    "kind",
+    [{"kind": "iso", "amplifier": 1.0}, {"kind": "max_norm"}, {"kind": "marvell", "scale": 1.0}],
 )
 def test_noise_of_a_batch_is_refused_for_parts_of_one(kind: dict[str, Any]) -> None:
     """A part of one row has only its own length and class to hide among."""
     given = recipe({"kind": "binary"}, sent_by="active", **kind)
     given.phases[0].settings["micro_batches"] = 4
-    with pytest.raises(InputError, match="noise for whole batches, and micro_batches sends each in 4 parts"):
+    with pytest.raises(
+        InputError, match="noise for whole batches, and micro_batches sends each in 4 parts"
+    ):
         make_chains(given, "splitnn", embedding(SplitNNSettings(epochs=1)), "passive", AllowAll())
 
 
 def test_the_chain_says_what_the_defence_is() -> None:
     asked = recipe({"kind": "binary"}, kind="marvell", sent_by="active", scale=4.0)
-    chains = make_chains(asked, "splitnn", embedding(SplitNNSettings(epochs=1)), "active", AllowAll())
+    chains = make_chains(
+        asked, "splitnn", embedding(SplitNNSettings(epochs=1)), "active", AllowAll()
+    )
     assert str(chains.down) == "Marvell noise (s = 4) -> allow all -> identity"
     assert chains.down.knows == {"labels"}
     assert np.isfinite(sigma_of(1.0, 1e-5, 2.0))

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from vfl_common.errors import Code, InputError
-from vfl_party.base.devices import device_name, float32_in_full, peak_memory, resolve_device, set_threads
+from vfl_party.base.devices import (
+    device_name,
+    float32_in_full,
+    peak_memory,
+    resolve_device,
+    set_threads,
+)
 from vfl_party.base.turns import alone
 
 
@@ -31,7 +37,9 @@ def test_a_missing_device_lists_those_there_are(text: str, two_gpus: None) -> No
     with pytest.raises(InputError) as caught:
         resolve_device(text)
     assert caught.value.code is Code.DEVICE_MISSING
-    assert str(caught.value) == (f"{text} was asked for; this machine has: cpu, cuda:0 (NVIDIA H0), cuda:1 (NVIDIA H1)")
+    assert str(caught.value) == (
+        f"{text} was asked for; this machine has: cpu, cuda:0 (NVIDIA H0), cuda:1 (NVIDIA H1)"
+    )
     assert "NVIDIA" not in caught.value.public
 
 
@@ -79,7 +87,14 @@ def precisions() -> dict[str, object]:
             found[name] = read()
         except RuntimeError:
             found[name] = "set apart"
-    for name in ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.rnn", "mkldnn.matmul"):
+    for name in (
+        "cudnn.conv",
+        "cudnn.rnn",
+        "cuda.matmul",
+        "mkldnn.conv",
+        "mkldnn.rnn",
+        "mkldnn.matmul",
+    ):
         backend, _, operation = name.partition(".")
         found[name] = getattr(getattr(BACKENDS, backend), operation).fp32_precision
     return found
@@ -103,7 +118,9 @@ STATES: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("state", list(STATES))
-def test_float32_is_float32_and_torch_is_given_back_as_it_was(state: str, as_torch_has_it: None) -> None:
+def test_float32_is_float32_and_torch_is_given_back_as_it_was(
+    state: str, as_torch_has_it: None
+) -> None:
     STATES[state]()
     before = precisions()
     with alone(1, []):
@@ -115,8 +132,12 @@ def test_float32_is_float32_and_torch_is_given_back_as_it_was(state: str, as_tor
 
 
 def test_operations_that_somebody_has_set_apart_are_given_back_too(as_torch_has_it: None) -> None:
-    BACKENDS.cudnn.conv.fp32_precision = "ieee"  # the flag of both can no longer be read
+    # The flag of both can no longer be read.
+    BACKENDS.cudnn.conv.fp32_precision = "ieee"
     back = float32_in_full()
     assert BACKENDS.cudnn.rnn.fp32_precision == "ieee"
     back()
-    assert (BACKENDS.cudnn.conv.fp32_precision, BACKENDS.cudnn.rnn.fp32_precision) == ("ieee", "tf32")
+    assert (BACKENDS.cudnn.conv.fp32_precision, BACKENDS.cudnn.rnn.fp32_precision) == (
+        "ieee",
+        "tf32",
+    )

@@ -1,4 +1,6 @@
-"""DP-SGD: one row's influence is bounded, noise has its size, samples are Poisson, a resumed run is the same run."""
+"""DP-SGD: one row's influence is bounded, noise has its size, samples are Poisson, a resumed run is
+the same run.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ Y = torch.randn(N, 3, generator=torch.Generator().manual_seed(1))
 ROWS = np.arange(N, dtype=np.int64)
 
 
-Loss = Callable[[Any], Tensor]  # of a batch's rows, an array of their numbers or a list
+# Of a batch's rows, an array of their numbers or a list.
+Loss = Callable[[Any], Tensor]
 
 
 def model(seed: int = 0) -> nn.Module:
@@ -44,7 +47,9 @@ def sgd(module: nn.Module, lr: float = 1.0) -> torch.optim.Optimizer:
     return SGD(module.parameters(), lr=lr)
 
 
-def training(module: nn.Module, noise: float = 0.0, clip: float = CLIP, rows: Rows = ROWS, size: int = B) -> DpTraining:
+def training(
+    module: nn.Module, noise: float = 0.0, clip: float = CLIP, rows: Rows = ROWS, size: int = B
+) -> DpTraining:
     return DpTraining(module, sgd(module), rows, size, noise_multiplier=noise, max_grad_norm=clip)
 
 
@@ -69,7 +74,8 @@ def update(module: nn.Module, rows: Rows, clip: float = CLIP) -> Tensor:
 
 def test_a_step_is_the_clipped_mean_of_a_loop_over_rows() -> None:
     module = model()
-    rows = ROWS[5:18]  # 13 of 16 expected: divided by 16 all the same
+    # 13 of 16 expected: divided by 16 all the same.
+    rows = ROWS[5:18]
     total = torch.zeros(len(flat(module.parameters())))
     norms = []
     for row in rows:
@@ -136,7 +142,12 @@ def test_poisson_batches_are_a_function_of_their_key_and_epoch() -> None:
     assert all(np.array_equal(*pair) for pair in zip(first, again, strict=True))
     for other in (poisson.batches(8, 3, ROWS, B), poisson.batches(7, 4, ROWS, B)):
         assert not np.array_equal(np.concatenate(first), np.concatenate(other))
-    assert [batch.tolist() for batch in poisson.batches(1, 0, ROWS[:8], 2)] == [[7], [], [1, 3, 7], [0, 3, 4, 7]]
+    assert [batch.tolist() for batch in poisson.batches(1, 0, ROWS[:8], 2)] == [
+        [7],
+        [],
+        [1, 3, 7],
+        [0, 3, 4, 7],
+    ]
 
 
 def test_poisson_batches_have_their_mean_and_independent_rows() -> None:
@@ -159,7 +170,9 @@ def test_a_batch_size_of_all_rows_takes_all() -> None:
     dp = training(module, rows=ROWS[:3], size=10)
     before = flat(module.parameters())
     dp.step(ROWS[:3], loss_of(module))
-    assert torch.allclose((before - flat(module.parameters())) * 3, update(model(), ROWS[:3]) * B, atol=1e-5)
+    assert torch.allclose(
+        (before - flat(module.parameters())) * 3, update(model(), ROWS[:3]) * B, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adagrad"])
@@ -167,7 +180,8 @@ def test_a_resumed_run_is_the_same_run(kind: Literal["sgd", "adam", "adagrad"]) 
     settings = OptimizerSettings(kind=kind, lr=0.05, momentum=0.9 if kind == "sgd" else 0.0)
 
     def make(module: nn.Module) -> DpTraining:
-        optimizer = build_optimizer(settings, module.parameters())  # fused, as in every phase
+        # Fused, as in every phase.
+        optimizer = build_optimizer(settings, module.parameters())
         return DpTraining(module, optimizer, ROWS, 4, noise_multiplier=1.0, max_grad_norm=1.0)
 
     def epoch(dp: DpTraining, module: nn.Module, number: int) -> None:
@@ -198,7 +212,8 @@ def test_the_module_stays_what_it_was() -> None:
     dp = training(module, 1.0)
     dp.step(ROWS[:4], lambda rows: mse_loss(module["top"](module["encoder"](X[rows])), Y[rows]))
     assert list(module.state_dict()) == keys
-    module["top"](module["encoder"](X)).sum().backward()  # outside of a step: nothing of opacus
+    # Outside of a step: nothing of opacus.
+    module["top"](module["encoder"](X)).sum().backward()
     assert all(getattr(p, "grad_sample", p) is None for p in module.parameters())
     dp.close()
     dp.close()

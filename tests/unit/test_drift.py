@@ -11,7 +11,8 @@ from vfl_party.phases.scoring import Chunk
 
 
 def validate(drift: Drift, *chunks: Chunk) -> dict[str, float]:
-    assert [*drift.chunks(chunks)] == [*chunks]  # as they are
+    # As they are.
+    assert [*drift.chunks(chunks)] == [*chunks]
     return drift.moved()
 
 
@@ -39,9 +40,11 @@ def test_a_party_that_was_away_is_left_out() -> None:
     drift = Drift("p0")
     validate(drift, of(OLD, own=OLD))
     assert validate(drift, of(None, own=OLD)) == {"p0": 0.0}
-    assert validate(drift, of(NEW, own=OLD)) == {"p0": 0.0}  # nothing to compare with
+    # Nothing to compare with.
+    assert validate(drift, of(NEW, own=OLD)) == {"p0": 0.0}
     assert validate(drift, of(NEW, own=OLD)) == {"p0": 0.0, "p1": 0.0}
-    assert validate(drift, of(NEW), of(None)) == {}  # half of the rows
+    # Half of the rows.
+    assert validate(drift, of(NEW), of(None)) == {}
     assert validate(drift, of(None), of(NEW)) == {}
     assert validate(drift, of(NEW), of(NEW)) == {}
 
@@ -55,7 +58,9 @@ def test_without_validation_rows_it_is_of_mean_and_deviation() -> None:
         drift.batch([batch], {"p1": batch})
     before = torch.stack([OLD.mean(0), OLD.std(0, correction=0)])
     now = torch.stack([NEW.mean(0), NEW.std(0, correction=0)])
-    assert drift.moved() == {"p1": pytest.approx(((now - before).norm() / before.norm()).item(), rel=1e-6)}
+    assert drift.moved() == {
+        "p1": pytest.approx(((now - before).norm() / before.norm()).item(), rel=1e-6)
+    }
 
 
 def test_it_looks_at_no_more_than_the_first_rows_of_training() -> None:
@@ -75,7 +80,9 @@ def test_batches_of_any_sizes_give_the_statistics_of_all_rows() -> None:
     for batch in z_ND.split([1, 40, 59]):
         drift.batch([], {"p1": batch})
     now = torch.stack([z_ND.mean(0), z_ND.std(0, correction=0)])
-    assert drift.moved() == {"p1": pytest.approx(((now - before).norm() / before.norm()).item(), rel=1e-6)}
+    assert drift.moved() == {
+        "p1": pytest.approx(((now - before).norm() / before.norm()).item(), rel=1e-6)
+    }
 
 
 def test_a_checkpoint_of_an_earlier_version_holds_the_embeddings_themselves() -> None:

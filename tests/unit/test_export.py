@@ -25,7 +25,9 @@ from vfl_common.errors import Code, InputError
 RUN = "20260101-120000-case-1f2e"
 
 
-def line(generation: int, phase: str, round_: int, steps: int, **metrics: dict[str, float]) -> dict[str, Any]:
+def line(
+    generation: int, phase: str, round_: int, steps: int, **metrics: dict[str, float]
+) -> dict[str, Any]:
     return {
         "time": f"2026-01-01T12:{generation:02d}:{round_:02d}.250Z",
         "generation": generation,
@@ -52,7 +54,9 @@ def write(folder: Path, lines: Sequence[dict[str, Any]], *, finished: bool = Tru
     with (folder / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(each) + "\n" for each in lines)
     (folder / "run.json").write_text(json.dumps({"run_id": RUN, "finished": finished}))
-    (folder / "recipe.json").write_text(json.dumps({"name": "case", "seed": 7, "phases": [{"kind": "splitnn"}]}))
+    (folder / "recipe.json").write_text(
+        json.dumps({"name": "case", "seed": 7, "phases": [{"kind": "splitnn"}]})
+    )
     return folder
 
 
@@ -72,7 +76,8 @@ def places(rounds: Sequence[RoundLine]) -> list[tuple[int, str, int]]:
     return [(each.generation, each.phase, each.round) for each in rounds]
 
 
-# -- reading --------------------------------------------------------------------------------------------------------
+# -- reading
+# ----------------------------------------------------------------------
 
 
 def test_a_round_that_was_run_again_counts_once(tmp_path: Path) -> None:
@@ -102,17 +107,28 @@ def test_half_a_line_is_waited_for_and_a_cut_one_passed_over(tmp_path: Path) -> 
     assert places(history.rounds) == [(1, "splitnn", 1), (1, "splitnn", 2), (1, "evaluate", 1)]
 
 
-def test_a_full_file_is_renamed_and_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_file_is_renamed_and_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two who read all the time miss nothing; who comes late reads what is kept."""
     monkeypatch.setattr(files, "MOST_BYTES", 1_000)
-    path, eager, slow = tmp_path / "metrics.jsonl", History(Source(tmp_path)), History(Source(tmp_path))
+    path, eager, slow = (
+        tmp_path / "metrics.jsonl",
+        History(Source(tmp_path)),
+        History(Source(tmp_path)),
+    )
     for number in range(1, 51):
         files.append(path, json.dumps(line(1, "splitnn", number, number)) + "\n")
         eager.update()
-        if number % 7 == 0:  # about two files later
+        # About two files later.
+        if number % 7 == 0:
             slow.update()
     slow.update()
-    assert [each.round for each in eager.rounds] == [each.round for each in slow.rounds] == [*range(1, 51)]
+    assert (
+        [each.round for each in eager.rounds]
+        == [each.round for each in slow.rounds]
+        == [*range(1, 51)]
+    )
     parts = sorted(tmp_path.iterdir())
     assert parts == sorted(files.part_names(path))
     assert all(part.stat().st_size <= 1_000 for part in parts)
@@ -133,19 +149,29 @@ def test_a_file_that_is_renamed_this_moment_is_read_under_its_new_name(tmp_path:
     assert len(history.rounds) == len(LINES)
 
 
-def test_a_file_that_cannot_be_renamed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_renamed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "MOST_BYTES", 1_000)
-    for name in files.part_names(tmp_path / "metrics.jsonl")[-2:]:  # the last, a folder, cannot be removed
+    # The last, a folder, cannot be removed.
+    for name in files.part_names(tmp_path / "metrics.jsonl")[-2:]:
         name.mkdir()
     path = tmp_path / "metrics.jsonl"
     for number in range(60):
         files.append(path, f"{number:0100}\n")
-    assert len(path.read_text().splitlines()) == 60 - 3 * 9  # three full files of nine lines
+    # Three full files of nine lines.
+    assert len(path.read_text().splitlines()) == 60 - 3 * 9
 
 
 @pytest.mark.parametrize(
     "damage",
-    [b"\xff\x00garbage", b"[" * 100_000, b"3", b"{}", json.dumps(LINES[0] | {"round": 1e999}).encode()],
+    [
+        b"\xff\x00garbage",
+        b"[" * 100_000,
+        b"3",
+        b"{}",
+        json.dumps(LINES[0] | {"round": 1e999}).encode(),
+    ],
     ids=["garbage", "deep", "number", "object", "infinite"],
 )
 def test_damaged_files_of_a_run_are_passed_over(run: Path, damage: bytes) -> None:
@@ -161,8 +187,13 @@ def test_damaged_files_of_a_run_are_passed_over(run: Path, damage: bytes) -> Non
 
 
 def test_a_party_s_own_folder_will_do(run: Path) -> None:
-    assert [(source.run_id, source.party) for source in find_sources(run)] == [(RUN, "bank"), (RUN, "shop")]
-    assert [(source.run_id, source.party) for source in find_sources(run / "shop")] == [(RUN, "shop")]
+    assert [(source.run_id, source.party) for source in find_sources(run)] == [
+        (RUN, "bank"),
+        (RUN, "shop"),
+    ]
+    assert [(source.run_id, source.party) for source in find_sources(run / "shop")] == [
+        (RUN, "shop")
+    ]
 
 
 @pytest.mark.parametrize("made", [True, False])
@@ -187,12 +218,14 @@ def test_following_a_run_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         def close(self, *, finished: bool) -> None:
             closed.append(finished)
 
-    monkeypatch.setattr(time, "sleep", lambda _: write(folder, LINES[1:]))  # the run goes on meanwhile
+    # The run goes on meanwhile.
+    monkeypatch.setattr(time, "sleep", lambda _: write(folder, LINES[1:]))
     export.copy(tmp_path / RUN, lambda _: Sink(), follow=True)
     assert (seen, closed) == ([1, 3], [True])
 
 
-# -- TensorBoard ----------------------------------------------------------------------------------------------------
+# -- TensorBoard
+# ----------------------------------------------------------------------
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
@@ -202,14 +235,19 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     found = EventAccumulator(str(folder))
     found.Reload()
     tags = found.Tags()["scalars"]
-    return {tag: [(each.step, each.value, each.wall_time) for each in found.Scalars(tag)] for tag in tags}
+    return {
+        tag: [(each.step, each.value, each.wall_time) for each in found.Scalars(tag)]
+        for tag in tags
+    }
 
 
 def stated(lines: Sequence[dict[str, Any]]) -> dict[str, list[tuple[int, float, float]]]:
     """The same, from metrics.jsonl."""
     found: dict[str, list[tuple[int, float, float]]] = {}
     for each in lines:
-        at_s = datetime.strptime(each["time"], "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()
+        at_s = (
+            datetime.strptime(each["time"], "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()
+        )
         values = {
             "bytes/sent": each["sent_bytes"],
             "bytes/received": each["received_bytes"],
@@ -227,9 +265,10 @@ def assert_same(
 ) -> None:
     assert got.keys() == want.keys()
     for tag, points in want.items():
-        assert got[tag] == [(step, pytest.approx(value, rel=1e-6), at_s) for step, value, at_s in points], (
-            tag
-        )  # float32
+        # float32.
+        assert got[tag] == [
+            (step, pytest.approx(value, rel=1e-6), at_s) for step, value, at_s in points
+        ], tag
 
 
 def test_tensorboard_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) -> None:
@@ -245,7 +284,8 @@ def test_tensorboard_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) ->
     result = invoke("tensorboard", run / "bank", "--out", logs)
     assert (result.exit_code, result.output) == (0, f"{logs / RUN / 'bank'}\n")
     assert_same(scalars(logs / RUN / "bank"), stated([LINES[0], again]))
-    assert len(list((logs / RUN / "bank").iterdir())) == 2  # ours is replaced, another's is not
+    # Ours is replaced, another's is not.
+    assert len(list((logs / RUN / "bank").iterdir())) == 2
 
 
 def test_while_a_run_goes_back_its_event_file_is_written_again(tmp_path: Path) -> None:
@@ -264,7 +304,8 @@ def test_while_a_run_goes_back_its_event_file_is_written_again(tmp_path: Path) -
     assert_same(scalars(tmp_path / "logs" / RUN / "bank"), stated([LINES[0], again]))
 
 
-# -- MLflow ---------------------------------------------------------------------------------------------------------
+# -- MLflow
+# ----------------------------------------------------------------------
 
 READ_BACK = """
 import json, sys, warnings
@@ -295,7 +336,15 @@ def test_mlflow_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) -> None
     again = line(2, "evaluate", 1, 10, test={"loss": 0.125, "auc": 1.0})
     uri = (tmp_path / "mlruns").as_uri()
     done = subprocess.run(
-        [sys.executable, "-c", READ_BACK, uri, str(run), str(run / "bank"), json.dumps(again) + "\n"],
+        [
+            sys.executable,
+            "-c",
+            READ_BACK,
+            uri,
+            str(run),
+            str(run / "bank"),
+            json.dumps(again) + "\n",
+        ],
         env=os.environ | {"MLFLOW_ALLOW_FILE_STORE": "true"},
         capture_output=True,
         text=True,
@@ -326,7 +375,12 @@ def test_mlflow_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) -> None
     ],
 )
 def test_a_package_that_is_missing_is_named_with_its_command(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], package: str, install: str
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: list[str],
+    package: str,
+    install: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in (package, *(each for each in sys.modules if each.startswith(f"{package}."))):

@@ -22,7 +22,14 @@ from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_pa
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.methods.fedcvt.active import ActiveFedCVT
 from vfl_party.methods.fedcvt.batches import FedCVTBatches, Step, own_rows
-from vfl_party.methods.fedcvt.losses import Representations, agreed, attend, distance, estimate, overlap
+from vfl_party.methods.fedcvt.losses import (
+    Representations,
+    agreed,
+    attend,
+    distance,
+    estimate,
+    overlap,
+)
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.phases.context import Party
 
@@ -31,9 +38,17 @@ THREE = TaskSettings(kind="multiclass", classes=3)
 BINARY = TaskSettings(kind="binary")
 
 
-def tables(parties: int = 2, *, rows: dict[str, Any] | None = None, model: Any = None, **settings: Any) -> Any:
+def tables(
+    parties: int = 2, *, rows: dict[str, Any] | None = None, model: Any = None, **settings: Any
+) -> Any:
     """100 digits: 80 for training, of which 48 are aligned and 30 labelled."""
-    phase = {"kind": "fedcvt", "epochs": 3, "batch_size": 16, "unlabelled_batch_size": 8, "own_batch_size": 10}
+    phase = {
+        "kind": "fedcvt",
+        "epochs": 3,
+        "batch_size": 16,
+        "unlabelled_batch_size": 8,
+        "own_batch_size": 10,
+    }
     made = cases.recipe(parties, rows=rows or {"aligned": 0.6, "labelled": 30}, model=model)
     return made | {"phases": [phase | settings]}
 
@@ -45,26 +60,31 @@ def party(given_: dict[str, Any], name: str = "p0") -> Assembled:
     return assemble(opened, expected_rows(opened))
 
 
-# -- estimates and terms -----------------------------------------------------------------------------------------------
+# -- estimates and terms
+# ----------------------------------------------------------------------
 
 
 def test_attention_weighs_values_by_the_keys() -> None:
     q, k = torch.tensor([[2.0, 0.0, 0.0, 0.0]]), torch.tensor([[3.0, 0.0, 0.0, 0.0], [0.0] * 4])
     v = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
-    p = torch.tensor([3.0, 0.0]).softmax(dim=0)  # 2 · 3 / √4
+    # 2 · 3 / √4.
+    p = torch.tensor([3.0, 0.0]).softmax(dim=0)
     torch.testing.assert_close(attend(q, k, v, 1.0)[0, :2], p)
     torch.testing.assert_close(attend(q, k, v, 0.5)[0, :2], p.square() / p.square().sum())
 
 
 def test_a_missing_view_is_made_of_the_others_rows() -> None:
-    """With one row to attend to, the estimate is that row; own rows of the other party lend their shared half alone."""
+    """With one row to attend to, the estimate is that row; own rows of the other party lend their
+    shared half alone.
+    """
     ours = Representations(torch.ones(1, 4), torch.zeros(2, 4))
     theirs = Representations(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.empty(0, 4))
     found = estimate(ours.own, ours, theirs, 1.0)
     torch.testing.assert_close(found, theirs.aligned.expand(2, 4))
     more = Representations(theirs.aligned, torch.tensor([[9.0, 9.0, 5.0, 6.0]]))
     found = estimate(ours.own, ours, more, 1.0)
-    torch.testing.assert_close(found, torch.tensor([[1.0, 2.0, 4.0, 5.0]]).expand(2, 4))  # queries of zeros: the mean
+    # Queries of zeros: the mean.
+    torch.testing.assert_close(found, torch.tensor([[1.0, 2.0, 4.0, 5.0]]).expand(2, 4))
 
 
 def test_terms_of_both_presets() -> None:
@@ -83,7 +103,8 @@ def test_representations_that_do_not_overlap_have_finite_gradients(preset: Any) 
     assert torch.equal(r.grad, torch.zeros(3, 4))
 
 
-# -- pseudo-labels -----------------------------------------------------------------------------------------------------
+# -- pseudo-labels
+# ----------------------------------------------------------------------
 
 
 def logits(*probabilities: float) -> Tensor:
@@ -105,7 +126,9 @@ SURE, UNSURE, OTHER = logits(0.8, 0.1, 0.1), logits(0.55, 0.25, 0.2), logits(0.1
         ([SURE, SURE, SURE], 0.9, None),
     ],
 )
-def test_three_classifiers_agree_and_are_sure(outputs: list[Tensor], threshold: float, want: int | None) -> None:
+def test_three_classifiers_agree_and_are_sure(
+    outputs: list[Tensor], threshold: float, want: int | None
+) -> None:
     taken, labels = agreed(THREE, outputs, threshold)
     assert taken.tolist() == [want is not None]
     assert labels.dtype == torch.int64
@@ -115,25 +138,33 @@ def test_three_classifiers_agree_and_are_sure(outputs: list[Tensor], threshold: 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=3, max_size=3), st.floats(0.0, 0.95))
 def test_one_logit_names_a_class_as_two_would(p: list[float], threshold: float) -> None:
-    taken, labels = agreed(BINARY, [torch.tensor([[each]], dtype=torch.float64).logit() for each in p], threshold)
+    taken, labels = agreed(
+        BINARY, [torch.tensor([[each]], dtype=torch.float64).logit() for each in p], threshold
+    )
     pairs = [torch.tensor([[1 - each, each]], dtype=torch.float64).log() for each in p]
     taken_two, labels_two = agreed(TaskSettings(kind="multiclass", classes=2), pairs, threshold)
     margin = min(min(abs(each - 0.5), abs(max(each, 1 - each) - threshold)) for each in p)
-    if margin > 1e-9:  # rounding decides nothing
+    # Rounding decides nothing.
+    if margin > 1e-9:
         assert taken.tolist() == taken_two.tolist()
         if taken.item():
             assert labels.tolist() == [[float(labels_two.item())]]
 
 
-# -- batches -----------------------------------------------------------------------------------------------------------
+# -- batches
+# ----------------------------------------------------------------------
 
 
 def steps_of(name: str, **settings: Any) -> tuple[Party, list[list[Step]]]:
     given_ = tables(**settings)
     made = party(given_, name).party
-    own = FedCVTSettings.model_validate({k: v for k, v in given_["phases"][0].items() if k != "kind"})
+    own = FedCVTSettings.model_validate(
+        {k: v for k, v in given_["phases"][0].items() if k != "kind"}
+    )
     batches = FedCVTBatches(made, "fedcvt", own)
-    return made, [batches.of(round_, own_rows(made, "fedcvt", own)) for round_ in range(batches.rounds)]
+    return made, [
+        batches.of(round_, own_rows(made, "fedcvt", own)) for round_ in range(batches.rounds)
+    ]
 
 
 def test_both_parties_take_the_same_aligned_rows_and_own_rows_of_their_own() -> None:
@@ -156,8 +187,11 @@ def test_an_epoch_has_every_labelled_row_once_and_the_others_go_round() -> None:
     assert [len(each.labelled) for each in steps] == [16, 14] * 12
     assert [each.last for each in steps] == [False, True] * 12
     for at in range(0, 24, 2):
-        assert sorted(np.concatenate([each.labelled for each in steps[at : at + 2]])) == sorted(made.rows("train"))
-    for at in range(0, 24, 3):  # 32 own rows are three batches of 10
+        assert sorted(np.concatenate([each.labelled for each in steps[at : at + 2]])) == sorted(
+            made.rows("train")
+        )
+    # 32 own rows are three batches of 10.
+    for at in range(0, 24, 3):
         assert len(set(np.concatenate([each.own for each in steps[at : at + 3]]))) == 30
 
 
@@ -167,7 +201,8 @@ def test_pseudo_labels_begin_after_the_warm_up(warmup: float, begins: int) -> No
     assert [steps[0].pseudo for steps in rounds] == [epoch >= begins for epoch in range(12)]
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- what is refused
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -175,10 +210,19 @@ def test_pseudo_labels_begin_after_the_warm_up(warmup: float, begins: int) -> No
     [
         (tables(4), "one active and one passive party, and the recipe has 3 passive ones"),
         (tables(model={"combine": "sum"}), 'set model.combine = "concat"'),
-        (tables(model={"embedding_size": 7}), "model.embedding_size = 7 is odd, so take an even one"),
+        (
+            tables(model={"embedding_size": 7}),
+            "model.embedding_size = 7 is odd, so take an even one",
+        ),
         (tables() | {"task": {"kind": "regression"}}, "a regression has no classes"),
-        (tables(unlabelled_batch_size=19), "unlabelled_batch_size = 19 is more than the 18 aligned"),
-        (tables(own_batch_size=33), "own_batch_size = 33 is more than the 32 training rows that only p0 has"),
+        (
+            tables(unlabelled_batch_size=19),
+            "unlabelled_batch_size = 19 is more than the 18 aligned",
+        ),
+        (
+            tables(own_batch_size=33),
+            "own_batch_size = 33 is more than the 32 training rows that only p0 has",
+        ),
         (
             tables(rows={"aligned": 1.0, "labelled": 30}),
             r'the 0 training rows .*; take 0 \(none take part\), or own_rows = "passive" if that party has more',
@@ -190,7 +234,8 @@ def test_pseudo_labels_begin_after_the_warm_up(warmup: float, begins: int) -> No
                 unlabelled_batch_size=0,
                 own_batch_size=0,
             ),
-            "party p0: batch normalisation needs batches of at least two rows; give more rows, a larger batch_size",
+            "party p0: batch normalisation needs batches of at least two rows; give more "
+            "rows, a larger batch_size",
         ),
         (tables(epochs=None), "give either epochs or steps"),
         (tables(threshold=1.0), "threshold: must be less than 1"),
@@ -210,22 +255,36 @@ def test_what_cannot_be_trained_is_told_in_one_sentence(given_: dict[str, Any], 
 def test_an_active_party_without_features_is_refused() -> None:
     given_ = tables()
     given_["parties"][0]["features"] = False
-    with pytest.raises(InputError, match="p0 has no features, and fedcvt compares both parties' views"):
+    with pytest.raises(
+        InputError, match="p0 has no features, and fedcvt compares both parties' views"
+    ):
         forecast(outlook_of(Recipe.model_validate(given_), HERE), 100)
 
 
 def test_another_phase_s_encoder_is_refused() -> None:
     given_ = tables()
-    pretraining = {"kind": "fedhssl", "ssl": "simsiam", "rounds": 1, "batch_size": 16, "projector": [8, 8]}
-    with pytest.raises(InputError, match="that is not fedcvt's two networks; let fedcvt come first"):
+    pretraining = {
+        "kind": "fedhssl",
+        "ssl": "simsiam",
+        "rounds": 1,
+        "batch_size": 16,
+        "projector": [8, 8],
+    }
+    with pytest.raises(
+        InputError, match="that is not fedcvt's two networks; let fedcvt come first"
+    ):
         party(given_ | {"phases": [pretraining, *given_["phases"]]})
 
 
 def test_with_psi_own_rows_are_counted_when_they_are_known() -> None:
-    """Before joining a party cannot know which of its rows the other has, so it is refused in the first round."""
+    """Before joining a party cannot know which of its rows the other has, so it is refused in the
+    first round.
+    """
     made = party(tables(rows={"align": "psi", "labelled": 30}))
     (phase,) = made.phases
-    with pytest.raises(InputError, match="own_batch_size = 10 is more than the 0 training rows that only p0 has"):
+    with pytest.raises(
+        InputError, match="own_batch_size = 10 is more than the 0 training rows that only p0 has"
+    ):
         phase.run_round(0)
 
 
@@ -259,7 +318,9 @@ def test_a_gradient_that_is_not_finite_does_not_leave(huge: bool) -> None:
                 each.fill_(torch.inf)
     answers = Answers({"p1": theirs})
     phase._representations = answers  # type: ignore[assignment]
-    expected, words = (PeerError, "tensor 'own' of p1 at") if huge else (InputError, "the loss of p0 at")
+    expected, words = (
+        (PeerError, "tensor 'own' of p1 at") if huge else (InputError, "the loss of p0 at")
+    )
     with pytest.raises(expected, match=words) as raised:
         phase.run_round(0)
     assert "its training diverged" in str(raised.value)
@@ -272,18 +333,27 @@ def test_a_passive_party_that_diverged_says_so_itself() -> None:
     with torch.no_grad():
         for each in made.party.models["encoder"].parameters():
             each.fill_(torch.nan)
-    with pytest.raises(InputError, match=r"representations of p1 at .* hold NaN or infinity: its training diverged"):
+    with pytest.raises(
+        InputError, match=r"representations of p1 at .* hold NaN or infinity: its training diverged"
+    ):
         phase.run_round(0)
 
 
-# -- what crosses ------------------------------------------------------------------------------------------------------
+# -- what crosses
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("settings", "names"),
-    [({}, ["aligned", "own"]), ({"own_rows": "active"}, ["aligned"]), ({"own_batch_size": 0}, ["aligned"])],
+    [
+        ({}, ["aligned", "own"]),
+        ({"own_rows": "active"}, ["aligned"]),
+        ({"own_batch_size": 0}, ["aligned"]),
+    ],
 )
-def test_the_passive_party_declares_what_it_sends(settings: dict[str, Any], names: list[str]) -> None:
+def test_the_passive_party_declares_what_it_sends(
+    settings: dict[str, Any], names: list[str]
+) -> None:
     made = party(tables(**settings), "p1")
     swap = made.party.exchanges["fedcvt", "representations"].exchange
     assert list(swap.up.tensors) == names
@@ -292,10 +362,17 @@ def test_the_passive_party_declares_what_it_sends(settings: dict[str, Any], name
 
 
 def test_a_forecast_without_data_counts_rows() -> None:
-    """80 training rows, 48 of them aligned and 30 labelled: two steps an epoch, one epoch a round."""
-    found = forecast(outlook_of(Recipe.model_validate(tables(rows={"aligned": 0.6, "labelled": 30})), HERE), 100)
+    """80 training rows, 48 of them aligned and 30 labelled: two steps an epoch, one epoch a
+    round.
+    """
+    found = forecast(
+        outlook_of(Recipe.model_validate(tables(rows={"aligned": 0.6, "labelled": 30})), HERE), 100
+    )
     links = {(link.sender, link.kind): link for link in found.links if link.phase == "fedcvt"}
     rows = 3 * (30 + 2 * (8 + 10))
     assert links["p0", "gradient"].payload_bytes == rows * 8 * 4
-    assert links["p1", "embedding"].payload_bytes == (rows + 3 * 10) * 8 * 4  # and ten validation rows a round
-    assert next(phase for phase in found.phases if phase.name == "fedcvt").round_trips == 3 * (2 + 1)
+    # And ten validation rows a round.
+    assert links["p1", "embedding"].payload_bytes == (rows + 3 * 10) * 8 * 4
+    assert next(phase for phase in found.phases if phase.name == "fedcvt").round_trips == 3 * (
+        2 + 1
+    )

@@ -1,4 +1,6 @@
-"""What a forecast is made of: batches, rounds, sizes, the network's time, and what it says where it cannot know."""
+"""What a forecast is made of: batches, rounds, sizes, the network's time, and what it says where it
+cannot know.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ HERE = Path(__file__).parent
 
 def recipe(*phases: dict[str, Any], **splits: Any) -> Recipe:
     rows = {"validation": 0.1, "test": 0.2, **splits}
-    return Recipe.model_validate(cases.recipe(3, model={"embedding_size": 8}, rows=rows) | {"phases": list(phases)})
+    return Recipe.model_validate(
+        cases.recipe(3, model={"embedding_size": 8}, rows=rows) | {"phases": list(phases)}
+    )
 
 
 def of(
@@ -56,20 +60,31 @@ def of(
 
 
 def payloads(found: CountedForecast, phase: str) -> dict[tuple[str, str, str], int]:
-    return {(link.sender, link.receiver, link.kind): link.payload_bytes for link in found.links if link.phase == phase}
+    return {
+        (link.sender, link.receiver, link.kind): link.payload_bytes
+        for link in found.links
+        if link.phase == phase
+    }
 
 
-# -- what the methods state -----------------------------------------------------------------------------------------
+# -- what the methods state
+# ----------------------------------------------------------------------
 
 
 def test_split_training_and_evaluation_are_counted() -> None:
-    """700 training rows in batches of 64, 100 for validation, 200 for testing; two passive parties."""
+    """700 training rows in batches of 64, 100 for validation, 200 for testing; two passive
+    parties.
+    """
     found = of({"kind": "splitnn", "epochs": 3, "batch_size": 64}, {"kind": "evaluate"})
     assert found.rows == 1000
     up, down = 3 * (700 + 100) * 8 * 4, 3 * 700 * 8 * 4
     want: dict[tuple[str, str, str], int] = {}
     for name in ("p1", "p2"):
-        want |= {(name, "p0", "embedding"): up, ("p0", name, "gradient"): down, ("p0", name, "ack"): 0}
+        want |= {
+            (name, "p0", "embedding"): up,
+            ("p0", name, "gradient"): down,
+            ("p0", name, "ack"): 0,
+        }
     assert payloads(found, "splitnn") == want
     assert payloads(found, "evaluate")["p2", "p0", "embedding"] == 300 * 8 * 4
     assert [(phase.name, phase.round_trips) for phase in found.phases] == [
@@ -85,11 +100,14 @@ def test_early_stopping_makes_it_an_upper_bound() -> None:
     most, known = of(phase), of(phase, ended={"splitnn": 4})
     assert [each.at_most for each in most.phases] == [False, True]
     assert [each.at_most for each in known.phases] == [False, False]
-    assert known.phases[1].round_trips == 4 * (11 + 1 + 1)  # batches, validation, verdict
+    # Batches, validation, verdict.
+    assert known.phases[1].round_trips == 4 * (11 + 1 + 1)
     assert payloads(known, "splitnn")["p0", "p1", "verdict"] == 4
     assert most.phases[1].round_trips == 10 * (11 + 1 + 1)
     assert any("its numbers are upper bounds" in each for each in notes(most, Network(1e8, 0.02)))
-    assert not any("its numbers are upper bounds" in each for each in notes(known, Network(1e8, 0.02)))
+    assert not any(
+        "its numbers are upper bounds" in each for each in notes(known, Network(1e8, 0.02))
+    )
 
 
 @pytest.mark.parametrize("ended", [{"splitnn": 2}, {"nothing": 2}])
@@ -98,7 +116,9 @@ def test_rounds_are_for_phases_that_may_end_early(ended: dict[str, int]) -> None
         of({"kind": "splitnn", "epochs": 3}, ended=ended)
 
 
-@pytest.mark.parametrize("text", ["splitnn", "splitnn=", "=3", "splitnn=0", "splitnn=x", "splitnn=-1"])
+@pytest.mark.parametrize(
+    "text", ["splitnn", "splitnn=", "=3", "splitnn=0", "splitnn=x", "splitnn=-1"]
+)
 def test_rounds_are_read(text: str) -> None:
     assert read_rounds(["a=3", "b-c=12"]) == {"a": 3, "b-c": 12}
     with pytest.raises(InputError, match="give PHASE=N"):
@@ -108,7 +128,9 @@ def test_rounds_are_read(text: str) -> None:
 def test_a_method_that_states_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = replace(load_method("head"), traffic=None)
     monkeypatch.setattr(
-        vfl_party.forecast.count, "load_method", lambda kind: silent if kind == "head" else load_method(kind)
+        vfl_party.forecast.count,
+        "load_method",
+        lambda kind: silent if kind == "head" else load_method(kind),
     )
     found = of({"kind": "head", "epochs": 1, "name": "top"}, {"kind": "evaluate"})
     assert [each.unknown for each in found.phases] == [False, True, False]
@@ -139,17 +161,28 @@ def test_a_party_alone_exchanges_nothing() -> None:
 
 def test_fedhssl_without_data() -> None:
     """Projections of full batches are known from the recipe; weights that are averaged are not."""
-    cross = {"kind": "fedhssl", "ssl": "simsiam", "local": False, "aggregate": False, "rounds": 2, "batch_size": 300}
+    cross = {
+        "kind": "fedhssl",
+        "ssl": "simsiam",
+        "local": False,
+        "aggregate": False,
+        "rounds": 2,
+        "batch_size": 300,
+    }
     found = of(cross | {"projector": [16, 24]})
     assert payloads(found, "fedhssl")["p0", "p1", "embedding"] == 2 * 2 * 300 * 24 * 4
-    with pytest.raises(InputError, match=r"phase fedhssl: the sizes of the weights .* leave out --rows"):
+    with pytest.raises(
+        InputError, match=r"phase fedhssl: the sizes of the weights .* leave out --rows"
+    ):
         of({"kind": "fedhssl", "ssl": "simsiam", "rounds": 2, "batch_size": 300})
     with pytest.raises(InputError, match="batch_size = 400 is more than the 350 aligned"):
         of(cross | {"batch_size": 400}, aligned=0.5)
 
 
 def test_what_nobody_knows_is_asked_for() -> None:
-    with pytest.raises(InputError, match=r"the number of rows is unknown: give --rows N, or a party file"):
+    with pytest.raises(
+        InputError, match=r"the number of rows is unknown: give --rows N, or a party file"
+    ):
         forecast(outlook_of(recipe({"kind": "evaluate"}), HERE))
     with pytest.raises(InputError, match="only 35 rows are aligned"):
         of({"kind": "evaluate"}, rows=50, labelled=40)
@@ -162,13 +195,21 @@ def test_what_nobody_knows_is_asked_for() -> None:
     [
         {"kind": "fedhssl", "ssl": "moco", "batch_size": 20, "queue": 4096},
         {"kind": "fedonce", "objective": "pca"},
-        {"kind": "head", "epochs": 1, "own_encoder": "trained", "dp": {"noise_multiplier": 1.0, "delta": 0.5}},
+        {
+            "kind": "head",
+            "epochs": 1,
+            "own_encoder": "trained",
+            "dp": {"noise_multiplier": 1.0, "delta": 0.5},
+        },
     ],
     ids=["queue", "components", "privacy"],
 )
 def test_what_a_party_would_refuse_is_refused_with_its_sentence(phase: dict[str, Any]) -> None:
     data = {"source": "sklearn:breast_cancer", "label": "target", "limit": 100}
-    tables = cases.recipe(3, model={"embedding_size": 16}) | {"phases": [phase], "simulate": {"data": data}}
+    tables = cases.recipe(3, model={"embedding_size": 16}) | {
+        "phases": [phase],
+        "simulate": {"data": data},
+    }
     outlook = outlook_of(Recipe.model_validate(tables), HERE)
     with pytest.raises(InputError) as joining:
         try_parties(outlook.recipe, HERE)
@@ -181,7 +222,9 @@ def test_what_a_party_would_refuse_is_refused_with_its_sentence(phase: dict[str,
 def test_phases_that_do_not_fit_together_are_refused_without_data() -> None:
     made = recipe({"kind": "mocosfl", "epochs": 1, "batch_size": 16, "image": [1, 8, 8], "cut": 1})
     for rows in (None, 1000):
-        with pytest.raises(InputError, match=r"mocosfl: .* trains on rows of which each party has its own"):
+        with pytest.raises(
+            InputError, match=r"mocosfl: .* trains on rows of which each party has its own"
+        ):
             forecast(outlook_of(made, HERE), rows)
 
 
@@ -190,13 +233,17 @@ def test_an_error_in_the_recipe_names_its_file(tmp_path: Path) -> None:
     path.write_text(toml(cases.recipe(2) | {"phases": [{"kind": "gbdt"}, {"kind": "evaluate"}]}))
     with pytest.raises(InputError) as told:
         show.counted(path, rows=100)
-    assert str(told.value).startswith(f"{path}: phases: a phase of kind 'gbdt' has a model of its own")
+    assert str(told.value).startswith(
+        f"{path}: phases: a phase of kind 'gbdt' has a model of its own"
+    )
 
 
 def test_a_billion_steps_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vfl_party.forecast.count, "MOST_STEPS", 3 * 12)
     assert of({"kind": "splitnn", "epochs": 3}).phases[1].round_trips == 3 * 12
-    with pytest.raises(InputError, match=r"phase splitnn has more than 36 steps, and a forecast counts each; ask"):
+    with pytest.raises(
+        InputError, match=r"phase splitnn has more than 36 steps, and a forecast counts each; ask"
+    ):
         of({"kind": "splitnn", "epochs": 10**9})
 
 
@@ -212,9 +259,15 @@ def test_sizes_are_those_of_the_batches(
     rows: int, size: int, epochs: int, every: int, most: int | None, stride: int
 ) -> None:
     given_ = recipe({"kind": "evaluate"})
-    party = Party("p1", given_, torch.device("cpu"), {}, None, None, None, divide_rows(given_, rows))
+    party = Party(
+        "p1", given_, torch.device("cpu"), {}, None, None, None, divide_rows(given_, rows)
+    )
     settings = SplitNNSettings(
-        epochs=epochs, batch_size=size, validate_every=every, max_bytes=most, checkpoint_steps=stride
+        epochs=epochs,
+        batch_size=size,
+        validate_every=every,
+        max_bytes=most,
+        checkpoint_steps=stride,
     )
     batches = Batches(party, "splitnn", settings)
     steps = [batches.of(round_) for round_ in range(batches.rounds)]
@@ -228,7 +281,9 @@ def test_sizes_are_those_of_the_batches(
     # Shorter rounds are the same steps, and validation comes after the same of them.
     long = Batches(party, "splitnn", settings.model_copy(update={"checkpoint_steps": 10**6}))
     flat = [(batch.tolist(), last) for each in steps for batch, last in each]
-    assert flat == [(batch.tolist(), last) for round_ in range(long.rounds) for batch, last in long.of(round_)]
+    assert flat == [
+        (batch.tolist(), last) for round_ in range(long.rounds) for batch, last in long.of(round_)
+    ]
     assert all(0 < len(each) <= stride for each in steps)
     ends = list(accumulate(map(len, whole)))
     assert [end for round_, end in enumerate(ends) if batches.validates(round_)] == list(
@@ -240,7 +295,8 @@ def test_sizes_are_those_of_the_batches(
         assert batches.validations(round_) == sum(map(batches.validates, range(round_)))
 
 
-# -- time -----------------------------------------------------------------------------------------------------------
+# -- time
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -265,7 +321,8 @@ def test_bandwidth_is_read(text: str, bits: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "100", "fast", "-1Mbit", "0Mbit", "1e3Mbit", "10 Mbit per s", "nan", "10MiB", "5Mbit/h"]
+    "text",
+    ["", "100", "fast", "-1Mbit", "0Mbit", "1e3Mbit", "10 Mbit per s", "nan", "10MiB", "5Mbit/h"],
 )
 def test_bandwidth_without_a_sense_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"--bandwidth .*: give a number above 0 with a unit"):
@@ -273,7 +330,8 @@ def test_bandwidth_without_a_sense_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value_s"), [("20ms", 0.02), ("0.1s", 0.1), ("500us", 5e-4), ("2 µs", 2e-6), ("0", 0.0)]
+    ("text", "value_s"),
+    [("20ms", 0.02), ("0.1s", 0.1), ("500us", 5e-4), ("2 µs", 2e-6), ("0", 0.0)],
 )
 def test_latency_is_read(text: str, value_s: float) -> None:
     assert read_latency(text) == pytest.approx(value_s)
@@ -287,25 +345,42 @@ def test_latency_without_a_sense_is_refused(text: str) -> None:
 
 def test_time_is_round_trips_and_bytes() -> None:
     network = Network.read("8Mbit/s", "50ms")
-    told = as_tables(of({"kind": "splitnn", "epochs": 3, "batch_size": 64}, {"kind": "evaluate"}), network)
-    payload = 2 * 8 * 4 * (3 * (700 + 100) + 3 * 700 + 300) + 2 * (8 + 32)  # two passive parties; the rows' digests
+    told = as_tables(
+        of({"kind": "splitnn", "epochs": 3, "batch_size": 64}, {"kind": "evaluate"}), network
+    )
+    # Two passive parties; the rows' digests.
+    payload = 2 * 8 * 4 * (3 * (700 + 100) + 3 * 700 + 300) + 2 * (8 + 32)
     assert told["total"]["payload_bytes"] == payload
     assert payload < told["total"]["message_bytes"] < 1.06 * payload
     trips = 1 + 3 * (11 + 1) + 2
-    around = AROUND_BYTES_SHARE * told["total"]["message_bytes"] + AROUND_MESSAGE_BYTES * told["total"]["messages"]
+    around = (
+        AROUND_BYTES_SHARE * told["total"]["message_bytes"]
+        + AROUND_MESSAGE_BYTES * told["total"]["messages"]
+    )
     over_s = (told["total"]["message_bytes"] + around) / 1_000_000
     assert told["total"]["seconds"] == pytest.approx(0.1 * trips + over_s)
-    slower = as_tables(of({"kind": "splitnn", "epochs": 3, "batch_size": 64}), Network.read("8Mbit/s", "50ms", "3ms"))
+    slower = as_tables(
+        of({"kind": "splitnn", "epochs": 3, "batch_size": 64}),
+        Network.read("8Mbit/s", "50ms", "3ms"),
+    )
     bare = as_tables(of({"kind": "splitnn", "epochs": 3, "batch_size": 64}), network)
-    assert slower["total"]["seconds"] == pytest.approx(bare["total"]["seconds"] + 0.003 * 3 * 11)  # steps that train
+    # Steps that train.
+    assert slower["total"]["seconds"] == pytest.approx(bare["total"]["seconds"] + 0.003 * 3 * 11)
 
 
 def closed_loop(
-    batches: int, in_flight: int, parts: int, latency_s: float, up_s: float, down_s: float, work_s: float
+    batches: int,
+    in_flight: int,
+    parts: int,
+    latency_s: float,
+    up_s: float,
+    down_s: float,
+    work_s: float,
 ) -> float:
     """Steps as events: up, latency, work, down, latency; each place serves one after the other.
 
-    Of the batches, each in so many parts, D are under way: a batch begins when the D-th before it is done.
+    Of the batches, each in so many parts, D are under way: a batch begins when the D-th before it
+    is done.
     """
     up_free = work_free = down_free = 0.0
     done: list[float] = []
@@ -329,9 +404,18 @@ def closed_loop(
     work_s=st.floats(0, 0.05),
 )
 def test_time_of_steps_in_flight_is_that_of_their_events(
-    batches: int, in_flight: int, parts: int, latency_s: float, up_bytes: int, down_bytes: int, work_s: float
+    batches: int,
+    in_flight: int,
+    parts: int,
+    latency_s: float,
+    up_bytes: int,
+    down_bytes: int,
+    work_s: float,
 ) -> None:
-    network, steps = Network(8e6, latency_s, any_work=BatchWork(parts * work_s, parts * work_s)), batches * parts
+    network, steps = (
+        Network(8e6, latency_s, any_work=BatchWork(parts * work_s, parts * work_s)),
+        batches * parts,
+    )
     run = StepRun(
         exchange="embedding",
         trains=True,
@@ -347,7 +431,9 @@ def test_time_of_steps_in_flight_is_that_of_their_events(
     up_s, down_s = network.over_s(up_bytes, 0), network.over_s(down_bytes, 0)
     want_s = closed_loop(batches, in_flight, parts, latency_s, up_s, down_s, work_s)
     assert network.run_s("splitnn", run) == pytest.approx(want_s, rel=1e-6)
-    assert network.seconds("splitnn", [run, run.model_copy(update={"times": 3})]) == pytest.approx(4 * want_s)
+    assert network.seconds("splitnn", [run, run.model_copy(update={"times": 3})]) == pytest.approx(
+        4 * want_s
+    )
 
 
 def test_work_of_a_phase_goes_before_that_of_all() -> None:
@@ -376,23 +462,31 @@ def test_parties_on_one_machine_share_its_cores() -> None:
         down_messages=0,
     )
     own = Network(1e12, 0.001, any_work=BatchWork(0.010, 0.006, 0.024))
-    assert own.run_s("splitnn", run) == pytest.approx(0.012 + 100 * 0.006, rel=1e-3)  # the slowest party's 6 ms
+    # The slowest party's 6 ms.
+    assert own.run_s("splitnn", run) == pytest.approx(0.012 + 100 * 0.006, rel=1e-3)
     assert replace(own, cores=4).run_s("splitnn", run) == pytest.approx(own.run_s("splitnn", run))
     assert replace(own, cores=2).run_s("splitnn", run) == pytest.approx(101 * 0.012, rel=1e-3)
     alone = run.model_copy(update={"in_flight": 1})
     assert replace(own, cores=2).run_s("splitnn", alone) == pytest.approx(101 * 0.012, rel=1e-3)
-    assert replace(own, cores=1).run_s("splitnn", alone) == pytest.approx(101 * 0.024, rel=1e-3)  # not all at once
+    # Not all at once.
+    assert replace(own, cores=1).run_s("splitnn", alone) == pytest.approx(101 * 0.024, rel=1e-3)
     said = notes(
-        of({"kind": "splitnn", "epochs": 2, "batch_size": 64}), replace(own, cores=2, work={"splitnn": own.any_work})
+        of({"kind": "splitnn", "epochs": 2, "batch_size": 64}),
+        replace(own, cores=2, work={"splitnn": own.any_work}),
     )
-    assert "Computation, measured here in one process, a step: splitnn 10 ms; all parties share 2 cores." in said
+    assert (
+        "Computation, measured here in one process, a step: splitnn 10 ms; all parties "
+        "share 2 cores." in said
+    )
     with pytest.raises(InputError, match="--cores needs --measure"):
         cli.main(["forecast", "recipe.toml", "--cores", "2"], standalone_mode=False)
 
 
 def test_steps_in_flight_of_a_phase_are_those_of_its_training() -> None:
     """Two epochs of 11 batches; validation waits for each answer."""
-    party, rows = lone_party(outlook_of(recipe({"kind": "splitnn", "epochs": 2, "batch_size": 64}), HERE), 1000)
+    party, rows = lone_party(
+        outlook_of(recipe({"kind": "splitnn", "epochs": 2, "batch_size": 64}), HERE), 1000
+    )
     method = load_method("splitnn")
     stated = method.traffic
     assert stated is not None
@@ -410,7 +504,9 @@ def test_a_step_time_without_a_sense_is_refused() -> None:
         Network.read("1Mbit", "1ms", "fast")
 
 
-def test_brackets_reach_the_terminal_without_backslashes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_brackets_reach_the_terminal_without_backslashes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     wide_console().print(render(of({"kind": "splitnn", "epochs": 1}), Network(1e6, 0.01)))
     shown = capsys.readouterr().out
     assert "[rows," in shown
@@ -418,11 +514,22 @@ def test_brackets_reach_the_terminal_without_backslashes(capsys: pytest.CaptureF
 
 
 def test_numbers_for_people() -> None:
-    assert [rate(bits) for bits in (1e9, 100e6, 56e3, 300)] == ["1 Gbit/s", "100 Mbit/s", "56 kbit/s", "300 bit/s"]
-    assert [duration(s) for s in (0.35, 421.3, 720, 12600)] == ["0.35 s", "421 s", "12 min", "3.5 h"]
+    assert [rate(bits) for bits in (1e9, 100e6, 56e3, 300)] == [
+        "1 Gbit/s",
+        "100 Mbit/s",
+        "56 kbit/s",
+        "300 bit/s",
+    ]
+    assert [duration(s) for s in (0.35, 421.3, 720, 12600)] == [
+        "0.35 s",
+        "421 s",
+        "12 min",
+        "3.5 h",
+    ]
 
 
-# -- against the ledger ---------------------------------------------------------------------------------------------
+# -- against the ledger
+# ----------------------------------------------------------------------
 
 
 def counted(*links: LinkBytes) -> Bytes:

@@ -1,4 +1,6 @@
-"""Where there is no room for a file, one sentence says which, and what to do; what was there before stays whole."""
+"""Where there is no room for a file, one sentence says which, and what to do; what was there before
+stays whole.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from vfl_common.ledger import Ledger, load_entries
 from vfl_common.process.logs import log_to
 from vfl_party.base.checkpoint import CheckpointStore
 
-REGISTRY = 2000  # bytes of one file
+# Bytes of one file.
+REGISTRY = 2000
 
 
 @contextmanager
@@ -45,7 +48,12 @@ def ledger(lines: int) -> Ledger:
         ("summary.json", lambda path, size: write_atomic(path, "x" * size)),
         ("metrics.jsonl", lambda path, size: append(path, "x" * size)),
         ("ledger.json", lambda path, size: ledger(size // 100).save(path)),
-        ("checkpoints", lambda path, size: CheckpointStore(path, 2).save("000001.a.1", {"x": torch.ones(size // 4)})),
+        (
+            "checkpoints",
+            lambda path, size: CheckpointStore(path, 2).save(
+                "000001.a.1", {"x": torch.ones(size // 4)}
+            ),
+        ),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
@@ -56,11 +64,14 @@ def test_the_sentence_names_the_file_and_what_to_do(
         write(tmp_path / name, 100 * REGISTRY)
     text, public = str(raised.value), raised.value.public
     assert text.startswith(f"{tmp_path / name}: cannot ")
-    assert text.endswith("(File too large); free some disk space, then restart the processes that stopped")
+    assert text.endswith(
+        "(File too large); free some disk space, then restart the processes that stopped"
+    )
     assert "\n" not in text
     assert "File too large" in public
     assert str(tmp_path) not in public
-    assert not [path for path in tmp_path.rglob(".*") if path.is_file()]  # nothing half written is left
+    # Nothing half written is left.
+    assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
 
 
 def test_a_file_in_a_folders_place_is_one_sentence(tmp_path: Path) -> None:
@@ -95,7 +106,9 @@ def test_a_checkpoint_that_is_written_later_has_the_same_sentence(tmp_path: Path
     assert not list(path.iterdir())
 
 
-def test_a_line_of_the_log_is_lost_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_the_log_is_lost_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     handler = log_to(tmp_path / "log.jsonl")
     try:
         logging.getLogger("test").info("first")

@@ -1,4 +1,6 @@
-"""A slice of scripts/fuzz and scripts/fuzz-coverage: what peers may send causes only errors of the catalogue."""
+"""A slice of scripts/fuzz and scripts/fuzz-coverage: what peers may send causes only errors of the
+catalogue.
+"""
 
 from __future__ import annotations
 

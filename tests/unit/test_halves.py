@@ -32,7 +32,8 @@ RESNET = ResNet18Settings(kind="resnet18")
         (CNN, 3, None, (16, 4, 4), 20),
         (CNN, 3, Bottleneck(4, 2), (4, 2, 2), 20),
         (RESNET, 1, None, (64, 32, 32), 512),
-        (RESNET, 3, Bottleneck(4, 2), (4, 16, 16), 512),  # C4S2: 4 KiB instead of 256 KiB an image
+        # C4S2: 4 KiB instead of 256 KiB an image.
+        (RESNET, 3, Bottleneck(4, 2), (4, 16, 16), 512),
         (ResNet18Settings(kind="resnet18", small_images=False), 1, None, (64, 8, 8), 512),
     ],
 )
@@ -50,7 +51,8 @@ def test_halves_fit_together(
     assert z.shape[1:] == latent == tail.latent
     assert tail.features(z).shape == (2, features)
     assert tail(z).shape == (2, 24)
-    alone = tail(bottom(x[:1]))  # no row depends on another
+    # No row depends on another.
+    alone = tail(bottom(x[:1]))
     assert torch.allclose(alone, tail(z)[:1], atol=1e-5)
 
 
@@ -91,7 +93,8 @@ def test_a_standardised_convolution() -> None:
     """By its definition (Qiao et al. 2019), channel by channel."""
     conv = StandardisedConv(3, 4, 3, padding=1, bias=False)
     with torch.no_grad():
-        conv.weight.mul_(7).add_(3)  # scale and mean of a channel's weights have no effect
+        # Scale and mean of a channel's weights have no effect.
+        conv.weight.mul_(7).add_(3)
     x, rows = torch.randn(2, 3, 5, 5), list[Tensor]()
     for weight in conv.weight:
         centred = weight - weight.mean()
@@ -99,7 +102,9 @@ def test_a_standardised_convolution() -> None:
     assert torch.allclose(conv(x), functional.conv2d(x, torch.stack(rows), padding=1), atol=1e-4)
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(64, 16), (4, 1), (3, 1), (14, 2), (10, 2), (1, 1)])
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(64, 16), (4, 1), (3, 1), (14, 2), (10, 2), (1, 1)]
+)
 def test_four_channels_a_group_if_that_is_even(channels: int, groups: int) -> None:
     assert group_norm(channels).num_groups == groups
 
@@ -118,7 +123,8 @@ def test_a_cut_that_is_not_possible(settings: Any, cut: int, words: str) -> None
         Halves(settings, (3, 32, 32), cut).bottom()
 
 
-# -- rows of each party's own ---------------------------------------------------------------------------------------
+# -- rows of each party's own
+# ----------------------------------------------------------------------
 
 
 def own_rows(**changes: Any) -> dict[str, Any]:
@@ -148,7 +154,9 @@ def test_the_active_party_has_labels_alone() -> None:
         Recipe.model_validate(tables)
 
 
-@pytest.mark.parametrize("counts", [[0, 1, 1], [-1, 5, 5], [5, -5, 1], [1 << 50, 0, 0], [(1 << 31) + 1, 0, 0]])
+@pytest.mark.parametrize(
+    "counts", [[0, 1, 1], [-1, 5, 5], [5, -5, 1], [1 << 50, 0, 0], [(1 << 31) + 1, 0, 0]]
+)
 def test_a_number_of_rows_that_makes_no_sense(counts: list[int]) -> None:
     with pytest.raises(PeerError) as caught:
         _read("p1", "p2", counts)
@@ -157,20 +165,31 @@ def test_a_number_of_rows_that_makes_no_sense(counts: list[int]) -> None:
 
 def test_every_nth_row(tmp_path: Any) -> None:
     data = cases.own_rows(3, limit=20)
-    found = {name: load_table(DataSettings(**data[name]), with_label=False).ids for name in ("p1", "p2", "p3")}
-    assert sorted(each for ids in found.values() for each in ids) == [f"{row:04d}" for row in range(20)]
+    found = {
+        name: load_table(DataSettings(**data[name]), with_label=False).ids
+        for name in ("p1", "p2", "p3")
+    }
+    assert sorted(each for ids in found.values() for each in ids) == [
+        f"{row:04d}" for row in range(20)
+    ]
     assert [len(ids) for ids in found.values()] == [7, 7, 6]
     few = DataSettings(**cases.own_rows(5, limit=3)["p5"])
-    with pytest.raises(InputError, match=re.escape("has 3 rows, too few for the parts of data.view")):
+    with pytest.raises(
+        InputError, match=re.escape("has 3 rows, too few for the parts of data.view")
+    ):
         load_table(few, with_label=False)
 
 
 @pytest.mark.parametrize("label", [None, "digit"])
-def test_a_passive_party_divides_its_rows_by_its_own_column(label: str | None, tmp_path: Any) -> None:
+def test_a_passive_party_divides_its_rows_by_its_own_column(
+    label: str | None, tmp_path: Any
+) -> None:
     rows = "".join(f"{row},{'test' if row % 4 == 0 else 'train'},{row % 3}\n" for row in range(12))
     (tmp_path / "rows.csv").write_text("who,part,digit\n" + rows)
     made = Recipe.model_validate(own_rows(split="column"))
-    data = DataSettings(source=str(tmp_path / "rows.csv"), id=("who",), split="part", label=label, scale="minmax")
+    data = DataSettings(
+        source=str(tmp_path / "rows.csv"), id=("who",), split="part", label=label, scale="minmax"
+    )
     opened = open_party(made, "p1", data, made.model.encoder)
     assert opened.table.labels is None
     assert expected_rows(opened).holdings["p1"] == {"local": 9, "validation": 0, "test": 3}

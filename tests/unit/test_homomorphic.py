@@ -34,7 +34,12 @@ from vfl_party.methods.secureboost.homomorphic.packing import LIMIT, apart, pack
 
 BITS = 1024
 Pair = tuple[Keys, bytes, Adder]
-KINDS: list[tuple[Encryption, bool]] = [("none", False), ("ou", True), ("paillier", True), ("paillier", False)]
+KINDS: list[tuple[Encryption, bool]] = [
+    ("none", False),
+    ("ou", True),
+    ("paillier", True),
+    ("paillier", False),
+]
 NAMES = ["none", "ou", "paillier-heu", "paillier-gmpy2"]
 
 
@@ -52,18 +57,22 @@ def numbers(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return draw.integers(-(2**45), 2**45, count), draw.integers(0, 2**43, count)
 
 
-def test_buckets_and_sums_are_those_of_the_numbers(pair: tuple[Encryption, Keys, bytes, Adder]) -> None:
+def test_buckets_and_sums_are_those_of_the_numbers(
+    pair: tuple[Encryption, Keys, bytes, Adder],
+) -> None:
     scheme, keys, _, adds = pair
     g, h = numbers(60)
     codes = np.random.default_rng(1).integers(0, 5, (60, 3)).astype(np.int8)
     rows = np.arange(0, 60, 2)
     wire = keys.encrypt(g, h)
     assert wire.shape == (60, cipher_bytes(scheme, BITS))
-    buckets = bucket_sums(adds, adds.held(wire), rows, codes, 6)  # code 5 is empty
+    # Code 5 is empty.
+    buckets = bucket_sums(adds, adds.held(wire), rows, codes, 6)
     more = adds.add(adds.take(buckets, [0, 7]), adds.take(buckets, [12, 5]))
     sums = adds.wire(adds.joined([buckets, more]))
     assert len(sums) == ciphers_for(20, together(scheme, BITS))
-    assert sums.flags.writeable  # torch warns of others
+    # Torch warns of others.
+    assert sums.flags.writeable
     assert wire.flags.writeable
     got = np.stack(keys.decrypt(sums, 20), axis=1)
     want = np.zeros((18, 2), np.int64)
@@ -73,9 +82,13 @@ def test_buckets_and_sums_are_those_of_the_numbers(pair: tuple[Encryption, Keys,
 
 
 @pytest.mark.parametrize("columns", [1, 2, 5])
-@pytest.mark.parametrize("size", [3, 40])  # 120 rows are enough to add up pairs of columns of 3 codes, not of 40
+# 120 rows are enough to add up pairs of columns of 3 codes, not of 40.
+@pytest.mark.parametrize("size", [3, 40])
 def test_buckets_are_the_same_one_column_or_two_at_a_time(
-    columns: int, size: int, pair: tuple[Encryption, Keys, bytes, Adder], monkeypatch: pytest.MonkeyPatch
+    columns: int,
+    size: int,
+    pair: tuple[Encryption, Keys, bytes, Adder],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scheme, keys, _, adds = pair
     g, h = numbers(120)
@@ -84,7 +97,9 @@ def test_buckets_are_the_same_one_column_or_two_at_a_time(
     rows = np.random.default_rng(2).permutation(120)[:100]
     want = np.zeros((columns * size, 2), np.int64)
     for column in range(columns):
-        np.add.at(want, column * size + codes[rows, column].astype(int), np.stack([g, h], axis=1)[rows])
+        np.add.at(
+            want, column * size + codes[rows, column].astype(int), np.stack([g, h], axis=1)[rows]
+        )
     held = adds.held(keys.encrypt(g, h))
     for at_once in (1, 1 << 21):
         monkeypatch.setattr("vfl_party.methods.secureboost.homomorphic.buckets._AT_ONCE", at_once)
@@ -97,16 +112,20 @@ def test_an_encryption_is_never_the_same_twice(pair: tuple[Encryption, Keys, byt
     g, h = numbers(4)
     first, second = keys.encrypt(g, h), keys.encrypt(g, h)
     assert (first == second).all() == (scheme == "none")
-    assert (adds.wire(adds.held(first[:1])) == first[:1]).all() == (scheme == "none")  # masked by a zero
+    # Masked by a zero.
+    assert (adds.wire(adds.held(first[:1])) == first[:1]).all() == (scheme == "none")
 
 
 @pytest.mark.parametrize("fill", [0, 255])
-def test_a_ciphertext_out_of_range_is_refused(fill: int, pair: tuple[Encryption, Keys, bytes, Adder]) -> None:
+def test_a_ciphertext_out_of_range_is_refused(
+    fill: int, pair: tuple[Encryption, Keys, bytes, Adder]
+) -> None:
     scheme, keys, _, adds = pair
     wire = keys.encrypt(*numbers(3)).copy()
     wire[1] = fill
     if scheme == "none" and fill == 0:
-        return  # a pair of zeros is a pair
+        # A pair of zeros is a pair.
+        return
     for reads in (adds.held, lambda wire: keys.decrypt(wire, 3)):
         with pytest.raises(CipherError, match="number"):
             reads(wire)
@@ -118,7 +137,8 @@ def test_a_sum_of_another_key_is_refused(pair: tuple[Encryption, Keys, bytes, Ad
         return
     other, _ = make_keys(scheme, BITS, with_heu=public[:1] == b"H")
     wire = adds.wire(adds.held(pair[1].encrypt(*numbers(3)))).copy()
-    wire[:, -3:] = 0  # below both moduli
+    # Below both moduli.
+    wire[:, -3:] = 0
     with pytest.raises(CipherError, match="out of range, as one of another key"):
         other.decrypt(wire, 3)
 
@@ -146,23 +166,34 @@ def test_a_wrong_paillier_key_is_refused(change: str) -> None:
 
 @pytest.mark.parametrize("what", ["power", "square", "small factor"])
 def test_a_paillier_key_that_hides_nothing_is_refused(what: str) -> None:
-    """Such numbers are odd and of the right size; a mask modulo their squares can be divided out again."""
-    power = 3**646  # of 1,024 bits
-    root = (1 << (BITS // 2)) - 569  # a prime
-    n = {"power": power, "square": root * root, "small factor": 65521 * ((1 << (BITS - 16)) + 1)}[what]
+    """Such numbers are odd and of the right size; a mask modulo their squares can be divided out
+    again.
+    """
+    # Of 1,024 bits.
+    power = 3**646
+    # A prime.
+    root = (1 << (BITS // 2)) - 569
+    n = {"power": power, "square": root * root, "small factor": 65521 * ((1 << (BITS - 16)) + 1)}[
+        what
+    ]
     assert n.bit_length() == BITS
     assert n % 2
     with pytest.raises(CipherError, match="its public key is a power, or has a small factor"):
         adder("paillier", BITS, b"G" + n.to_bytes(BITS // 8, "little"))
 
 
-@pytest.mark.parametrize(("scheme", "bits"), [("ou", 1024), ("ou", 2048), ("paillier", 1024), ("paillier", 2048)])
-def test_a_key_crosses_as_numbers_and_heu_reads_what_was_written_here(scheme: Encryption, bits: int) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "bits"), [("ou", 1024), ("ou", 2048), ("paillier", 1024), ("paillier", 2048)]
+)
+def test_a_key_crosses_as_numbers_and_heu_reads_what_was_written_here(
+    scheme: Encryption, bits: int
+) -> None:
     pytest.importorskip("heu")
     written, _ = worker.keys(scheme, bits)
     numbers = PublicNumbers.of_heu(scheme, bits, written)
     assert PublicNumbers.read(scheme, bits, numbers.wire()) == numbers
-    plaintext = 10 if scheme == "ou" else 0  # with OU, its bits and the end, of a prime that no other party knows
+    # With OU, its bits and the end, of a prime that no other party knows.
+    plaintext = 10 if scheme == "ou" else 0
     assert numbers.for_heu()[: len(written) - plaintext] == written[: len(written) - plaintext]
     assert len(numbers.for_heu()) == len(written)
     with pytest.raises(CipherError, match="are wanted"):
@@ -174,13 +205,17 @@ def test_a_key_crosses_as_numbers_and_heu_reads_what_was_written_here(scheme: En
 def test_a_key_with_a_base_that_cannot_be_never_reaches_heu(
     scheme: Encryption, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused in the process that holds the data before a parser in C++ has seen a byte of it."""
+    """It is refused in the process that holds the data before a parser in C++ has seen a byte of
+    it.
+    """
     library = pytest.importorskip("heu.phe")
     written, _ = worker.keys(scheme, BITS)
     key = PublicNumbers.of_heu(scheme, BITS, written)
     wrong = {"zero": 0, "one": 1, "too large": key.modulus, "shared": key.n}[base]
     bad = replace(key, bases=(*key.bases[:-1], wrong))
-    monkeypatch.setattr(library, "PublicKey", Mock(load_from=Mock(side_effect=AssertionError("parsed"))))
+    monkeypatch.setattr(
+        library, "PublicKey", Mock(load_from=Mock(side_effect=AssertionError("parsed")))
+    )
     with pytest.raises(CipherError, match="a base out of range"):
         adder(scheme, BITS, b"H" + bad.wire())
 
@@ -206,7 +241,10 @@ def test_packing_keeps_sums_apart() -> None:
 def test_sums_that_share_a_plaintext_come_apart(count: int, ciphers: int) -> None:
     draw = np.random.default_rng(count)
     sums = pack(draw.integers(1 - LIMIT, LIMIT, count), draw.integers(0, LIMIT, count))
-    shared = [sum(value << (128 * place) for place, value in enumerate(sums[at::ciphers])) for at in range(ciphers)]
+    shared = [
+        sum(value << (128 * place) for place, value in enumerate(sums[at::ciphers]))
+        for at in range(ciphers)
+    ]
     assert apart(shared, count) == sums
     with pytest.raises(CipherError, match="out of range"):
         apart([*shared[:-1], shared[-1] + (1 << (128 * -(-count // ciphers)))], count)
@@ -214,7 +252,9 @@ def test_sums_that_share_a_plaintext_come_apart(count: int, ciphers: int) -> Non
 
 def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "heu.numpy", None)
-    with pytest.raises(InputError, match=r"phases: x: .* needs HEU.*pip install sf-heu==0\.5\.2b0, or take"):
+    with pytest.raises(
+        InputError, match=r"phases: x: .* needs HEU.*pip install sf-heu==0\.5\.2b0, or take"
+    ):
         check("ou", "recipe: phases: x")
     keys, public = make_keys("paillier", BITS, with_heu=True)
     assert public[:1] == b"G"
@@ -222,13 +262,16 @@ def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("scheme", ["ou", "paillier"])
-def test_other_threads_run_between_the_pieces_of_long_work(scheme: Encryption, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_threads_run_between_the_pieces_of_long_work(
+    scheme: Encryption, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("heu")
     keys, public = make_keys(scheme, BITS, with_heu=True)
     adds, count, codes = adder(scheme, BITS, public), 200, np.zeros((200, 3), np.int8)
     g, h = numbers(count)
     whole = bucket_sums(adds, adds.held(keys.encrypt(g, h)), np.arange(count), codes, 1)
-    monkeypatch.setattr(pieces, "SECONDS", 1e-6)  # each piece is as small as can be
+    # Each piece is as small as can be.
+    monkeypatch.setattr(pieces, "SECONDS", 1e-6)
     monkeypatch.setattr("vfl_party.methods.secureboost.homomorphic.heu.FAST", 16)
     adds = adder(scheme, BITS, public)
     beats, stop = [0], Event()
@@ -265,14 +308,19 @@ def test_other_threads_run_between_the_pieces_of_long_work(scheme: Encryption, m
 
 def test_a_pace_takes_as_much_as_fits_into_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sizes = [0.0], list[int]()
-    monkeypatch.setattr("vfl_party.methods.secureboost.homomorphic.pieces.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("vfl_party.methods.secureboost.homomorphic.pieces.time.sleep", lambda _: None)
+    monkeypatch.setattr(
+        "vfl_party.methods.secureboost.homomorphic.pieces.time.monotonic", lambda: now[0]
+    )
+    monkeypatch.setattr(
+        "vfl_party.methods.secureboost.homomorphic.pieces.time.sleep", lambda _: None
+    )
     pace, seconds = pieces.Pace(16), 1 / 1024
     for piece in pace.pieces(5_000):
         sizes.append(piece.stop - piece.start)
         now[0] += seconds * sizes[-1] * (8 if len(sizes) == 6 else 1)
     assert sizes[:6] == [16, 64, 256, 256, 256, 256]
-    assert sizes[6:8] == [32, 128]  # after a slow one
+    # After a slow one.
+    assert sizes[6:8] == [32, 128]
     assert sum(sizes) == 5_000
 
 
@@ -320,7 +368,9 @@ def test_a_key_process_that_fails_is_one_sentence(capfd: pytest.CaptureFixture[s
 
 @pytest.mark.skipif(not has_heu(), reason="HEU is not installed")
 def test_heu_writes_neither_among_the_events_nor_to_standard_error() -> None:
-    """Its threads begin with a line on standard output, which is one JSON object a line, and nobody needs it."""
+    """Its threads begin with a line on standard output, which is one JSON object a line, and nobody
+    needs it.
+    """
     code = """
 import logging
 import numpy as np
@@ -334,6 +384,9 @@ keys.encrypt(np.arange(100), np.arange(100))
 (line,) = heard
 print(line.event, "thread_pool" in line.getMessage())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "library True\n"  # if HEU says nothing any more, there is nothing to keep away
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    # If HEU says nothing any more, there is nothing to keep away.
+    assert done.stdout == "library True\n"
     assert not done.stderr

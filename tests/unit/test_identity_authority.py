@@ -25,7 +25,9 @@ def certificate_of(path: Path | str) -> x509.Certificate:
 
 
 def request_with(
-    path: Path, *san: x509.GeneralName, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | None = None
+    path: Path,
+    *san: x509.GeneralName,
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | None = None,
 ) -> Path:
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     if san:
@@ -71,7 +73,10 @@ def test_party_may_dial_and_answer_under_its_name_alone(ca: Path) -> None:
     }
     assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     key_id = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
-    assert extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier == key_id
+    assert (
+        extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
+        == key_id
+    )
     assert certificate.not_valid_before_utc == now - timedelta(days=1)
     assert certificate.not_valid_after_utc == now + timedelta(days=7)
     certificate.verify_directly_issued_by(authority)
@@ -80,10 +85,14 @@ def test_party_may_dial_and_answer_under_its_name_alone(ca: Path) -> None:
 def test_party_is_valid_no_longer_than_the_authority(tmp_path: Path) -> None:
     create_authority(tmp_path, "short", days=2)
     certificate = certificate_of(issue(tmp_path, "bank", days=100).certificate)
-    assert certificate.not_valid_after_utc == certificate_of(tmp_path / "ca.pem").not_valid_after_utc
+    assert (
+        certificate.not_valid_after_utc == certificate_of(tmp_path / "ca.pem").not_valid_after_utc
+    )
 
 
-def test_keys_have_mode_0600_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_have_mode_0600_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     modes: list[int] = []
     os_open = os.open
 
@@ -102,7 +111,8 @@ def test_keys_have_mode_0600_whatever_the_umask(tmp_path: Path, monkeypatch: pyt
         create_request(tmp_path, "shop")
     finally:
         os.umask(umask)
-    assert modes == [0o600] * 4  # at the moment of creation, before any content
+    # At the moment of creation, before any content.
+    assert modes == [0o600] * 4
     for name in ("ca", "bank", "shop"):
         assert (tmp_path / f"{name}.key").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "ca.pem").stat().st_mode & 0o777 == 0o644
@@ -140,7 +150,9 @@ def test_half_an_authority_is_not_completed(ca: Path) -> None:
     assert not (ca / "ca.pem").exists()
 
 
-@pytest.mark.parametrize("name", ["", "-bank", "a b", "../bank", "bank\n", "*", "x" * 65, "ca", "CA", "10.0.0.1"])
+@pytest.mark.parametrize(
+    "name", ["", "-bank", "a b", "../bank", "bank\n", "*", "x" * 65, "ca", "CA", "10.0.0.1"]
+)
 def test_names_that_no_party_can_have(ca: Path, name: str) -> None:
     for attempt in (issue, create_request):
         with pytest.raises(InputError) as caught:
@@ -191,7 +203,9 @@ def test_a_request_is_signed_without_its_key(ca: Path, tmp_path: Path) -> None:
     certificate = sign_request(arrived, ca, "bank", days=30, out=tmp_path / "signed")
     assert certificate == tmp_path / "signed" / "bank.pem"
     assert {path.name for path in certificate.parent.iterdir()} == {"bank.pem"}
-    tls = TlsSettings(ca=str(ca / "ca.pem"), certificate=str(certificate), key=str(home / "bank.key"))
+    tls = TlsSettings(
+        ca=str(ca / "ca.pem"), certificate=str(certificate), key=str(home / "bank.key")
+    )
     assert load_credentials(tls, name="bank").name == "bank"
 
 
@@ -236,7 +250,9 @@ def test_requests_that_are_damaged_or_weak_are_refused(ca: Path, tmp_path: Path)
     with pytest.raises(InputError, match="cannot be read"):
         sign_request(tmp_path / "missing.csr", ca, "bank")
 
-    der = x509.load_pem_x509_csr(create_request(tmp_path, "bank", force=True).read_bytes()).public_bytes(Encoding.DER)
+    der = x509.load_pem_x509_csr(
+        create_request(tmp_path, "bank", force=True).read_bytes()
+    ).public_bytes(Encoding.DER)
     forged = x509.load_der_x509_csr(der.replace(b"bank", b"bans"))
     csr.write_bytes(forged.public_bytes(Encoding.PEM))
     with pytest.raises(InputError, match="not signed with its own key") as caught:
@@ -249,6 +265,8 @@ def test_requests_that_are_damaged_or_weak_are_refused(ca: Path, tmp_path: Path)
         sign_request(csr, ca, "bank")
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     builder = builder.add_extension(x509.SubjectAlternativeName([bank]), critical=False)
-    csr.write_bytes(builder.sign(ed25519.Ed25519PrivateKey.generate(), None).public_bytes(Encoding.PEM))
+    csr.write_bytes(
+        builder.sign(ed25519.Ed25519PrivateKey.generate(), None).public_bytes(Encoding.PEM)
+    )
     with pytest.raises(InputError, match="is Ed25519, which gRPC cannot use"):
         sign_request(csr, ca, "bank")

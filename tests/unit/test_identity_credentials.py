@@ -73,7 +73,9 @@ def test_key_that_others_can_use(tls: TlsSettings, mode: int) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files that root owns")
-def test_key_of_root_that_our_group_can_read(tls: TlsSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_root_that_our_group_can_read(
+    tls: TlsSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A Secret that Kubernetes mounts for a user without rights."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for mode, fine in ((0o440, True), (0o640, True), (0o444, False), (0o660, False)):
@@ -90,7 +92,9 @@ def test_key_of_another_certificate(ca: Path, tls: TlsSettings) -> None:
     assert text == f"the key {shop.key} does not belong to the certificate {tls.certificate}"
 
 
-def test_certificate_of_another_authority_with_the_same_name(tls: TlsSettings, tmp_path: Path) -> None:
+def test_certificate_of_another_authority_with_the_same_name(
+    tls: TlsSettings, tmp_path: Path
+) -> None:
     other = create_authority(tmp_path / "other", "f")
     assert f"not signed by the CA in {other}" in refusal(tls.model_copy(update={"ca": str(other)}))
 
@@ -98,7 +102,9 @@ def test_certificate_of_another_authority_with_the_same_name(tls: TlsSettings, t
 def test_certificate_of_another_party(ca: Path) -> None:
     mallory = issue(ca, "mallory")
     text = refusal(mallory, Code.IDENTITY_MISMATCH)
-    assert text == f"the certificate {mallory.certificate} is for 'mallory', but this party is 'bank'"
+    assert (
+        text == f"the certificate {mallory.certificate} is for 'mallory', but this party is 'bank'"
+    )
 
 
 def test_expired_and_not_yet_valid(ca: Path) -> None:
@@ -108,7 +114,8 @@ def test_expired_and_not_yet_valid(ca: Path) -> None:
     assert "vfl certs issue bank" in text
     early = issue(ca, "bank", force=True, now=datetime.now(UTC) + timedelta(days=2))
     assert re.search(
-        r"is not valid before \d{4}-\d\d-\d\d \d\d:\d\d UTC: it is .* by this machine's clock", refusal(early)
+        r"is not valid before \d{4}-\d\d-\d\d \d\d:\d\d UTC: it is .* by this machine's clock",
+        refusal(early),
     )
 
 
@@ -124,4 +131,6 @@ def test_expired_authority(tls: TlsSettings, ca: Path) -> None:
         .not_valid_after(datetime(2020, 1, 11, tzinfo=UTC))
     )
     Path(tls.ca).write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
-    assert f"the certificate {tls.ca} expired at 2020-01-11 00:00 UTC: `vfl certs ca`" in refusal(tls)
+    assert f"the certificate {tls.ca} expired at 2020-01-11 00:00 UTC: `vfl certs ca`" in refusal(
+        tls
+    )

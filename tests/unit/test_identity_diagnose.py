@@ -57,12 +57,15 @@ def expired(ca: Path, bank: Credentials) -> Credentials:
 
 @contextmanager
 def grpc_server(tls: TlsSettings, trusted: Path) -> Iterator[str]:
-    """A server with mutual TLS that trusts the authority of the folder ``trusted``; gives its address."""
+    """A server with mutual TLS that trusts the authority of the folder ``trusted``; gives its
+    address.
+    """
     pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
     root = (trusted / "ca.pem").read_bytes()
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
     port = server.add_secure_port(
-        "127.0.0.1:0", grpc.ssl_server_credentials([pair], root_certificates=root, require_client_auth=True)
+        "127.0.0.1:0",
+        grpc.ssl_server_credentials([pair], root_certificates=root, require_client_auth=True),
     )
     server.start()
     try:
@@ -111,7 +114,10 @@ def tls_context(tls: TlsSettings, alpn: list[str]) -> ssl.SSLContext:
 def test_nothing_listens(bank: Credentials) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    assert found(address, bank, Code.UNREACHABLE) == f"nothing listens at {address}; is 'server' started?"
+    assert (
+        found(address, bank, Code.UNREACHABLE)
+        == f"nothing listens at {address}; is 'server' started?"
+    )
 
 
 def test_host_name_does_not_resolve(bank: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +127,9 @@ def test_host_name_does_not_resolve(bank: Credentials, monkeypatch: pytest.Monke
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert "'no.such.host' of 'server' does not resolve" in found("no.such.host:50051", bank, Code.UNREACHABLE)
+    assert "'no.such.host' of 'server' does not resolve" in found(
+        "no.such.host:50051", bank, Code.UNREACHABLE
+    )
 
 
 @pytest.mark.parametrize("address", ["server", ":1", "host:0", "host:65536", "host:x", ""])
@@ -129,7 +137,9 @@ def test_not_an_address(bank: Credentials, address: str) -> None:
     assert "is not an address" in found(address, bank, Code.UNREACHABLE)
 
 
-def test_ipv6_brackets_are_not_part_of_the_host(bank: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ipv6_brackets_are_not_part_of_the_host(
+    bank: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dialled = []
 
     def refuse(address: tuple[str, int], timeout: float) -> None:
@@ -143,7 +153,10 @@ def test_ipv6_brackets_are_not_part_of_the_host(bank: Credentials, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("failure", "text"),
-    [(TimeoutError("timed out"), "within 5 s; is the address right"), (OSError(113, "No route to host"), "No route")],
+    [
+        (TimeoutError("timed out"), "within 5 s; is the address right"),
+        (OSError(113, "No route to host"), "No route"),
+    ],
 )
 def test_network_does_not_let_us_through(
     bank: Credentials, monkeypatch: pytest.MonkeyPatch, failure: OSError, text: str
@@ -157,7 +170,9 @@ def test_network_does_not_let_us_through(
 
 def test_listener_that_stays_silent(bank: Credentials) -> None:
     with listener() as address:
-        assert "accepts connections but does not answer within 0.2 s" in found(address, bank, Code.UNREACHABLE, 0.2)
+        assert "accepts connections but does not answer within 0.2 s" in found(
+            address, bank, Code.UNREACHABLE, 0.2
+        )
 
 
 def test_listener_that_hangs_up_or_speaks_plain_text(bank: Credentials) -> None:
@@ -165,7 +180,10 @@ def test_listener_that_hangs_up_or_speaks_plain_text(bank: Credentials) -> None:
         connection.recv(4096)
         connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
 
-    for answer, text in ((lambda connection: None, "hangs up at once"), (greet, "does not speak TLS")):
+    for answer, text in (
+        (lambda connection: None, "hangs up at once"),
+        (greet, "does not speak TLS"),
+    ):
         with listener(answer) as address:
             assert text in found(address, bank, Code.UNREACHABLE)
 
@@ -196,16 +214,27 @@ def test_peer_of_another_authority(ca: Path, other_ca: Path, bank: Credentials) 
 def test_peer_expired_or_not_yet_valid(ca: Path, bank: Credentials) -> None:
     with grpc_server(issue(ca, "server", days=1, now=PAST), trusted=ca) as address:
         assert "'server' at 127.0.0.1" in (text := found(address, bank, Code.CERTIFICATE_INVALID))
-        assert "has expired (valid from 2019-12-31 00:00 UTC to 2020-01-02 00:00 UTC; here it is 20" in text
-    later = issue(ca, "server", force=True, now=datetime.now(UTC).replace(year=datetime.now(UTC).year + 2, day=1))
+        assert (
+            "has expired (valid from 2019-12-31 00:00 UTC to 2020-01-02 00:00 UTC; here it is 20"
+            in text
+        )
+    later = issue(
+        ca,
+        "server",
+        force=True,
+        now=datetime.now(UTC).replace(year=datetime.now(UTC).year + 2, day=1),
+    )
     with grpc_server(later, trusted=ca) as address:
         text = found(address, bank, Code.CERTIFICATE_INVALID)
         assert re.search(
-            r"is not valid yet \(valid from .*; here it is .* UTC\); the clock of one of the machines", text
+            r"is not valid yet \(valid from .*; here it is .* UTC\); the clock of one of the machines",
+            text,
         )
 
 
-def test_peer_that_does_not_show_its_dates_again(ca: Path, bank: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_that_does_not_show_its_dates_again(
+    ca: Path, bank: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dial, calls = module._dial, iter([True, False])
 
     def once(probe: module._Probe) -> socket.socket:
@@ -219,14 +248,20 @@ def test_peer_that_does_not_show_its_dates_again(ca: Path, bank: Credentials, mo
 
 
 def test_peer_whose_clock_is_behind_ours(ca: Path, bank: Credentials) -> None:
-    """OpenSSL's alert then; gRPC's peer only hangs up, and the sentence has the dates to compare."""
+    """OpenSSL's alert then; gRPC's peer only hangs up, and the sentence has the dates to
+    compare.
+    """
     failure = ssl.SSLError(1, reason := "SSLV3_ALERT_BAD_CERTIFICATE")
     failure.reason = reason
     error = module._refused(module._Probe("host:1", "server", bank, 1.0, 0.0), failure)
     assert "is it not valid yet by its clock (valid from " in str(error)
-    with grpc_server(issue(ca, "server"), trusted=create_authority(ca / "other", "f").parent) as address:
+    with grpc_server(
+        issue(ca, "server"), trusted=create_authority(ca / "other", "f").parent
+    ) as address:
         text = found(address, bank, Code.CERTIFICATE_INVALID)
-    assert re.search(r"Or its clock is wrong: the certificate is valid from .* to .*; here it is ", text)
+    assert re.search(
+        r"Or its clock is wrong: the certificate is valid from .* to .*; here it is ", text
+    )
 
 
 def test_the_certificate_of_a_peer(ca: Path, bank: Credentials) -> None:
@@ -265,15 +300,22 @@ def test_peer_whose_certificate_is_for_something_else(ca: Path, bank: Credential
 def test_peer_does_not_trust_our_authority(ca: Path, other_ca: Path, bank: Credentials) -> None:
     with grpc_server(issue(ca, "server"), trusted=other_ca) as address:
         text = found(address, bank, Code.CERTIFICATE_INVALID)
-    assert f"'server' at {address} hangs up on our certificate, for 'bank': most likely it does not trust" in text
+    assert (
+        f"'server' at {address} hangs up on our certificate, for 'bank': most likely it "
+        "does not trust" in text
+    )
 
 
 def test_peer_finds_our_certificate_expired(ca: Path, expired: Credentials) -> None:
     with grpc_server(issue(ca, "server"), trusted=ca) as address:
-        assert "it expired at 2020-01-02 00:00 UTC" in found(address, expired, Code.CERTIFICATE_INVALID)
+        assert "it expired at 2020-01-02 00:00 UTC" in found(
+            address, expired, Code.CERTIFICATE_INVALID
+        )
 
 
-def test_alerts_of_a_peer_that_sends_them(ca: Path, other_ca: Path, bank: Credentials, expired: Credentials) -> None:
+def test_alerts_of_a_peer_that_sends_them(
+    ca: Path, other_ca: Path, bank: Credentials, expired: Credentials
+) -> None:
     """OpenSSL says why it refuses a certificate, where gRPC only hangs up."""
     tls = issue(ca, "server")
     for trusted, credentials, text in (
@@ -295,7 +337,11 @@ def test_alerts_of_a_peer_that_sends_them(ca: Path, other_ca: Path, bank: Creden
 @pytest.mark.parametrize(
     ("reason", "code", "text"),
     [
-        ("SSLV3_ALERT_BAD_CERTIFICATE", Code.CERTIFICATE_INVALID, "does not accept our certificate"),
+        (
+            "SSLV3_ALERT_BAD_CERTIFICATE",
+            Code.CERTIFICATE_INVALID,
+            "does not accept our certificate",
+        ),
         ("TLSV13_ALERT_CERTIFICATE_REQUIRED", Code.CERTIFICATE_INVALID, "got no certificate"),
         ("TLSV1_ALERT_PROTOCOL_VERSION", Code.UNREACHABLE, "TLS alert protocol_version"),
     ],
@@ -362,7 +408,9 @@ def test_diagnosis_itself_never_raises(bank: Credentials, monkeypatch: pytest.Mo
 
 
 def test_grpc_itself_connects_with_these_credentials(ca: Path, bank: Credentials) -> None:
-    channel_credentials = grpc.ssl_channel_credentials(bank.ca_pem, bank.key_pem, bank.certificate_pem)
+    channel_credentials = grpc.ssl_channel_credentials(
+        bank.ca_pem, bank.key_pem, bank.certificate_pem
+    )
     for name in ("server", "Server_2.x", "x" * 64):
         options = [("grpc.ssl_target_name_override", name)]
         with (

@@ -38,10 +38,13 @@ def pair(tls: TlsSettings) -> tuple[bytes, bytes]:
     return Path(tls.certificate).read_bytes(), Path(tls.key).read_bytes()
 
 
-# -- replaced files -------------------------------------------------------------------------------------------------
+# -- replaced files
+# ----------------------------------------------------------------------
 
 
-def test_a_new_pair_is_used_next(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_pair_is_used_next(
+    ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     keyring = Keyring(tls, "bank")
     before = keyring.current()
@@ -51,7 +54,8 @@ def test_a_new_pair_is_used_next(ca: Path, tls: TlsSettings, caplog: pytest.LogC
     assert (now.certificate_pem, now.key_pem) == pair(tls)
     assert now.certificate_pem != before.certificate_pem
     assert [record.getMessage() for record in caplog.records] == [
-        f"the certificate {tls.certificate} was replaced; the new one ends at {now.not_after:%Y-%m-%d %H:%M} UTC"
+        f"the certificate {tls.certificate} was replaced; the new one ends at "
+        f"{now.not_after:%Y-%m-%d %H:%M} UTC"
     ]
 
 
@@ -62,7 +66,9 @@ def test_a_new_authority_is_used_next(ca: Path, tls: TlsSettings) -> None:
     assert keyring.current().ca_pem == Path(tls.ca).read_bytes()
 
 
-def test_half_of_a_new_pair_is_not_used(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
+def test_half_of_a_new_pair_is_not_used(
+    ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     """One warning, however many connections there are meanwhile; the other half ends it."""
     keyring, old = Keyring(tls, "bank"), pair(tls)
     new = pair(issue(ca, "bank", out=ca / "new"))
@@ -70,14 +76,18 @@ def test_half_of_a_new_pair_is_not_used(ca: Path, tls: TlsSettings, caplog: pyte
     for _ in range(3):
         assert keyring.current().pems[1:] == old
     (text,) = warnings(caplog)
-    assert text.startswith(f"the key {tls.key} does not belong to the certificate {tls.certificate}; until then")
+    assert text.startswith(
+        f"the key {tls.key} does not belong to the certificate {tls.certificate}; until then"
+    )
     Path(tls.key).write_bytes(new[1])
     assert keyring.current().pems[1:] == new
     assert len(warnings(caplog)) == 1
 
 
 @pytest.mark.parametrize("part", ["ca", "certificate", "key"])
-def test_garbage_and_missing_files_are_not_used(tls: TlsSettings, part: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_garbage_and_missing_files_are_not_used(
+    tls: TlsSettings, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
     keyring, path = Keyring(tls, "bank"), Path(getattr(tls, part))
     before, content = keyring.current(), path.read_bytes()
     for harm in (lambda: path.write_bytes(b"\x00no PEM"), path.unlink):
@@ -89,7 +99,8 @@ def test_garbage_and_missing_files_are_not_used(tls: TlsSettings, part: str, cap
     assert [str(path) in text for text in warnings(caplog)] == [True, True]
     path.unlink()
     keyring.current()
-    assert len(warnings(caplog)) == 3  # it was whole between
+    # It was whole between.
+    assert len(warnings(caplog)) == 3
 
 
 def test_a_key_that_vanishes_while_it_is_read(
@@ -109,7 +120,9 @@ def test_a_key_that_vanishes_while_it_is_read(
     assert keyring.current() != before
 
 
-def test_a_pair_of_another_party_is_not_used(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pair_of_another_party_is_not_used(
+    ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     keyring, shop = Keyring(tls, "bank"), pair(issue(ca, "shop"))
     Path(tls.certificate).write_bytes(shop[0])
     Path(tls.key).write_bytes(shop[1])
@@ -117,7 +130,8 @@ def test_a_pair_of_another_party_is_not_used(ca: Path, tls: TlsSettings, caplog:
     assert "is for 'shop', but this party is 'bank'" in warnings(caplog)[0]
 
 
-# -- expiry ---------------------------------------------------------------------------------------------------------
+# -- expiry
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,9 +162,12 @@ def test_a_running_process_is_told_once_a_day(
 ) -> None:
     now_s = 1_000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    keyring = Keyring(issue(ca, "bank", now=datetime.now(UTC) - YEAR + timedelta(days=12, hours=1)), "bank")
+    keyring = Keyring(
+        issue(ca, "bank", now=datetime.now(UTC) - YEAR + timedelta(days=12, hours=1)), "bank"
+    )
     keyring.tell_again()
-    assert warnings(caplog) == []  # nothing before the log begins
+    # Nothing before the log begins.
+    assert warnings(caplog) == []
     keyring.tell()
     (first,) = warnings(caplog)
     assert first.startswith(f"the certificate {ca / 'bank.pem'} ends at ")
@@ -176,7 +193,9 @@ class Asked(Keyring):
 
 
 def test_parties_and_server_ask_again_as_long_as_they_run(tls: TlsSettings, tmp_path: Path) -> None:
-    session = Session("127.0.0.1:1", Asked(tls), "server", Ledger(), TcpMeter(), heartbeat_s=0.01, wait_s=1.0)
+    session = Session(
+        "127.0.0.1:1", Asked(tls), "server", Ledger(), TcpMeter(), heartbeat_s=0.01, wait_s=1.0
+    )
     assert isinstance(session.keyring, Asked)
     assert session.keyring.again.wait(10.0)
     session.close()
@@ -210,24 +229,31 @@ def test_check_tells_which_of_a_party_s_certificates_end_soon(tmp_path: Path) ->
     issue(tmp_path, "bank", force=True, days=40, now=datetime.now(UTC) - timedelta(days=35))
     assert [each.about for each in _ending(load)] == ["certificate", "CA"]
     (tmp_path / "bank.pem").unlink()
-    assert list(_ending(load)) == []  # another line says FAIL
+    # Another line says FAIL.
+    assert list(_ending(load)) == []
 
 
-def test_a_replaced_certificate_is_looked_at_too(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_replaced_certificate_is_looked_at_too(
+    ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     keyring = Keyring(tls, "bank")
     issue(ca, "bank", force=True, now=datetime.now(UTC) - YEAR + timedelta(days=3, hours=1))
     keyring.current()
     assert "in 3 days" in warnings(caplog)[0]
 
 
-def test_the_authority_and_peers_are_looked_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_authority_and_peers_are_looked_at(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     create_authority(tmp_path, "f", days=100, now=datetime.now(UTC) - timedelta(days=90))
     keyring = Keyring(issue(tmp_path, "bank", days=9), "bank")
     shop = load_credentials(issue(tmp_path, "shop", days=365), name="shop")
     keyring.admit(shop.certificate_pem)
     keyring.admit(shop.certificate_pem)
     keyring.tell()
-    assert [text.partition(" ends")[0] for text in warnings(caplog)] == [f"the certificate {tmp_path / 'ca.pem'}"]
+    assert [text.partition(" ends")[0] for text in warnings(caplog)] == [
+        f"the certificate {tmp_path / 'ca.pem'}"
+    ]
     assert keyring.ends() == {
         "bank": keyring.current().not_after,
         "ca": keyring.current().authority.not_valid_after_utc,
@@ -246,21 +272,27 @@ def test_a_peer_whose_certificate_ends_soon_is_named_when_it_calls(
     assert text.startswith("the certificate of shop ends at ")
 
 
-# -- revocation -----------------------------------------------------------------------------------------------------
+# -- revocation
+# ----------------------------------------------------------------------
 
 
 def test_a_revoked_caller_is_refused_at_once(ca: Path, tls: TlsSettings) -> None:
     keyring, shop = Keyring(tls, "bank"), load_credentials(issue(ca, "shop"), name="shop")
     keyring.admit(shop.certificate_pem)
     revoke(ca, "shop")
-    with pytest.raises(PeerError, match=r"the certificate of shop .* is revoked; shop needs a new one") as caught:
+    with pytest.raises(
+        PeerError, match=r"the certificate of shop .* is revoked; shop needs a new one"
+    ) as caught:
         keyring.admit(shop.certificate_pem)
     assert (caught.value.code, caught.value.party) == (Code.CERTIFICATE_INVALID, "shop")
     issue(ca, "shop", force=True)
-    keyring.admit((ca / "shop.pem").read_bytes())  # another certificate of the same party
+    # Another certificate of the same party.
+    keyring.admit((ca / "shop.pem").read_bytes())
 
 
-def test_the_list_is_read_beside_the_ca_or_where_the_settings_say(ca: Path, tls: TlsSettings, tmp_path: Path) -> None:
+def test_the_list_is_read_beside_the_ca_or_where_the_settings_say(
+    ca: Path, tls: TlsSettings, tmp_path: Path
+) -> None:
     assert load_credentials(tls, name="bank").revoked == frozenset()
     (ca / "revoked.txt").write_text("# none yet\n\nAB:CD:01  # as OpenSSL prints it\n  ff\n")
     assert load_credentials(tls, name="bank").revoked == {0xABCD01, 0xFF}
@@ -279,34 +311,50 @@ def test_a_list_that_cannot_be_read_changes_nothing(
     (ca / "revoked.txt").write_text("ff\nbank\n")
     assert [keyring.current().revoked for _ in range(3)] == [{0xFF}] * 3
     (text,) = warnings(caplog)
-    assert text.startswith(f"{ca / 'revoked.txt'}: line 2 is no serial number in hexadecimal digits")
+    assert text.startswith(
+        f"{ca / 'revoked.txt'}: line 2 is no serial number in hexadecimal digits"
+    )
     with pytest.raises(InputError, match="line 2"):
         Keyring(tls, "bank")
     issue(ca, "bank", force=True)
-    assert keyring.current().certificate_pem == Path(tls.certificate).read_bytes()  # one does not hold up the other
+    # One does not hold up the other.
+    assert keyring.current().certificate_pem == Path(tls.certificate).read_bytes()
 
 
-def test_one_s_own_revoked_certificate(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_s_own_revoked_certificate(
+    ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     keyring = Keyring(tls, "bank")
     revoke(ca, "bank")
     keyring.current()
     keyring.current()
     assert warnings(caplog) == [f"the certificate {tls.certificate} of this process is revoked"]
-    with pytest.raises(InputError, match=r"bank\.pem is revoked; ask the keeper of the CA for a new one") as caught:
+    with pytest.raises(
+        InputError, match=r"bank\.pem is revoked; ask the keeper of the CA for a new one"
+    ) as caught:
         Keyring(tls, "bank")
     assert caught.value.code is Code.CERTIFICATE_INVALID
 
 
-def test_who_was_revoked_once_stays_revoked(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_was_revoked_once_stays_revoked(
+    ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     """A list that is cut short, or is gone, un-revokes nobody: one warning."""
     listed = ca / "revoked.txt"
     listed.write_text("ff\nee\n")
     keyring = Keyring(tls, "bank")
-    for harm in (lambda: listed.write_text("ff\n"), lambda: listed.write_text("ff\n"), listed.unlink):
+    for harm in (
+        lambda: listed.write_text("ff\n"),
+        lambda: listed.write_text("ff\n"),
+        listed.unlink,
+    ):
         harm()
         assert [keyring.current().revoked for _ in range(2)] == [{0xFF, 0xEE}] * 2
     one, two = warnings(caplog)
-    assert one == "1 certificates that were revoked are in no list of revoked certificates now; they stay revoked"
+    assert (
+        one == "1 certificates that were revoked are in no list of revoked certificates now; they "
+        "stay revoked"
+    )
     assert two.startswith("2 certificates")
     listed.write_text("ff\nee\ndd\n")
     assert keyring.current().revoked == {0xFF, 0xEE, 0xDD}
@@ -328,7 +376,9 @@ def test_who_was_revoked_is_known_after_a_restart(
     with pytest.raises(PeerError, match=r"the certificate of shop .* is revoked"):
         keyring.admit(shop.certificate_pem)
     (text,) = warnings(caplog)
-    assert text.endswith(f"they stay revoked; whoever means it removes their lines from {out / 'revoked-bank.txt'}")
+    assert text.endswith(
+        f"they stay revoked; whoever means it removes their lines from {out / 'revoked-bank.txt'}"
+    )
     lines = (out / "revoked-bank.txt").read_text().splitlines()
     assert lines[-1] == f"{shop.certificate.serial_number:x}"
     (out / "revoked-bank.txt").write_text("\n".join(lines[:-1]))
@@ -350,13 +400,17 @@ def test_one_s_own_certificate_in_the_note(ca: Path, tls: TlsSettings, tmp_path:
 def test_a_note_that_cannot_be_written_is_a_warning(
     ca: Path, tls: TlsSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "runs" / f".revoked-bank.txt.{os.getpid()}").mkdir(parents=True)  # where the note is written first
+    # Where the note is written first.
+    (tmp_path / "runs" / f".revoked-bank.txt.{os.getpid()}").mkdir(parents=True)
     (ca / "revoked.txt").write_text("ff\n")
     assert Keyring(tls, "bank", out=tmp_path / "runs").current().revoked == {0xFF}
-    assert warnings(caplog)[0].endswith("a program that starts anew will not know who was revoked before")
+    assert warnings(caplog)[0].endswith(
+        "a program that starts anew will not know who was revoked before"
+    )
 
 
-# -- signed lists ---------------------------------------------------------------------------------------------------
+# -- signed lists
+# ----------------------------------------------------------------------
 
 
 def test_a_signed_list(ca: Path, tls: TlsSettings) -> None:
@@ -373,7 +427,8 @@ def test_a_signed_list_by_vfl_certs(ca: Path, tls: TlsSettings) -> None:
     (ca / "revoked.txt").rename(ca / "kept")
     path = sign_list(ca)
     assert path is not None
-    assert load_credentials(tls, name="bank").revoked == frozenset()  # the plain list is the keeper's record
+    # The plain list is the keeper's record.
+    assert load_credentials(tls, name="bank").revoked == frozenset()
     (ca / "kept").rename(ca / "revoked.txt")
     sign_list(ca)
     (ca / "revoked.txt").unlink()
@@ -384,12 +439,18 @@ def test_a_signed_list_by_vfl_certs(ca: Path, tls: TlsSettings) -> None:
     assert sign_list(ca) is None
 
 
-@pytest.mark.parametrize("harm", ["another CA", "changed", "cut", "the second cut", "empty", "beside a plain one"])
+@pytest.mark.parametrize(
+    "harm", ["another CA", "changed", "cut", "the second cut", "empty", "beside a plain one"]
+)
 def test_a_list_that_is_signed_by_somebody_else_or_damaged(
     ca: Path, tls: TlsSettings, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    create_authority(tmp_path / "other", "f")  # of the same name
-    keyring, content = Keyring(tls, "bank"), signer(tmp_path / "other" if harm == "another CA" else ca).crl([0xAB])
+    # Of the same name.
+    create_authority(tmp_path / "other", "f")
+    keyring, content = (
+        Keyring(tls, "bank"),
+        signer(tmp_path / "other" if harm == "another CA" else ca).crl([0xAB]),
+    )
     if harm == "changed":
         lines = content.splitlines()
         lines[2] = lines[2][:8] + (b"A" if lines[2][8:9] != b"A" else b"B") + lines[2][9:]
@@ -401,20 +462,26 @@ def test_a_list_that_is_signed_by_somebody_else_or_damaged(
         "beside a plain one": b"cd\n" + content,
     }.get(harm, content)
     (ca / "revoked.crl").write_bytes(content)
-    with pytest.raises(InputError, match=r"revoked\.crl is (not signed by the CA|damaged)") as caught:
+    with pytest.raises(
+        InputError, match=r"revoked\.crl is (not signed by the CA|damaged)"
+    ) as caught:
         load_credentials(tls, name="bank")
     assert caught.value.code is Code.CERTIFICATE_INVALID
     assert keyring.current().revoked == frozenset()
     assert warnings(caplog)[0].endswith("until then the list as it was stays in use")
 
 
-def test_a_signed_list_that_is_out_of_date(ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_signed_list_that_is_out_of_date(
+    ca: Path, tls: TlsSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is refused at a start; a process that runs is warned, and heeds it nevertheless."""
     keyring = Keyring(tls, "bank")
     (ca / "revoked.crl").write_bytes(signer(ca).crl([0xAB], ends=datetime(2026, 1, 2, tzinfo=UTC)))
     assert [keyring.current().revoked for _ in range(2)] == [{0xAB}] * 2
     (text,) = warnings(caplog)
-    assert text.startswith(f"the list of revoked certificates {ca / 'revoked.crl'} was good until 2026-01-02 00:00 UTC")
+    assert text.startswith(
+        f"the list of revoked certificates {ca / 'revoked.crl'} was good until 2026-01-02 00:00 UTC"
+    )
     with pytest.raises(InputError, match="get a new one from the keeper of the CA"):
         Keyring(tls, "bank")
     (ca / "revoked.crl").write_bytes(signer(ca).crl([0xAB]))

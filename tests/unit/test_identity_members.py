@@ -1,4 +1,6 @@
-"""For whom a certificate stands, what a company's own certificates may look like, and pins of keys."""
+"""For whom a certificate stands, what a company's own certificates may look like, and pins of
+keys.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,17 @@ MEMBERS = Members(frozenset({"server", "bank", "shop"}))
 SPIFFE = x509.UniformResourceIdentifier("spiffe://example.org/bank")
 
 
-def refusal(tls: TlsSettings, code: Code = Code.CERTIFICATE_INVALID, members: Members = MEMBERS) -> str:
+def refusal(
+    tls: TlsSettings, code: Code = Code.CERTIFICATE_INVALID, members: Members = MEMBERS
+) -> str:
     with pytest.raises(InputError) as caught:
         load_credentials(tls, name="bank", members=members, uses=BOTH)
     assert caught.value.code is code
     return str(caught.value)
 
 
-# -- names ----------------------------------------------------------------------------------------------------------
+# -- names
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -49,10 +54,15 @@ def refusal(tls: TlsSettings, code: Code = Code.CERTIFICATE_INVALID, members: Me
         [*dns("bank", "stranger"), x509.RFC822Name("shop@example.org")],
     ],
 )
-def test_a_member_s_name_is_among_the_certificate_s(ca: Path, names: Sequence[x509.GeneralName]) -> None:
+def test_a_member_s_name_is_among_the_certificate_s(
+    ca: Path, names: Sequence[x509.GeneralName]
+) -> None:
     tls = written(ca, "bank", signer(ca).leaf(names))
     assert load_credentials(tls, name="bank", members=MEMBERS, uses=BOTH).name == "bank"
-    assert Keyring(issue(ca, "server"), "server", MEMBERS).admit(Path(tls.certificate).read_bytes()) == "bank"
+    assert (
+        Keyring(issue(ca, "server"), "server", MEMBERS).admit(Path(tls.certificate).read_bytes())
+        == "bank"
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,10 +79,14 @@ def test_a_member_s_name_is_among_the_certificate_s(ca: Path, names: Sequence[x5
         [],
     ],
 )
-def test_a_caller_s_certificate_stands_for_one_member(ca: Path, names: Sequence[x509.GeneralName]) -> None:
+def test_a_caller_s_certificate_stands_for_one_member(
+    ca: Path, names: Sequence[x509.GeneralName]
+) -> None:
     certificate, _ = signer(ca).leaf(names, common_name="bank")
     with pytest.raises(PeerError, match="exactly one of them must be a member's") as caught:
-        Keyring(issue(ca, "server"), "server", MEMBERS).admit(certificate.public_bytes(Encoding.PEM))
+        Keyring(issue(ca, "server"), "server", MEMBERS).admit(
+            certificate.public_bytes(Encoding.PEM)
+        )
     assert caught.value.code is Code.IDENTITY_MISMATCH
     assert not MEMBERS.stand_for(certificate, "bank")
 
@@ -83,12 +97,15 @@ def test_a_caller_s_only_name_is_what_it_is(ca: Path, name: str) -> None:
     certificate, _ = signer(ca).leaf(dns(name))
     keyring = Keyring(issue(ca, "server"), "server", MEMBERS)
     assert keyring.admit(certificate.public_bytes(Encoding.PEM)) == name
-    assert set(keyring.ends()) == {"server", "ca"}  # it is not noted: there may be any number of strangers
+    # It is not noted: there may be any number of strangers.
+    assert set(keyring.ends()) == {"server", "ca"}
 
 
 def test_a_certificate_that_cannot_be_read_is_the_caller_s_fault(ca: Path) -> None:
     with pytest.raises(PeerError, match="cannot be read") as caught:
-        Keyring(issue(ca, "server"), "server", MEMBERS).admit(b"-----BEGIN CERTIFICATE-----\nAA==\n")
+        Keyring(issue(ca, "server"), "server", MEMBERS).admit(
+            b"-----BEGIN CERTIFICATE-----\nAA==\n"
+        )
     assert caught.value.code is Code.CERTIFICATE_INVALID
 
 
@@ -97,11 +114,16 @@ def test_a_certificate_that_cannot_be_read_is_the_caller_s_fault(ca: Path) -> No
     [
         (dns("bank", "shop"), "is for 'bank' and also for 'shop'; it must name one member alone"),
         (dns("Bank"), "is for 'Bank', but this party is 'bank'"),
-        ([SPIFFE], "is for 'UniformResourceIdentifier:spiffe://example.org/bank', but this party is 'bank'"),
+        (
+            [SPIFFE],
+            "is for 'UniformResourceIdentifier:spiffe://example.org/bank', but this party is 'bank'",
+        ),
         ([], "is for nobody, but this party is 'bank'"),
     ],
 )
-def test_one_s_own_certificate_is_explained(ca: Path, names: Sequence[x509.GeneralName], text: str) -> None:
+def test_one_s_own_certificate_is_explained(
+    ca: Path, names: Sequence[x509.GeneralName], text: str
+) -> None:
     tls = written(ca, "bank", signer(ca).leaf(names, common_name="bank"))
     assert refusal(tls, Code.IDENTITY_MISMATCH) == f"the certificate {tls.certificate} {text}"
 
@@ -111,14 +133,19 @@ def test_names_that_differ_by_capitals_are_refused(ca: Path) -> None:
     with pytest.raises(ValueError, match="'Bank' and 'bank' differ by capitals alone"):
         Recipe.model_validate(recipe(2) | {"parties": parties})
     with pytest.raises(ValueError, match="'Server' and 'server' differ by capitals alone"):
-        Recipe.model_validate(recipe(2) | {"parties": [*parties[:1], {"name": "Server", "role": "passive"}]})
+        Recipe.model_validate(
+            recipe(2) | {"parties": [*parties[:1], {"name": "Server", "role": "passive"}]}
+        )
     issue(ca, "bank")
-    with pytest.raises(InputError, match=r"'Bank' differs from 'bank', whose certificate is .* by capitals alone"):
+    with pytest.raises(
+        InputError, match=r"'Bank' differs from 'bank', whose certificate is .* by capitals alone"
+    ):
         issue(ca, "Bank")
     issue(ca, "bank", force=True)
 
 
-# -- chains ---------------------------------------------------------------------------------------------------------
+# -- chains
+# ----------------------------------------------------------------------
 
 
 def test_an_intermediate_lies_behind_the_certificate(tmp_path: Path) -> None:
@@ -127,7 +154,9 @@ def test_an_intermediate_lies_behind_the_certificate(tmp_path: Path) -> None:
     tls = written(tmp_path, "bank", below.leaf(dns("bank")), below)
     found = load_credentials(tls, name="bank", members=MEMBERS, uses=BOTH)
     assert list(found.chain) == [found.certificate, below.certificate, root.certificate]
-    assert "put intermediate certificates behind" in refusal(written(tmp_path, "bank", below.leaf(dns("bank"))))
+    assert "put intermediate certificates behind" in refusal(
+        written(tmp_path, "bank", below.leaf(dns("bank")))
+    )
 
 
 def deep(root: Signer, length: int) -> list[Signer]:
@@ -147,9 +176,13 @@ def deep(root: Signer, length: int) -> list[Signer]:
     ],
     ids=["no authority", "constraints", "path length", "too many"],
 )
-def test_an_intermediate_that_may_not_sign(tmp_path: Path, make: Callable[[Signer], list[Signer]]) -> None:
+def test_an_intermediate_that_may_not_sign(
+    tmp_path: Path, make: Callable[[Signer], list[Signer]]
+) -> None:
     behind = make(company(tmp_path))
-    assert "is not signed by the CA" in refusal(written(tmp_path, "bank", behind[0].leaf(dns("bank")), *behind))
+    assert "is not signed by the CA" in refusal(
+        written(tmp_path, "bank", behind[0].leaf(dns("bank")), *behind)
+    )
 
 
 def test_three_intermediates_are_followed(tmp_path: Path) -> None:
@@ -164,7 +197,8 @@ def test_a_party_signs_for_nobody(ca: Path) -> None:
     assert "is not signed by the CA" in refusal(written(ca, "bank", below.leaf(dns("bank")), below))
 
 
-# -- keys -----------------------------------------------------------------------------------------------------------
+# -- keys
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["file", "variable"])
@@ -181,7 +215,8 @@ def test_an_encrypted_key(ca: Path, how: str, monkeypatch: pytest.MonkeyPatch) -
     keyring = Keyring(tls, "bank", MEMBERS)
     assert b"ENCRYPTED" not in keyring.current().key_pem
     assert b"ENCRYPTED" in Path(tls.key).read_bytes()
-    assert keyring.current() is keyring.current()  # it is not taken for a new key at each connection
+    # It is not taken for a new key at each connection.
+    assert keyring.current() is keyring.current()
     if how == "file":
         path.chmod(0o644)
         assert "other users can use the passphrase" in refusal(tls)
@@ -195,7 +230,10 @@ def test_an_encrypted_key(ca: Path, how: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        (ed25519.Ed25519PrivateKey.generate(), "is Ed25519, which gRPC cannot use; take ECDSA (P-256) or RSA"),
+        (
+            ed25519.Ed25519PrivateKey.generate(),
+            "is Ed25519, which gRPC cannot use; take ECDSA (P-256) or RSA",
+        ),
         (rsa.generate_private_key(65537, 1024), "is RSA of 1024 bits; take at least 2048"),  # noqa: S505
         (ec.generate_private_key(ec.SECP256K1()), "is on the curve secp256k1; take P-256 or P-384"),
         (ec.generate_private_key(ec.SECP521R1()), "is on the curve secp521r1; take P-256 or P-384"),
@@ -203,7 +241,9 @@ def test_an_encrypted_key(ca: Path, how: str, monkeypatch: pytest.MonkeyPatch) -
     ids=["Ed25519", "RSA", "secp256k1", "P-521"],
 )
 def test_keys_that_cannot_be_used(
-    ca: Path, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey, text: str
+    ca: Path,
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey,
+    text: str,
 ) -> None:
     tls = written(ca, "bank", signer(ca).leaf(dns("bank"), key))
     assert refusal(tls).startswith(f"the key of {tls.certificate} {text}")
@@ -222,33 +262,42 @@ def test_what_the_certificate_is_for(ca: Path) -> None:
         ([answering], [ANSWERS]),
         ([dialling, answering], [DIALS, ANSWERS, BOTH]),
         (None, [DIALS, ANSWERS, BOTH]),
-        ([ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE], []),  # gRPC does not take it for either
+        # gRPC does not take it for either.
+        ([ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE], []),
     ):
         tls = written(ca, "bank", signer(ca).leaf(dns("bank"), uses=uses))
         for wanted in (DIALS, ANSWERS, BOTH):
             if wanted in fine:
                 assert load_credentials(tls, name="bank", uses=wanted).name == "bank"
             else:
-                with pytest.raises(InputError, match=r"may not (dial|answer) \(\w+Auth\): its extended key usage"):
+                with pytest.raises(
+                    InputError, match=r"may not (dial|answer) \(\w+Auth\): its extended key usage"
+                ):
                     load_credentials(tls, name="bank", uses=wanted)
 
 
-# -- pins -----------------------------------------------------------------------------------------------------------
+# -- pins
+# ----------------------------------------------------------------------
 
 
 def test_a_pinned_key(ca: Path) -> None:
-    """Somebody with the authority's key makes a certificate for the shop; the shop's own is pinned."""
+    """Somebody with the authority's key makes a certificate for the shop; the shop's own is
+    pinned.
+    """
     certificate, key = signer(ca).leaf(dns("shop"))
     members = members_of(named(), {"shop": pem.pin_of(certificate)})
     keyring = Keyring(issue(ca, "server"), "server", members)
     assert keyring.admit(certificate.public_bytes(Encoding.PEM)) == "shop"
-    renewed, _ = signer(ca).leaf(dns("shop"), key)  # the same key
+    # The same key.
+    renewed, _ = signer(ca).leaf(dns("shop"), key)
     assert keyring.admit(renewed.public_bytes(Encoding.PEM)) == "shop"
     forged, _ = signer(ca).leaf(dns("shop"))
     with pytest.raises(PeerError) as caught:
         keyring.admit(forged.public_bytes(Encoding.PEM))
     assert (caught.value.code, caught.value.party) == (Code.IDENTITY_MISMATCH, "shop")
-    assert caught.value.public == "the certificate of shop has another key than the one pinned for it"
+    assert (
+        caught.value.public == "the certificate of shop has another key than the one pinned for it"
+    )
     assert f"({pem.pin_of(forged)} instead of {pem.pin_of(certificate)})" in str(caught.value)
 
 
@@ -265,7 +314,8 @@ def test_one_s_own_pin(ca: Path) -> None:
 
 def test_a_pin_for_nobody(ca: Path) -> None:
     with pytest.raises(
-        InputError, match=r"pins: 'hosiptal' is neither the server nor a party .*\(bank, server, shop\)"
+        InputError,
+        match=r"pins: 'hosiptal' is neither the server nor a party .*\(bank, server, shop\)",
     ):
         members_of(named(), {"hosiptal": f"sha256:{'0' * 64}"})
 
@@ -290,8 +340,14 @@ def test_pins_of_the_server_s_command(given: list[str], text: str) -> None:
 
 
 def test_a_pin_in_a_party_file_is_looked_at(ca: Path) -> None:
-    with pytest.raises(InputError, match=r"pins.shop: .* write a pin as `vfl certs show` prints it"):
-        parse(PartyFile, {"name": "bank", "recipe": "r", "server": "a:1", "tls": TLS, "pins": {"shop": "ab"}}, "here")
+    with pytest.raises(
+        InputError, match=r"pins.shop: .* write a pin as `vfl certs show` prints it"
+    ):
+        parse(
+            PartyFile,
+            {"name": "bank", "recipe": "r", "server": "a:1", "tls": TLS, "pins": {"shop": "ab"}},
+            "here",
+        )
 
 
 TLS = {"ca": "ca.pem", "certificate": "bank.pem", "key": "bank.key"}

@@ -1,4 +1,6 @@
-"""The model inversion attack: its decoder, its measures, what it finds, and the program that attacks a party's run."""
+"""The model inversion attack: its decoder, its measures, what it finds, and the program that
+attacks a party's run.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from vfl.leak_meter import invert as program
-from vfl_party.models.decoder import Decoder
-from vfl.leak_meter.learn.inversion import InversionSettings, LatentPairs, invert, reconstruct, train_decoder
-from vfl_party.methods.mocosfl.likeness import likeness, ssim, window
+from vfl.leak_meter.learn.inversion import (
+    InversionSettings,
+    LatentPairs,
+    invert,
+    reconstruct,
+    train_decoder,
+)
 from vfl.leak_meter.report.reconstructions import draw_pairs
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import read_toml
@@ -32,7 +38,9 @@ from vfl_common.config.models import CnnSettings, EncoderSettings, ResNet18Setti
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.process.program import exit_status
+from vfl_party.methods.mocosfl.likeness import likeness, ssim, window
 from vfl_party.models import seeded
+from vfl_party.models.decoder import Decoder
 from vfl_party.models.halves import Bottleneck, Halves
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mocosfl" / "digits.toml"
@@ -43,7 +51,8 @@ def digits(start: int, stop: int) -> Tensor:
     return torch.tensor(load_digits().images[start:stop, None] / 16.0, dtype=torch.float32)
 
 
-# -- the decoder ----------------------------------------------------------------------------------------------------
+# -- the decoder
+# ----------------------------------------------------------------------
 
 CNN = CnnSettings(kind="cnn", channels=(8, 12, 16, 20))
 NETWORKS: list[EncoderSettings] = [
@@ -56,7 +65,9 @@ NETWORKS: list[EncoderSettings] = [
 @pytest.mark.parametrize("network", NETWORKS, ids=["cnn", "resnet18", "resnet18 for large images"])
 @pytest.mark.parametrize("cut", [1, 3])
 @pytest.mark.parametrize("image", [(1, 8, 8), (3, 32, 32)])
-def test_latents_of_every_cut_become_images(network: EncoderSettings, cut: int, image: tuple[int, int, int]) -> None:
+def test_latents_of_every_cut_become_images(
+    network: EncoderSettings, cut: int, image: tuple[int, int, int]
+) -> None:
     halves = Halves(network, image, cut)
     with seeded(1), torch.no_grad():
         x = torch.rand(2, *image)
@@ -70,7 +81,8 @@ def test_latents_of_every_cut_become_images(network: EncoderSettings, cut: int, 
 
 
 @pytest.mark.parametrize(
-    ("latent", "image"), [((4, 2, 2), (1, 7, 5)), ((6,), (3, 8, 4)), ((2, 9, 9), (1, 8, 8)), ((5, 3, 3), (1, 3, 3))]
+    ("latent", "image"),
+    [((4, 2, 2), (1, 7, 5)), ((6,), (3, 8, 4)), ((2, 9, 9), (1, 8, 8)), ((5, 3, 3), (1, 3, 3))],
 )
 def test_sizes_that_are_no_doublings(latent: tuple[int, ...], image: tuple[int, int, int]) -> None:
     with seeded(1):
@@ -80,10 +92,16 @@ def test_sizes_that_are_no_doublings(latent: tuple[int, ...], image: tuple[int, 
 def test_the_bottleneck_is_undone_too() -> None:
     halves = Halves(CNN, (1, 8, 8), 1, Bottleneck(4, 2))
     with seeded(1):
-        assert Decoder(halves.latent, (1, 8, 8))(halves.bottom()(torch.rand(2, 1, 8, 8))).shape == (2, 1, 8, 8)
+        assert Decoder(halves.latent, (1, 8, 8))(halves.bottom()(torch.rand(2, 1, 8, 8))).shape == (
+            2,
+            1,
+            8,
+            8,
+        )
 
 
-# -- the measures ---------------------------------------------------------------------------------------------------
+# -- the measures
+# ----------------------------------------------------------------------
 
 
 def by_hand(a: Tensor, b: Tensor, size: int) -> float:
@@ -102,7 +120,9 @@ def by_hand(a: Tensor, b: Tensor, size: int) -> float:
                 uu, vv = (weights * (u - mu) ** 2).sum(), (weights * (v - mv) ** 2).sum()
                 uv = (weights * (u - mu) * (v - mv)).sum()
                 c1, c2 = 0.01**2, 0.03**2
-                found.append((2 * mu * mv + c1) * (2 * uv + c2) / ((mu**2 + mv**2 + c1) * (uu + vv + c2)))
+                found.append(
+                    (2 * mu * mv + c1) * (2 * uv + c2) / ((mu**2 + mv**2 + c1) * (uu + vv + c2))
+                )
     return float(np.mean(found))
 
 
@@ -127,24 +147,31 @@ def test_equal_images() -> None:
     assert found.ssim == pytest.approx(1.0)
 
 
-# -- the attack -----------------------------------------------------------------------------------------------------
+# -- the attack
+# ----------------------------------------------------------------------
 
 
 def attacked(bottom: Callable[[Tensor], Tensor], **more: Any) -> Any:
     theirs, private = digits(0, 256), digits(1000, 1064)
-    return invert(LatentPairs(bottom(theirs), theirs), LatentPairs(bottom(private), private), FEW, **more)
+    return invert(
+        LatentPairs(bottom(theirs), theirs), LatentPairs(bottom(private), private), FEW, **more
+    )
 
 
 def test_a_bottom_that_hides_nothing_is_inverted() -> None:
     said: list[tuple[int, int, float]] = []
-    found = attacked(lambda x: torch.cat([x, 1 - x], dim=1), progress=lambda *each: said.append(each))
+    found = attacked(
+        lambda x: torch.cat([x, 1 - x], dim=1), progress=lambda *each: said.append(each)
+    )
     assert found.found.mse < 0.1 * found.baseline.mse
     assert found.found.ssim > 0.8
     assert found.found.psnr > found.baseline.psnr + 10
     assert found.images.shape == found.truth.shape == (64, 1, 8, 8)
     assert found.found == likeness(found.images, found.truth)
     mean = digits(0, 256).mean(dim=0)
-    assert found.baseline.mse == pytest.approx(functional.mse_loss(mean.expand(64, 1, 8, 8), digits(1000, 1064)).item())
+    assert found.baseline.mse == pytest.approx(
+        functional.mse_loss(mean.expand(64, 1, 8, 8), digits(1000, 1064)).item()
+    )
     assert [(done, epochs) for done, epochs, _ in said] == [(1, 3), (2, 3), (3, 3)]
     assert said[0][2] > said[-1][2] == found.trained_mse
 
@@ -182,7 +209,8 @@ def test_what_are_no_pairs() -> None:
         train_decoder(LatentPairs(math.inf * digits(1, 9), digits(1, 9)), FEW)
 
 
-# -- the program ----------------------------------------------------------------------------------------------------
+# -- the program
+# ----------------------------------------------------------------------
 
 NORTH = """
 source = "sklearn:digits"
@@ -201,11 +229,18 @@ recipe = "recipe.toml"
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished run, ``run``, of two parties, data of one of them, and images that cannot be used."""
+    """A folder with a finished run, ``run``, of two parties, data of one of them, and images that
+    cannot be used.
+    """
     folder = tmp_path_factory.mktemp("inversion")
     tables = read_toml(EXAMPLE)
     tables["parties"] = tables["parties"][:3]
-    tables["phases"][0] |= {"epochs": 1, "queue": 64, "width": 16, "bottleneck": {"channels": 4, "stride": 1}}
+    tables["phases"][0] |= {
+        "epochs": 1,
+        "queue": 64,
+        "width": 16,
+        "bottleneck": {"channels": 4, "stride": 1},
+    }
     tables["simulate"]["data"]["limit"] = 240
     recipe = Recipe.model_validate(tables)
     run_in_process(recipe, divide(recipe, folder), folder / "run")
@@ -223,7 +258,13 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tried(folder: Path, tmp_path: Path, **changed: str) -> int:
     """Runs the program, with a result in ``tmp_path``. Returns its exit code."""
-    options = {"run": "run", "party": "north", "data": "north.toml", "auxiliary": "sklearn:digits", "epochs": "1"}
+    options = {
+        "run": "run",
+        "party": "north",
+        "data": "north.toml",
+        "auxiliary": "sklearn:digits",
+        "epochs": "1",
+    }
     options |= {"out": str(tmp_path / "found.json")} | changed
     for name in ("run", "data"):
         options[name] = str(folder / options[name])
@@ -231,7 +272,9 @@ def tried(folder: Path, tmp_path: Path, **changed: str) -> int:
     return exit_status(lambda: program.cli.main(words, prog_name="invert", standalone_mode=False))
 
 
-def test_a_partys_bottom_is_attacked(once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_partys_bottom_is_attacked(
+    once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert tried(once, tmp_path, auxiliary=str(once / "some.toml"), epochs="4") == 0
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["auxiliary"] == {"source": "sklearn:digits", "images": 480 - 120, "left_out": 120}
@@ -241,7 +284,10 @@ def test_a_partys_bottom_is_attacked(once: Path, tmp_path: Path, capsys: pytest.
     assert (found["run_id"], found["party"], found["ssim_window"]) == ("run", "north", 5)
     assert found["reconstruction"]["mse"] < found["mean_image"]["mse"]
     shown = capsys.readouterr()
-    assert "cut = 1 and bottleneck C4S1, latents of 4 x 4 x 4; 360 auxiliary images of sklearn:digits" in shown.out
+    assert (
+        "cut = 1 and bottleneck C4S1, latents of 4 x 4 x 4; 360 auxiliary images of sklearn:digits"
+        in shown.out
+    )
     assert f"{found['reconstruction']['mse']:.5f}" in shown.out
     assert "120 auxiliary images were left out: they are the party's own." in shown.out
     assert re.fullmatch(r"(training the decoder: epoch \d of 4, MSE \d\.\d+\n)+", shown.err)
@@ -280,7 +326,9 @@ def test_columns_of_pixels_become_images(once: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "found.json").read_text())["auxiliary"]["images"] == 40
 
 
-def test_an_attack_that_failed_says_so(once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_attack_that_failed_says_so(
+    once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A decoder that has learnt nothing does not show that images are private."""
     np.savez(tmp_path / "few.npz", images=digits(300, 304).numpy())
     assert tried(once, tmp_path, auxiliary=str(tmp_path / "few.npz")) == 0
@@ -292,20 +340,29 @@ def test_an_attack_that_failed_says_so(once: Path, tmp_path: Path, capsys: pytes
     assert "The attack failed" not in capsys.readouterr().out
 
 
-def test_pixels_on_the_scale_of_a_party_s_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Columns from 0 to 16, which the party scales from 0 to 1: so are the images that are compared."""
+def test_pixels_on_the_scale_of_a_party_s_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Columns from 0 to 16, which the party scales from 0 to 1: so are the images that are
+    compared.
+    """
 
     def table(path: Path, start: int, stop: int, times: float) -> str:
         pixels = times * digits(start, stop).flatten(1)
         lines = [",".join(["id", *(f"p{number}" for number in range(64))])]
-        lines += [",".join([str(start + row), *map(str, values)]) for row, values in enumerate(pixels.tolist())]
+        lines += [
+            ",".join([str(start + row), *map(str, values)])
+            for row, values in enumerate(pixels.tolist())
+        ]
         path.write_text("\n".join(lines))
         return str(path)
 
     data = {"id": "id", "image_shape": [1, 8, 8], "scale": "minmax"}
     tables = read_toml(EXAMPLE)
     tables["parties"] = tables["parties"][:3]
-    tables["phases"] = [tables["phases"][0] | {"epochs": 1, "queue": 64, "width": 16, "batch_size": 10}]
+    tables["phases"] = [
+        tables["phases"][0] | {"epochs": 1, "queue": 64, "width": 16, "batch_size": 10}
+    ]
     parties: dict[str, Any] = {
         name: data | {"source": table(tmp_path / f"{name}.csv", start, start + 60, 16.0)}
         for name, start in (("north", 0), ("south", 60))
@@ -314,7 +371,9 @@ def test_pixels_on_the_scale_of_a_party_s_table(tmp_path: Path, capsys: pytest.C
     tables["simulate"] = {"parties": parties}
     made = Recipe.model_validate(tables)
     run_in_process(made, divide(made, tmp_path), tmp_path / "run")
-    (tmp_path / "north.toml").write_text('source = "north.csv"\nid = "id"\nimage_shape = [1, 8, 8]\nscale = "minmax"')
+    (tmp_path / "north.toml").write_text(
+        'source = "north.csv"\nid = "id"\nimage_shape = [1, 8, 8]\nscale = "minmax"'
+    )
     public = tmp_path / "public.toml"
     public.write_text('source = "public.csv"\nid = "id"')
     table(tmp_path / "public.csv", 300, 340, 16.0)
@@ -326,15 +385,26 @@ def test_pixels_on_the_scale_of_a_party_s_table(tmp_path: Path, capsys: pytest.C
     table(tmp_path / "public.csv", 300, 340, 1.0)
     capsys.readouterr()
     assert tried(tmp_path, tmp_path, auxiliary=str(public)) == 2
-    assert "its pixels have another scale than the party's; give them in the numbers" in capsys.readouterr().err
+    assert (
+        "its pixels have another scale than the party's; give them in the numbers"
+        in capsys.readouterr().err
+    )
 
 
 def test_rows_and_images_are_the_same_each_time(once: Path) -> None:
-    data, theirs = (DataSettings.model_validate(each) for each in (read_toml(once / "north.toml"), SOME))
+    data, theirs = (
+        DataSettings.model_validate(each) for each in (read_toml(once / "north.toml"), SOME)
+    )
     settings = InversionSettings(epochs=1)
     one, same = (
         program.attack(
-            once / "run", "north", data, theirs, settings, device=torch.device("cpu"), progress=lambda *_: None
+            once / "run",
+            "north",
+            data,
+            theirs,
+            settings,
+            device=torch.device("cpu"),
+            progress=lambda *_: None,
         )
         for _ in range(2)
     )
@@ -343,25 +413,59 @@ def test_rows_and_images_are_the_same_each_time(once: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, str], str]] = {
-    "no such run": ({"run": "other"}, r"other: holds no run of north; give the folder <out>/<run id>"),
+    "no such run": (
+        {"run": "other"},
+        r"other: holds no run of north; give the folder <out>/<run id>",
+    ),
     "no such party": ({"party": "west"}, r"run: holds no run of west; give the folder"),
-    "a party without images": ({"party": "registry", "data": "labels.toml"}, r"registry: its rows are no images"),
-    "another party's file": ({"party": "south", "data": "party.toml"}, r"is the file of another party than south"),
-    "other rows": ({"data": "other.toml"}, r"not the rows with which north took part in run; give its data"),
+    "a party without images": (
+        {"party": "registry", "data": "labels.toml"},
+        r"registry: its rows are no images",
+    ),
+    "another party's file": (
+        {"party": "south", "data": "party.toml"},
+        r"is the file of another party than south",
+    ),
+    "other rows": (
+        {"data": "other.toml"},
+        r"not the rows with which north took part in run; give its data",
+    ),
     "no such data": ({"data": "none.toml"}, r"none\.toml: no such file"),
-    "a wrong key": ({"data": "wrong.toml"}, r"wrong\.toml: unknown key 'sorce'; did you mean 'source'\?"),
-    "larger images": ({"auxiliary": "large.npz"}, r"images of 1 x 16 x 16, and those of the party are 1 x 8 x 8"),
-    "no images": ({"auxiliary": "sklearn:iris"}, r"sklearn:iris: has no images, and those of the party are 1 x 8"),
-    "its own images": ({"auxiliary": "own.npz"}, r"own\.npz: 0 of its 1 images are not the party's own; give at least"),
-    "pixels beyond 1": ({"auxiliary": "bright.npz"}, r"bright\.npz: some pixels are missing, or not from 0 to 1"),
-    "a wrong result": ({"out": "found.csv"}, r"found\.csv: the name of the result must end in \.json"),
+    "a wrong key": (
+        {"data": "wrong.toml"},
+        r"wrong\.toml: unknown key 'sorce'; did you mean 'source'\?",
+    ),
+    "larger images": (
+        {"auxiliary": "large.npz"},
+        r"images of 1 x 16 x 16, and those of the party are 1 x 8 x 8",
+    ),
+    "no images": (
+        {"auxiliary": "sklearn:iris"},
+        r"sklearn:iris: has no images, and those of the party are 1 x 8",
+    ),
+    "its own images": (
+        {"auxiliary": "own.npz"},
+        r"own\.npz: 0 of its 1 images are not the party's own; give at least",
+    ),
+    "pixels beyond 1": (
+        {"auxiliary": "bright.npz"},
+        r"bright\.npz: some pixels are missing, or not from 0 to 1",
+    ),
+    "a wrong result": (
+        {"out": "found.csv"},
+        r"found\.csv: the name of the result must end in \.json",
+    ),
     "no folder": ({"out": "none/found.json"}, r"found\.json: its folder does not exist; make it"),
 }
 
 
 @pytest.mark.parametrize("case", list(REFUSED))
 def test_what_cannot_be_attacked_is_one_sentence(
-    case: str, once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    case: str,
+    once: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     changed, sentence = REFUSED[case]
     monkeypatch.chdir(once)

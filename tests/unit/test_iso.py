@@ -21,10 +21,12 @@ def test_noise_is_as_strong_as_the_longest_row(shape: tuple[int, ...], amplifier
     noise = IsoNoise(amplifier).noise(d) - d
     assert noise.shape == d.shape
     n = d.numel()
-    assert noise.std().item() == pytest.approx(sigma, rel=6 / math.sqrt(2 * n))  # six standard errors
+    # Six standard errors.
+    assert noise.std().item() == pytest.approx(sigma, rel=6 / math.sqrt(2 * n))
     assert abs(noise.mean().item()) < 6 * sigma / math.sqrt(n)
     kurtosis = (noise / sigma).pow(4).mean().item()
-    assert kurtosis == pytest.approx(3, abs=6 * math.sqrt(96 / n))  # of a Gaussian
+    # Of a Gaussian.
+    assert kurtosis == pytest.approx(3, abs=6 * math.sqrt(96 / n))
 
 
 def test_an_amplifier_of_zero_changes_nothing() -> None:

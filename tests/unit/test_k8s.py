@@ -1,4 +1,5 @@
-"""deploy/k8s: sound by Kubernetes' own schemas, open on the ports that the programs use and on no other.
+"""deploy/k8s: sound by Kubernetes' own schemas, open on the ports that the programs use and on no
+other.
 
 Where kustomize or kubectl is at hand, what they make of it; elsewhere the files as they are.
 """
@@ -20,7 +21,8 @@ from vfl_common.config.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "deploy" / "k8s"
-VERSIONS = ("1.31", "1.34")  # the oldest and the newest that we look at
+# The oldest and the newest that we look at.
+VERSIONS = ("1.31", "1.34")
 RECIPE = load_recipe(K8S / "base" / "recipe" / "recipe.toml")
 Resource = dict[str, Any]
 
@@ -30,7 +32,9 @@ def documents(path: Path) -> Iterator[Resource]:
 
 
 def folders(folder: Path) -> Iterator[Path]:
-    """A kustomization and all that it is made of. Fails where something that is named is not there."""
+    """A kustomization and all that it is made of. Fails where something that is named is not
+    there.
+    """
     (kustomization,) = documents(folder / "kustomization.yaml")
     yield folder
     for name in kustomization.get("resources", []):
@@ -51,7 +55,11 @@ def resources(folder: Path) -> list[Resource]:
 
 
 def named(folder: Path, kind: str, name: str) -> Resource:
-    (found,) = (each for each in resources(folder) if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    (found,) = (
+        each
+        for each in resources(folder)
+        if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    )
     return found
 
 
@@ -68,7 +76,8 @@ def test_every_resource_fits_its_schema(version: str) -> None:
     }
     for each in found:
         validate(each, version, strict=True)
-    validate(next(documents(K8S / "bank" / "active.yaml")), version, strict=False)  # a patch: a part of a Job
+    # A patch: a part of a Job.
+    validate(next(documents(K8S / "bank" / "active.yaml")), version, strict=False)
 
 
 def test_a_mistake_would_be_found() -> None:
@@ -87,10 +96,17 @@ def test_rendered_by_kustomize() -> None:
     found = [each for each in yaml.safe_load_all(made) if each]
     for each in found:
         validate(each, VERSIONS[-1], strict=True)
-    jobs = {each["metadata"]["namespace"]: each["spec"]["template"]["spec"] for each in found if each["kind"] == "Job"}
-    assert sorted(jobs) == sorted(f"vfl-{name}" for name in [RECIPE.server, *(p.name for p in RECIPE.parties)])
+    jobs = {
+        each["metadata"]["namespace"]: each["spec"]["template"]["spec"]
+        for each in found
+        if each["kind"] == "Job"
+    }
+    assert sorted(jobs) == sorted(
+        f"vfl-{name}" for name in [RECIPE.server, *(p.name for p in RECIPE.parties)]
+    )
     assert ["vfl-party", "health", "party.toml"] in (
-        spec["containers"][0].get("readinessProbe", {}).get("exec", {}).get("command") for spec in jobs.values()
+        spec["containers"][0].get("readinessProbe", {}).get("exec", {}).get("command")
+        for spec in jobs.values()
     )
 
 
@@ -135,7 +151,11 @@ def opened(folder: Path) -> set[tuple[str, str, int]]:
     for policy in (each for each in resources(folder) if each["kind"] == "NetworkPolicy"):
         for direction in ("ingress", "egress"):
             for rule in policy["spec"].get(direction, []):
-                found |= {(direction, peer, port["port"]) for peer in peers(rule) for port in rule["ports"]}
+                found |= {
+                    (direction, peer, port["port"])
+                    for peer in peers(rule)
+                    for port in rule["ports"]
+                }
     return found
 
 
@@ -144,9 +164,16 @@ def test_policies_open_what_the_guide_says_and_no_more() -> None:
     passive = {f"vfl-{party.name}" for party in RECIPE.passives}
     names = ("egress", "kube-system", 53)
     assert opened(K8S / "server") == {("ingress", party, 7000) for party in parties}
-    assert opened(K8S / "bank") == {("ingress", p, 7001) for p in passive} | {("egress", "vfl-server", 7000), names}
+    assert opened(K8S / "bank") == {("ingress", p, 7001) for p in passive} | {
+        ("egress", "vfl-server", 7000),
+        names,
+    }
     for party in RECIPE.passives:
-        assert opened(K8S / party.name) == {("egress", "vfl-server", 7000), ("egress", "vfl-bank", 7001), names}
+        assert opened(K8S / party.name) == {
+            ("egress", "vfl-server", 7000),
+            ("egress", "vfl-bank", 7001),
+            names,
+        }
 
 
 @pytest.mark.parametrize("folder", ["server", "bank", "hospital", "retailer", "telecom"])

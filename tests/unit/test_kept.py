@@ -1,4 +1,6 @@
-"""The predictions behind the final metrics: kept at the active party, whole, once, and equal to the metrics."""
+"""The predictions behind the final metrics: kept at the active party, whole, once, and equal to the
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,23 @@ def test_metrics_of_the_kept_predictions_are_the_run_s() -> None:
         assert sk.accuracy_score(rows["truth"], rows["class"]) == pytest.approx(named["accuracy"])
         assert sk.f1_score(rows["truth"], rows["class"]) == pytest.approx(named["f1"])
         assert sk.roc_auc_score(rows["truth"], rows["score_1"]) == pytest.approx(named["auc"])
-    assert list(kept["test"].columns) == ["phase", "split", "id", "matched_id", "truth", "score_1", "class"]
+    assert list(kept["test"].columns) == [
+        "phase",
+        "split",
+        "id",
+        "matched_id",
+        "truth",
+        "score_1",
+        "class",
+    ]
     whole = pd.DataFrame(found.predictions)
     truth = BANK.set_index("id")["target"]
-    assert dict(zip(whole["id"], whole["truth"], strict=True)) == truth.to_dict()  # each row in one split
+    # Each row in one split.
+    assert dict(zip(whole["id"], whole["truth"], strict=True)) == truth.to_dict()
     path = found.folder / "bank" / KEPT
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert list(found.folder.rglob("*predictions*")) == [path]  # at the active party alone
+    # At the active party alone.
+    assert list(found.folder.rglob("*predictions*")) == [path]
 
 
 def test_scores_are_of_the_positive_class() -> None:
@@ -73,47 +85,77 @@ def test_classes_by_name() -> None:
     named = found.metrics["test"]
     assert sk.accuracy_score(rows["truth"], rows["class"]) == pytest.approx(named["accuracy"])
     scores = rows[["score_high", "score_low", "score_middle"]]
-    auc = sk.roc_auc_score(rows["truth"], scores, multi_class="ovr", labels=["high", "low", "middle"])
+    auc = sk.roc_auc_score(
+        rows["truth"], scores, multi_class="ovr", labels=["high", "low", "middle"]
+    )
     assert auc == pytest.approx(named["auc"])
 
 
 def test_values_in_the_label_s_own_unit() -> None:
     labels = BANK["mean area"] * 1000.0
-    found = run(BANK.assign(target=labels), recipe=vfl.Recipe.from_dict(TABLES | {"task": {"kind": "regression"}}))
+    found = run(
+        BANK.assign(target=labels),
+        recipe=vfl.Recipe.from_dict(TABLES | {"task": {"kind": "regression"}}),
+    )
     rows = parts(found)["test"]
-    assert set(rows["truth"]) <= set(labels)  # as they were given
-    assert sk.root_mean_squared_error(rows["truth"], rows["value"]) == pytest.approx(found.metrics["test"]["rmse"])
+    # As they were given.
+    assert set(rows["truth"]) <= set(labels)
+    assert sk.root_mean_squared_error(rows["truth"], rows["value"]) == pytest.approx(
+        found.metrics["test"]["rmse"]
+    )
 
 
 def test_trees_are_kept_too() -> None:
     pytest.importorskip("lightgbm")
-    tables = TABLES | {"phases": [{"kind": "gbdt", "trees": 3, "min_rows": 2}], "parties": TABLES["parties"][:1]}
+    tables = TABLES | {
+        "phases": [{"kind": "gbdt", "trees": 3, "min_rows": 2}],
+        "parties": TABLES["parties"][:1],
+    }
     bank = vfl.Data(BANK.merge(SHOP, on="id"), label="target")
     found = vfl.simulate(tables, {"bank": bank}, quiet=True)
     rows = parts(found)["test"]
     assert set(rows["phase"]) == {"gbdt"}
-    assert sk.roc_auc_score(rows["truth"], rows["score_1"]) == pytest.approx(found.metrics["test"]["auc"])
+    assert sk.roc_auc_score(rows["truth"], rows["score_1"]) == pytest.approx(
+        found.metrics["test"]["auc"]
+    )
 
 
 def test_a_model_without_a_party_has_its_own_predictions(tmp_path: Path) -> None:
-    phase = {"kind": "splitnn", "epochs": 1, "batch_size": 24, "late_policy": "zeros", "deadline_s": 60.0}
-    recipe = Recipe.model_validate(cases.recipe(2) | {"phases": [phase, {"kind": "evaluate", "splits": ["test"]}]})
+    phase = {
+        "kind": "splitnn",
+        "epochs": 1,
+        "batch_size": 24,
+        "late_policy": "zeros",
+        "deadline_s": 60.0,
+    }
+    recipe = Recipe.model_validate(
+        cases.recipe(2) | {"phases": [phase, {"kind": "evaluate", "splits": ["test"]}]}
+    )
     data = {name: DataSettings.model_validate(each) for name, each in cases.digits(2).items()}
     summary = run_in_process(recipe, data, tmp_path / "run")
     kept = pyarrow.parquet.read_table(tmp_path / "run" / recipe.active.name / KEPT).to_pandas()
     assert set(kept["split"]) == {"test", "test without p1"} <= set(summary.metrics)
     for split, rows in kept.groupby("split"):
-        assert (rows["truth"] == rows["class"]).mean() == pytest.approx(summary.metrics[split]["accuracy"])
+        assert (rows["truth"] == rows["class"]).mean() == pytest.approx(
+            summary.metrics[split]["accuracy"]
+        )
 
 
 def test_two_phases_lie_side_by_side() -> None:
     train = TABLES["phases"][0]
-    phases = [{**train, "name": "a"}, {**EVALUATE, "name": "early"}, {**train, "name": "b"}, EVALUATE]
+    phases = [
+        {**train, "name": "a"},
+        {**EVALUATE, "name": "early"},
+        {**train, "name": "b"},
+        EVALUATE,
+    ]
     found = run(recipe=vfl.Recipe.from_dict(TABLES | {"phases": phases}))
     kept = pd.DataFrame(found.predictions)
     assert list(kept["phase"].unique()) == ["early", "evaluate"]
     last = kept[(kept["phase"] == "evaluate") & (kept["split"] == "test")]
-    assert sk.roc_auc_score(last["truth"], last["score_1"]) == pytest.approx(found.metrics["test"]["auc"])
+    assert sk.roc_auc_score(last["truth"], last["score_1"]) == pytest.approx(
+        found.metrics["test"]["auc"]
+    )
 
 
 def table(phase: str, score: float) -> pa.Table:
@@ -126,14 +168,17 @@ def test_a_phase_that_is_repeated_replaces_its_own(tmp_path: Path) -> None:
     kept = pyarrow.parquet.read_table(tmp_path / KEPT)
     assert kept.equals(pa.concat_tables([table("one", 0.25), table("two", 0.75)]))
     assert list(tmp_path.iterdir()) == [tmp_path / KEPT]
-    keep(tmp_path, "three", table("three", 0.5).append_column("matched_id", [["a", "b"]]))  # of a later version
+    # Of a later version.
+    keep(tmp_path, "three", table("three", 0.5).append_column("matched_id", [["a", "b"]]))
     kept = pyarrow.parquet.read_table(tmp_path / KEPT)
     assert kept["matched_id"].to_pylist() == [None] * 4 + ["a", "b"]
 
 
 def test_a_file_that_is_no_table_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / KEPT).write_text("something else")
-    with pytest.raises(InputError, match=r"predictions\.parquet: cannot be read as the predictions of an earlier"):
+    with pytest.raises(
+        InputError, match=r"predictions\.parquet: cannot be read as the predictions of an earlier"
+    ):
         keep(tmp_path, "one", table("one", 0.25))
     assert (tmp_path / KEPT).read_text() == "something else"
 

@@ -1,10 +1,13 @@
-"""The attacks of the leak meter find exactly what made-up gradients give away, and nothing where there is nothing."""
+"""The attacks of the leak meter find exactly what made-up gradients give away, and nothing where
+there is nothing.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,11 +30,14 @@ from vfl_common.config.models import TaskSettings
 from vfl_common.errors import InputError
 
 GAP = 0.8
-UP, DOWN = 0.9, 0.2  # how often the gradient of a positive, a negative points up
+# How often the gradient of a positive, a negative points up.
+UP, DOWN = 0.9, 0.2
 
 
 def lengths(random: np.random.Generator, y_B: Tensor) -> Tensor:
-    """Directions at random; lengths 10 + N(0, 1), a positive's longer by ``GAP``: AUC = Φ(GAP / √2)."""
+    """Directions at random; lengths 10 + N(0, 1), a positive's longer by ``GAP``: AUC = Φ(GAP /
+    √2).
+    """
     g_BD = torch.from_numpy(random.standard_normal((len(y_B), 6)))
     length_B = 10 + torch.from_numpy(random.standard_normal(len(y_B))) + GAP * y_B
     found: Tensor = g_BD / g_BD.norm(dim=1, keepdim=True) * length_B[:, None]
@@ -41,7 +47,9 @@ def lengths(random: np.random.Generator, y_B: Tensor) -> Tensor:
 def signs(random: np.random.Generator, y_B: Tensor) -> Tensor:
     """Up or down, by chance: AUC = 1/2 + (UP - DOWN) / 2. The lengths say nothing."""
     up = torch.from_numpy(random.random(len(y_B))) < torch.where(y_B == 1, UP, DOWN)
-    return torch.where(up, 1.0, -1.0)[:, None] * torch.from_numpy(1 + random.random(len(y_B)))[:, None]
+    return (
+        torch.where(up, 1.0, -1.0)[:, None] * torch.from_numpy(1 + random.random(len(y_B)))[:, None]
+    )
 
 
 def nothing(random: np.random.Generator, y_B: Tensor) -> Tensor:
@@ -88,18 +96,27 @@ def test_the_direction_gives_what_its_closed_form_says(kind: str) -> None:
 
 
 def rounds_of(count: int, size: int) -> Scene:
-    """The same 600 rows in each of ``count`` rounds, in batches of ``size``; ``signs``, drawn anew in each."""
-    random, labels = np.random.default_rng(3), torch.from_numpy(np.random.default_rng(4).choice(2, 600, p=[0.7, 0.3]))
+    """The same 600 rows in each of ``count`` rounds, in batches of ``size``; ``signs``, drawn anew
+    in each.
+    """
+    random, labels = (
+        np.random.default_rng(3),
+        torch.from_numpy(np.random.default_rng(4).choice(2, 600, p=[0.7, 0.3])),
+    )
     found = []
     for round_ in range(count):
         for number, rows in enumerate(np.split(random.permutation(600), 600 // size)):
             found.append(replace(of(signs(random, labels[rows]), rows, number), round=round_))
-    return Scene("p1", "passive", TaskSettings(kind="binary"), labels, {}, 5, gradients=replayed(found))
+    return Scene(
+        "p1", "passive", TaskSettings(kind="binary"), labels, {}, 5, gradients=replayed(found)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 600])
 def test_over_all_rounds_a_row_has_the_sum_of_its_signs(size: int) -> None:
-    """Of 7 rounds: AUC = P(Bin(7, UP) > Bin(7, DOWN)) + P(they are equal) / 2, however small the batches are."""
+    """Of 7 rounds: AUC = P(Bin(7, UP) > Bin(7, DOWN)) + P(they are equal) / 2, however small the
+    batches are.
+    """
     more, fewer = binom(7, UP).pmf(range(8)), binom(7, DOWN).pmf(range(8))
     wanted = sum(p * (fewer[:k].sum() + fewer[k] / 2) for k, p in enumerate(more))
     figures = play("epochs", rounds_of(7, size))
@@ -108,11 +125,15 @@ def test_over_all_rounds_a_row_has_the_sum_of_its_signs(size: int) -> None:
         assert figure.value == pytest.approx(wanted, abs=0.02)
         assert figure.chance == pytest.approx(0.5, abs=0.1)
     assert wanted > 0.98
-    assert play("epochs", rounds_of(1, size))["nothing"].value == pytest.approx(0.5 + (UP - DOWN) / 2, abs=0.05)
+    assert play("epochs", rounds_of(1, size))["nothing"].value == pytest.approx(
+        0.5 + (UP - DOWN) / 2, abs=0.05
+    )
 
 
 def test_over_all_rounds_many_classes_are_told_by_known_rows() -> None:
-    figure = play("epochs", scene(lambda _, y_B: 5 * functional.one_hot(y_B, 4).double(), classes=4, size=100))
+    figure = play(
+        "epochs", scene(lambda _, y_B: 5 * functional.one_hot(y_B, 4).double(), classes=4, size=100)
+    )
     assert figure["5 rows of each class"].value == 1.0
     with pytest.raises(UnfitError, match="no more than 5 rows"):
         play("epochs", scene(nothing, classes=4, batches=1, size=12))
@@ -198,11 +219,15 @@ def test_a_regression_and_other_widths_are_said_to_be_unfit() -> None:
 
 
 def test_an_attack_that_nobody_has_is_named() -> None:
-    with pytest.raises(InputError, match=r"attacks: there is no attack 'nrm'; did you mean 'norm'\?"):
+    with pytest.raises(
+        InputError, match=r"attacks: there is no attack 'nrm'; did you mean 'norm'\?"
+    ):
         attacks.load("nrm", "attacks")
 
 
-def test_a_record_keeps_what_came_in_order_in_files(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_record_keeps_what_came_in_order_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vfl.leak_meter.scene.record._AT_ONCE", 200)
     record = Record(tmp_path, every=2)
     sent = {}
@@ -211,16 +236,23 @@ def test_a_record_keeps_what_came_in_order_in_files(tmp_path, monkeypatch: pytes
             tensor = torch.randn(5, 4)
             record.note("embedding", StepKey("splitnn", round_, 0), tensor, "p0", receiver)
             sent[round_, receiver] = tensor.clone()
-            tensor.zero_()  # the receiver may change what came
+            # The receiver may change what came.
+            tensor.zero_()
     found = [*record.messages(receiver="a")]
-    assert [key for key, _ in found] == [Key("splitnn", "embedding", r, 0, "p0", "a") for r in (0, 2)]
+    assert [key for key, _ in found] == [
+        Key("splitnn", "embedding", r, 0, "p0", "a") for r in (0, 2)
+    ]
     assert all(torch.equal(tensor, sent[key.round, "a"]) for key, tensor in found)
     assert len([*record.messages(sender="p0")]) == 4
     assert len([*tmp_path.iterdir()]) > 1
 
 
 def test_sizes_tell_rows_batches_and_rounds() -> None:
-    seen = [Seen("splitnn", "embedding", "p1", "p0", round_, rows * 32) for round_ in range(3) for rows in (64, 64, 12)]
+    seen = [
+        Seen("splitnn", "embedding", "p1", "p0", round_, rows * 32)
+        for round_ in range(3)
+        for rows in (64, 64, 12)
+    ]
     (line,) = told(seen, 32)
     assert line.sizes == ((2048, 6), (384, 3))
     assert line.tells == "140 rows a round, in batches of 64; 3 rounds"
@@ -228,6 +260,11 @@ def test_sizes_tell_rows_batches_and_rounds() -> None:
 
 def test_a_plug_in_brings_an_attack(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("first", "tests.harness.scenes:FIRST", "vfl.attacks")
-    monkeypatch.setattr("vfl_party.base.plugins.entry_points", lambda group: [entry] if group == "vfl.attacks" else [])
+    monkeypatch.setattr(
+        "vfl_party.base.plugins.entry_points",
+        lambda group: [entry] if group == "vfl.attacks" else [],
+    )
     assert {"first", "norm"} <= set(attacks.REGISTRY.names())
-    assert play("first", scene(signs))["nothing"].value == pytest.approx(0.5 + (UP - DOWN) / 2, abs=0.02)
+    assert play("first", scene(signs))["nothing"].value == pytest.approx(
+        0.5 + (UP - DOWN) / 2, abs=0.02
+    )

@@ -1,4 +1,6 @@
-"""The attack on images: what an encoder that hides nothing gives, what noise gives, and what is no image."""
+"""The attack on images: what an encoder that hides nothing gives, what noise gives, and what is no
+image.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from tests.harness.scenes import image_scene, linear_scene, replayed
 from vfl.leak_meter import attacks
 from vfl.leak_meter.api import Leaks
 from vfl.leak_meter.attacks.embeddings.images import decode_images
-from vfl_party.methods.mocosfl.likeness import likeness
 from vfl.leak_meter.rehearsal import Played
 from vfl.leak_meter.report.result import Drawing, Line, Rehearsed, Spread, drawings
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Figure, Scene, UnfitError
+from vfl_party.methods.mocosfl.likeness import likeness
 
 
 def play(where: Scene) -> dict[str, Figure]:
@@ -42,7 +44,9 @@ def noisy(x: Tensor, seed: int = 1) -> Tensor:
 
 
 def floor() -> tuple[float, float]:
-    """SSIM and MSE of the mean of all images: what is known without a message, but for the few known rows' spread."""
+    """SSIM and MSE of the mean of all images: what is known without a message, but for the few
+    known rows' spread.
+    """
     images = torch.tensor(load_digits().images[:1200, None] / 16.0, dtype=torch.float32)
     like = likeness(images.mean(dim=0).expand_as(images), images)
     return like.ssim, like.mse
@@ -59,15 +63,22 @@ def test_an_encoder_that_can_be_undone_gives_the_images(high: float) -> None:
     wanted_ssim, wanted_mse = floor()
     for each, wanted in ((ssim, wanted_ssim), (mse, wanted_mse)):
         assert each.baselines["mean image"] == pytest.approx(wanted, rel=0.05)
-        assert each.chance == pytest.approx(wanted, rel=0.06)  # from shuffled embeddings
+        # From shuffled embeddings.
+        assert each.chance == pytest.approx(wanted, rel=0.06)
         assert "own columns" not in each.baselines
 
 
 def test_over_all_epochs_noise_averages_out() -> None:
     whole = image_scene(noisy)
     more = [image_scene(partial(noisy, seed=n)) for n in range(2, 10)]
-    batches = [replace(b, round=n) for n, each in enumerate((whole, *more)) for b in each.embeddings["p1"]()]
-    figures = attacks.load("images", "test").play(replace(whole, embeddings={"p1": replayed(batches)}))
+    batches = [
+        replace(b, round=n)
+        for n, each in enumerate((whole, *more))
+        for b in each.embeddings["p1"]()
+    ]
+    figures = attacks.load("images", "test").play(
+        replace(whole, embeddings={"p1": replayed(batches)})
+    )
     found = {(figure.unit, figure.knows): figure for figure in figures}
     last, every = (found["SSIM", f"120 rows{knows}"] for knows in ("", ", all epochs"))
     assert last.baselines == every.baselines
@@ -80,7 +91,10 @@ def test_noise_gives_the_mean_image() -> None:
     for each in found.values():
         assert each.value == pytest.approx(each.baselines["mean image"], rel=0.03)
     if found["SSIM"].value == found["SSIM"].baselines["mean image"]:
-        assert found["SSIM"].note == "p1: from splitnn the decoders learnt nothing, and give the mean image"
+        assert (
+            found["SSIM"].note
+            == "p1: from splitnn the decoders learnt nothing, and give the mean image"
+        )
 
 
 def test_what_the_own_half_tells_stands_beside() -> None:
@@ -89,8 +103,12 @@ def test_what_the_own_half_tells_stands_beside() -> None:
     assert found.value < found.baselines["own columns"] - 0.1
 
 
-def test_with_many_rows_the_convolutional_decoder_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken where it has less error on the rows that decide: here the dense one gives nothing but grey."""
+def test_with_many_rows_the_convolutional_decoder_is_tried_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is taken where it has less error on the rows that decide: here the dense one gives nothing
+    but grey.
+    """
     monkeypatch.setattr("vfl.leak_meter.attacks.embeddings.images._LEAST_CONVOLUTIONAL", 200)
     monkeypatch.setattr(
         "vfl.leak_meter.attacks.embeddings.images.decode_pixels",
@@ -153,13 +171,23 @@ def test_the_exchange_that_gives_most_is_drawn_for_each_recipe_and_party() -> No
     (figure,) = [each for each in play(image_scene(turned)).values() if each.shown]
     better = replace(figure, value=1.0, place="evaluate/embedding")
     (drawing,) = drawings([Played("images", "", "p0", (figure, better))])
-    assert (drawing.place, drawing.attacker, drawing.shown.party) == ("evaluate/embedding", "p0", "p1")
+    assert (drawing.place, drawing.attacker, drawing.shown.party) == (
+        "evaluate/embedding",
+        "p0",
+        "p1",
+    )
     assert [name for name, _ in drawing.shown.rows] == ["private", "reconstructed", "mean image"]
     assert all(images.shape == (16, 1, 8, 8) for _, images in drawing.shown.rows)
 
     def rehearsed(name: str, of: Drawing) -> Rehearsed:
         return Rehearsed(name, (1,), "", None, 0, (), drawings=(of,))
 
-    drawn = Leaks(tuple(rehearsed(name, drawing) for name in ("a/plain.toml", "a plain.toml", "b"))).images()
-    assert [*drawn] == ["images-a-plain.toml-p1.png", "images-a-plain.toml-p1-2.png", "images-b-p1.png"]
+    drawn = Leaks(
+        tuple(rehearsed(name, drawing) for name in ("a/plain.toml", "a plain.toml", "b"))
+    ).images()
+    assert [*drawn] == [
+        "images-a-plain.toml-p1.png",
+        "images-a-plain.toml-p1-2.png",
+        "images-b-p1.png",
+    ]
     assert all(png.startswith(b"\x89PNG") for png in drawn.values())

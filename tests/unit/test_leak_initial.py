@@ -1,4 +1,6 @@
-"""The attack on encoders whose first weights follow from the recipe: what it finds and replays, when it is unfit."""
+"""The attack on encoders whose first weights follow from the recipe: what it finds and replays,
+when it is unfit.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ COURSE = ReplayCourse(OptimizerSettings(lr=0.01), 1)
 def an_encoder(seed: int, *, batch_norm: bool = False) -> nn.Module:
     with seeded(seed):
         norm = [nn.BatchNorm1d(16)] if batch_norm else []
-        return nn.Sequential(nn.Linear(COLUMNS, 16), *norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, WIDTH))
+        return nn.Sequential(
+            nn.Linear(COLUMNS, 16), *norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, WIDTH)
+        )
 
 
 def an_epoch(encoder: nn.Module, x_NF: Tensor) -> list[ReplayedBatch]:
@@ -40,7 +44,10 @@ def an_epoch(encoder: nn.Module, x_NF: Tensor) -> list[ReplayedBatch]:
         if isinstance(module, nn.Dropout):
             module.eval()
     with torch.no_grad():
-        return [ReplayedBatch(at, z := encoder(x_NF[at]), torch.zeros_like(z)) for at in torch.arange(ROWS).split(25)]
+        return [
+            ReplayedBatch(at, z := encoder(x_NF[at]), torch.zeros_like(z))
+            for at in torch.arange(ROWS).split(25)
+        ]
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
@@ -59,7 +66,11 @@ def test_columns_are_found_with_the_right_weights_and_not_with_others(batch_norm
 
 
 def tables(**more: Any) -> dict[str, Any]:
-    phase = {"epochs": 3, "batch_size": 32, "optimizer": {"lr": 0.003, "schedule": "cosine", "clip_norm": 1.0}}
+    phase = {
+        "epochs": 3,
+        "batch_size": 32,
+        "optimizer": {"lr": 0.003, "schedule": "cosine", "clip_norm": 1.0},
+    }
     model = {"embedding_size": 16, "encoder": {"kind": "mlp", "hidden": [24]}}
     made = cases.recipe(2, task={"kind": "binary"}, model=model, phase=phase)
     parties = cases.columns("sklearn:breast_cancer", 2, limit=200)
@@ -86,7 +97,8 @@ def test_with_the_true_rows_the_replay_gives_the_weights_of_the_training(tmp_pat
     (x_NF,) = features.inputs(rows)
     batches = _batches(epochs, beginning, rows)
     course = ReplayCourse(beginning.optimizer, beginning.epochs)
-    after = [*batches, [batches[0][0]]]  # the weights before a step that there was not: those at the end
+    # The weights before a step that there was not: those at the end.
+    after = [*batches, [batches[0][0]]]
     last = _replayed(beginning.make(beginning.known), after, x_NF, course)[-1][0]
     for name, each in trained["p1"].named_parameters():
         assert (last[name] - each).abs().max().item() < 1e-6, name
@@ -97,7 +109,9 @@ def means(found: Rehearsed) -> Mapping[str, Any]:
 
 
 def test_a_secret_leaves_what_random_weights_find(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside it stands what is found with the true weights, which are those of the recipe if they follow from it."""
+    """Beside it stands what is found with the true weights, which are those of the recipe if they
+    follow from it.
+    """
     monkeypatch.setattr(replay, "_STEPS", 120)
     (secret,) = leaks(tables(), attacks=["initial"], quiet=True).found
     (public,) = leaks(tables(), attacks=["initial"], init="recipe", quiet=True).found
@@ -105,26 +119,41 @@ def test_a_secret_leaves_what_random_weights_find(monkeypatch: pytest.MonkeyPatc
     told = {"the recipe", f"the recipe{covariance}"}
     assert means(public).keys() == told
     assert means(secret).keys() == told | {"the true weights", f"the true weights{covariance}"}
-    assert {knows for knows, line in means(secret).items() if not line.detail} == told  # what it says in short
+    # What it says in short.
+    assert {knows for knows, line in means(secret).items() if not line.detail} == told
     (said, *_) = (str(each) for each in in_short([secret]))
-    assert said == "In short: p1: mean of columns: next to nothing beyond chance (R² 0.00 by initial)."
+    assert (
+        said == "In short: p1: mean of columns: next to nothing beyond chance (R² 0.00 by initial)."
+    )
     for knows in told:
         line = means(secret)[knows]
         assert line.chance is not None
         assert line.value.mean <= line.chance.mean + 0.02
-        for found in (means(public)[knows], means(secret)[knows.replace("the recipe", "the true weights")]):
+        for found in (
+            means(public)[knows],
+            means(secret)[knows.replace("the recipe", "the true weights")],
+        ):
             assert found.value.mean > 0.3
             assert found.chance.mean < 0.1
     assert secret.utility is not None
-    assert leaks(tables(), attacks=["norm"], quiet=True).found[0].utility == secret.utility  # the same secrets
+    # The same secrets.
+    assert leaks(tables(), attacks=["norm"], quiet=True).found[0].utility == secret.utility
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"phases": [{"kind": "fedonce", "epochs": 1}, {"kind": "head", "epochs": 1}]}, "no phase of kind splitnn"),
         (
-            {"phases": [{"kind": "contrastive", "rounds": 1, "batch_size": 32}, {"kind": "splitnn", "epochs": 1}]},
+            {"phases": [{"kind": "fedonce", "epochs": 1}, {"kind": "head", "epochs": 1}]},
+            "no phase of kind splitnn",
+        ),
+        (
+            {
+                "phases": [
+                    {"kind": "contrastive", "rounds": 1, "batch_size": 32},
+                    {"kind": "splitnn", "epochs": 1},
+                ]
+            },
             "no encoder is trained by split training first",
         ),
         (

@@ -1,4 +1,6 @@
-"""The attack on labels that are numbers: gradients of squared error, with as much noise as a closed form has."""
+"""The attack on labels that are numbers: gradients of squared error, with as much noise as a closed
+form has.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_gradients_of_squared_error_give_the_order_of_the_labels(rounds: int) ->
 
 
 def test_noise_hides_as_much_as_its_closed_form_says_and_adds_up_to_little() -> None:
-    """A place is y + N(0, 1): its correlation with y is 1/√2 in a round, and 1/√(1 + 1/9) over nine."""
+    """A place is y + N(0, 1): its correlation with y is 1/√2 in a round, and 1/√(1 + 1/9) over
+    nine.
+    """
     found = play(number_scene(1.0, rounds=9))
     for knows in (EVERY, FIRST):
         assert found[knows].value == pytest.approx(spearman_of(math.sqrt(0.5)), abs=0.03)
@@ -59,19 +63,28 @@ def test_without_the_information_it_finds_what_chance_finds() -> None:
     """|ρ| of batches of 400 without any: half-normal, its median 0.6745/√399."""
     whole = number_scene(0.0, rounds=40)
     noise = torch.Generator().manual_seed(1)
-    batches = [replace(batch, came=torch.randn(batch.came.shape, generator=noise)) for batch in whole.gradients()]
+    batches = [
+        replace(batch, came=torch.randn(batch.came.shape, generator=noise))
+        for batch in whole.gradients()
+    ]
     figure = play(replace(whole, gradients=replayed(batches)))[EVERY]
     assert figure.value == pytest.approx(0.6745 / math.sqrt(399), abs=0.01)
     assert figure.chance == pytest.approx(0.6745 / math.sqrt(399), abs=0.01)
 
 
 def test_the_first_round_says_more_than_the_last_of_a_model_that_learns() -> None:
-    """Gradients are those of y first, then of what the model has not learnt, which has nothing to do with y."""
+    """Gradients are those of y first, then of what the model has not learnt, which has nothing to
+    do with y.
+    """
     whole = number_scene(0.0, rounds=2)
-    other = torch.randn(len(whole.labels), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    other = torch.randn(
+        len(whole.labels), generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     w = torch.tensor([0.6, 0.0, -0.8], dtype=torch.float64)
     batches = [
-        batch if batch.round == 0 else replace(batch, came=other[torch.from_numpy(batch.rows), None] * w)
+        batch
+        if batch.round == 0
+        else replace(batch, came=other[torch.from_numpy(batch.rows), None] * w)
         for batch in whole.gradients()
     ]
     found = play(replace(whole, gradients=replayed(batches)))
@@ -86,7 +99,8 @@ def test_batches_of_one_label_are_skipped_and_classes_refused() -> None:
     assert (figure.batches, figure.skipped) == (5, 1)
     assert (
         figure.note
-        == "5 of 6 batches are judged; the others have labels that are all equal (known: nothing, by direction)"
+        == "5 of 6 batches are judged; the others have labels that are all equal (known: "
+        "nothing, by direction)"
     )
     with pytest.raises(UnfitError, match="labels that are all equal"):
         play(replace(whole, gradients=replayed([same])))

@@ -7,17 +7,26 @@ import pytest
 from vfl.leak_meter.wiretap.times import Passed, Times, told
 
 
-def steps(answers_s: dict[str, float], *, rounds: int = 3, batches: int = 4, pause_s: float = 0.5) -> list[Passed]:
-    """Returns the messages of split training: each party answers so long after the gradient of the step before."""
+def steps(
+    answers_s: dict[str, float], *, rounds: int = 3, batches: int = 4, pause_s: float = 0.5
+) -> list[Passed]:
+    """Returns the messages of split training: each party answers so long after the gradient of the
+    step before.
+    """
     now, found = 0.0, list[Passed]()
     for round_ in range(rounds):
         for _ in range(batches):
             sent = [(now + taken, name) for name, taken in answers_s.items()]
-            found += [Passed("splitnn", "embedding", name, "p0", round_, at) for at, name in sorted(sent)]
+            found += [
+                Passed("splitnn", "embedding", name, "p0", round_, at) for at, name in sorted(sent)
+            ]
             now = max(sent)[0] + 0.01
             found += [Passed("splitnn", "embedding", "p0", name, round_, now) for name in answers_s]
         now += pause_s
-        found = [*found, *[Passed("splitnn", "validation", "p0", name, round_, now) for name in answers_s]]
+        found = [
+            *found,
+            *[Passed("splitnn", "validation", "p0", name, round_, now) for name in answers_s],
+        ]
     return found
 
 
@@ -41,7 +50,9 @@ def test_gaps_pauses_and_the_slower_party() -> None:
 
 def test_no_pause_and_an_early_end() -> None:
     found = told(steps({"p1": 0.02}, pause_s=0.0), {"splitnn": 10})
-    assert of(found, "p1").tells == "no clear pause where rounds end; 3 of 10 rounds: it ended early"
+    assert (
+        of(found, "p1").tells == "no clear pause where rounds end; 3 of 10 rounds: it ended early"
+    )
 
 
 def test_messages_that_are_alone_have_no_gap() -> None:

@@ -1,4 +1,6 @@
-"""The attacks on trees find what made-up trees give away, as formulas say, and nothing where there is nothing."""
+"""The attacks on trees find what made-up trees give away, as formulas say, and nothing where there
+is nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,23 @@ ROWS = 3000
 def heard(exchange: str, sender: str, values: Any, behind: Any = None) -> Heard:
     receiver = "p0" if sender == "p1" else "p1"
     truth = None if behind is None else torch.tensor(behind)
-    return Heard("trees", exchange, 0, sender, receiver, torch.from_numpy(np.asarray(values)), truth)
+    return Heard(
+        "trees", exchange, 0, sender, receiver, torch.from_numpy(np.asarray(values)), truth
+    )
 
 
 def scene(role: Any, messages: list[Heard], labels: Any, classes: int = 2, **more: Any) -> Scene:
-    task = TaskSettings(kind="binary") if classes == 2 else TaskSettings(kind="multiclass", classes=classes)
+    task = (
+        TaskSettings(kind="binary")
+        if classes == 2
+        else TaskSettings(kind="multiclass", classes=classes)
+    )
     attacker = "p1" if role == "passive" else "p0"
     rows = {"train": np.arange(len(labels))}
     y = torch.from_numpy(np.asarray(labels))
-    return Scene(attacker, role, task, y, rows, 3, lambda: iter(()), heard=lambda: iter(messages), **more)
+    return Scene(
+        attacker, role, task, y, rows, 3, lambda: iter(()), heard=lambda: iter(messages), **more
+    )
 
 
 def played(kind: str, where: Scene) -> list[Figure]:
@@ -37,7 +47,9 @@ def played(kind: str, where: Scene) -> list[Figure]:
 
 
 def nodes_of(rows: Any, more: int = 0) -> list[Heard]:
-    """Returns a tree of depth 2: the passive party hears the nodes below the root; ``more`` rows are for validation."""
+    """Returns a tree of depth 2: the passive party hears the nodes below the root; ``more`` rows
+    are for validation.
+    """
     below = np.concatenate([np.asarray(rows, np.uint8), np.zeros(more, np.uint8)])
     return [heard("partition", "p0", below), heard("partition", "p0", below[:0])]
 
@@ -45,8 +57,14 @@ def nodes_of(rows: Any, more: int = 0) -> list[Heard]:
 @pytest.mark.parametrize("classes", [2, 3])
 def test_nodes_that_are_the_labels_give_all_of_them_away(classes: int) -> None:
     labels = np.random.default_rng(1).integers(0, classes, ROWS)
-    own = {"p1": EncoderInputs(("x",), torch.randn(ROWS, 1, generator=torch.Generator().manual_seed(1)))}
-    figures = played("nodes", scene("passive", nodes_of(labels, more=50) * 3, labels, classes, columns=own))
+    own = {
+        "p1": EncoderInputs(
+            ("x",), torch.randn(ROWS, 1, generator=torch.Generator().manual_seed(1))
+        )
+    }
+    figures = played(
+        "nodes", scene("passive", nodes_of(labels, more=50) * 3, labels, classes, columns=own)
+    )
     assert [figure.value for figure in figures] == [1.0, 1.0, 1.0]
     assert all(figure.chance is not None and figure.chance < 0.56 for figure in figures)
     assert all(figure.baselines["own columns"] < 0.56 for figure in figures[1:])
@@ -63,15 +81,22 @@ def test_a_side_that_agrees_with_nine_labels_in_ten_is_worth_an_auc_of_nine_tent
 
 def test_nodes_that_have_nothing_to_do_with_labels_tell_what_shuffled_labels_do() -> None:
     draw = np.random.default_rng(2)
-    labels, trees = draw.integers(0, 2, ROWS), [nodes_of(draw.integers(0, 4, ROWS)) for _ in range(8)]
-    for figure in played("nodes", scene("passive", [each for tree in trees for each in tree], labels)):
+    labels, trees = (
+        draw.integers(0, 2, ROWS),
+        [nodes_of(draw.integers(0, 4, ROWS)) for _ in range(8)],
+    )
+    for figure in played(
+        "nodes", scene("passive", [each for tree in trees for each in tree], labels)
+    ):
         assert figure.chance is not None
         assert abs(figure.value - figure.chance) < 0.04
         assert figure.value < 0.56
 
 
 def quartiles(x: Any) -> list[Heard]:
-    """Returns a tree of depth 2 that cuts x at its middle, then at both quarters; the passive party owns all splits."""
+    """Returns a tree of depth 2 that cuts x at its middle, then at both quarters; the passive party
+    owns all splits.
+    """
     below = (x > 0.5).astype(np.uint8)
     halves = [np.flatnonzero(below == node) for node in (0, 1)]
     last = np.concatenate([x[halves[0]] <= 0.25, x[halves[1]] <= 0.75])
@@ -88,7 +113,9 @@ def quartiles(x: Any) -> list[Heard]:
 
 
 def test_sides_of_quarters_explain_fifteen_parts_of_sixteen() -> None:
-    """Of a uniform column in k equal parts, their means explain 1 - 1/k²; the other column is not touched."""
+    """Of a uniform column in k equal parts, their means explain 1 - 1/k²; the other column is not
+    touched.
+    """
     x = np.random.default_rng(3).uniform(size=(ROWS, 2))
     columns = {"p1": EncoderInputs(("cut", "not"), torch.from_numpy(x).float())}
     where = scene("active", quartiles(x[:, 0]), [0, 1] * (ROWS // 2), columns=columns)
@@ -103,7 +130,10 @@ def test_when_sides_say_nothing_of_a_column_the_note_speaks_of_sides() -> None:
     columns = {"p1": EncoderInputs(("not",), torch.from_numpy(x[:, 1:]).float())}
     where = scene("active", quartiles(x[:, 0]), [0, 1] * (ROWS // 2), columns=columns)
     notes = [each.note for each in played("sides", where) if each.note]
-    wanted = "p1: from sides of trees the decoder learnt nothing, and gives the mean of the rows it knows"
+    wanted = (
+        "p1: from sides of trees the decoder learnt nothing, and gives the mean of the rows it "
+        "knows"
+    )
     assert notes == [wanted]
     assert "embedding" not in notes[0]
 
@@ -125,11 +155,18 @@ def test_a_row_that_is_in_a_leaf_stays_where_it_was() -> None:
 
 
 def sums_of(x: Any, g: Any, h: Any, order: Any, chosen_rows: list[Any]) -> list[Heard]:
-    """Returns a tree's sums of prefixes of 16 bins of each column, in a secret order; a block for each set of rows."""
-    cuts = [(column, cut) for column in range(x.shape[1]) for cut in np.quantile(x[:, column], np.arange(1, 16) / 16)]
+    """Returns a tree's sums of prefixes of 16 bins of each column, in a secret order; a block for
+    each set of rows.
+    """
+    cuts = [
+        (column, cut)
+        for column in range(x.shape[1])
+        for cut in np.quantile(x[:, column], np.arange(1, 16) / 16)
+    ]
     cuts = [cuts[place] for place in order]
     blocks = [
-        [[of[rows][x[rows, column] <= cut].sum() for of in (g, h)] for column, cut in cuts] for rows in chosen_rows
+        [[of[rows][x[rows, column] <= cut].sum() for of in (g, h)] for column, cut in cuts]
+        for rows in chosen_rows
     ]
     wire = np.array(blocks).reshape(-1, 2).astype("<i8").view(np.uint8).reshape(-1, 16)
     flags = np.zeros((1, len(cuts)), np.uint8)
@@ -142,7 +179,9 @@ def sums_of(x: Any, g: Any, h: Any, order: Any, chosen_rows: list[Any]) -> list[
 
 
 def test_sums_of_one_column_are_told_from_those_of_two() -> None:
-    """Without noise in g and h, sums at three nodes tell; with entries that belong to no column, nothing is found."""
+    """Without noise in g and h, sums at three nodes tell; with entries that belong to no column,
+    nothing is found.
+    """
     draw = np.random.default_rng(5)
     x, y = draw.normal(size=(ROWS, 5)), draw.integers(0, 2, ROWS)
     g, h = ((0.5 - y) * 2**40).astype(np.int64), np.full(ROWS, 2**38)
@@ -153,7 +192,10 @@ def test_sums_of_one_column_are_told_from_those_of_two() -> None:
     assert figure.value > 0.7
     assert figure.chance is not None
     assert figure.chance < 0.53
-    told_wrong = [heard("sums", "p1", messages[0].tensor.numpy(), draw.permutation(75) % 5), *messages[1:]]
+    told_wrong = [
+        heard("sums", "p1", messages[0].tensor.numpy(), draw.permutation(75) % 5),
+        *messages[1:],
+    ]
     (nothing,) = played("sums", scene("active", told_wrong, y))
     assert nothing.value < 0.56
 
@@ -174,8 +216,12 @@ def offered(rows: int, splits: list[int], depth: int) -> list[Heard]:
 
 
 @pytest.mark.parametrize(("rows", "least", "most"), [(300, 0.9, 1.0), (3000, 0.6, 0.8)])
-def test_invented_columns_read_labels_the_better_the_fewer_rows_there_are(rows: int, least: float, most: float) -> None:
-    """A split tells log2 of 300 bits: 30 trees tell 1,700 bits at most, and 3,000 labels are more than that."""
+def test_invented_columns_read_labels_the_better_the_fewer_rows_there_are(
+    rows: int, least: float, most: float
+) -> None:
+    """A split tells log2 of 300 bits: 30 trees tell 1,700 bits at most, and 3,000 labels are more
+    than that.
+    """
     labels = (np.random.default_rng(6).random(rows) < 0.22).astype(np.int64)
     sides, oracle = played("inventions", scene("passive", offered(rows, [31] * 10, 3) * 30, labels))
     assert sides.knows == "invented splits, 30 trees"
@@ -186,13 +232,19 @@ def test_invented_columns_read_labels_the_better_the_fewer_rows_there_are(rows: 
         assert figure.chance < 0.6
 
 
-def test_winners_of_its_choice_tell_all_bins_after_a_few_trees_and_marks_those_of_some_rows() -> None:
-    """Two columns have fourteen thresholds, and a tree of depth 3 has seven nodes. Eight bins explain 1 - 1/64."""
+def test_winners_of_its_choice_tell_all_bins_after_a_few_trees_and_marks_those_of_some_rows() -> (
+    None
+):
+    """Two columns have fourteen thresholds, and a tree of depth 3 has seven nodes. Eight bins
+    explain 1 - 1/64.
+    """
     x = np.random.default_rng(7).uniform(size=(ROWS, 2))
     columns = {"p1": EncoderInputs(("a", "b"), torch.from_numpy(x).float())}
     values = []
     for trees in (1, 2, 5):
-        where = scene("active", offered(ROWS, [7, 7], 3) * trees, [0, 1] * (ROWS // 2), columns=columns)
+        where = scene(
+            "active", offered(ROWS, [7, 7], 3) * trees, [0, 1] * (ROWS // 2), columns=columns
+        )
         winners, marks = played("probes", where)
         assert winners.knows == f"winners of its choice, {trees} trees"
         marked = probes.MARKS * 4 * trees / (ROWS - 300)
@@ -240,5 +292,6 @@ def test_what_cannot_be_played_is_said() -> None:
 def test_splits_that_hardly_any_known_row_meets_are_left_out() -> None:
     """A decoder that has never seen a side would take the rows on it for anything."""
     rare, often = np.zeros(ROWS), np.where(np.arange(ROWS) % 2, 1.0, -1.0)
-    rare[:20] = 1.0  # of 300 known rows two, on average
+    # Of 300 known rows two, on average.
+    rare[:20] = 1.0
     assert telling([rare, often]).tolist() == often[:, None].tolist()

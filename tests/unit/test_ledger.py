@@ -18,7 +18,9 @@ from vfl_common.summary import gather_bytes
 PHASES = ["train", "align"]
 
 
-def entry(peer: str, direction: Direction, count: tuple[int, int, int], phase: str = "train") -> Entry:
+def entry(
+    peer: str, direction: Direction, count: tuple[int, int, int], phase: str = "train"
+) -> Entry:
     return Entry(peer, phase, "embedding", direction, *count)
 
 
@@ -65,7 +67,8 @@ OTHERS: list[Any] = [
     {"entries": [LINE | COUNTS | {"direction": "up"}]},
     {"entries": [LINE | COUNTS | {"messages": "3"}]},
     {"entries": [LINE | COUNTS | {"messages": -1}]},
-    {"entries": [LINE | COUNTS | {"messages": 2**64}]},  # no report could hold it
+    # No report could hold it.
+    {"entries": [LINE | COUNTS | {"messages": 2**64}]},
 ]
 
 
@@ -90,7 +93,8 @@ def test_a_damaged_ledger_is_set_aside_and_counting_begins_anew(
     harm(path)
     with pytest.raises(InputError, match=r"ledger\.json: is not a ledger"):
         read_entries(path)
-    assert path.exists()  # a report only reads
+    # A report only reads.
+    assert path.exists()
     assert load_entries(path) == []
     assert not path.exists()
     assert (tmp_path / "ledger.json.damaged").exists()
@@ -125,35 +129,59 @@ def test_threads_lose_nothing() -> None:
 
 def test_both_ends_of_a_link_are_one_link() -> None:
     ledgers = {
-        "active": [entry("north", "received", (100, 110, 2)), entry("north", "sent", (50, 55, 1), "align")],
-        "north": [entry("active", "sent", (100, 110, 2)), entry("active", "received", (50, 55, 1), "align")],
+        "active": [
+            entry("north", "received", (100, 110, 2)),
+            entry("north", "sent", (50, 55, 1), "align"),
+        ],
+        "north": [
+            entry("active", "sent", (100, 110, 2)),
+            entry("active", "received", (50, 55, 1), "align"),
+        ],
     }
-    found = gather_bytes(ledgers, {"north": [TcpCount("active", 1, 2)]}, server="server", phases=PHASES)
+    found = gather_bytes(
+        ledgers, {"north": [TcpCount("active", 1, 2)]}, server="server", phases=PHASES
+    )
     assert found.agrees
     assert [(link.sender, link.receiver, link.phase) for link in found.by_link] == [
-        ("north", "active", "train"),  # in the order of the recipe's phases
+        # In the order of the recipe's phases.
+        ("north", "active", "train"),
         ("active", "north", "align"),
     ]
     assert list(found.by_phase) == PHASES
-    assert (found.total.payload_bytes, found.total.message_bytes, found.total.messages) == (150, 165, 3)
+    assert (found.total.payload_bytes, found.total.message_bytes, found.total.messages) == (
+        150,
+        165,
+        3,
+    )
     assert found.by_phase["align"].payload_bytes == 50
     assert found.by_phase["train"].message_bytes == 110
-    assert [(count.party, count.peer, count.sent_bytes) for count in found.tcp] == [("north", "active", 1)]
+    assert [(count.party, count.peer, count.sent_bytes) for count in found.tcp] == [
+        ("north", "active", 1)
+    ]
 
 
 def test_ends_that_disagree_are_named() -> None:
     ledgers = {
         "active": [entry("north", "received", (100, 110, 2))],
-        "north": [entry("active", "sent", (90, 99, 1)), entry("active", "sent", (1, 1, 1), "align")],
+        "north": [
+            entry("active", "sent", (90, 99, 1)),
+            entry("active", "sent", (1, 1, 1), "align"),
+        ],
     }
     found = gather_bytes(ledgers, {}, server="server", phases=PHASES)
     assert not found.agrees
-    assert found.disagreements == ["north -> active, train, embedding", "north -> active, align, embedding"]
-    assert found.total.payload_bytes == 91  # the sender's count
+    assert found.disagreements == [
+        "north -> active, train, embedding",
+        "north -> active, align, embedding",
+    ]
+    # The sender's count.
+    assert found.total.payload_bytes == 91
 
 
 def test_a_count_of_one_end_alone_is_kept() -> None:
-    found = gather_bytes({"active": [entry("north", "received", (100, 110, 2))]}, {}, server="server", phases=PHASES)
+    found = gather_bytes(
+        {"active": [entry("north", "received", (100, 110, 2))]}, {}, server="server", phases=PHASES
+    )
     assert found.total.payload_bytes == 100
     assert not found.agrees
 

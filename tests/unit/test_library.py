@@ -40,7 +40,10 @@ def frame() -> pd.DataFrame:
     return found
 
 
-BANK, SHOP = frame()[["id", "mean radius", "mean area", "target"]], frame()[["id", "mean texture", "worst area"]]
+BANK, SHOP = (
+    frame()[["id", "mean radius", "mean area", "target"]],
+    frame()[["id", "mean texture", "worst area"]],
+)
 
 
 def run(bank: Any = BANK, shop: Any = SHOP, recipe: vfl.Recipe = RECIPE, **more: Any) -> vfl.Run:
@@ -54,7 +57,8 @@ def once() -> vfl.Run:
     return run()
 
 
-# -- importing ------------------------------------------------------------------------------------------------------
+# -- importing
+# ----------------------------------------------------------------------
 
 
 def test_importing_costs_next_to_nothing_and_says_nothing() -> None:
@@ -76,7 +80,9 @@ else:
     raise SystemExit("there is no such name")
 """
     example = Path(__file__).parents[2] / "examples" / "digits.toml"
-    found = subprocess.run([sys.executable, "-c", code, str(example)], capture_output=True, text=True, timeout=120)
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(example)], capture_output=True, text=True, timeout=120
+    )
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
 
@@ -85,11 +91,14 @@ def test_the_examples_in_docstrings_hold() -> None:
     assert (found.failed, found.attempted) == (0, 2)
 
 
-# -- recipes --------------------------------------------------------------------------------------------------------
+# -- recipes
+# ----------------------------------------------------------------------
 
 
 def test_a_recipe_is_a_value(tmp_path: Path) -> None:
-    changed = RECIPE.replace({"phases.splitnn.optimizer.lr": 0.5, "parties.shop.features": True}, seed=3)
+    changed = RECIPE.replace(
+        {"phases.splitnn.optimizer.lr": 0.5, "parties.shop.features": True}, seed=3
+    )
     assert (RECIPE.settings.seed, changed.settings.seed) == (0, 3)
     assert changed.settings.phases[0].settings["optimizer"] == {"lr": 0.5}
     assert changed.replace({"phases.0.epochs": 7}).settings.phases[0].settings["epochs"] == 7
@@ -109,7 +118,10 @@ def test_a_recipe_is_a_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"phases.splitn.epochs": 3}, "phases.splitn.epochs: there is no 'splitn'; did you mean 'splitnn'?"),
+        (
+            {"phases.splitn.epochs": 3},
+            "phases.splitn.epochs: there is no 'splitn'; did you mean 'splitnn'?",
+        ),
         ({"parties.9.features": True}, "there is no '9'; there are bank, shop"),
         ({"seed.x": 3}, "seed.x: seed is no table"),
         ({"sead": 3}, "unknown key 'sead'; did you mean 'seed'?"),
@@ -132,20 +144,29 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 @pytest.mark.parametrize("given", ["text", 3])
 def test_what_is_no_recipe(given: Any) -> None:
-    with pytest.raises(InputError, match=r"recipe: give vfl\.Recipe, a dict of tables, or the path of a file, not"):
+    with pytest.raises(
+        InputError, match=r"recipe: give vfl\.Recipe, a dict of tables, or the path of a file, not"
+    ):
         vfl.Recipe.from_dict(given)
 
 
 def test_an_encoder_is_given_as_a_class_and_kept_out_of_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"give the class itself, which makes the encoder, not Linear\(…\)"):
+    with pytest.raises(
+        InputError, match=r"give the class itself, which makes the encoder, not Linear\(…\)"
+    ):
         RECIPE.replace({"model.encoder": torch.nn.Linear(2, 2)})
-    made = RECIPE.replace({"model.encoder": lambda spec, width: torch.nn.Linear(spec.shape[0], width)})
-    with pytest.raises(InputError, match="model: an encoder of this notebook or script cannot be found by a file"):
+    made = RECIPE.replace(
+        {"model.encoder": lambda spec, width: torch.nn.Linear(spec.shape[0], width)}
+    )
+    with pytest.raises(
+        InputError, match="model: an encoder of this notebook or script cannot be found by a file"
+    ):
         made.save(tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
-# -- data -----------------------------------------------------------------------------------------------------------
+# -- data
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["polars", "arrow", "indexed", "categories", "shuffled"])
@@ -164,14 +185,19 @@ def test_frames_of_every_kind_give_the_same_run(kind: str, once: vfl.Run) -> Non
 def test_ids_that_are_spelt_differently_give_the_same_run(once: vfl.Run) -> None:
     recipe = RECIPE.replace({"rows.id_rules": ["trim", "casefold"]})
     shop = SHOP.assign(id="  " + SHOP["id"].str.upper())
-    shop = pd.concat([shop, shop.tail(3), SHOP.head(1).assign(id=" ")])  # three again, and one without an id
+    # Three again, and one without an id.
+    shop = pd.concat([shop, shop.tail(3), SHOP.head(1).assign(id=" ")])
     data = vfl.Data(shop, settings={"duplicates": "first"})
     found = run(shop=data, recipe=recipe)
     assert found.metrics == once.metrics
     new = {"bank": BANK.head(9).assign(id=BANK["id"].head(9) + " "), "shop": shop.head(9)}
     predicted = found.predict(new)
-    assert predicted["id"] == list(new["bank"]["id"])  # as the frame has them
-    assert predicted["score_1"] == once.predict({"bank": BANK.head(9), "shop": SHOP.head(9)})["score_1"]
+    # As the frame has them.
+    assert predicted["id"] == list(new["bank"]["id"])
+    assert (
+        predicted["score_1"]
+        == once.predict({"bank": BANK.head(9), "shop": SHOP.head(9)})["score_1"]
+    )
 
 
 def test_a_prediction_warns_of_numbers_in_another_unit(once: vfl.Run) -> None:
@@ -186,18 +212,31 @@ def test_a_prediction_warns_of_numbers_in_another_unit(once: vfl.Run) -> None:
 @pytest.mark.parametrize("processes", [False, True])
 def test_several_columns_are_one_id(processes: bool, once: vfl.Run) -> None:
     def parted(table: pd.DataFrame) -> pd.DataFrame:
-        whole = table.assign(town=table["id"].str[:3], number=("1" + table["id"].str[3:]).astype(int))
+        whole = table.assign(
+            town=table["id"].str[:3], number=("1" + table["id"].str[3:]).astype(int)
+        )
         return whole.drop(columns="id").sample(frac=1.0, random_state=2)
 
     ids = ["town", "number"]
     bank = vfl.Data(parted(BANK), id=tuple(ids), label="target")
     found = run(bank, vfl.Data(parted(SHOP).set_index(ids), id=ids), processes=processes)
-    assert found.metrics == once.metrics  # the rows are in the same order
+    # The rows are in the same order.
+    assert found.metrics == once.metrics
     new = {"bank": parted(BANK).head(9), "shop": parted(SHOP).head(9)}
     predicted = found.predict(new)
-    assert list(predicted) == ["town", "number", "matched_town", "matched_number", "state", "score_1", "class"]
+    assert list(predicted) == [
+        "town",
+        "number",
+        "matched_town",
+        "matched_number",
+        "state",
+        "score_1",
+        "class",
+    ]
     assert predicted["number"] == list(new["bank"]["number"])
-    again = found.predict({name: vfl.Data(table.to_dict("list"), id=ids) for name, table in new.items()})
+    again = found.predict(
+        {name: vfl.Data(table.to_dict("list"), id=ids) for name, table in new.items()}
+    )
     assert again == predicted
 
 
@@ -213,7 +252,10 @@ def test_arrays_need_no_ids() -> None:
 def test_paths_as_text_and_what_the_recipe_says_of_columns(tmp_path: Path, once: vfl.Run) -> None:
     BANK.to_csv(tmp_path / "bank.csv", index=False)
     SHOP.to_csv(tmp_path / "shop.csv", index=False)
-    where = {"bank": {"source": "bank.csv", "id": "id", "label": "target"}, "shop": {"source": "shop.csv", "id": "id"}}
+    where = {
+        "bank": {"source": "bank.csv", "id": "id", "label": "target"},
+        "shop": {"source": "shop.csv", "id": "id"},
+    }
     recipe = vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": where}}, base=str(tmp_path))
     assert vfl.simulate(recipe, quiet=True).metrics == once.metrics
     elsewhere = vfl.simulate(recipe, {"shop": str(tmp_path / "shop.csv"), "bank": BANK}, quiet=True)
@@ -225,10 +267,22 @@ def test_paths_as_text_and_what_the_recipe_says_of_columns(tmp_path: Path, once:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"bank": vfl.Data(BANK, label="targt"), "shop": SHOP}, "has no column 'targt', which data.label names"),
-        ({"bank": BANK, "shop": SHOP}, "frame of bank: needs data.label, the name of its label column"),
-        ({"bank": vfl.Data(BANK, label="target"), "shop": 3}, "frame of shop: cannot be read as a table"),
-        ({"bank": vfl.Data(BANK, label="target"), "shp": SHOP}, "data: 'shp' is no party of the recipe"),
+        (
+            {"bank": vfl.Data(BANK, label="targt"), "shop": SHOP},
+            "has no column 'targt', which data.label names",
+        ),
+        (
+            {"bank": BANK, "shop": SHOP},
+            "frame of bank: needs data.label, the name of its label column",
+        ),
+        (
+            {"bank": vfl.Data(BANK, label="target"), "shop": 3},
+            "frame of shop: cannot be read as a table",
+        ),
+        (
+            {"bank": vfl.Data(BANK, label="target"), "shp": SHOP},
+            "data: 'shp' is no party of the recipe",
+        ),
         ({"bank": vfl.Data(BANK, label="target")}, "data: rows of shop are missing"),
         (
             {"bank": vfl.Data(BANK, label="target"), "shop": vfl.Data(SHOP, label="x")},
@@ -239,19 +293,34 @@ def test_paths_as_text_and_what_the_recipe_says_of_columns(tmp_path: Path, once:
             "is lazy: call .collect() first",
         ),
         (
-            {"bank": vfl.Data(BANK, label="target"), "shop": SHOP.assign(age=["unknown", *range(ROWS - 1)])},
+            {
+                "bank": vfl.Data(BANK, label="target"),
+                "shop": SHOP.assign(age=["unknown", *range(ROWS - 1)]),
+            },
             "frame of shop: column 'age' mixes numbers and text",
         ),
         ([BANK, SHOP], "data: give {party: its rows}, not list"),
-        ({"bank": vfl.Data(BANK, label="target"), "shop": SHOP["id"]}, "frame of shop: cannot be read as a table"),
-        ({"bank": vfl.Data(BANK, label="target"), "shop": {"x": [[1], [1, 2]]}}, "frame of shop: 'x' makes no array"),
+        (
+            {"bank": vfl.Data(BANK, label="target"), "shop": SHOP["id"]},
+            "frame of shop: cannot be read as a table",
+        ),
+        (
+            {"bank": vfl.Data(BANK, label="target"), "shop": {"x": [[1], [1, 2]]}},
+            "frame of shop: 'x' makes no array",
+        ),
         (
             {"bank": vfl.Data(BANK, label="target"), "shop": SHOP.drop(columns="id")},
             "frame of shop: needs data.id, the name of its id column",
         ),
-        ({"bank": vfl.Data(BANK, label="target", settings={"drp": ["x"]}), "shop": SHOP}, "did you mean 'drop'?"),
+        (
+            {"bank": vfl.Data(BANK, label="target", settings={"drp": ["x"]}), "shop": SHOP},
+            "did you mean 'drop'?",
+        ),
         ({"bank": vfl.Data(BANK, label="target"), "shop": SHOP.head(50)}, "different row sets"),
-        ({"bank": vfl.Data({"y": BANK["target"].to_numpy()}, label="z"), "shop": SHOP}, "frame of bank: has no"),
+        (
+            {"bank": vfl.Data({"y": BANK["target"].to_numpy()}, label="z"), "shop": SHOP},
+            "frame of bank: has no",
+        ),
     ],
 )
 def test_data_that_cannot_be_used_are_one_sentence(data: dict[str, Any], words: str) -> None:
@@ -260,7 +329,8 @@ def test_data_that_cannot_be_used_are_one_sentence(data: dict[str, Any], words: 
     assert words in str(caught.value)
 
 
-# -- runs -----------------------------------------------------------------------------------------------------------
+# -- runs
+# ----------------------------------------------------------------------
 
 
 def test_a_run_has_numbers_curves_and_pictures(once: vfl.Run, tmp_path: Path) -> None:
@@ -291,8 +361,11 @@ def test_a_run_that_is_kept_can_be_opened_again(tmp_path: Path, once: vfl.Run) -
     assert predictions["id"] == list(BANK["id"].head(9))
     assert predictions == once.predict(new)
     assert set(predictions["class"]) <= {0, 1}
-    mixed = again.predict({"bank": new["bank"].iloc[::-1], "shop": new["shop"].sample(frac=1.0, random_state=1)})
-    assert mixed == {name: values[::-1] for name, values in predictions.items()}  # the order of the active party's rows
+    mixed = again.predict(
+        {"bank": new["bank"].iloc[::-1], "shop": new["shop"].sample(frac=1.0, random_state=1)}
+    )
+    # The order of the active party's rows.
+    assert mixed == {name: values[::-1] for name, values in predictions.items()}
     with pytest.raises(InputError, match="rows of shop are missing"):
         again.predict({"bank": BANK})
     with pytest.raises(InputError, match="no such run"):
@@ -319,11 +392,17 @@ def test_ids_of_another_are_spelt_as_that_party_spells_them() -> None:
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_arrays_of_every_shape_and_name(processes: bool) -> None:
-    bank: dict[str, Any] = {"id": BANK["id"].to_numpy(dtype=object), "file": BANK["mean area"].to_numpy()}
+    bank: dict[str, Any] = {
+        "id": BANK["id"].to_numpy(dtype=object),
+        "file": BANK["mean area"].to_numpy(),
+    }
     shop = {"id": list(SHOP["id"]), "z": SHOP[["mean texture", "worst area"]].to_numpy()}
     labelled = vfl.Data(bank | {"y": BANK["target"].to_numpy()}, id="id", label="y")
     trained = run(labelled, vfl.Data(shop, id="id"), processes=processes)
-    new = {name: {key: values[:5] for key, values in of.items()} for name, of in (("bank", bank), ("shop", shop))}
+    new = {
+        name: {key: values[:5] for key, values in of.items()}
+        for name, of in (("bank", bank), ("shop", shop))
+    }
     assert trained.predict(new)["id"] == list(BANK["id"].head(5))
 
 
@@ -360,7 +439,9 @@ def test_the_caller_s_modes_change_no_run(mode: str, once: vfl.Run) -> None:
 
 def test_metrics_that_a_run_does_not_have_are_said_to_be_of_evaluate() -> None:
     found = run(recipe=RECIPE.replace({"phases": [TABLES["phases"][0]]}))
-    with pytest.raises(KeyError, match=r"no metrics of 'test' rows .there are: .*add a phase of kind 'evaluate'"):
+    with pytest.raises(
+        KeyError, match=r"no metrics of 'test' rows .there are: .*add a phase of kind 'evaluate'"
+    ):
         found.metrics["test"]
     assert found.metrics.get("test") is None
 
@@ -378,7 +459,9 @@ class Casting(torch.nn.Linear):
 
 @pytest.mark.parametrize("changes", [{"model.precision": "bfloat16"}, {"model.encoder": Casting}])
 def test_bfloat16_learns_also_inside_the_caller_s_autocast(changes: dict[str, Any]) -> None:
-    recipe = RECIPE.replace({"phases.splitnn.epochs": 30, "phases.splitnn.optimizer.lr": 0.01} | changes)
+    recipe = RECIPE.replace(
+        {"phases.splitnn.epochs": 30, "phases.splitnn.optimizer.lr": 0.01} | changes
+    )
     found = run(recipe=recipe)
     weight = torch.ones(2, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -392,7 +475,9 @@ def test_bfloat16_learns_also_inside_the_caller_s_autocast(changes: dict[str, An
         ours, theirs = found.model(name).encoder, again.model(name).encoder
         assert ours is not None
         assert theirs is not None
-        assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items())
+        assert all(
+            torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items()
+        )
 
 
 def test_modules_of_one_recipe_are_not_those_of_another(tmp_path: Path) -> None:
@@ -410,7 +495,8 @@ class Enc(torch.nn.Linear):
         recipe = RECIPE.replace({"model.encoder": {"kind": "custom", "factory": "enc:Enc"}})
         found = run(recipe=vfl.Recipe.from_dict(recipe.to_dict(), tmp_path / value))
         losses.append(found.metrics["test"]["loss"])
-        assert len(found.predict({"bank": BANK.head(3), "shop": SHOP.head(3)})["id"]) == 3  # finds them again
+        # Finds them again.
+        assert len(found.predict({"bank": BANK.head(3), "shop": SHOP.head(3)})["id"]) == 3
     assert losses[0] != losses[1]
     assert "enc" not in sys.modules
 
@@ -423,12 +509,20 @@ def test_a_run_without_a_folder_goes_with_its_value() -> None:
     assert not folder.exists()
 
 
-def test_a_run_is_quiet_if_asked_and_calls_back_each_round(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_quiet_if_asked_and_calls_back_each_round(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     seen: list[vfl.Round] = []
     run(on_round=seen.append)
     assert capfd.readouterr() == ("", "")
-    assert [(each.party, each.round) for each in seen if each.phase == "evaluate"] == [("bank", 1), ("shop", 1)]
-    assert [each.round for each in seen if (each.party, each.phase) == ("bank", "splitnn")] == [1, 2]
+    assert [(each.party, each.round) for each in seen if each.phase == "evaluate"] == [
+        ("bank", 1),
+        ("shop", 1),
+    ]
+    assert [each.round for each in seen if (each.party, each.phase) == ("bank", "splitnn")] == [
+        1,
+        2,
+    ]
     vfl.simulate(RECIPE, {"bank": vfl.Data(BANK, label="target"), "shop": SHOP})
     shown = capfd.readouterr()
     assert shown.out == ""
@@ -453,37 +547,62 @@ def test_a_forecast_is_what_the_run_sends(once: vfl.Run) -> None:
     assert found.total == once.bytes.total
     assert vfl.forecast(TABLES, rows=ROWS).total == found.total
     assert found.seconds("10Mbit/s", "50ms") > found.seconds("100Mbit/s", "5ms") > 0
-    assert repr(found) == f"Forecast('two', 120 rows, {found.total.payload_bytes:,} bytes of tensors)"
+    assert (
+        repr(found) == f"Forecast('two', 120 rows, {found.total.payload_bytes:,} bytes of tensors)"
+    )
     assert "splitnn" in found._repr_html_()
     with pytest.raises(InputError, match="give --rows N"):
         vfl.forecast(RECIPE)
 
 
-def test_a_study_has_a_row_a_run_and_a_picture(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_study_has_a_row_a_run_and_a_picture(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     data = {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}
-    over: dict[str, list[Any]] = {"phases.splitnn.optimizer.lr": [0.001, 0.1], "model.combine": ["sum", "concat"]}
+    over: dict[str, list[Any]] = {
+        "phases.splitnn.optimizer.lr": [0.001, 0.1],
+        "model.combine": ["sum", "concat"],
+    }
     found = vfl.study(RECIPE, over, data, seeds=[1, 2])
-    assert "run 8 of 8: phases.splitnn.optimizer.lr = 0.1, model.combine = concat, seed = 2" in capfd.readouterr().err
+    assert (
+        "run 8 of 8: phases.splitnn.optimizer.lr = 0.1, model.combine = concat, seed = 2"
+        in capfd.readouterr().err
+    )
     table = pd.DataFrame(found.columns())
     assert len(found) == len(table) == 8
     assert list(table.columns[:3]) == ["phases.splitnn.optimizer.lr", "model.combine", "seed"]
-    alone = run(recipe=RECIPE.replace({"phases.splitnn.optimizer.lr": 0.1, "model.combine": "concat"}, seed=2))
+    alone = run(
+        recipe=RECIPE.replace(
+            {"phases.splitnn.optimizer.lr": 0.1, "model.combine": "concat"}, seed=2
+        )
+    )
     assert table["test loss"].iloc[-1] == alone.metrics["test"]["loss"]
     axes = found.plot("validation loss").axes[0]
-    assert [line.get_label() for line in axes.get_lines()] == ["model.combine = sum", "model.combine = concat"]
+    assert [line.get_label() for line in axes.get_lines()] == [
+        "model.combine = sum",
+        "model.combine = concat",
+    ]
     assert axes.get_xscale() == "log"
     mean = table.groupby(list(over))["validation loss"].mean()
-    assert np.asarray(axes.get_lines()[0].get_ydata()).tolist() == pytest.approx([mean[0.001, "sum"], mean[0.1, "sum"]])
+    assert np.asarray(axes.get_lines()[0].get_ydata()).tolist() == pytest.approx(
+        [mean[0.001, "sum"], mean[0.1, "sum"]]
+    )
     found.plot().savefig(tmp_path / "study.png")
     assert found._repr_html_().count("<tr>") == 9
     assert repr(found) == "Study(8 runs over phases.splitnn.optimizer.lr, model.combine)"
-    with pytest.raises(InputError, match=r"no run has 'validation acc'; they have .*validation auc"):
+    with pytest.raises(
+        InputError, match=r"no run has 'validation acc'; they have .*validation auc"
+    ):
         found.plot("validation acc")
 
 
 def test_a_study_is_refused_before_its_first_run(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="there is no 'splitn'"):
-        vfl.study(RECIPE, {"model.embedding_size": [4], "phases.splitn.epochs": [1]}, {"bank": BANK, "shop": SHOP})
+        vfl.study(
+            RECIPE,
+            {"model.embedding_size": [4], "phases.splitn.epochs": [1]},
+            {"bank": BANK, "shop": SHOP},
+        )
     with pytest.raises(InputError, match="at least one value for each key"):
         vfl.study(RECIPE, {"seed": []})
     assert capfd.readouterr().err == ""
@@ -519,7 +638,9 @@ class Wrong(torch.nn.Module):
 
 
 def test_an_encoder_that_cannot_be_made_is_told_with_its_own_line() -> None:
-    with pytest.raises(InputError, match=r"the factory failed in test_library\.py, line \d+: IndexError"):
+    with pytest.raises(
+        InputError, match=r"the factory failed in test_library\.py, line \d+: IndexError"
+    ):
         run(recipe=RECIPE.replace({"model.encoder": Wrong}))
 
 
@@ -550,7 +671,9 @@ def test_a_class_of_a_cell_is_an_encoder_and_none_for_other_processes() -> None:
     first, second = make(), make()
     for cell in (first, second, first):
         run(recipe=RECIPE.replace({"model.encoder": cell}))
-    with pytest.raises(InputError, match="cannot be found by other processes; put it into a module of its own"):
+    with pytest.raises(
+        InputError, match="cannot be found by other processes; put it into a module of its own"
+    ):
         run(recipe=RECIPE.replace({"model.encoder": first}), processes=True)
 
 
@@ -559,7 +682,10 @@ def test_a_file_is_no_folder_of_runs(processes: bool, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"out: .*file is a file; give a folder"):
         run(out=tmp_path / "file", processes=processes)
-    with pytest.raises(InputError, match=r"out: .*below is no folder in which files can be made \(Not a directory\);"):
+    with pytest.raises(
+        InputError,
+        match=r"out: .*below is no folder in which files can be made \(Not a directory\);",
+    ):
         run(out=tmp_path / "file" / "below", processes=processes)
 
 
@@ -570,7 +696,8 @@ def test_processes_call_nothing_back() -> None:
 
 def test_processes_compute_the_same_from_frames(tmp_path: Path, once: vfl.Run) -> None:
     data = {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}
-    found = vfl.simulate(RECIPE, data, quiet=True, processes=True, out=tmp_path)  # with a launcher of its own
+    # With a launcher of its own.
+    found = vfl.simulate(RECIPE, data, quiet=True, processes=True, out=tmp_path)
     assert found.metrics == once.metrics
     assert found.bytes.by_phase["splitnn"] == once.bytes.by_phase["splitnn"]
     new = {"bank": BANK.drop(columns="target").head(9), "shop": SHOP.head(9)}

@@ -54,7 +54,9 @@ def wait(spec, width):
 """
 
 
-def test_two_runs_at_a_time_give_the_same_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_at_a_time_give_the_same_numbers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     over: dict[str, list[Any]] = {"baseline": [None, "combined"]}
     one = vfl.study(RECIPE, over, DATA, seeds=[3], quiet=True)
     two = vfl.study(RECIPE, over, DATA, seeds=[3], out=tmp_path, jobs=2)
@@ -76,11 +78,15 @@ def test_a_process_makes_one_run_after_the_other_and_says_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own.py").write_text(ENCODERS)
-    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])  # a Path counts for nothing
-    monkeypatch.syspath_prepend(str(tmp_path))  # not the recipe's own folder: a process imports as this one does
+    # A Path counts for nothing.
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
+    # Not the recipe's own folder: a process imports as this one does.
+    monkeypatch.syspath_prepend(str(tmp_path))
 
     def run(encoder: str, workers: Workers) -> vfl.Run:
-        recipe = RECIPE.replace({"parties.shop.encoder": {"kind": "custom", "factory": f"own:{encoder}"}})
+        recipe = RECIPE.replace(
+            {"parties.shop.encoder": {"kind": "custom", "factory": f"own:{encoder}"}}
+        )
         return carry_out(recipe, DATA, workers.run, baseline=None, out=None)
 
     with Workers(1, 1) as workers:
@@ -100,19 +106,31 @@ def test_a_process_makes_one_run_after_the_other_and_says_what_failed(
 
 def test_a_process_ends_when_nobody_waits_for_it_any_more() -> None:
     command = [sys.executable, "-P", "-m", "vfl.library.workers"]
-    done = subprocess.run(command, input="[]\n", capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, input="[]\n", capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_an_error_ends_all_runs_at_once_and_names_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run fails; the other, which would take two minutes, is ended, and nothing of both stays."""
+def test_an_error_ends_all_runs_at_once_and_names_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run fails; the other, which would take two minutes, is ended, and nothing of both
+    stays.
+    """
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    over = {"parties.shop.encoder": [{"kind": "custom", "factory": f"slow:{name}"} for name in ("wait", "missing")]}
+    over = {
+        "parties.shop.encoder": [
+            {"kind": "custom", "factory": f"slow:{name}"} for name in ("wait", "missing")
+        ]
+    }
     with pytest.raises(vfl.VflError, match="slow:missing") as failed:
         vfl.study(RECIPE, over, DATA, jobs=2, quiet=True)
-    assert failed.value.__notes__ == [f"in run 2 of 2: parties.shop.encoder = {over['parties.shop.encoder'][1]}"]
+    assert failed.value.__notes__ == [
+        f"in run 2 of 2: parties.shop.encoder = {over['parties.shop.encoder'][1]}"
+    ]
     assert not list(tmp_path.glob("vfl-*"))
     assert not (tmp_path / "woken").exists()
 

@@ -1,4 +1,6 @@
-"""The slow link of the benchmarks, against arithmetic: N bytes take N·8/rate + latency, and connections share it."""
+"""The slow link of the benchmarks, against arithmetic: N bytes take N·8/rate + latency, and
+connections share it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 from benchmarks.link import PIECE_BYTES, Pipe, SlowLink
 
 RATE, LATENCY_S = 20e6, 0.03
-MOST_LATE_S = 5.0  # of a machine that is at work elsewhere: lateness is never below zero
+# Of a machine that is at work elsewhere: lateness is never below zero.
+MOST_LATE_S = 5.0
 
 
 @contextlib.contextmanager
@@ -44,7 +47,9 @@ def answering(reply_bytes: int = 0) -> Iterator[str]:
 
 
 def swap(link: SlowLink, nbytes: int) -> tuple[float, int]:
-    """Sends so many bytes and reads the answer to its end; returns the seconds, and the bytes of the answer."""
+    """Sends so many bytes and reads the answer to its end; returns the seconds, and the bytes of
+    the answer.
+    """
     host, port = link.address.rsplit(":", 1)
     with socket.create_connection((host, int(port))) as connection:
         began_s = time.monotonic()
@@ -58,7 +63,9 @@ def swap(link: SlowLink, nbytes: int) -> tuple[float, int]:
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 10**6)), max_size=30))
 def test_a_pipe_is_arithmetic(pieces: list[tuple[float, int]]) -> None:
-    """What comes while it is at work waits; the last byte arrives as late as the bytes before it ask for."""
+    """What comes while it is at work waits; the last byte arrives as late as the bytes before it
+    ask for.
+    """
     pipe = Pipe(RATE, LATENCY_S)
     clear_s = 0.0
     for now_s, nbytes in sorted(pieces):
@@ -69,7 +76,9 @@ def test_a_pipe_is_arithmetic(pieces: list[tuple[float, int]]) -> None:
     assert pipe.busy_s == pytest.approx(pipe.passed * 8 / RATE)
 
 
-@pytest.mark.parametrize(("sent", "answered"), [(1, 1), (400_000, 1), (1, 400_000), (250_000, 250_000)])
+@pytest.mark.parametrize(
+    ("sent", "answered"), [(1, 1), (400_000, 1), (1, 400_000), (250_000, 250_000)]
+)
 def test_bytes_take_their_time(sent: int, answered: int) -> None:
     """One after the other: the request goes over, a round trip, the answer comes back."""
     want_s = (sent + answered) * 8 / RATE + 2 * LATENCY_S
@@ -87,15 +96,20 @@ def test_connections_share_the_link() -> None:
     with answering(nbytes) as target, SlowLink(target, RATE, LATENCY_S) as link:
         alone_s, _ = swap(link, nbytes)
         took_s: list[float] = []
-        callers = [threading.Thread(target=lambda: took_s.append(swap(link, nbytes)[0])) for _ in range(2)]
+        callers = [
+            threading.Thread(target=lambda: took_s.append(swap(link, nbytes)[0])) for _ in range(2)
+        ]
         for caller in callers:
             caller.start()
         for caller in callers:
             caller.join()
     one_s = nbytes * 8 / RATE
     assert 2 * one_s + 2 * LATENCY_S <= alone_s <= 2 * one_s + 2 * LATENCY_S + MOST_LATE_S
-    # The way there carries both requests, then the way back at least the later one's answer, and perhaps both.
-    assert 3 * one_s + 2 * LATENCY_S - 0.01 <= max(took_s) <= 4 * one_s + 2 * LATENCY_S + MOST_LATE_S
+    # The way there carries both requests, then the way back at least the later one's answer, and
+    # perhaps both.
+    assert (
+        3 * one_s + 2 * LATENCY_S - 0.01 <= max(took_s) <= 4 * one_s + 2 * LATENCY_S + MOST_LATE_S
+    )
 
 
 def test_a_sender_is_held_back() -> None:
@@ -109,7 +123,8 @@ def test_a_sender_is_held_back() -> None:
             connection.sendall(bytes(nbytes))
             sent_s = time.monotonic() - began_s
             passed = link.up.passed
-    assert sent_s >= 0.4  # buffers of the kernel hold a part
+    # Buffers of the kernel hold a part.
+    assert sent_s >= 0.4
     assert passed * 8 / 80e6 <= sent_s + 0.1
 
 

@@ -17,7 +17,9 @@ from vfl_party.methods.splitnn.settings import CacheSettings
 
 def test_a_row_weighs_its_cosine_or_nothing() -> None:
     angles = torch.tensor([0.0, 30.0, 59.9, 60.1, 90.0, 180.0]) * math.pi / 180
-    now = torch.stack([angles.cos(), angles.sin()], dim=1) * torch.tensor([[1.0], [1e-30], [1e30], [1.0], [1.0], [1.0]])
+    now = torch.stack([angles.cos(), angles.sin()], dim=1) * torch.tensor(
+        [[1.0], [1e-30], [1e30], [1.0], [1.0], [1.0]]
+    )
     stale = torch.tensor([[1e-30, 0.0]]).expand(6, 2)
     want = torch.tensor([1.0, math.cos(math.pi / 6), math.cos(59.9 * math.pi / 180), 0.0, 0.0, 0.0])
     assert torch.allclose(row_weights(now, stale, 0.5), want[:, None], atol=1e-6)
@@ -35,7 +37,9 @@ def used(batches: int, uses: int, exchanges: int, *, saved: int = -1) -> list[li
     ring, found = Ring(CacheSettings(batches=batches, uses=uses)), []
     for t in range(exchanges):
         rows = np.array([t])
-        found.append([int(each.rows[0]) for each in ring.put(Swapped(rows, {"p": torch.ones(1)}, {}))])
+        found.append(
+            [int(each.rows[0]) for each in ring.put(Swapped(rows, {"p": torch.ones(1)}, {}))]
+        )
         if t == saved:
             tree, ring = ring.state(), Ring(CacheSettings(batches=batches, uses=uses))
             ring.load_state(tree)
@@ -51,7 +55,8 @@ def test_the_ring_goes_round_in_a_fixed_order() -> None:
 def test_each_exchange_is_used_so_often_as_asked(batches: int, uses: int) -> None:
     found = used(batches, uses, 40)
     counts = [sum(each.count(t) for each in found) for t in range(40 - batches)]
-    # Slots that are still empty at the beginning are left out, and no exchange is used in their place.
+    # Slots that are still empty at the beginning are left out, and no exchange is used in their
+    # place.
     assert counts == [uses] * (40 - batches)
     assert all(max(each) - min(each) < batches for each in found)
 
@@ -63,7 +68,10 @@ def test_a_saved_ring_goes_on() -> None:
 def test_a_gradient_of_a_copy_is_that_of_the_weights_then() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     model[2].bias.requires_grad_(False)
-    copies, x = Copies(model, 2, predicts=False), torch.randn(4, 2, generator=torch.Generator().manual_seed(1))
+    copies, x = (
+        Copies(model, 2, predicts=False),
+        torch.randn(4, 2, generator=torch.Generator().manual_seed(1)),
+    )
     model(x).sum().backward()
     want = [each.grad for each in model.parameters()]
     weights = copies.take(0)

@@ -41,11 +41,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_an_event_is_a_line_and_says_who_writes_it(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_event_is_a_line_and_says_who_writes_it(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     console = Console("vfl-server", json_lines=True)
     console.emit("joined", party="bank", role="active", name="x", time="now", level=3)
     console.emit("progress", phase="splitnn", round=1, rounds=2)
-    (line,) = lines(log)  # progress is not for the log
+    # Progress is not for the log.
+    (line,) = lines(log)
     assert line.pop("time").endswith("Z")
     assert line == {
         "level": "info",
@@ -64,7 +67,9 @@ def test_an_event_is_a_line_and_says_who_writes_it(log: Path, capsys: pytest.Cap
     assert told[0]["party"] == "bank"
 
 
-@pytest.mark.parametrize(("event", "level"), [("lost", "warning"), ("interrupted", "warning"), ("left", "info")])
+@pytest.mark.parametrize(
+    ("event", "level"), [("lost", "warning"), ("interrupted", "warning"), ("left", "info")]
+)
 def test_an_event_that_should_be_looked_at_is_a_warning(log: Path, event: str, level: str) -> None:
     Console("vfl-server", json_lines=True).emit(event, party="bank")
     (line,) = lines(log)
@@ -77,11 +82,15 @@ def test_lines_stay_lines(log: Path) -> None:
     assert (line["message"], line["path"], line["event"]) == ("a\nb \u2028", "p", "note")
 
 
-def test_a_peer_s_words_move_no_cursor_and_fill_no_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_peer_s_words_move_no_cursor_and_fill_no_log(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     console = Console("vfl-server", json_lines=False)
     console.emit("joined", party="bank", device="cpu\x1b[2J\nerror: forged")
     console.emit("waiting", missing=["a\x9bb"], left_s=1.0)
-    console.emit("progress", phase="splitnn", round=1, rounds=2, metrics={"loss\x1b]0;": float("nan")})
+    console.emit(
+        "progress", phase="splitnn", round=1, rounds=2, metrics={"loss\x1b]0;": float("nan")}
+    )
     console.emit("note", note="x" * 100_000)
     out = capsys.readouterr().out
     assert [line[:40] for line in out.splitlines()] == [
@@ -116,7 +125,8 @@ def test_what_happens_to_a_run_is_a_sentence(log: Path, capsys: pytest.CaptureFi
         "1 of 2 rows are predicted",
         "score_1: the probability that left is 1",
     ]
-    assert lines(log) == []  # whoever shows it has logged it
+    # Whoever shows it has logged it.
+    assert lines(log) == []
 
 
 def test_the_first_lines_wait_for_the_file(tmp_path: Path) -> None:
@@ -137,10 +147,18 @@ def test_the_first_lines_wait_for_the_file(tmp_path: Path) -> None:
     assert {(line["run"], line["party"]) for line in found} == {("r1", "bank")}
 
 
-def test_a_file_of_events_does_not_grow_with_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as the one that `vfl simulate` gives each party; a pipe or a terminal gets the progress too."""
+def test_a_file_of_events_does_not_grow_with_the_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the one that `vfl simulate` gives each party; a pipe or a terminal gets the progress
+    too.
+    """
     reader, writer = os.pipe()
-    with (tmp_path / "stdout").open("w+") as file, os.fdopen(writer, "w") as pipe, os.fdopen(reader) as read:
+    with (
+        (tmp_path / "stdout").open("w+") as file,
+        os.fdopen(writer, "w") as pipe,
+        os.fdopen(reader) as read,
+    ):
         for stream in (file, pipe):
             monkeypatch.setattr("sys.stdout", stream)
             console = Console("vfl-party", json_lines=True)
@@ -167,7 +185,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_log_has_an_end_and_keeps_the_newest_lines(small: Path) -> None:
     log_to(small, run="r1", party="server")
     for number in range(200):
-        if number == 150:  # another generation opens it again
+        # Another generation opens it again.
+        if number == 150:
             log_to(small, run="r1", party="server")
         logging.getLogger("x").info("%d", number)
     files = [small.with_name(f"log.jsonl.{number}") for number in range(5, 0, -1)] + [small]
@@ -179,7 +198,8 @@ def test_a_log_has_an_end_and_keeps_the_newest_lines(small: Path) -> None:
 
 
 def test_a_log_that_cannot_be_renamed_goes_on_in_the_same_file(small: Path) -> None:
-    for number in (4, 5):  # the fifth, a folder, cannot be removed
+    # The fifth, a folder, cannot be removed.
+    for number in (4, 5):
         small.with_name(f"log.jsonl.{number}").mkdir()
     log_to(small, run="r1", party="server")
     for number in range(50):
@@ -188,14 +208,17 @@ def test_a_log_that_cannot_be_renamed_goes_on_in_the_same_file(small: Path) -> N
 
 
 def test_lines_and_events_are_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Console("vfl-server", json_lines=True).emit("note", metrics={"loss": float("nan"), "auc": [float("inf")]})
+    Console("vfl-server", json_lines=True).emit(
+        "note", metrics={"loss": float("nan"), "auc": [float("inf")]}
+    )
     for text in (log.read_text(), capsys.readouterr().out):
         found = json.loads(text, parse_constant=pytest.fail)
         assert found["metrics"] == {"loss": None, "auc": [None]}
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0, "1970-01-01T00:00:00.000Z"), (1_767_323_045.678, "2026-01-02T03:04:05.678Z")]
+    ("seconds", "text"),
+    [(0.0, "1970-01-01T00:00:00.000Z"), (1_767_323_045.678, "2026-01-02T03:04:05.678Z")],
 )
 def test_time_is_utc(seconds: float, text: str) -> None:
     assert utc(seconds) == text
@@ -236,7 +259,9 @@ class _Hesitant:
 
 
 def test_events_of_several_threads_are_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program waits for the line ``ready``, which the main thread writes while parties already join in others."""
+    """A program waits for the line ``ready``, which the main thread writes while parties already
+    join in others.
+    """
     stream, console = _Hesitant(), Console("vfl-server", json_lines=True)
     monkeypatch.setattr(sys, "stdout", stream)
 
@@ -249,4 +274,6 @@ def test_events_of_several_threads_are_lines_of_their_own(monkeypatch: pytest.Mo
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(json.loads(line)["number"] for line in stream.text.splitlines()) == sorted([*range(20)] * 4)
+    assert sorted(json.loads(line)["number"] for line in stream.text.splitlines()) == sorted(
+        [*range(20)] * 4
+    )

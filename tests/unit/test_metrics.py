@@ -19,7 +19,8 @@ def randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=GENERATOR)
 
 
-@pytest.mark.parametrize("scale", [1.0, 60.0])  # at 60 probabilities saturate, and would tie
+# At 60 probabilities saturate, and would tie.
+@pytest.mark.parametrize("scale", [1.0, 60.0])
 def test_binary_metrics_are_those_of_scikit_learn(scale: float) -> None:
     outputs_N1 = randn(400, 1) * scale
     targets_N1 = (outputs_N1 + scale * randn(400, 1) > 0.3).float()
@@ -33,7 +34,8 @@ def test_binary_metrics_are_those_of_scikit_learn(scale: float) -> None:
 
 def test_logits_within_zero_and_one_are_not_taken_for_probabilities() -> None:
     got = evaluate(BINARY, torch.tensor([[0.2], [0.4], [0.9]]), torch.tensor([[1.0], [1.0], [1.0]]))
-    assert got["accuracy"] == 1.0  # logits above zero, all of them
+    # Logits above zero, all of them.
+    assert got["accuracy"] == 1.0
     assert "auc" not in got
 
 
@@ -51,10 +53,13 @@ def test_multiclass_metrics_are_those_of_scikit_learn() -> None:
 def test_classes_that_do_not_occur_are_left_out_of_macro_averages() -> None:
     targets_N = torch.randint(3, (200,), generator=GENERATOR)
     outputs_NC = randn(200, 5)
-    outputs_NC[:, 4] -= 100  # neither occurs nor is predicted
+    # Neither occurs nor is predicted.
+    outputs_NC[:, 4] -= 100
     got = evaluate(FIVE, outputs_NC, targets_N)
     p, y = outputs_NC.double().softmax(1).numpy(), targets_N.numpy()
-    assert got["auc"] == pytest.approx(np.mean([sk.roc_auc_score(y == k, p[:, k]) for k in range(3)]), abs=1e-6)
+    assert got["auc"] == pytest.approx(
+        np.mean([sk.roc_auc_score(y == k, p[:, k]) for k in range(3)]), abs=1e-6
+    )
     assert got["f1"] == pytest.approx(sk.f1_score(y, p.argmax(1), average="macro"))
     assert "auc" not in evaluate(FIVE, outputs_NC, torch.zeros_like(targets_N))
 
@@ -63,7 +68,9 @@ def test_regression_metrics_are_in_both_scales() -> None:
     outputs_N1, targets_N1 = randn(100, 1), randn(100, 1)
     got = evaluate(REGRESSION, outputs_N1, targets_N1, lambda v: v * 50 + 7)
     expected = sk.root_mean_squared_error(targets_N1.numpy(), outputs_N1.numpy())
-    assert got == pytest.approx({"loss": expected**2, "rmse": 50 * expected, "rmse_scaled": expected})
+    assert got == pytest.approx(
+        {"loss": expected**2, "rmse": 50 * expected, "rmse_scaled": expected}
+    )
     same = evaluate(REGRESSION, outputs_N1, targets_N1)
     assert same["rmse"] == same["rmse_scaled"] == pytest.approx(expected)
 

@@ -1,4 +1,6 @@
-"""MixMatch in model completion: its formulas by hand, its training step by step, and encoders with a known leak."""
+"""MixMatch in model completion: its formulas by hand, its training step by step, and encoders with
+a known leak.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_the_loss_is_cross_entropy_and_weighted_squared_error() -> None:
 
 @pytest.mark.parametrize("codes", [False, True])
 def test_training_is_that_of_the_formulas(codes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three steps, written out. With codes of categories beside the numbers, embeddings are mixed instead of inputs."""
+    """Three steps, written out. With codes of categories beside the numbers, embeddings are mixed
+    instead of inputs.
+    """
     monkeypatch.setattr(mixmatch, "_STEPS", 3)
     x, y = torch.randn(200, 4, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3
 
@@ -55,7 +59,8 @@ def test_training_is_that_of_the_formulas(codes: bool, monkeypatch: pytest.Monke
     encoder = Two(4)
     known, others, judged = inputs(slice(20)), inputs(slice(20, 150)), inputs(slice(150, 200))
     got = mixmatch.semi_supervised(encoder, known, y, others, judged, 3, 5)
-    assert encoder.factor.item() == 1.0  # a copy was trained
+    # A copy was trained.
+    assert encoder.factor.item() == 1.0
 
     with seeded(derive_seed(5, "init", "mixmatch")):
         head = nn.Linear(4, 3)
@@ -67,7 +72,9 @@ def test_training_is_that_of_the_formulas(codes: bool, monkeypatch: pytest.Monke
     random = np.random.default_rng(derive_seed(5, "mixmatch"))
     for step in range(3):
         few, many = random.choice(20, 16, replace=False), random.choice(130, 16, replace=False)
-        p = torch.softmax(head((factor * x[20:150][many] - mean) / std), dim=1).detach() ** (1 / 0.8)
+        p = torch.softmax(head((factor * x[20:150][many] - mean) / std), dim=1).detach() ** (
+            1 / 0.8
+        )
         targets = torch.cat([functional.one_hot(y[few], 3), p / p.sum(dim=1, keepdim=True)])
         share = random.beta(0.75, 0.75)
         share, order = max(share, 1 - share), random.permutation(32)
@@ -86,7 +93,9 @@ def test_training_is_that_of_the_formulas(codes: bool, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("informed", [True, False])
-def test_completion_by_mixmatch_finds_what_is_in_the_encoder_and_nothing_else(informed: bool) -> None:
+def test_completion_by_mixmatch_finds_what_is_in_the_encoder_and_nothing_else(
+    informed: bool,
+) -> None:
     scene = labelled_scene(informed)
     truth = scene.labels[scene.rows["test"]].numpy() == 1
     found, beside = recovered(scene)[MIXMATCH], without(scene)["from scratch, MixMatch"]

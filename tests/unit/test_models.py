@@ -1,4 +1,6 @@
-"""Encoders, top models, combination: shapes, seeds, gradients by hand, and every refusal in one sentence."""
+"""Encoders, top models, combination: shapes, seeds, gradients by hand, and every refusal in one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ from vfl_party.models.combine import Rule
 
 FLAT, IMAGE, MIXED = InputSpec((5,)), InputSpec((1, 9, 9)), InputSpec((3,), (4, 2))
 FITTING = [
-    ({"kind": "mlp", "hidden": [7, 6], "batch_norm": True, "dropout": 0.5, "activation": "gelu"}, FLAT),
+    (
+        {"kind": "mlp", "hidden": [7, 6], "batch_norm": True, "dropout": 0.5, "activation": "gelu"},
+        FLAT,
+    ),
     ({"kind": "mlp", "hidden": []}, IMAGE),
     ({"kind": "tabular", "hidden": [7], "batch_norm": True, "dropout": 0.1}, MIXED),
     ({"kind": "tabular"}, FLAT),
@@ -62,7 +67,9 @@ def rows(spec: InputSpec, n: int = 4) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("values", "spec"), FITTING)
-def test_an_encoder_gives_the_embedding_and_trains_every_parameter(values: dict[str, object], spec: InputSpec) -> None:
+def test_an_encoder_gives_the_embedding_and_trains_every_parameter(
+    values: dict[str, object], spec: InputSpec
+) -> None:
     encoder = checked_encoder(settings(values), spec, 6, party="hospital")
     assert encoder.training
     z_BD = encoder(*rows(spec))
@@ -72,11 +79,14 @@ def test_an_encoder_gives_the_embedding_and_trains_every_parameter(values: dict[
 
 
 @pytest.mark.parametrize(("values", "spec"), FITTING)
-def test_a_seed_decides_the_weights_and_the_generator_stays(values: dict[str, object], spec: InputSpec) -> None:
+def test_a_seed_decides_the_weights_and_the_generator_stays(
+    values: dict[str, object], spec: InputSpec
+) -> None:
     before = torch.get_rng_state()
     states = []
     for seed in (1, 1, 2**63 - 1):
-        torch.rand(seed % 5)  # whatever was drawn before
+        # Whatever was drawn before.
+        torch.rand(seed % 5)
         with seeded(seed):
             states.append(build_encoder(settings(values), spec, 6).state_dict())
     torch.set_rng_state(before)
@@ -92,15 +102,21 @@ def test_the_check_leaves_generator_and_batch_norm_as_they_were() -> None:
     with seeded(1):
         plain, after_plain = build_encoder(encoder_settings, FLAT, 6), torch.get_rng_state()
     with seeded(1):
-        checked, after_checked = checked_encoder(encoder_settings, FLAT, 6, party="a"), torch.get_rng_state()
+        checked, after_checked = (
+            checked_encoder(encoder_settings, FLAT, 6, party="a"),
+            torch.get_rng_state(),
+        )
     assert torch.equal(after_plain, after_checked)
     assert all(
-        torch.equal(a, b) for a, b in zip(plain.state_dict().values(), checked.state_dict().values(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(plain.state_dict().values(), checked.state_dict().values(), strict=True)
     )
 
 
 def test_layers_are_those_of_the_settings() -> None:
-    encoder = build_encoder(MlpSettings(hidden=(7,), activation="tanh", batch_norm=True, dropout=0.5), FLAT, 6)
+    encoder = build_encoder(
+        MlpSettings(hidden=(7,), activation="tanh", batch_norm=True, dropout=0.5), FLAT, 6
+    )
     assert [type(m).__name__ for m in encoder.children()] == [
         "Flatten",
         "Linear",
@@ -122,7 +138,9 @@ def test_categories_have_a_table_a_column() -> None:
         encoder.mlp[0].bias.zero_()  # type: ignore[union-attr, index]
     table = encoder.get_parameter("table.weight")
     x_BF, categories_BK = torch.randn(2, 3), torch.tensor([[3, 0], [0, 1]])
-    expected = torch.stack([torch.cat([x_BF[0], table[3], table[4]]), torch.cat([x_BF[1], table[0], table[5]])])
+    expected = torch.stack(
+        [torch.cat([x_BF[0], table[3], table[4]]), torch.cat([x_BF[1], table[0], table[5]])]
+    )
     torch.testing.assert_close(encoder(x_BF, categories_BK), expected)
 
 
@@ -130,7 +148,9 @@ def test_resnet18_has_the_stem_of_its_settings() -> None:
     small = build_encoder(ResNet18Settings(kind="resnet18"), IMAGE, 6)
     assert small.conv1.stride == (1, 1)
     assert isinstance(small.maxpool, nn.Identity)
-    large = build_encoder(ResNet18Settings(kind="resnet18", small_images=False), InputSpec((4, 64, 64)), 6)
+    large = build_encoder(
+        ResNet18Settings(kind="resnet18", small_images=False), InputSpec((4, 64, 64)), 6
+    )
     assert large.conv1.weight.shape == (64, 4, 7, 7)  # type: ignore[union-attr]
     assert isinstance(large.maxpool, nn.MaxPool2d)
 
@@ -140,22 +160,59 @@ def test_resnet18_has_the_stem_of_its_settings() -> None:
     [
         ({"kind": "mlp"}, MIXED, "kind 'mlp' takes no categorical columns"),
         ({"kind": "cnn"}, InputSpec((1, 9, 9), (2,)), "kind 'cnn' takes no categorical columns"),
-        ({"kind": "cnn"}, FLAT, r"takes images of shape \[channels, height, width\], not rows of shape \[5\]"),
+        (
+            {"kind": "cnn"},
+            FLAT,
+            r"takes images of shape \[channels, height, width\], not rows of shape \[5\]",
+        ),
         ({"kind": "resnet18"}, FLAT, "'resnet18' takes images"),
         ({"kind": "tabular"}, IMAGE, r"takes columns, not rows of shape \[1, 9, 9\]"),
-        ({"kind": "custom", "factory": "no_such_module_xyz:make"}, FLAT, "cannot import no_such_module_xyz"),
-        ({"kind": "custom", "factory": "user_models:missing"}, FLAT, "user_models has no function or class 'missing'"),
-        ({"kind": "custom", "factory": "user_models:number"}, FLAT, "gives a int, not a torch.nn.Module"),
-        ({"kind": "custom", "factory": "user_models:fails"}, FLAT, "the factory failed in user_models.py, line"),
-        ({"kind": "custom", "factory": "user_models:linear", "options": {"x": 1}}, FLAT, "TypeError"),
+        (
+            {"kind": "custom", "factory": "no_such_module_xyz:make"},
+            FLAT,
+            "cannot import no_such_module_xyz",
+        ),
+        (
+            {"kind": "custom", "factory": "user_models:missing"},
+            FLAT,
+            "user_models has no function or class 'missing'",
+        ),
+        (
+            {"kind": "custom", "factory": "user_models:number"},
+            FLAT,
+            "gives a int, not a torch.nn.Module",
+        ),
+        (
+            {"kind": "custom", "factory": "user_models:fails"},
+            FLAT,
+            "the factory failed in user_models.py, line",
+        ),
+        (
+            {"kind": "custom", "factory": "user_models:linear", "options": {"x": 1}},
+            FLAT,
+            "TypeError",
+        ),
         (
             {"kind": "custom", "factory": "user_models:linear", "options": {"out": 32}},
             FLAT,
-            "the encoder of hospital gives 32 numbers a row, but the recipe's model.embedding_size is 6; ",
+            "the encoder of hospital gives 32 numbers a row, but the recipe's "
+            "model.embedding_size is 6; ",
         ),
-        ({"kind": "custom", "factory": "user_models:flat"}, FLAT, r"gives a tensor of shape \[60\] for two rows"),
-        ({"kind": "custom", "factory": "user_models:pair"}, FLAT, "gives tuple, but a float32 tensor is needed"),
-        ({"kind": "custom", "factory": "user_models:double"}, FLAT, "gives torch.float64, but a float32"),
+        (
+            {"kind": "custom", "factory": "user_models:flat"},
+            FLAT,
+            r"gives a tensor of shape \[60\] for two rows",
+        ),
+        (
+            {"kind": "custom", "factory": "user_models:pair"},
+            FLAT,
+            "gives tuple, but a float32 tensor is needed",
+        ),
+        (
+            {"kind": "custom", "factory": "user_models:double"},
+            FLAT,
+            "gives torch.float64, but a float32",
+        ),
         (
             {"kind": "custom", "factory": "user_models:linear", "options": {"wide": 9}},
             FLAT,
@@ -234,7 +291,8 @@ WEIGHT = torch.tensor([[1.0, 10.0, 100.0]])
     [
         ("sum", [[4.0, 10.0, 2.0]], [[1.0, 10.0, 100.0]], [[1.0, 10.0, 100.0]]),
         ("mean", [[2.0, 5.0, 1.0]], [[0.5, 5.0, 50.0]], [[0.5, 5.0, 50.0]]),
-        ("max", [[3.0, 5.0, 2.0]], [[0.0, 10.0, 100.0]], [[1.0, 0.0, 0.0]]),  # the tie goes to the first whole
+        # The tie goes to the first whole.
+        ("max", [[3.0, 5.0, 2.0]], [[0.0, 10.0, 100.0]], [[1.0, 0.0, 0.0]]),
     ],
 )
 def test_combination_and_its_gradient_by_hand(
@@ -253,8 +311,12 @@ def test_combination_and_its_gradient_by_hand(
 
 @pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max"])
 @pytest.mark.parametrize("own", [True, False])
-def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(rule: Rule, own: bool) -> None:
-    x, y, w = (torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(
+    rule: Rule, own: bool
+) -> None:
+    x, y, w = (
+        torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)
+    )
     mine = [w.clone().requires_grad_() * 3] if own else []
     leaves = {"p1": x.clone().requires_grad_(), "p2": y.clone().requires_grad_()}
     combine(rule, [*(each.detach() for each in mine), *leaves.values()]).tanh().sum().backward()
@@ -273,7 +335,9 @@ def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(rule
 @pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max"])
 def test_gradients_are_zeros_if_the_loss_does_not_depend_on_the_embeddings(rule: Rule) -> None:
     received = {"p1": A.clone()}
-    assert torch.equal(Combined(rule, [*received.values()], received).gradients()["p1"], torch.zeros_like(A))
+    assert torch.equal(
+        Combined(rule, [*received.values()], received).gradients()["p1"], torch.zeros_like(A)
+    )
 
 
 def test_concatenation_keeps_the_order_and_splits_the_gradient() -> None:
@@ -289,17 +353,23 @@ def test_concatenation_keeps_the_order_and_splits_the_gradient() -> None:
 
 def test_cnn_stops_pooling_at_one_pixel() -> None:
     encoder = build_encoder(CnnSettings(kind="cnn", channels=(2, 2, 2, 2)), InputSpec((1, 4, 9)), 3)
-    assert sum(isinstance(m, nn.MaxPool2d) for m in encoder.children()) == 2  # 4x9, 2x4, 1x2
+    # 4x9, 2x4, 1x2.
+    assert sum(isinstance(m, nn.MaxPool2d) for m in encoder.children()) == 2
     assert encoder(torch.zeros(2, 1, 4, 9)).shape == (2, 3)
 
 
 def test_all_bits_of_a_secret_seed_count_and_those_of_the_recipe_draw_as_torch_does() -> None:
-    """torch itself takes 32 bits of a seed: two seeds that differ in the others would draw the same numbers."""
+    """torch itself takes 32 bits of a seed: two seeds that differ in the others would draw the same
+    numbers.
+    """
     plain, high = derive_seed(7, "init", "p1", "encoder"), 1 << 40
     assert torch.equal(
-        torch.randn(5, generator=generator(plain)), torch.randn(5, generator=torch.Generator().manual_seed(plain))
+        torch.randn(5, generator=generator(plain)),
+        torch.randn(5, generator=torch.Generator().manual_seed(plain)),
     )
-    assert torch.equal(torch.randn(5, generator=generator(3)), torch.randn(5, generator=generator(3 + high)))
+    assert torch.equal(
+        torch.randn(5, generator=generator(3)), torch.randn(5, generator=generator(3 + high))
+    )
     one, other = (torch.randn(700, generator=generator(SECRET | each)) for each in (3, 3 + high))
     assert (one == other).sum() < 3
     again = torch.randn(700, generator=generator(SECRET | 3))

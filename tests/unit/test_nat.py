@@ -36,7 +36,8 @@ def test_a_matching_is_a_permutation_that_does_not_cost_more(n: int) -> None:
         assert sorted(order.tolist()) == list(range(n))
         assert nat_loss(z, c[order]) <= nat_loss(z, c) + 1e-7
         again = c[order]
-        assert match(z, again).tolist() == list(range(n))  # it is the best one already
+        # It is the best one already.
+        assert match(z, again).tolist() == list(range(n))
 
 
 def test_a_matching_finds_what_was_shuffled() -> None:
@@ -70,7 +71,9 @@ def learner(x: Tensor, **settings: Any) -> Nat:
 
 
 def coupled(record: int, **settings: Any) -> int:
-    """How many other records have other targets after one epoch because ``record`` was another one."""
+    """How many other records have other targets after one epoch because ``record`` was another
+    one.
+    """
     x = torch.randn(ROWS, 7, generator=torch.Generator().manual_seed(5))
     other = x.clone()
     other[record] = torch.randn(7, generator=torch.Generator().manual_seed(100 + record))
@@ -85,11 +88,16 @@ def coupled(record: int, **settings: Any) -> int:
 
 
 def test_matching_couples_records_and_fixed_targets_do_not(record_property: Any) -> None:
-    """Why differential privacy needs fixed targets: a record's influence is not that of its own gradient alone."""
+    """Why differential privacy needs fixed targets: a record's influence is not that of its own
+    gradient alone.
+    """
     with_matching = [coupled(record) for record in range(12)]
     mean = sum(with_matching) / len(with_matching)
     record_property("coupled_records", mean)
-    print(f"replacing one record moves the targets of {mean:.1f} others on average, {max(with_matching)} at most")
+    print(
+        f"replacing one record moves the targets of {mean:.1f} others on average, "
+        f"{max(with_matching)} at most"
+    )
     assert mean > 1
     assert all(coupled(record, matching=False) == 0 for record in range(3))
 
@@ -102,7 +110,8 @@ def test_targets_migrate_by_row_and_no_target_is_lost() -> None:
     matched = nat.targets.clone()
     assert not torch.equal(matched, drawn)
     assert 0 < first.metrics["local"]["moved"] <= 1
-    assert "moved" not in second.metrics["local"]  # f = 2: no matching in the second epoch
+    # F = 2: no matching in the second epoch.
+    assert "moved" not in second.metrics["local"]
     nat.run_round(2)
     for targets in (matched, nat.targets):
         assert torch.equal(sorted_rows(targets), sorted_rows(drawn))
@@ -121,7 +130,9 @@ def test_state_takes_the_targets_with_it() -> None:
 
 
 def test_principal_components_are_those_of_the_covariance() -> None:
-    x = torch.randn(80, 6, generator=torch.Generator().manual_seed(1)) * torch.tensor([5.0, 1, 3, 1, 1, 2])
+    x = torch.randn(80, 6, generator=torch.Generator().manual_seed(1)) * torch.tensor(
+        [5.0, 1, 3, 1, 1, 2]
+    )
     mean, axes, kept = principal_components(x, 3)
     values, vectors = np.linalg.eigh(np.cov(x.double().numpy().T))
     best = vectors[:, ::-1][:, :3].T

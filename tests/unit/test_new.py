@@ -33,8 +33,16 @@ def _tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bank's and a shop's table in the working folder."""
     monkeypatch.chdir(tmp_path)
     product = ("loan", "card", "none")
-    table("bank.csv", "customer,name,age,product,default", lambda n: f"K{n},Ada {n},{n % 50},{product[n % 3]},{n % 2}")
-    table("shop.csv", "client_no,orders,town", lambda n: f" k{n + 40},{'' if n == 3 else n % 9},{('', 'Graz')[n % 2]}")
+    table(
+        "bank.csv",
+        "customer,name,age,product,default",
+        lambda n: f"K{n},Ada {n},{n % 50},{product[n % 3]},{n % 2}",
+    )
+    table(
+        "shop.csv",
+        "client_no,orders,town",
+        lambda n: f" k{n + 40},{'' if n == 3 else n % 9},{('', 'Graz')[n % 2]}",
+    )
 
 
 def table(name: str, header: str, row: Callable[[int], str], rows: int = ROWS) -> None:
@@ -49,7 +57,9 @@ def run(*args: str) -> str:
 
 
 def refused(pattern: str, *args: str, code: Code = Code.CONFIG_INVALID) -> str:
-    """Runs a command that is refused in one sentence and leaves nothing behind. Returns the sentence."""
+    """Runs a command that is refused in one sentence and leaves nothing behind. Returns the
+    sentence.
+    """
     before = {path: path.read_bytes() for path in Path().iterdir()}
     with pytest.raises(InputError, match=pattern) as caught:
         CliRunner().invoke(new, args, catch_exceptions=False)
@@ -64,7 +74,9 @@ def typed(monkeypatch: pytest.MonkeyPatch, answers: list[str], *args: str) -> Re
     """Runs a command at a terminal, where a person types ``answers``."""
     with monkeypatch.context() as terminal:
         terminal.setattr("vfl.new.ask.at_terminal", lambda: True)
-        return CliRunner().invoke(new, args, input="".join(f"{each}\n" for each in answers), catch_exceptions=False)
+        return CliRunner().invoke(
+            new, args, input="".join(f"{each}\n" for each in answers), catch_exceptions=False
+        )
 
 
 def tables(name: str) -> dict[str, Any]:
@@ -92,7 +104,11 @@ def test_what_the_files_hold() -> None:
     run(*BANK)
     run(*SHOP)
     recipe = load_recipe(Path("recipe.toml"))
-    assert (recipe.name, recipe.task.kind, recipe.server) == ("bank-shop-default", "binary", "server")
+    assert (recipe.name, recipe.task.kind, recipe.server) == (
+        "bank-shop-default",
+        "binary",
+        "server",
+    )
     assert [(party.name, party.role, party.features) for party in recipe.parties] == [
         ("bank", "active", True),
         ("shop", "passive", True),
@@ -108,7 +124,11 @@ def test_what_the_files_hold() -> None:
         "tls": tls,
         "data": {"source": "bank.csv", "id": "customer", "label": "default", "drop": ["name"]},
     }
-    assert tables("shop.toml")["data"] == {"source": "shop.csv", "id": "client_no", "missing": "mean"}
+    assert tables("shop.toml")["data"] == {
+        "source": "shop.csv",
+        "id": "client_no",
+        "missing": "mean",
+    }
 
 
 def test_each_guess_is_a_line_with_the_key_that_changes_it() -> None:
@@ -124,14 +144,29 @@ def test_each_guess_is_a_line_with_the_key_that_changes_it() -> None:
     shapes = "A000 50 %, A00 50 %; no number begins with 0"
     look = f"trim, casefold, the recipe's rules; then their shapes are {shapes}"
     assert f"ids         {look}  (data.id_rules in shop.toml)" in heard
-    assert "ids         shapes and shares should be about the same at every party: ask the others" in heard
-    assert "missing     orders, in some rows; the column's mean takes their place  (data.missing in" in heard
+    assert (
+        "ids         shapes and shares should be about the same at every party: ask the others"
+        in heard
+    )
+    assert (
+        "missing     orders, in some rows; the column's mean takes their place  (data.missing in"
+        in heard
+    )
     for text in ("\n".join(said), heard):
-        assert "k41" not in text.lower()  # no id
+        # No id.
+        assert "k41" not in text.lower()
 
 
 def test_on_two_machines() -> None:
-    run(*BANK, "--server", "fed.example.org:7000", "--advertise", "bank.example.org:7001", "--active", "north-bank")
+    run(
+        *BANK,
+        "--server",
+        "fed.example.org:7000",
+        "--advertise",
+        "bank.example.org:7001",
+        "--active",
+        "north-bank",
+    )
     party = load_party(Path("north-bank.toml"))
     assert (party.server, party.listen) == ("fed.example.org:7000", "0.0.0.0:7001")
     assert party.advertise == "bank.example.org:7001"
@@ -152,25 +187,43 @@ def test_files_in_folders_of_their_own() -> None:
 
 
 def test_other_choices() -> None:
-    run(*BANK, "--align", "digest", "--task", "multiclass", "--drop", "age", "--id", "customer", "--id", "product")
+    run(
+        *BANK,
+        "--align",
+        "digest",
+        "--task",
+        "multiclass",
+        "--drop",
+        "age",
+        "--id",
+        "customer",
+        "--id",
+        "product",
+    )
     recipe = load_recipe(Path("recipe.toml"))
     assert (recipe.rows.align, recipe.rows.at_least, recipe.task.classes) == ("digest", 1, 2)
     data = tables("bank.toml")["data"]
     assert (data["id"], set(data["drop"])) == (["customer", "product"], {"age", "name"})
-    assert not recipe.active.features  # nothing is left: it trains the top model on what the shop sends
+    # Nothing is left: it trains the top model on what the shop sends.
+    assert not recipe.active.features
 
 
 def test_a_person_names_the_class_of_the_scores() -> None:
     table("bank.csv", "customer,age,paid", lambda n: f"K{n},{n % 50},{('ja', 'nein')[n % 2]}")
     args = [*BANK[:-1], "paid"]
     said = run(*args, "--positive", "ja")
-    line = "'paid' is binary; scores, AUC and f1 are of 'ja', as you say  (--positive, or task.positive in recipe.toml)"
+    line = (
+        "'paid' is binary; scores, AUC and f1 are of 'ja', as you say  (--positive, or "
+        "task.positive in recipe.toml)"
+    )
     assert f"label       {line}" in said
     assert load_recipe(Path("recipe.toml")).task.positive == "ja"
     no = "label column 'paid' has no value 'Ja', which --positive names; correct it"
     refused(no, *args, "--positive", "Ja", "--force", code=Code.DATA_INVALID)
     wrong = "makes a multiclass task, and --positive is for a binary one; remove it"
-    refused(wrong, *args, "--positive", "ja", "--task", "multiclass", "--force", code=Code.DATA_INVALID)
+    refused(
+        wrong, *args, "--positive", "ja", "--task", "multiclass", "--force", code=Code.DATA_INVALID
+    )
 
 
 def test_a_positive_class_that_is_a_number() -> None:
@@ -188,10 +241,21 @@ def test_the_label_of_a_regression_is_not_divided_by_classes() -> None:
 
 def test_a_parquet_file_with_a_column_that_is_neither_number_nor_text() -> None:
     days = [[1, 2]] * ROWS
-    columns = {"id": range(ROWS), "day": days, "rate": [0.5] * ROWS, "default": [True, False] * (ROWS // 2)}
-    parquet.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), "bank.parquet")
+    columns = {
+        "id": range(ROWS),
+        "day": days,
+        "rate": [0.5] * ROWS,
+        "default": [True, False] * (ROWS // 2),
+    }
+    parquet.write_table(
+        pa.table({name: pa.array(values) for name, values in columns.items()}), "bank.parquet"
+    )
     args = [*BANK, "--data", "bank.parquet"]
-    refused("column 'day' holds list.* list it in data.categorical or data.drop", *args, code=Code.DATA_INVALID)
+    refused(
+        "column 'day' holds list.* list it in data.categorical or data.drop",
+        *args,
+        code=Code.DATA_INVALID,
+    )
     said = run(*args, "--drop", "day")
     assert "left out    day: as you say  (data.drop in bank.toml)" in said
     assert tables("bank.toml")["data"]["drop"] == ["day"]
@@ -201,7 +265,10 @@ def test_a_parquet_file_with_a_column_that_is_neither_number_nor_text() -> None:
 def test_repeated_ids_are_said_and_settled() -> None:
     table("shop.csv", "client,orders", lambda n: f"{'k1' if n in (5, 9) else f'k{n}'},{n % 9}")
     run(*BANK)
-    assert "2 of 120 rows are left out: 2 with a repeated id; of rows that share an id the first stays" in run(*SHOP)
+    assert (
+        "2 of 120 rows are left out: 2 with a repeated id; of rows that share an id the first stays"
+        in run(*SHOP)
+    )
     assert tables("shop.toml")["data"]["duplicates"] == "first"
 
 
@@ -213,20 +280,31 @@ def test_the_active_partys_file_from_the_recipe_alone() -> None:
 
 
 def test_a_column_that_tells_the_label_is_looked_at() -> None:
-    table("bank.csv", "customer,age,reason,default", lambda n: f"K{n},{n % 50},{('', 'moved')[n % 2]},{n % 2}")
-    told = "look at     column 'reason' alone tells 'default' in every row; is it known when you predict? if not,"
+    table(
+        "bank.csv",
+        "customer,age,reason,default",
+        lambda n: f"K{n},{n % 50},{('', 'moved')[n % 2]},{n % 2}",
+    )
+    told = (
+        "look at     column 'reason' alone tells 'default' in every row; is it known when you "
+        "predict? if not,"
+    )
     said = run(*BANK)
     assert f"{told} leave it out with data.drop  (--drop)" in said
-    assert told in run("party", "--data", "bank.csv", "--name", "bank", "--label", "default", "--force")
+    assert told in run(
+        "party", "--data", "bank.csv", "--name", "bank", "--label", "default", "--force"
+    )
     assert "look at" not in run(*BANK, "--drop", "reason", "--force")
     assert "look at" not in run(*BANK, "--task", "regression", "--force")
 
 
-# --- at a terminal --------------------------------------------------------------------------------------------------
+# --- at a terminal
+# ----------------------------------------------------------------------
 
 
 def test_what_is_missing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = ["bank.csv", "", "shop", "", ""]  # table, name, parties, label, server: defaults are shown
+    # Table, name, parties, label, server: defaults are shown.
+    answers = ["bank.csv", "", "shop", "", ""]
     result = typed(monkeypatch, answers, "recipe")
     assert result.exit_code == 0, result.output
     for question in (
@@ -244,13 +322,25 @@ def test_what_is_missing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = ["nothing.csv", "bank.csv", "my bank", "bank", "shop, lab", "defualt", "default", "fed.example.org"]
+    answers = [
+        "nothing.csv",
+        "bank.csv",
+        "my bank",
+        "bank",
+        "shop, lab",
+        "defualt",
+        "default",
+        "fed.example.org",
+    ]
     answers += ["fed.example.org:7000", "bank.example.org:7001"]
     result = typed(monkeypatch, answers, "recipe")
     assert result.exit_code == 0, result.output
     assert "Error: nothing.csv: no such file or folder" in result.stderr
     assert "Error: 'my bank' is not a party's name" in result.stderr
-    assert "Error: bank.csv: has no column 'defualt', which --label names; the nearest: default\n" in result.stderr
+    assert (
+        "Error: bank.csv: has no column 'defualt', which --label names; the nearest: default\n"
+        in result.stderr
+    )
     assert "Error: 'fed.example.org' is not an address" in result.stderr
     assert [party.name for party in load_recipe(Path("recipe.toml")).passives] == ["shop", "lab"]
 
@@ -258,14 +348,21 @@ def test_a_wrong_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unsure_id_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     run(*BANK)
     table("shop.csv", "email,client_no,orders", lambda n: f"a{n}@example.org,K{n},{n % 9}")
-    result = typed(monkeypatch, ["", "client_no"], "party", "--data", "shop.csv", "--server", "127.0.0.1:7000")
+    result = typed(
+        monkeypatch, ["", "client_no"], "party", "--data", "shop.csv", "--server", "127.0.0.1:7000"
+    )
     assert result.exit_code == 0, result.output
     assert "Which party is this (bank, shop) [shop]: " in result.stderr
     assert "The column that says who a row is about [email]: " in result.stderr
-    assert tables("shop.toml")["data"] == {"source": "shop.csv", "id": "client_no", "drop": ["email"]}
+    assert tables("shop.toml")["data"] == {
+        "source": "shop.csv",
+        "id": "client_no",
+        "drop": ["email"],
+    }
 
 
-# --- refusals -------------------------------------------------------------------------------------------------------
+# --- refusals
+# ----------------------------------------------------------------------
 
 
 def test_without_a_label_the_columns_of_few_values_are_named() -> None:
@@ -273,7 +370,9 @@ def test_without_a_label_the_columns_of_few_values_are_named() -> None:
     without = BANK[:-2]
     text = refused("--label is missing: give it ", *without)
     assert "give it (columns with two to twenty different values: stayed, gone), or call" in text
-    assert "different values: gone), or" in refused("such as --label gone", *without, "--drop", "stayed")
+    assert "different values: gone), or" in refused(
+        "such as --label gone", *without, "--drop", "stayed"
+    )
     table("bank.csv", "customer,churn,stayed", lambda n: f"K{n},{n % 2},{n % 2}")
     assert "such as --label churn (columns" in refused("--label is missing", *without)
 
@@ -285,17 +384,27 @@ def test_a_flag_that_is_proposed_can_be_typed_as_it_stands() -> None:
 
 def test_a_column_that_is_left_out_is_neither_id_nor_label() -> None:
     table("bank.csv", "Kd-Nr,knr,age,default", lambda n: f"K-{n:04},K{n},{n % 50},{n % 2}")
-    refused("--id is missing: give it, such as --id Kd-Nr", *BANK)  # both are good
+    # Both are good.
+    refused("--id is missing: give it, such as --id Kd-Nr", *BANK)
     assert "id          'knr', of 120 rows" in run(*BANK, "--drop", "Kd-Nr")
     assert tables("bank.toml")["data"]["drop"] == ["Kd-Nr"]
     for flag, name in (("--label", "default"), ("--id", "knr")):
         refused(
-            f"--drop leaves out column '{name}', which {flag} names", *BANK, "--id", "knr", "--drop", name, "--force"
+            f"--drop leaves out column '{name}', which {flag} names",
+            *BANK,
+            "--id",
+            "knr",
+            "--drop",
+            name,
+            "--force",
         )
 
 
 def test_the_only_good_id_is_left_out() -> None:
-    only = "column 'customer', which --drop leaves out, is the only one that looks like an id; name another with --id"
+    only = (
+        "column 'customer', which --drop leaves out, is the only one that looks like an id; "
+        "name another with --id"
+    )
     refused(only, *BANK, "--drop", "customer", code=Code.DATA_INVALID)
     assert "id          'name'" in run(*BANK, "--drop", "customer", "--id", "name")
 
@@ -322,7 +431,9 @@ def test_nothing_is_replaced_without_force() -> None:
 def test_a_failed_write_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path, text: str) -> None:
         if path.name == "bank.toml":
-            raise InputError(Code.FILE_INVALID, f"{path}: cannot be written (No space left on device)")
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: cannot be written (No space left on device)"
+            )
         write_atomic(path, text)
 
     monkeypatch.setattr("vfl.new.files.write_atomic", fail)
@@ -332,10 +443,22 @@ def test_a_failed_write_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("args", "pattern"),
     [
-        (["--label", "defualt"], "bank.csv: has no column 'defualt', which --label names; the nearest: default"),
-        (["--id", "custmer"], "bank.csv: has no column 'custmer', which --id names; the nearest: customer"),
-        (["--drop", "x"], "bank.csv: has no column 'x', which --drop names; it has customer, name, age"),
-        (["--label", "name"], "label column 'name' has 120 different texts in 120 rows, and looks like an id"),
+        (
+            ["--label", "defualt"],
+            "bank.csv: has no column 'defualt', which --label names; the nearest: default",
+        ),
+        (
+            ["--id", "custmer"],
+            "bank.csv: has no column 'custmer', which --id names; the nearest: customer",
+        ),
+        (
+            ["--drop", "x"],
+            "bank.csv: has no column 'x', which --drop names; it has customer, name, age",
+        ),
+        (
+            ["--label", "name"],
+            "label column 'name' has 120 different texts in 120 rows, and looks like an id",
+        ),
         (["--task", "regression", "--label", "product"], "label column 'product' holds text"),
     ],
 )
@@ -351,12 +474,18 @@ def test_columns_with_two_roles(ids: list[str]) -> None:
 
 def test_a_label_with_one_value() -> None:
     table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},no")
-    refused("bank.csv: label column 'default' has the same value in all rows", *BANK, code=Code.DATA_INVALID)
+    refused(
+        "bank.csv: label column 'default' has the same value in all rows",
+        *BANK,
+        code=Code.DATA_INVALID,
+    )
 
 
 def test_a_table_without_an_id() -> None:
     table("bank.csv", "age,income,default", lambda n: f"{n % 50},{n}.5,{n % 2}")
-    refused("bank.csv: no column has another value in each row, .* --id", *BANK, code=Code.DATA_INVALID)
+    refused(
+        "bank.csv: no column has another value in each row, .* --id", *BANK, code=Code.DATA_INVALID
+    )
 
 
 def test_a_table_without_rows() -> None:
@@ -375,7 +504,11 @@ def test_an_unsure_id_without_a_terminal() -> None:
 def test_files_that_are_no_tables() -> None:
     Path("x.doc").write_text("a\n")
     Path("x.parquet").write_text("a\n")
-    for name, why in (("x.doc", "is no table"), ("x.parquet", "is not a Parquet file"), ("y.csv", "no such file")):
+    for name, why in (
+        ("x.doc", "is no table"),
+        ("x.parquet", "is not a Parquet file"),
+        ("y.csv", "no such file"),
+    ):
         refused(f"{name}: {why}", *BANK, "--data", name, code=Code.FILE_INVALID)
 
 
@@ -392,13 +525,20 @@ def test_parties_of_no_recipe() -> None:
 def test_a_passive_party_needs_columns_of_use() -> None:
     run(*BANK)
     table("shop.csv", "client,note", lambda n: f"K{n},note {n}")
-    refused("shop.csv: has no columns of use beside the id; left out: note", *SHOP, code=Code.DATA_INVALID)
+    refused(
+        "shop.csv: has no columns of use beside the id; left out: note",
+        *SHOP,
+        code=Code.DATA_INVALID,
+    )
 
 
 def test_help_has_examples_and_needs_no_torch() -> None:
     for command in ([], ["recipe"], ["party"]):
         assert "vfl new " in run(*command, "--help")
-    code = "import sys, vfl.cli; assert 'vfl.new.commands' in sys.modules; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, vfl.cli; assert 'vfl.new.commands' in sys.modules; assert 'torch' not in "
+        "sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

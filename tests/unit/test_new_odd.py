@@ -24,18 +24,30 @@ def _tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table("shop.csv", "client_no,orders", lambda n: f"k{n},{n % 9}")
 
 
-# --- names ----------------------------------------------------------------------------------------------------------
+# --- names
+# ----------------------------------------------------------------------
 
 
 def test_no_party_has_the_recipes_file() -> None:
     Path("bank.csv").rename("recipe.csv")
     args = ["recipe", "--data", "recipe.csv", "--passive", "shop", "--label", "default"]
-    for more in ([], ["--active", "recipe"], ["--active", "Recipe"], ["--active", "bank", "--passive", "recipe"]):
-        refused("would have the recipe's file recipe.toml; give another --active or --passive", *args, *more)
+    for more in (
+        [],
+        ["--active", "recipe"],
+        ["--active", "Recipe"],
+        ["--active", "bank", "--passive", "recipe"],
+    ):
+        refused(
+            "would have the recipe's file recipe.toml; give another --active or --passive",
+            *args,
+            *more,
+        )
     run(*args, "--active", "bank")
     assert tables("bank.toml")["name"] == "bank"
     Path("recipe.toml").rename("shop.toml")
-    refused("shop.toml: is the recipe, .* another file name", *SHOP, "--recipe", "shop.toml", "--force")
+    refused(
+        "shop.toml: is the recipe, .* another file name", *SHOP, "--recipe", "shop.toml", "--force"
+    )
 
 
 def test_names_of_columns_cannot_add_lines() -> None:
@@ -59,7 +71,8 @@ def test_a_name_with_del_is_valid_toml() -> None:
     assert tables("bank.toml")["data"]["drop"] == ["a\x7fb"]
 
 
-# --- what is said ---------------------------------------------------------------------------------------------------
+# --- what is said
+# ----------------------------------------------------------------------
 
 
 def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> None:
@@ -67,24 +80,35 @@ def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> N
     table(
         "bank.csv",
         "customer,income,note,day,default",
-        lambda n: row.format(n, "unknown" if n == 7 else n * 3, f"text {n}", 1 + n % 12, n // 2, n % 2),
+        lambda n: row.format(
+            n, "unknown" if n == 7 else n * 3, f"text {n}", 1 + n % 12, n // 2, n % 2
+        ),
     )
     said = run(*BANK).splitlines()
     odd = "119 of 120 cells of 'income' are numbers, but row 8 below the header has 'unknown'"
     assert (
-        f"look at     {odd}, so the column is read as 120 categories; correct the cell, or list its word in"
-        in "\n".join(said)
+        f"look at     {odd}, so the column is read as 120 categories; correct the cell, or "
+        "list its word in" in "\n".join(said)
     )
     assert any(line.endswith(" data.na if the cell is empty  (--set na=…)") for line in said)
     assert any(
-        line.startswith("look at     column 'day' is read as categories, though its cells look like dates")
+        line.startswith(
+            "look at     column 'day' is read as categories, though its cells look like dates"
+        )
         and line.endswith("(--set dates=…)")
         for line in said
     )
-    assert "left out    income: most cells are numbers, but some are not read  (data.drop in bank.toml)" in said
-    assert "left out    day: most cells are dates, but some are not read  (data.drop in bank.toml)" in said
+    assert (
+        "left out    income: most cells are numbers, but some are not read  (data.drop in "
+        "bank.toml)" in said
+    )
+    assert (
+        "left out    day: most cells are dates, but some are not read  (data.drop in bank.toml)"
+        in said
+    )
     assert "left out    note: too many different texts  (data.drop in bank.toml)" in said
-    assert not any(line.startswith("look at") and "'note'" in line for line in said)  # it is left out anyway
+    # It is left out anyway.
+    assert not any(line.startswith("look at") and "'note'" in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +124,9 @@ def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> N
 )
 def test_the_class_of_the_scores_is_said(values: tuple[str, str], which: str) -> None:
     table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{values[n % 2]}")
-    assert f"label       'default' is binary; scores, AUC and f1 are of {which}  (--positive, or task.positive" in run(
-        *BANK
+    assert (
+        f"label       'default' is binary; scores, AUC and f1 are of {which}  (--positive, "
+        "or task.positive" in run(*BANK)
     )
 
 
@@ -109,7 +134,8 @@ def test_a_label_with_values_that_are_alike_is_refused() -> None:
     values = ("Ja", "ja", "nein", "nein ")
     table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{values[n % 4]}")
     alike = (
-        "label column 'default' has values that differ by capitals or blanks alone; write them alike, or .* multiclass"
+        "label column 'default' has values that differ by capitals or blanks alone; write them "
+        "alike, or .* multiclass"
     )
     for task in ([], ["--task", "binary"]):
         text = refused(alike, *BANK, *task, code=Code.DATA_INVALID)
@@ -134,7 +160,8 @@ def test_help_says_what_is_read() -> None:
             assert kind in said
 
 
-# --- --set ----------------------------------------------------------------------------------------------------------
+# --- --set
+# ----------------------------------------------------------------------
 
 
 def test_a_query_of_a_database(tmp_path: Path) -> None:
@@ -142,14 +169,20 @@ def test_a_query_of_a_database(tmp_path: Path) -> None:
     database = sqlite3.connect("shop.db")
     with database:
         database.execute("create table clients (client_no text, orders integer, secret text)")
-        database.executemany("insert into clients values (?, ?, ?)", [(f"K{n}", n % 9, f"s{n}") for n in range(ROWS)])
+        database.executemany(
+            "insert into clients values (?, ?, ?)", [(f"K{n}", n % 9, f"s{n}") for n in range(ROWS)]
+        )
     database.close()
     run(*BANK)
     args = ["party", "--name", "shop", "--data", "sqlite:///shop.db"]
     refused(r"needs data.query, .* \(here: --set query=…\)$", *args, code=Code.DATA_INVALID)
     query = "select client_no, orders from clients"
     run(*args, "--set", f"query={query}")
-    assert tables("shop.toml")["data"] == {"source": "sqlite:///shop.db", "query": query, "id": "client_no"}
+    assert tables("shop.toml")["data"] == {
+        "source": "sqlite:///shop.db",
+        "query": query,
+        "id": "client_no",
+    }
     Path("other").mkdir()
     run(*args, "--set", f"query={query}", "--out", "other")
     found = load_party(Path("other/shop.toml")).data
@@ -172,7 +205,13 @@ def test_a_sheet_of_several() -> None:
             sheet.append([f"K{n}", n % 9])
     book.save("shop.xlsx")
     run(*BANK)
-    refused(r"name one in data.sheet \(here: --set sheet=…\)$", *SHOP, "--data", "shop.xlsx", code=Code.DATA_INVALID)
+    refused(
+        r"name one in data.sheet \(here: --set sheet=…\)$",
+        *SHOP,
+        "--data",
+        "shop.xlsx",
+        code=Code.DATA_INVALID,
+    )
     run(*SHOP, "--data", "shop.xlsx", "--set", "sheet=2024")
     assert tables("shop.toml")["data"]["sheet"] == "2024"
 
@@ -180,7 +219,13 @@ def test_a_sheet_of_several() -> None:
 def test_numbers_of_two_meanings_and_lines_before_the_names() -> None:
     run(*BANK)
     table("shop.csv", "Export of May\n\nclient_no;spent", lambda n: f"K{n};1.{n:03}")
-    text = refused("named in line 3, .*; set data.skip_lines = 2", *SHOP, "--id", "client_no", code=Code.DATA_INVALID)
+    text = refused(
+        "named in line 3, .*; set data.skip_lines = 2",
+        *SHOP,
+        "--id",
+        "client_no",
+        code=Code.DATA_INVALID,
+    )
     assert text.endswith("(here: --set skip_lines=2)")
     skip = ["--set", "skip_lines=2"]
     text = refused("'spent' holds numbers .* in two ways", *SHOP, *skip, code=Code.DATA_INVALID)
@@ -194,12 +239,24 @@ def test_a_title_is_told_by_the_label_or_by_its_single_cell() -> None:
     for title, line in (("Report of May\n\n", 3), ("Report, by X\n", 2)):
         text = title + Path("bank.csv").read_text()
         Path("titled.csv").write_text(text)
-        bank = ["recipe", "--data", "titled.csv", "--active", "bank", "--passive", "shop", "--label", "default"]
+        bank = [
+            "recipe",
+            "--data",
+            "titled.csv",
+            "--active",
+            "bank",
+            "--passive",
+            "shop",
+            "--label",
+            "default",
+        ]
         said = refused(f"named in line {line}, and not in line 1", *bank, code=Code.DATA_INVALID)
         assert said.endswith(f"(here: --set skip_lines={line - 1})")
     Path("shop.csv").write_text("Report of May\n\n" + Path("shop.csv").read_text())
     run(*BANK)
-    text = refused("line 1 has one cell, and line 3 has 2; if this one names", *SHOP, code=Code.DATA_INVALID)
+    text = refused(
+        "line 1 has one cell, and line 3 has 2; if this one names", *SHOP, code=Code.DATA_INVALID
+    )
     assert text.endswith("set data.skip_lines = 2 (here: --set skip_lines=2)")
     run(*SHOP, "--set", "skip_lines=2")
 
@@ -216,7 +273,11 @@ def test_columns_that_are_said_to_be_categories_stay() -> None:
 def test_words_for_missing_are_read_as_such() -> None:
     word = {3: "k.A.", 8: "unbekannt"}
     row = "K{0},{1},{2},{3}".format
-    table("bank.csv", "customer,age,town,default", lambda n: row(n, word.get(n, n % 50), word.get(n, "Graz"), n % 2))
+    table(
+        "bank.csv",
+        "customer,age,town,default",
+        lambda n: row(n, word.get(n, n % 50), word.get(n, "Graz"), n % 2),
+    )
     said = run(*BANK, "--set", 'na=["k.A.", "unbekannt"]')
     assert "numbers     age  (data.categorical" in said
     assert "missing     age, in some rows" in said
@@ -275,8 +336,15 @@ def test_sentences_about_keys_name_the_flags() -> None:
     assert flags_of("no key") == []
     assert flags_of('set data.encoding = "utf-16-le"') == ["--set encoding=utf-16-le"]
     assert flags_of('set data.dates to "%d/%m/%Y" or "%m/%d/%Y"') == ["--set dates=…"]
-    assert flags_of("data.dates, data.categorical; data.dates") == ["--set dates=…", "--set categorical=…"]
-    assert flags_of("correct data.source, data.id or data.drop; not data.missing") == ["--data", "--id", "--drop"]
+    assert flags_of("data.dates, data.categorical; data.dates") == [
+        "--set dates=…",
+        "--set categorical=…",
+    ]
+    assert flags_of("correct data.source, data.id or data.drop; not data.missing") == [
+        "--data",
+        "--id",
+        "--drop",
+    ]
 
 
 def test_errors_keep_their_code() -> None:
@@ -286,8 +354,15 @@ def test_errors_keep_their_code() -> None:
 
 
 def test_an_empty_column_is_left_out() -> None:
-    table("bank.csv", "customer,age,old,default", lambda n: f"K{n},{n % 50},,{('yes', 'no')[n % 2]}")
+    table(
+        "bank.csv", "customer,age,old,default", lambda n: f"K{n},{n % 50},,{('yes', 'no')[n % 2]}"
+    )
     said = run(*BANK)
     assert "left out    old: empty in all rows  (data.drop in bank.toml)" in said
     assert "missing" not in said
-    assert tables("bank.toml")["data"] == {"source": "bank.csv", "id": "customer", "label": "default", "drop": ["old"]}
+    assert tables("bank.toml")["data"] == {
+        "source": "bank.csv",
+        "id": "customer",
+        "label": "default",
+        "drop": ["old"],
+    }

@@ -28,7 +28,9 @@ def test_sizes_follow_the_number_of_rows(rows: int, sizes: ModelSizes) -> None:
     assert rules.sizes_for(rows) == sizes
 
 
-@pytest.mark.parametrize(("rows", "least"), [(5, 10), (100, 10), (600, 60), (1_000, 100), (10**6, 100)])
+@pytest.mark.parametrize(
+    ("rows", "least"), [(5, 10), (100, 10), (600, 60), (1_000, 100), (10**6, 100)]
+)
 def test_how_many_common_rows_there_must_be(rows: int, least: int) -> None:
     assert rules.least_in_common(rows) == least
 
@@ -55,10 +57,22 @@ def test_the_task_follows_the_values_of_the_label(labels: list[Any], task: Task)
     ("labels", "name", "why"),
     [
         (["no"] * 5, "y", "has the same value in all rows"),
-        ([f"text {n}" for n in range(200)] * 3, "y", "200 different texts in 600 rows, and looks like an id"),
+        (
+            [f"text {n}" for n in range(200)] * 3,
+            "y",
+            "200 different texts in 600 rows, and looks like an id",
+        ),
         (["a", "b", "c", "d", "d"], "y", "4 different texts in 5 rows, and looks like an id"),
-        ([float(n) for n in range(7, 107)], "y", "another whole number in each row, and looks like an id"),
-        ([float(n * n) for n in range(100)], "account_no", "another whole number in each row, and looks like an id"),
+        (
+            [float(n) for n in range(7, 107)],
+            "y",
+            "another whole number in each row, and looks like an id",
+        ),
+        (
+            [float(n * n) for n in range(100)],
+            "account_no",
+            "another whole number in each row, and looks like an id",
+        ),
     ],
 )
 def test_a_label_that_cannot_be_learnt_is_refused(labels: list[Any], name: str, why: str) -> None:
@@ -114,7 +128,9 @@ def test_names_of_ids(name: str) -> None:
     assert rules.looks_like_id(name)
 
 
-@pytest.mark.parametrize("name", ["age", "customer_age", "paid", "idle", "number_of_visits", "", "2024", "no_children"])
+@pytest.mark.parametrize(
+    "name", ["age", "customer_age", "paid", "idle", "number_of_visits", "", "2024", "no_children"]
+)
 def test_names_of_others(name: str) -> None:
     assert not rules.looks_like_id(name)
 
@@ -144,7 +160,9 @@ def test_several_are_asked_about() -> None:
 
 
 def test_another_name_is_asked_about() -> None:
-    assert guess(income=["1.5", *EACH[1:]], ticket=EACH, note=EACH) == IdGuess("ticket", False, ("note",))
+    assert guess(income=["1.5", *EACH[1:]], ticket=EACH, note=EACH) == IdGuess(
+        "ticket", False, ("note",)
+    )
     assert guess(customer=SOME, ticket=EACH) == IdGuess("ticket", False)
 
 

@@ -1,4 +1,6 @@
-"""``vfl new recipe --method secureboost``: from two tables with missing cells to trees and predictions."""
+"""``vfl new recipe --method secureboost``: from two tables with missing cells to trees and
+predictions.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ def _tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bank and a shop with missing numbers and missing categories, in the working folder."""
     monkeypatch.chdir(tmp_path)
     with_label(lambda n: ("no", "yes")[(n * 7 % 50) + 30 * (n % 3 == 0) > 35])
-    table("shop.csv", "client_no,orders,town", lambda n: f"k{n},{'' if n % 9 == 0 else n % 7},{town(n)}", ROWS)
+    table(
+        "shop.csv",
+        "client_no,orders,town",
+        lambda n: f"k{n},{'' if n % 9 == 0 else n % 7},{town(n)}",
+        ROWS,
+    )
 
 
 def town(row: int) -> str:
@@ -38,7 +45,12 @@ def town(row: int) -> str:
 
 
 def with_label(label: Label, age: Callable[[int], str] = lambda n: f"{n * 7 % 50}") -> None:
-    table("bank.csv", "customer,age,kind,default", lambda n: f"K{n},{age(n)},{'ab'[n % 2]},{label(n)}", ROWS)
+    table(
+        "bank.csv",
+        "customer,age,kind,default",
+        lambda n: f"K{n},{age(n)},{'ab'[n % 2]},{label(n)}",
+        ROWS,
+    )
 
 
 def settings_of(path: str = "recipe.toml") -> SecureBoostSettings:
@@ -52,7 +64,8 @@ def test_what_is_written_and_said() -> None:
     with_label(lambda n: n % 2, age=lambda n: "" if n % 8 == 1 else f"{n % 50}")
     said, heard = run(*TREES), run(*SHOP)
     assert "model" not in tables("recipe.toml")
-    assert tables("recipe.toml")["rows"]["validation"] > 0  # early stopping looks at them
+    # Early stopping looks at them.
+    assert tables("recipe.toml")["rows"]["validation"] > 0
     assert settings_of().encryption == "paillier"
     assert "missing     age, in some rows; trees take empty cells as they are\n" in said
     assert "missing     orders, town, in some rows; trees take empty cells as they are\n" in heard
@@ -65,7 +78,10 @@ def test_what_is_written_and_said() -> None:
 
 def test_networks_are_what_a_recipe_trains_without_the_flag() -> None:
     said = run(*BANK)
-    assert [phase.kind for phase in load_recipe(Path("recipe.toml")).phases] == ["splitnn", "evaluate"]
+    assert [phase.kind for phase in load_recipe(Path("recipe.toml")).phases] == [
+        "splitnn",
+        "evaluate",
+    ]
     assert "([model] in recipe.toml; trees: --method secureboost)" in said
 
 
@@ -77,7 +93,9 @@ def test_networks_are_what_a_recipe_trains_without_the_flag() -> None:
         (lambda n: n / 7, "regression", 40, 5.0),
     ],
 )
-def test_settings_follow_the_labels_task(label: Label, task: str, rounds: int, weight: float) -> None:
+def test_settings_follow_the_labels_task(
+    label: Label, task: str, rounds: int, weight: float
+) -> None:
     with_label(label)
     said = run(*TREES)
     found = settings_of()
@@ -87,20 +105,30 @@ def test_settings_follow_the_labels_task(label: Label, task: str, rounds: int, w
 
 
 def test_trees_of_many_rows_are_deeper() -> None:
-    depths = [training_for(rows, Task("binary"))["phases"][0]["depth"] for rows in (DEEPER - 1, DEEPER)]
+    depths = [
+        training_for(rows, Task("binary"))["phases"][0]["depth"] for rows in (DEEPER - 1, DEEPER)
+    ]
     assert depths == [3, 4]
 
 
 def test_a_column_with_more_categories_than_trees_tell_apart_is_left_out() -> None:
     """Networks take it: they have no such limit."""
     texts = [f"t{n % (MOST_CATEGORIES + 1)}" for n in range(1300)]
-    table("bank.csv", "customer,age,town,default", lambda n: f"K{n},{n % 50},{texts[n]},{n % 2}", 1300)
-    told = f"left out    town: more than {MOST_CATEGORIES} different texts, the most that trees tell apart  "
+    table(
+        "bank.csv", "customer,age,town,default", lambda n: f"K{n},{n % 50},{texts[n]},{n % 2}", 1300
+    )
+    told = (
+        f"left out    town: more than {MOST_CATEGORIES} different texts, the most that trees "
+        "tell apart  "
+    )
     assert told in run(*TREES)
     assert tables("bank.toml")["data"]["drop"] == ["town"]
     assert "left out" not in run(*BANK, "--force")
-    texts = ["" if n == 3 else f"t{n % MOST_CATEGORIES}" for n in range(1300)]  # an empty cell is one more category
-    table("bank.csv", "customer,age,town,default", lambda n: f"K{n},{n % 50},{texts[n]},{n % 2}", 1300)
+    # An empty cell is one more category.
+    texts = ["" if n == 3 else f"t{n % MOST_CATEGORIES}" for n in range(1300)]
+    table(
+        "bank.csv", "customer,age,town,default", lambda n: f"K{n},{n % 50},{texts[n]},{n % 2}", 1300
+    )
     assert told in run(*TREES, "--force")
 
 
@@ -113,9 +141,18 @@ def test_from_two_tables_to_predictions(tmp_path: Path) -> None:
     made: dict[str, Any] = found | {"phases": [phase | {"encryption": "none", "trees": 8}]}
     trained = vfl.simulate(vfl.Recipe.from_dict(made, base), out=tmp_path / "runs", quiet=True)
     assert trained.metrics["validation"]["auc"] > 0.9
-    table("new.csv", "customer,age,kind", lambda n: f"N{n},{n if n % 2 else ''},{'' if n % 3 else 'a'}", 20)
-    table("new-shop.csv", "client_no,orders,town", lambda n: f"n{n},,{'Paris' if n % 2 else ''}", 20)
-    predict_rows(trained.folder, {"bank": "new.csv", "shop": "new-shop.csv"}, Output(Path("scores.csv")))
+    table(
+        "new.csv",
+        "customer,age,kind",
+        lambda n: f"N{n},{n if n % 2 else ''},{'' if n % 3 else 'a'}",
+        20,
+    )
+    table(
+        "new-shop.csv", "client_no,orders,town", lambda n: f"n{n},,{'Paris' if n % 2 else ''}", 20
+    )
+    predict_rows(
+        trained.folder, {"bank": "new.csv", "shop": "new-shop.csv"}, Output(Path("scores.csv"))
+    )
     with Path("scores.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["customer"] for row in rows] == [f"N{n}" for n in range(20)]

@@ -1,4 +1,6 @@
-"""Optimizers against torch's defaults, bit by bit between runs, and the learning rate by its formula."""
+"""Optimizers against torch's defaults, bit by bit between runs, and the learning rate by its
+formula.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,20 @@ from vfl_party.models.optim import build_optimizer, build_schedule, clip
 
 SETTINGS = [
     (OptimizerSettings(kind="sgd", lr=0.05), SGD, {}),
-    (OptimizerSettings(kind="sgd", lr=0.02, momentum=0.9, weight_decay=1e-3), SGD, {"momentum": 0.9}),
+    (
+        OptimizerSettings(kind="sgd", lr=0.02, momentum=0.9, weight_decay=1e-3),
+        SGD,
+        {"momentum": 0.9},
+    ),
     (OptimizerSettings(kind="adam", lr=1e-3, weight_decay=1e-3), Adam, {}),
     (OptimizerSettings(kind="adagrad", lr=1e-2, weight_decay=1e-3), Adagrad, {}),
 ]
 
 
 def trained(make: Any, steps: int = 300) -> torch.Tensor:
-    """All parameters of a 16-32-4 MLP in float64's place: one flat float32 tensor after ``steps`` steps."""
+    """All parameters of a 16-32-4 MLP in float64's place: one flat float32 tensor after ``steps``
+    steps.
+    """
     with seeded(5):
         model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
         x, y = torch.randn(64, 16), torch.randn(64, 4)
@@ -51,20 +59,28 @@ def test_steps_repeat_bit_by_bit_and_agree_with_the_default(
 ) -> None:
     ours = trained(lambda params: build_optimizer(settings, params))
     assert torch.equal(ours, trained(lambda params: build_optimizer(settings, params)))
-    default = trained(lambda params: kind(params, lr=settings.lr, weight_decay=settings.weight_decay, **extra))
+    default = trained(
+        lambda params: kind(params, lr=settings.lr, weight_decay=settings.weight_decay, **extra)
+    )
     torch.testing.assert_close(ours, default, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("odd", ["", "no gradient", "now and then none", "dtype", "momentum", "loaded"])
+@pytest.mark.parametrize(
+    "odd", ["", "no gradient", "now and then none", "dtype", "momentum", "loaded"]
+)
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_steps_are_those_of_torchs_kernel(kind: str, odd: str) -> None:
     momentum = 0.9 if (kind, odd) == ("sgd", "momentum") else 0.0
-    settings = OptimizerSettings.model_validate({"kind": kind, "lr": 0.05, "weight_decay": 1e-3, "momentum": momentum})
+    settings = OptimizerSettings.model_validate(
+        {"kind": kind, "lr": 0.05, "weight_decay": 1e-3, "momentum": momentum}
+    )
 
     def stepped(make: Any) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(3)
         dtypes = [torch.float32, torch.float64 if odd == "dtype" else torch.float32, torch.float32]
-        params = [nn.Parameter(torch.randn(5, 3, generator=generator).to(dtype)) for dtype in dtypes]
+        params = [
+            nn.Parameter(torch.randn(5, 3, generator=generator).to(dtype)) for dtype in dtypes
+        ]
         optimizer = make(params)
         for step in range(6):
             for place, each in enumerate(params):
@@ -137,7 +153,9 @@ def test_a_constant_rate_stays() -> None:
 
 def test_a_cosine_rate_falls_to_zero_and_stays_there() -> None:
     seen = rates(OptimizerSettings(lr=0.2, schedule="cosine"), 4, 5)
-    assert seen[:5] == pytest.approx([0.1 * (1 + math.cos(math.pi * e / 4)) for e in range(5)], abs=1e-12)
+    assert seen[:5] == pytest.approx(
+        [0.1 * (1 + math.cos(math.pi * e / 4)) for e in range(5)], abs=1e-12
+    )
     assert all(a >= b for a, b in pairwise(seen))
     assert seen[-2:] == [0.0, 0.0]
 
@@ -160,7 +178,8 @@ def test_a_schedule_goes_on_where_it_stopped() -> None:
 
 def test_clipping_bounds_the_joint_norm_and_only_where_it_is_asked_for() -> None:
     params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))]
-    params[0].grad, params[1].grad = torch.tensor([2.0, 3.0]), torch.tensor([6.0])  # norm 7
+    # Norm 7.
+    params[0].grad, params[1].grad = torch.tensor([2.0, 3.0]), torch.tensor([6.0])
     clip(OptimizerSettings(), iter(params))
     assert params[0].grad.tolist() == [2.0, 3.0]
     clip(OptimizerSettings(clip_norm=0.7), iter(params))

@@ -45,8 +45,10 @@ def time_(monkeypatch: pytest.MonkeyPatch) -> Ticking:
 
 
 def test_every_moment_of_a_round_belongs_to_one_part(time_: Ticking) -> None:
-    clock = Clock(lambda: time_() / 4)  # as if a quarter of the time were a processor's
-    time_.pass_(7)  # before the first round: nobody's
+    # As if a quarter of the time were a processor's.
+    clock = Clock(lambda: time_() / 4)
+    # Before the first round: nobody's.
+    time_.pass_(7)
     for _ in range(2):
         clock.begin("split")
         time_.pass_(1)
@@ -54,12 +56,15 @@ def test_every_moment_of_a_round_belongs_to_one_part(time_: Ticking) -> None:
             clock.to(what)
             time_.pass_(seconds)
         clock.end("split", 10)
-        time_.pass_(50)  # between rounds: a checkpoint, say
+        # Between rounds: a checkpoint, say.
+        time_.pass_(50)
     clock.begin("score")
     time_.pass_(1)
     clock.end("score", 0)
     assert clock.times() == [
-        PhaseTimes(phase="split", steps=20, encode_s=4, wait_s=6, decode_s=8, compute_s=12, cpu_s=7.5),
+        PhaseTimes(
+            phase="split", steps=20, encode_s=4, wait_s=6, decode_s=8, compute_s=12, cpu_s=7.5
+        ),
         PhaseTimes(phase="score", steps=0, compute_s=1, cpu_s=0.25),
     ]
 
@@ -96,18 +101,29 @@ def test_a_marked_method_counts_and_its_caller_computes_afterwards(time_: Tickin
         side.receive(3, fails=True)
     time_.pass_(2)
     side.clock.end("split", 2)
-    assert side.clock.times() == [PhaseTimes(phase="split", steps=2, wait_s=7, decode_s=1, compute_s=4)]
+    assert side.clock.times() == [
+        PhaseTimes(phase="split", steps=2, wait_s=7, decode_s=1, compute_s=4)
+    ]
 
 
 def test_the_server_takes_what_can_be_read() -> None:
     times = [PhaseTimes(phase="split", steps=3, wait_s=1.5)]
-    report = control_pb2.Report(steps=3, times_json=json.dumps([each.model_dump() for each in times]))
+    report = control_pb2.Report(
+        steps=3, times_json=json.dumps([each.model_dump() for each in times])
+    )
     assert is_sound(report)
     assert reported(report) == times
     assert done_by(report)["times"] == times
-    for text in ("{}", '[{"steps": 3}]', '[{"phase": "x", "wait_s": "long"}]', "[" * 1000, " " * (2 << 20)):
+    for text in (
+        "{}",
+        '[{"steps": 3}]',
+        '[{"phase": "x", "wait_s": "long"}]',
+        "[" * 1000,
+        " " * (2 << 20),
+    ):
         assert not is_sound(control_pb2.Report(times_json=text))
-    assert done_by(control_pb2.Report())["times"] == []  # an older party
+    # An older party.
+    assert done_by(control_pb2.Report())["times"] == []
 
 
 def test_summaries_of_older_versions_have_no_times(tmp_path: Path) -> None:
@@ -121,19 +137,32 @@ def test_summaries_of_older_versions_have_no_times(tmp_path: Path) -> None:
 
 def test_each_party_has_a_bar_with_its_four_parts(tmp_path: Path) -> None:
     summary = summary_of(3)
-    one = PhaseTimes(phase="train", steps=10, encode_s=0.1, wait_s=0.5, decode_s=0.05, compute_s=0.35)
+    one = PhaseTimes(
+        phase="train", steps=10, encode_s=0.1, wait_s=0.5, decode_s=0.05, compute_s=0.35
+    )
     parties = [
-        each.model_copy(update={"times": [one, PhaseTimes(phase="score", wait_s=9.0)] if each.role != "server" else []})
+        each.model_copy(
+            update={
+                "times": [one, PhaseTimes(phase="score", wait_s=9.0)]
+                if each.role != "server"
+                else []
+            }
+        )
         for each in summary.parties
     ]
     summary = summary.model_copy(update={"parties": parties})
-    assert shares(one) == pytest.approx({"compute": 0.035, "encode": 0.01, "wait": 0.05, "decode": 0.005})
-    (axes,) = times_of(summary, ("train", "score")).axes  # a phase without steps has no panel
+    assert shares(one) == pytest.approx(
+        {"compute": 0.035, "encode": 0.01, "wait": 0.05, "decode": 0.005}
+    )
+    # A phase without steps has no panel.
+    (axes,) = times_of(summary, ("train", "score")).axes
     assert axes.get_title(loc="left") == "train"
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         party.name for party in parties if party.role != "server"
     ]
-    assert sorted({round(bar.get_width(), 6) for bar in axes.patches if isinstance(bar, Rectangle)}) == [
+    assert sorted(
+        {round(bar.get_width(), 6) for bar in axes.patches if isinstance(bar, Rectangle)}
+    ) == [
         5.0,
         10.0,
         35.0,
@@ -159,8 +188,13 @@ def test_a_run_says_what_its_time_was_for(tmp_path: Path) -> None:
         times = by_phase[recipe.phases[0].name]
         assert times.steps > 0
         assert min(times.encode_s, times.wait_s, times.decode_s, times.compute_s) > 0
-        whole_s = sum(each.encode_s + each.wait_s + each.decode_s + each.compute_s for each in party.times)
+        whole_s = sum(
+            each.encode_s + each.wait_s + each.decode_s + each.compute_s for each in party.times
+        )
         assert whole_s <= party.wall_s + 0.01
-        assert times.cpu_s == pytest.approx(times.encode_s + times.decode_s + times.compute_s, abs=1e-5)
+        assert times.cpu_s == pytest.approx(
+            times.encode_s + times.decode_s + times.compute_s, abs=1e-5
+        )
     took_s = [sum(each.cpu_s for each in party.times) for party in parties]
-    assert sum(took_s) <= max(party.wall_s for party in parties) + 0.01  # they take turns
+    # They take turns.
+    assert sum(took_s) <= max(party.wall_s for party in parties) + 0.01

@@ -39,17 +39,25 @@ from vfl_party.runtime import versions
 from vfl_server.control.admission import MAX_PLUGINS, MAX_TEXT, admit
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to.md"
-BINARY, REGRESSION = TaskSettings(kind="binary", metrics=("mine",)), TaskSettings(kind="regression", metrics=("mine",))
+BINARY, REGRESSION = (
+    TaskSettings(kind="binary", metrics=("mine",)),
+    TaskSettings(kind="regression", metrics=("mine",)),
+)
 Installed = Callable[[str, Any], None]
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
     """(group, export): what installs a plug-in that is called ``mine``."""
-    monkeypatch.setattr(plugins, "_loaded", {})  # or all of our tests would be a plug-in's code from now on
+    # Or all of our tests would be a plug-in's code from now on.
+    monkeypatch.setattr(plugins, "_loaded", {})
 
     def install(group: str, export: Any) -> None:
-        metadata(tmp_path / group, {group: {"mine": f"{__name__}:EXPORTS.{group.partition('.')[2]}"}}, name=group)
+        metadata(
+            tmp_path / group,
+            {group: {"mine": f"{__name__}:EXPORTS.{group.partition('.')[2]}"}},
+            name=group,
+        )
         monkeypatch.setattr(EXPORTS, group.partition(".")[2], export, raising=False)
         monkeypatch.syspath_prepend(str(tmp_path / group))
 
@@ -64,9 +72,11 @@ def recipe(**more: Any) -> Recipe:
     return Recipe.model_validate(cases.recipe(2) | more)
 
 
-# --- methods, transforms and policies: a change of the example, in a package of its own -------------------------------
+# --- methods, transforms and policies: a change of the example, in a package of its own
+# -------------------------------
 
-WORDS = {  # of shapes, that only the method knows, given at each step
+# Of shapes, that only the method knows, given at each step.
+WORDS = {
     'f32("rows", "width")': 'f32("rows", "directions")',
     "EMBEDDING, width=party.embedding_size)": "EMBEDDING)",
     'swap(step, {"z": z_BD}, rows=len(rows))': 'swap(step, {"z": z_BD}, rows=len(rows), directions=8)',
@@ -78,9 +88,13 @@ Written = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
-    """(a module of the example, {its text: another one}, what it exports) -> a recipe with that plug-in, ``mine``."""
+    """(a module of the example, {its text: another one}, what it exports) -> a recipe with that
+    plug-in, ``mine``.
+    """
 
-    def write(module: str, changes: Mapping[str, str], group: str, attribute: str, **phase: Any) -> dict[str, Any]:
+    def write(
+        module: str, changes: Mapping[str, str], group: str, attribute: str, **phase: Any
+    ) -> dict[str, Any]:
         text = (EXAMPLE / f"{module}.py").read_text()
         for old, new in changes.items():
             assert old in text
@@ -91,7 +105,9 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
         monkeypatch.delitem(sys.modules, f"my_{module}", raising=False)
         made = cases.recipe(3, task={"kind": "binary"})
         made["phases"] = [PLAIN | {"kind": "splitnn"} | phase]
-        return made | {"simulate": {"parties": cases.columns("sklearn:breast_cancer", 3, limit=200)}}
+        return made | {
+            "simulate": {"parties": cases.columns("sklearn:breast_cancer", 3, limit=200)}
+        }
 
     return write
 
@@ -101,15 +117,23 @@ def line_of(module: str, text: str, tmp_path: Path) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
-@pytest.mark.parametrize("changes", [{}, WORDS], ids=["the example", "words of its own in its shapes"])
+@pytest.mark.parametrize(
+    "changes", [{}, WORDS], ids=["the example", "words of its own in its shapes"]
+)
 def test_attacks_read_a_method_of_a_plug_in(changes: dict[str, str], written: Written) -> None:
     found = vfl.leaks(
-        written("plain_split", changes, "vfl.methods", "METHOD", **PLAIN), attacks=["columns", "norm"], quiet=True
+        written("plain_split", changes, "vfl.methods", "METHOD", **PLAIN),
+        attacks=["columns", "norm"],
+        quiet=True,
     ).found[0]
     best = {line.of: line.value.mean for line in found.lines if line.attack == "columns"}
     assert best["p1: mean of columns"] > 0.2
     assert {line.attacker for line in found.lines if line.attack == "norm"} == {"p1", "p2"}
-    sizes = {(each.sender, each.receiver): dict(each.sizes) for each in found.sizes if each.phase == "plain"}
+    sizes = {
+        (each.sender, each.receiver): dict(each.sizes)
+        for each in found.sizes
+        if each.phase == "plain"
+    }
     assert sizes["p1", "p0"] == sizes["p0", "p2"] == {24 * 8 * 4: 12, 16 * 8 * 4: 2}
 
 
@@ -125,15 +149,18 @@ def test_a_method_that_names_no_rows_is_said_to_be_unknown_to_attacks(written: W
     [
         (
             {"z_BD.backward(dz_BD)": "z_BD.backward(dz_BD[:, :3])"},
-            "the plug-in my-plugin failed in my_plain_split.py, line {line}: RuntimeError: .*; correct the plug-in",
+            "the plug-in my-plugin failed in my_plain_split.py, line {line}: RuntimeError: "
+            ".*; correct the plug-in",
         ),
         (
             {"torch.optim.SGD(self.models": "torch.optim.SDG(self.models"},
-            "the plug-in my-plugin failed in my_plain_split.py, line {line}: AttributeError: .*; correct the plug-in",
+            "the plug-in my-plugin failed in my_plain_split.py, line {line}: "
+            "AttributeError: .*; correct the plug-in",
         ),
         (
             {"self.name, self.rounds, self.party": "self.nome, self.rounds, self.party"},
-            "recipe: phases: plain: the (Active|Passive) of kind 'mine' has no 'name'; set it in __init__, as",
+            "recipe: phases: plain: the (Active|Passive) of kind 'mine' has no 'name'; set "
+            "it in __init__, as",
         ),
         (
             {'EMBEDDING, {"z": f32("rows", "width")})': 'EMBEDDING, {"z": f32("rows", "w")})'},
@@ -152,10 +179,13 @@ def test_an_error_of_a_method_is_a_sentence_with_its_line(
         vfl.simulate(given, quiet=True)
     assert raised.value.exit_code == 2
     assert "my" not in raised.value.public
-    assert raised.value.__cause__ is not None or "failed" not in sentence  # a debugger, and the log, have the traceback
+    # A debugger, and the log, have the traceback.
+    assert raised.value.__cause__ is not None or "failed" not in sentence
 
 
-def test_an_error_of_a_transform_is_a_sentence_with_its_line(written: Written, tmp_path: Path) -> None:
+def test_an_error_of_a_transform_is_a_sentence_with_its_line(
+    written: Written, tmp_path: Path
+) -> None:
     use = [{"kind": "mine", "exchange": "embedding", "norm": 0.5}]
     changes = {"torch.renorm(x.detach(), p=2": "torch.renorm(x.detach(), p=0"}
     given = written("row_clip", changes, "vfl.transforms", "TRANSFORM", transforms=use)
@@ -179,10 +209,15 @@ def test_noise_of_the_example_is_another_at_each_run(written: Written) -> None:
 @pytest.mark.parametrize("leave", [False, True])
 def test_noise_that_every_peer_can_draw_again_is_refused(leave: bool, written: Written) -> None:
     use = [{"kind": "mine", "exchange": "embedding", "clip": 1.0, "epsilon": 2.0}]
-    changes = {"self._random.laplace_like(z_BD)": "torch.distributions.Laplace(0.0, 1.0).sample(z_BD.shape)"}
+    changes = {
+        "self._random.laplace_like(z_BD)": "torch.distributions.Laplace(0.0, 1.0).sample(z_BD.shape)"
+    }
     changes["from torch import Tensor"] = "import torch\nfrom torch import Tensor"
     given = written("clipped_laplace", changes, "vfl.transforms", "TRANSFORM", transforms=use)
-    sentence = "draws from torch's generator, and every peer can draw the same .*NoisyFilter, and draw from self._rando"
+    sentence = (
+        "draws from torch's generator, and every peer can draw the same .*NoisyFilter, and "
+        "draw from self._rando"
+    )
     if leave:
         made = Use("mine", {"clip": 1.0, "epsilon": 2.0}, leave=frozenset({"count"})).make("here")
         with pytest.raises(InputError, match=sentence):
@@ -192,7 +227,8 @@ def test_noise_that_every_peer_can_draw_again_is_refused(leave: bool, written: W
         vfl.simulate(given, quiet=True)
 
 
-# --- encoders -------------------------------------------------------------------------------------------------------
+# --- encoders
+# ----------------------------------------------------------------------
 
 
 class Wide(Section):
@@ -200,7 +236,9 @@ class Wide(Section):
 
 
 def linear(settings: Wide, spec: InputSpec, size: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.LazyLinear(settings.width), nn.Linear(settings.width, size))
+    return nn.Sequential(
+        nn.Flatten(), nn.LazyLinear(settings.width), nn.Linear(settings.width, size)
+    )
 
 
 def fails(_settings: Wide, _spec: InputSpec, _size: int) -> nn.Module:
@@ -215,30 +253,51 @@ def test_an_encoder_of_a_plug_in_has_settings_of_its_own(installed: Installed) -
     installed("vfl.encoders", Encoder(Wide, linear))
     model = ModelSettings.model_validate({"embedding_size": 6, "encoder": MINE})
     assert model.encoder == PluginSettings(kind="mine", settings={"width": 5})
-    assert ModelSettings.model_validate(model.model_dump(mode="json")) == model  # as a run's folder has it
+    # As a run's folder has it.
+    assert ModelSettings.model_validate(model.model_dump(mode="json")) == model
     encoder = checked_encoder(model.encoder, FLAT, 6, party="p0")
     assert encoder[1].weight.shape == (5, 4)  # type: ignore[index]
 
 
 def test_ours_are_parsed_as_ever() -> None:
-    model = ModelSettings.model_validate({"embedding_size": 6, "encoder": {"kind": "mlp", "hidden": [3]}})
+    model = ModelSettings.model_validate(
+        {"embedding_size": 6, "encoder": {"kind": "mlp", "hidden": [3]}}
+    )
     assert model.encoder == MlpSettings(hidden=(3,))
     with pytest.raises(InputError, match="unknown key 'hiden'; did you mean 'hidden'"):
-        parse(ModelSettings, {"embedding_size": 6, "encoder": {"kind": "mlp", "hiden": [3]}}, "recipe")
+        parse(
+            ModelSettings, {"embedding_size": 6, "encoder": {"kind": "mlp", "hiden": [3]}}, "recipe"
+        )
 
 
 @pytest.mark.parametrize(
     ("changed", "own", "sentence"),
     [
-        ({"model": {"kind": "mpl"}}, None, "recipe: model.encoder: there is no encoder 'mpl'; did you mean 'mlp'?"),
+        (
+            {"model": {"kind": "mpl"}},
+            None,
+            "recipe: model.encoder: there is no encoder 'mpl'; did you mean 'mlp'?",
+        ),
         (
             {"party": {"kind": "min"}},
             None,
             "recipe: parties.p1.encoder: there is no encoder 'min'; did you mean 'mine'?",
         ),
-        ({}, {"kind": "nowhere"}, "party p1: encoder: there is no encoder 'nowhere'; known: cnn, custom, mine, mlp"),
-        ({"model": {"kind": "mine", "widht": 3}}, None, "recipe: model.encoder: unknown key 'widht'; did you mean"),
-        ({"model": {"kind": "mine", "width": "x"}}, None, "recipe: model.encoder: width: must be a whole number"),
+        (
+            {},
+            {"kind": "nowhere"},
+            "party p1: encoder: there is no encoder 'nowhere'; known: cnn, custom, mine, mlp",
+        ),
+        (
+            {"model": {"kind": "mine", "widht": 3}},
+            None,
+            "recipe: model.encoder: unknown key 'widht'; did you mean",
+        ),
+        (
+            {"model": {"kind": "mine", "width": "x"}},
+            None,
+            "recipe: model.encoder: width: must be a whole number",
+        ),
     ],
 )
 def test_a_wrong_name_or_setting_is_found_where_it_is(
@@ -257,17 +316,28 @@ def test_a_wrong_name_or_setting_is_found_where_it_is(
 
 
 def test_a_party_without_features_needs_no_encoder() -> None:
-    made = Recipe.model_validate(cases.recipe(2, active_features=False, model={"encoder": {"kind": "absent"}}))
+    made = Recipe.model_validate(
+        cases.recipe(2, active_features=False, model={"encoder": {"kind": "absent"}})
+    )
     assert encoder_settings(made, "p0", None).kind == "absent"
 
 
 @pytest.mark.parametrize(
     ("export", "sentence"),
     [
-        (Encoder(Wide, fails), "model.encoder.kind = 'mine': the plug-in failed in test_plugins.py, line"),
+        (
+            Encoder(Wide, fails),
+            "model.encoder.kind = 'mine': the plug-in failed in test_plugins.py, line",
+        ),
         (Encoder(Wide, lambda *_: 3), "the plug-in gives a int, not a torch.nn.Module"),  # type: ignore[arg-type]
-        (linear, "the encoder 'mine' gives a function, and a Encoder is wanted; correct the plug-in"),
-        (Encoder(Wide, lambda _s, _i, size: nn.Linear(9, size)), "the encoder of p0 fails on two rows of shape"),
+        (
+            linear,
+            "the encoder 'mine' gives a function, and a Encoder is wanted; correct the plug-in",
+        ),
+        (
+            Encoder(Wide, lambda _s, _i, size: nn.Linear(9, size)),
+            "the encoder of p0 fails on two rows of shape",
+        ),
     ],
 )
 def test_a_faulty_encoder_is_one_sentence(export: Any, sentence: str, installed: Installed) -> None:
@@ -277,7 +347,8 @@ def test_a_faulty_encoder_is_one_sentence(export: Any, sentence: str, installed:
     assert "\n" not in str(caught.value)
 
 
-# --- data sources ---------------------------------------------------------------------------------------------------
+# --- data sources
+# ----------------------------------------------------------------------
 
 
 def load(source: str, *, with_label: bool = False, **settings: Any) -> Table:
@@ -298,7 +369,8 @@ def test_a_source_of_a_plug_in_is_read_as_a_table(installed: Installed) -> None:
     assert table.labels is not None
     assert table.labels.tolist() == [0.0, 1.0]
     assert load("mine:", id="who", label="y", limit=1).ids == ("b",)
-    assert load("mine:", id="who", label="y").labels is None  # a passive party's
+    # A passive party's.
+    assert load("mine:", id="who", label="y").labels is None
 
 
 @pytest.mark.parametrize(
@@ -317,18 +389,30 @@ def test_a_faulty_source_is_one_sentence(read: Any, sentence: str, installed: In
 
 
 def test_an_unknown_source_names_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"data.source = 'sklern:digits': there is no data source 'sklern'; did you"):
+    with pytest.raises(
+        InputError,
+        match=r"data.source = 'sklern:digits': there is no data source 'sklern'; did you",
+    ):
         load("sklern:digits")
 
 
 @pytest.mark.parametrize(
     ("source", "kept"),
-    [("mine:a.csv", True), ("sklearn:iris", True), ("./mine:a.csv", False), ("C:\\a.csv", False), ("a.csv", False)],
+    [
+        ("mine:a.csv", True),
+        ("sklearn:iris", True),
+        ("./mine:a.csv", False),
+        ("C:\\a.csv", False),
+        ("a.csv", False),
+    ],
 )
-def test_paths_start_at_the_party_file_and_other_sources_stay(source: str, kept: bool, tmp_path: Path) -> None:
+def test_paths_start_at_the_party_file_and_other_sources_stay(
+    source: str, kept: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "p0.toml"
     path.write_text(
-        'name = "p0"\nrecipe = "r.toml"\nserver = "s:1"\ntls = { ca = "a", certificate = "b", key = "c" }\n'
+        'name = "p0"\nrecipe = "r.toml"\nserver = "s:1"\ntls = { ca = "a", certificate = '
+        '"b", key = "c" }\n'
         f"data = {{ source = '{source}' }}\n"
     )
     data = load_party(path).data
@@ -337,23 +421,32 @@ def test_paths_start_at_the_party_file_and_other_sources_stay(source: str, kept:
     assert data.is_table is not source.startswith("sklearn")
 
 
-def test_the_library_and_predictions_take_such_a_source(tmp_path: Path, installed: Installed) -> None:
+def test_the_library_and_predictions_take_such_a_source(
+    tmp_path: Path, installed: Installed
+) -> None:
     rows: dict[str, list[Any]] = {
         "id": [str(number) for number in range(40)],
         "x": [float(number % 7) for number in range(40)],
     }
-    read = {"p0": pa.table(rows | {"y": [number % 2 for number in range(40)]}), "p1": pa.table(rows)}
+    read = {
+        "p0": pa.table(rows | {"y": [number % 2 for number in range(40)]}),
+        "p1": pa.table(rows),
+    }
     installed("vfl.sources", read.__getitem__)
-    tables = cases.recipe(2, task={"kind": "binary"}) | {"phases": [{"kind": "splitnn", "epochs": 1}]}
+    tables = cases.recipe(2, task={"kind": "binary"}) | {
+        "phases": [{"kind": "splitnn", "epochs": 1}]
+    }
     data = {"p0": vfl.Data("mine:p0", id="id", label="y"), "p1": vfl.Data("mine:p1", id="id")}
     run = vfl.simulate(tables, data, out=tmp_path / "runs")
-    found = run.predict({"p0": "mine:p1", "p1": "mine:p1"})  # no label is needed
+    # No label is needed.
+    found = run.predict({"p0": "mine:p1", "p1": "mine:p1"})
     assert sorted(found["id"]) == sorted(rows["id"])
     state = {"preprocessor": None}
     assert prediction_data(DataSettings(source="a.csv"), "mine:p1", state).source == "mine:p1"
 
 
-# --- metrics --------------------------------------------------------------------------------------------------------
+# --- metrics
+# ----------------------------------------------------------------------
 
 
 def test_a_metric_gets_scores_and_targets_beside_ours(installed: Installed) -> None:
@@ -368,7 +461,8 @@ def test_a_metric_gets_scores_and_targets_beside_ours(installed: Installed) -> N
     assert found == {**evaluate(TaskSettings(kind="binary"), *_binary()), "mine": 0.25}
     assert [each.dtype for each in got] == [torch.float64] * 2
     evaluate(REGRESSION, torch.tensor([[2.0]]), torch.tensor([[3.0]]), lambda x: 10 * x)
-    assert [each.item() for each in got] == [20.0, 30.0]  # in the label's unit
+    # In the label's unit.
+    assert [each.item() for each in got] == [20.0, 30.0]
     three = TaskSettings(kind="multiclass", classes=3, metrics=("mine",))
     evaluate(three, torch.zeros(1, 3), torch.tensor([2]).expand(1))
     assert got[0].tolist() == [[pytest.approx(1 / 3)] * 3]
@@ -390,7 +484,10 @@ def test_a_metric_that_is_undefined_is_left_out(installed: Installed) -> None:
 @pytest.mark.parametrize(
     ("export", "sentence"),
     [
-        (Metric(lambda *_: float("nan")), "the metric 'mine' gives nan, and a finite number, or None, is wanted"),
+        (
+            Metric(lambda *_: float("nan")),
+            "the metric 'mine' gives nan, and a finite number, or None, is wanted",
+        ),
         (Metric(lambda *_: float("-inf")), "gives -inf, and a finite number"),
         (Metric(lambda *_: "x"), "the metric 'mine' gives x, and a finite number"),  # type: ignore[arg-type]
         (Metric(lambda *_: 1 / 0), "the metric 'mine' failed in test_plugins.py, line "),
@@ -429,12 +526,14 @@ def test_early_stopping_by_a_metric_of_a_plug_in(
     values: list[float] = []
 
     def compute(_scores: torch.Tensor, _targets: torch.Tensor) -> float:
-        values.append(-float(len(values)))  # it falls
+        # It falls.
+        values.append(-float(len(values)))
         return values[-1]
 
     installed("vfl.metrics", Metric(compute, lower_is_better=falls))
     metrics = run(tmp_path, Recipe.model_validate(stopping("mine")))
-    assert len(values) == rounds + 2  # a validation a round; both splits in the end
+    # A validation a round; both splits in the end.
+    assert len(values) == rounds + 2
     assert metrics["test"]["mine"] == values[-1]
 
 
@@ -442,10 +541,16 @@ def test_early_stopping_by_a_metric_of_a_plug_in(
     ("metric", "sentence"),
     [
         ("loss", "recipe: task.metrics: there is no metric 'mine'; none is installed"),
-        ("mein", "early_stopping.metric: a multiclass task has no mein (it has loss, accuracy, auc, f1, mine)"),
+        (
+            "mein",
+            "early_stopping.metric: a multiclass task has no mein (it has loss, accuracy, "
+            "auc, f1, mine)",
+        ),
     ],
 )
-def test_an_unknown_metric_is_refused_before_the_run(metric: str, sentence: str, installed: Installed) -> None:
+def test_an_unknown_metric_is_refused_before_the_run(
+    metric: str, sentence: str, installed: Installed
+) -> None:
     if metric == "mein":
         installed("vfl.metrics", Metric(lambda *_: 0.0))
     made = Recipe.model_validate(stopping(metric))
@@ -454,17 +559,22 @@ def test_an_unknown_metric_is_refused_before_the_run(metric: str, sentence: str,
         assemble(opened, expected_rows(opened))
 
 
-# --- versions -------------------------------------------------------------------------------------------------------
+# --- versions
+# ----------------------------------------------------------------------
 
 
-def test_a_party_says_what_the_recipe_names_and_keeps_to_itself_what_is_its_own(installed: Installed) -> None:
+def test_a_party_says_what_the_recipe_names_and_keeps_to_itself_what_is_its_own(
+    installed: Installed,
+) -> None:
     for group in ("encoders", "sources", "metrics", "codecs", "transforms", "methods"):
         installed(f"vfl.{group}", None)
     mine = PluginSettings(kind="mine")
     phase = {"kind": "mine", "codec": "mine", "transforms": [{"kind": "mine", "exchange": "x"}]}
     task = {"kind": "binary", "metrics": ["mine"]}
     made = recipe(
-        task=task, phases=[phase, {"kind": "evaluate"}], model={"embedding_size": 3, "encoder": {"kind": "mine"}}
+        task=task,
+        phases=[phase, {"kind": "evaluate"}],
+        model={"embedding_size": 3, "encoder": {"kind": "mine"}},
     )
 
     def opened(name: str, encoder: Any, source: str) -> Opened:
@@ -475,7 +585,13 @@ def test_a_party_says_what_the_recipe_names_and_keeps_to_itself_what_is_its_own(
         return {key.removeprefix("vfl.").removesuffix(":mine") for key in found}
 
     active, passive = opened("p0", mine, "a.csv"), opened("p1", MlpSettings(), "mine:x")
-    assert names(versions.shared(active)) == {"methods", "codecs", "transforms", "metrics", "encoders"}
+    assert names(versions.shared(active)) == {
+        "methods",
+        "codecs",
+        "transforms",
+        "metrics",
+        "encoders",
+    }
     assert names(versions.shared(passive)) == {"methods", "codecs", "transforms"}
     assert names(versions.modelling(active)) == {"methods", "encoders"}
     assert names(versions.modelling(passive)) == {"methods"}
@@ -492,19 +608,28 @@ def test_without_plug_ins_there_is_nothing_to_say() -> None:
 def joining(name: str, plugins: Mapping[str, str]) -> control_pb2.Join:
     role = "active" if name == "p0" else "passive"
     json = recipe().canonical_json()
-    return control_pb2.Join(role=role, protocol=PROTOCOL, recipe_json=json, job="train", plugins=plugins)
+    return control_pb2.Join(
+        role=role, protocol=PROTOCOL, recipe_json=json, job="train", plugins=plugins
+    )
 
 
 def test_a_party_with_another_version_may_not_join() -> None:
     first = {"p0": joining("p0", {"vfl.codecs:mine": "pack 1.0", "vfl.metrics:mine": "pack 1.0"})}
     admit("p1", joining("p1", {"vfl.codecs:mine": "pack 1.0"}), recipe(), "train", first)
-    admit("p1", joining("p1", {"vfl.encoders:mine": "pack 2.0"}), recipe(), "train", first)  # p0 does not need it
+    # p0 does not need it.
+    admit("p1", joining("p1", {"vfl.encoders:mine": "pack 2.0"}), recipe(), "train", first)
     admit("p1", joining("p1", {"vfl.codecs:mine": "pack 2.0"}), recipe(), "train", {})
     with pytest.raises(PeerError) as caught:
         admit("p1", joining("p1", {"vfl.codecs:mine": "pack 2.0"}), recipe(), "train", first)
     at = "is pack 2.0 at p1 and pack 1.0 at p0"
-    assert str(caught.value) == f"the plug-in vfl.codecs:mine {at}; install the same version at both"
-    assert (caught.value.code, caught.value.party, caught.value.exit_code) == (Code.PLUGINS_DIFFER, "p1", 2)
+    assert (
+        str(caught.value) == f"the plug-in vfl.codecs:mine {at}; install the same version at both"
+    )
+    assert (caught.value.code, caught.value.party, caught.value.exit_code) == (
+        Code.PLUGINS_DIFFER,
+        "p1",
+        2,
+    )
 
 
 def test_what_a_party_says_of_its_plug_ins_is_one_short_line() -> None:
@@ -517,29 +642,48 @@ def test_what_a_party_says_of_its_plug_ins_is_one_short_line() -> None:
 
 @pytest.mark.parametrize(
     "plugins",
-    [{str(n): "1" for n in range(MAX_PLUGINS + 1)}, {"x" * (MAX_TEXT + 1): "1"}, {"x": "1" * (MAX_TEXT + 1)}],
+    [
+        {str(n): "1" for n in range(MAX_PLUGINS + 1)},
+        {"x" * (MAX_TEXT + 1): "1"},
+        {"x": "1" * (MAX_TEXT + 1)},
+    ],
     ids=["many", "long name", "long version"],
 )
 def test_too_much_is_refused(plugins: dict[str, str]) -> None:
-    admit("p1", joining("p1", {str(n): "1" * MAX_TEXT for n in range(MAX_PLUGINS)}), recipe(), "train", {})
-    with pytest.raises(PeerError, match="p1 joins with more than 100 plug-ins, or one of more than 200") as caught:
+    admit(
+        "p1",
+        joining("p1", {str(n): "1" * MAX_TEXT for n in range(MAX_PLUGINS)}),
+        recipe(),
+        "train",
+        {},
+    )
+    with pytest.raises(
+        PeerError, match="p1 joins with more than 100 plug-ins, or one of more than 200"
+    ) as caught:
         admit("p1", joining("p1", plugins), recipe(), "train", {})
     assert caught.value.code is Code.MALFORMED_MESSAGE
 
 
 def test_a_run_needs_the_versions_with_which_it_began() -> None:
     then = {"vfl.codecs:mine": "pack 1.0", "vfl.methods:gone": "pack 1.0"}
-    versions.require_same(Path("runs/x"), then, {"vfl.codecs:mine": "pack 1.0", "vfl.encoders:new": "pack 9"})
-    with pytest.raises(InputError, match=r"runs/x: the run began with the plug-in vfl.codecs:mine of pack 1.0, and"):
+    versions.require_same(
+        Path("runs/x"), then, {"vfl.codecs:mine": "pack 1.0", "vfl.encoders:new": "pack 9"}
+    )
+    with pytest.raises(
+        InputError, match=r"runs/x: the run began with the plug-in vfl.codecs:mine of pack 1.0, and"
+    ):
         versions.require_same(Path("runs/x"), then, {"vfl.codecs:mine": "pack 1.1"})
 
 
-# --- the guide ------------------------------------------------------------------------------------------------------
+# --- the guide
+# ----------------------------------------------------------------------
 
 
 def of_guide(module: str) -> dict[str, Any]:
     """What a module of section 14 has that is in no file."""
-    (code,) = re.findall(rf"^```python\n(# {module}.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    (code,) = re.findall(
+        rf"^```python\n(# {module}.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL
+    )
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - our own document
     return names
@@ -549,10 +693,16 @@ def test_the_guides_data_source_reads_a_database(tmp_path: Path, installed: Inst
     installed("vfl.sources", of_guide("mysource")["read"])
     with closing(sqlite3.connect(tmp_path / "bank.db")) as database:
         database.execute("CREATE TABLE customers (id INTEGER, age REAL, town TEXT)")
-        database.executemany("INSERT INTO customers VALUES (?, ?, ?)", [(2, 40.5, "Bern"), (1, 20.0, None)])
+        database.executemany(
+            "INSERT INTO customers VALUES (?, ?, ?)", [(2, 40.5, "Bern"), (1, 20.0, None)]
+        )
         database.commit()
     table = load(f"mine:{tmp_path / 'bank.db'}:customers", id="id")
-    assert (table.ids, table.numeric_names, table.categorical_names) == (("1", "2"), ("age",), ("town",))
+    assert (table.ids, table.numeric_names, table.categorical_names) == (
+        ("1", "2"),
+        ("age",),
+        ("town",),
+    )
 
 
 def test_the_guides_metric_is_the_brier_score(installed: Installed) -> None:

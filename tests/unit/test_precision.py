@@ -1,4 +1,6 @@
-"""bfloat16 on a CPU: near float32, also where memory that nobody wrote is full of what malloc leaves."""
+"""bfloat16 on a CPU: near float32, also where memory that nobody wrote is full of what malloc
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,18 @@ print(json.dumps(worst))
 
 
 def test_convolutions_of_small_images_are_near_float32() -> None:
-    """oneDNN's were not, on a processor with AMX (torch 2.15): inf, NaN or finite nonsense with stride 2."""
-    environment = os.environ | {"MALLOC_PERTURB_": "128"}  # glibc's; elsewhere it does nothing
+    """oneDNN's were not, on a processor with AMX (torch 2.15): inf, NaN or finite nonsense with
+    stride 2.
+    """
+    # Glibc's; elsewhere it does nothing.
+    environment = os.environ | {"MALLOC_PERTURB_": "128"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPARE], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", COMPARE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     worst = json.loads(done.stdout)

@@ -34,11 +34,16 @@ TABLE = pa.table({"id": ["a", "b"], "score": [0.25, 0.75]})
 
 
 @pytest.mark.parametrize(
-    ("name", "read"), [("out.csv", pyarrow.csv.read_csv), ("out.parquet", pyarrow.parquet.read_table)]
+    ("name", "read"),
+    [("out.csv", pyarrow.csv.read_csv), ("out.parquet", pyarrow.parquet.read_table)],
 )
-def test_only_the_owner_may_read_the_scores(name: str, read: Callable[[Path], pa.Table], tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_scores(
+    name: str, read: Callable[[Path], pa.Table], tmp_path: Path
+) -> None:
     path = tmp_path / name
-    (tmp_path / f".{name}.{os.getpid()}").write_text("left by a killed process that had this number")
+    (tmp_path / f".{name}.{os.getpid()}").write_text(
+        "left by a killed process that had this number"
+    )
     write_table(path, TABLE)
     assert read(path).equals(TABLE)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -46,11 +51,14 @@ def test_only_the_owner_may_read_the_scores(name: str, read: Callable[[Path], pa
 
 
 def test_a_folder_that_has_gone_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"out\.csv: cannot be written \(No such file or directory\)"):
+    with pytest.raises(
+        InputError, match=r"out\.csv: cannot be written \(No such file or directory\)"
+    ):
         write_table(tmp_path / "gone" / "out.csv", TABLE)
 
 
-# -- the rows ---------------------------------------------------------------------------------------------------------
+# -- the rows
+# ----------------------------------------------------------------------
 
 STATE = {"preprocessor": None}
 
@@ -70,9 +78,13 @@ def test_rows_may_come_from_any_source(tmp_path: Path, monkeypatch: pytest.Monke
     assert prediction_data(asked, None, STATE, "select 2").query == "select 2"
     file = DataSettings(source="a.csv", id=("who",))
     assert prediction_data(file, "sqlite:///new.db", STATE, "select 2").query == "select 2"
-    with pytest.raises(InputError, match=r"--data postgresql://a:[*]+@h/x: is a database, and the party file has "):
+    with pytest.raises(
+        InputError, match=r"--data postgresql://a:[*]+@h/x: is a database, and the party file has "
+    ):
         prediction_data(file, "postgresql://a:hidden@h/x", STATE)
-    with pytest.raises(InputError, match="--query is for a database; remove it, or give --data such as"):
+    with pytest.raises(
+        InputError, match="--query is for a database; remove it, or give --data such as"
+    ):
         prediction_data(file, None, STATE, "select 2")
 
 
@@ -83,7 +95,10 @@ def test_advice_about_new_rows_names_no_setting_of_the_program(tmp_path: Path) -
     old = load_table(settings, with_label=False)
     made = Preprocessor.fit(old, np.arange(4), one_hot=True, flatten=True, settings=settings)
     for changed, words in (
-        ({"age": ["1", "2", "SECRET", "4"]}, "column 'age' held numbers in training and holds text in row 3 below"),
+        (
+            {"age": ["1", "2", "SECRET", "4"]},
+            "column 'age' held numbers in training and holds text in row 3 below",
+        ),
         (
             {"age": ["1", "2", "", "4"]},
             "column 'age' has 1 missing value, first in row 3 .*; fill them: training had ",
@@ -99,23 +114,33 @@ def test_advice_about_new_rows_names_no_setting_of_the_program(tmp_path: Path) -
         read = prediction_data(settings, str(tmp_path / "new.csv"), {"preprocessor": made.state()})
         with pytest.raises(InputError, match=words) as caught:
             load_table(read, with_label=False)
-        assert not re.search(r"data\.(numeric|columns|categorical|missing)|SECRET", str(caught.value))
+        assert not re.search(
+            r"data\.(numeric|columns|categorical|missing)|SECRET", str(caught.value)
+        )
 
 
 def test_categories_that_training_never_had_are_counted(tmp_path: Path) -> None:
     def read(towns: list[str]) -> Table:
-        rows = {"who": [str(row) for row in range(len(towns))], "town": towns, "kind": ["k"] * len(towns)}
+        rows = {
+            "who": [str(row) for row in range(len(towns))],
+            "town": towns,
+            "kind": ["k"] * len(towns),
+        }
         pyarrow.csv.write_csv(pa.table(rows), tmp_path / "rows.csv")
         return load_table(settings, with_label=False)
 
     settings = DataSettings(source=str(tmp_path / "rows.csv"), id=("who",))
-    made = Preprocessor.fit(read(["x", "y", ""]), np.arange(3), one_hot=True, flatten=True, settings=settings)
+    made = Preprocessor.fit(
+        read(["x", "y", ""]), np.arange(3), one_hot=True, flatten=True, settings=settings
+    )
     assert made.unseen(read(["z", "y", "", "z", "v", "x"])) == {"town": 3}
     assert made.unseen(read(["y", "", "x"])) == {}
 
 
 def numbers(rows: int, seed: int = 0) -> dict[str, pa.Array]:
-    """Columns as tables have them: ages, incomes of a few rich people, a rare flag, an empty and a constant column."""
+    """Columns as tables have them: ages, incomes of a few rich people, a rare flag, an empty and a
+    constant column.
+    """
     drawn = np.random.default_rng(seed)
     columns = {
         "age": drawn.integers(18, 90, rows),
@@ -143,13 +168,16 @@ SPANNED = DataSettings(source=f"{FRAME}p", id=("who",), missing="mean")
     ("column", "change", "outside"),
     [
         ("age", lambda x: x, 0),
-        ("income", lambda x: x * 100, 1_000),  # cents
-        ("income", lambda x: x / 1000, 1_000),  # thousands: none is beyond the numbers of training
+        # Cents.
+        ("income", lambda x: x * 100, 1_000),
+        # Thousands: none is beyond the numbers of training.
+        ("income", lambda x: x / 1000, 1_000),
         ("age", lambda x: np.where(np.arange(1_000) == 7, 999, x), 1),
         ("age", lambda x: np.where(np.arange(1_000) == 7, np.nan, x), 0),
         ("flag", lambda x: x * 100 + 100, 1_000),
         ("one", lambda x: x + 1, 1_000),
-        ("empty", lambda x: x * 0 + 5, 0),  # nothing is known
+        # Nothing is known.
+        ("empty", lambda x: x * 0 + 5, 0),
     ],
 )
 def test_numbers_outside_those_of_training_are_counted(
@@ -159,18 +187,26 @@ def test_numbers_outside_those_of_training_are_counted(
     before = np.zeros(1_000) if column == "empty" else new[column].to_numpy()
     new[column] = pa.array(change(before), pa.float64())
     found = spanned.outside(loading({"p": pa.table(new)})(SPANNED, False))
-    assert found == ({column: pytest.approx(outside, abs=0.02 * 1_000 if outside == 1_000 else 0)} if outside else {})
+    assert found == (
+        {column: pytest.approx(outside, abs=0.02 * 1_000 if outside == 1_000 else 0)}
+        if outside
+        else {}
+    )
 
 
 def test_a_few_rows_may_all_be_rare(spanned: Preprocessor) -> None:
-    new = {name: column[:4] for name, column in numbers(1_000, seed=1).items()} | {"age": pa.array([18.0, 89, 89, 18])}
+    new = {name: column[:4] for name, column in numbers(1_000, seed=1).items()} | {
+        "age": pa.array([18.0, 89, 89, 18])
+    }
     assert spanned.outside(loading({"p": pa.table(new)})(SPANNED, False)) == {}
 
 
 def test_a_run_from_before_spans_were_kept_predicts(spanned: Preprocessor) -> None:
     state = {key: value for key, value in spanned.state().items() if key != "spans"}
     new = numbers(1_000, seed=1) | {"income": pa.array(np.full(1_000, 1e9))}
-    assert Preprocessor.from_state(state).outside(loading({"p": pa.table(new)})(SPANNED, False)) == {}
+    assert (
+        Preprocessor.from_state(state).outside(loading({"p": pa.table(new)})(SPANNED, False)) == {}
+    )
 
 
 def test_too_many_numbers_outside_are_refused_if_the_recipe_says_so(spanned: Preprocessor) -> None:
@@ -194,11 +230,15 @@ def test_too_many_numbers_outside_are_refused_if_the_recipe_says_so(spanned: Pre
 def test_what_a_prediction_refuses_changes_the_digest_only_if_it_is_named() -> None:
     plain, given = cases.recipe(2), cases.recipe(2) | {"predict": {"refuse_outside": 0.1}}
     assert "predict" not in json.loads(Recipe.model_validate(plain).canonical_json())
-    assert Recipe.model_validate(plain | {"predict": {}}).digest() == Recipe.model_validate(plain).digest()
+    assert (
+        Recipe.model_validate(plain | {"predict": {}}).digest()
+        == Recipe.model_validate(plain).digest()
+    )
     assert Recipe.model_validate(given).digest() != Recipe.model_validate(plain).digest()
 
 
-# -- the trained run ------------------------------------------------------------------------------------------------
+# -- the trained run
+# ----------------------------------------------------------------------
 
 PARTY = """
 name = "p1"
@@ -230,13 +270,21 @@ def trained(tmp_path: Path) -> Path:
 
 
 def predicting(trained: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
-    """Returns exit code and standard error of ``vfl-party predict``, which fails before it asks anybody."""
+    """Returns exit code and standard error of ``vfl-party predict``, which fails before it asks
+    anybody.
+    """
     args = ["predict", str(trained.parents[1] / "party.toml"), "--run", str(trained.parent)]
-    return exit_status(lambda: cli(args, standalone_mode=False)), capsys.readouterr().err.splitlines()
+    return exit_status(
+        lambda: cli(args, standalone_mode=False)
+    ), capsys.readouterr().err.splitlines()
 
 
 def test_a_whole_run_gives_its_last_checkpoint(trained: Path) -> None:
-    assert load_trained(trained.parent, "p1").state == load_trained(trained, "p1").state == {"number": 3}
+    assert (
+        load_trained(trained.parent, "p1").state
+        == load_trained(trained, "p1").state
+        == {"number": 3}
+    )
 
 
 def test_a_run_from_before_the_phases_named_the_method_predicts(trained: Path) -> None:
@@ -253,7 +301,8 @@ def test_a_damaged_run_is_one_sentence(
     (trained / name).write_bytes(damage)
     code, (told,) = predicting(trained, capsys)
     assert code == 2
-    assert told.startswith(f"error: {trained}")  # and its run.json or recipe.json; one that says nothing: unfinished
+    # And its run.json or recipe.json; one that says nothing: unfinished.
+    assert told.startswith(f"error: {trained}")
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)

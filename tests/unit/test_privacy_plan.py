@@ -1,4 +1,6 @@
-"""What a recipe's private phases are to cost, the settings that fit together, and a budget that is not passed."""
+"""What a recipe's private phases are to cost, the settings that fit together, and a budget that is
+not passed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def recipe(*phases: dict[str, Any], passives: int = 2, **more: Any) -> Recipe:
     tables: dict[str, Any] = {
         "name": "plan",
         "task": {"kind": "binary"},
-        "parties": [{"name": "a", "role": "active"}, *({"name": f"p{n}", "role": "passive"} for n in range(passives))],
+        "parties": [
+            {"name": "a", "role": "active"},
+            *({"name": f"p{n}", "role": "passive"} for n in range(passives)),
+        ],
         "model": {"embedding_size": WIDTH},
         "phases": [*phases, {"kind": "evaluate"}],
     }
@@ -59,13 +64,19 @@ def test_the_recipe_and_the_rows_say_what_every_party_spends() -> None:
     assert plan.epsilon == accountant.epsilon([each.spending for each in plan.shares], 1e-5)
     assert plan.spent("head", "a", 160) == pytest.approx(plan.epsilon)
     assert 0 < plan.spent("head", "a", 0) < plan.spent("head", "a", 80) < plan.epsilon
-    assert plan.report().statement.startswith("The trained models of all parties together are (epsilon = ")
+    assert plan.report().statement.startswith(
+        "The trained models of all parties together are (epsilon = "
+    )
 
 
 def test_the_active_party_may_spend_in_both_phases() -> None:
     plan = plan_of(FEDONCE | {"active": True}, HEAD | {"epochs": None, "steps": 33})
-    assert [(each.phase, each.party) for each in plan.shares[-2:]] == [("fedonce", "a"), ("head", "a")]
-    assert plan.shares[-1].spending.steps == 5 * 8  # as epochs_over: 7 batches an epoch without sampling, 8 with it
+    assert [(each.phase, each.party) for each in plan.shares[-2:]] == [
+        ("fedonce", "a"),
+        ("head", "a"),
+    ]
+    # As epochs_over: 7 batches an epoch without sampling, 8 with it.
+    assert plan.shares[-1].spending.steps == 5 * 8
     assert plan.parties == ("p0", "p1", "a")
 
 
@@ -76,9 +87,14 @@ def test_simple_division_gives_each_party_its_part_and_more_noise() -> None:
         own = accountant.epsilon([share.spending], 1e-5 / 3)
         assert 0.99 * 4 / 3 <= own <= 4 / 3
         assert plan.budget(share.phase, share.party).spent(share.spending.steps) == own
-        assert share.spending.noise_multiplier > moments.share(share.phase, share.party).spending.noise_multiplier
+        assert (
+            share.spending.noise_multiplier
+            > moments.share(share.phase, share.party).spending.noise_multiplier
+        )
     assert 3.96 <= plan.epsilon <= 4
-    assert plan.epsilon == pytest.approx(accountant.simple_epsilon([each.spending for each in plan.shares], 1e-5))
+    assert plan.epsilon == pytest.approx(
+        accountant.simple_epsilon([each.spending for each in plan.shares], 1e-5)
+    )
     assert plan.spent("head", "a", 160) == pytest.approx(plan.epsilon)
 
 
@@ -104,8 +120,12 @@ def test_what_trains_without_privacy_is_named() -> None:
     start = {"start": {"run": "earlier"}}
     text = plan_of(FEDONCE, HEAD, SPLITNN, **start).report().statement
     assert "No guarantee: the training of run earlier and splitnn is not covered" in text
-    assert "Guarantee not established" in plan_of(FEDONCE | {"dp": DP | {"mode": "matched"}}, HEAD).report().statement
-    assert plan_of(FEDONCE, HEAD | {"dp": DP | {"mode": "matched"}}).mode == "fixed"  # nothing is matched in head
+    assert (
+        "Guarantee not established"
+        in plan_of(FEDONCE | {"dp": DP | {"mode": "matched"}}, HEAD).report().statement
+    )
+    # Nothing is matched in head.
+    assert plan_of(FEDONCE, HEAD | {"dp": DP | {"mode": "matched"}}).mode == "fixed"
 
 
 def test_without_dp_there_is_no_plan() -> None:
@@ -128,7 +148,10 @@ def test_one_budget_covers_all_phases(other: dict[str, Any]) -> None:
         ({"batch_size": 50, "matching": True}, "matching is not for dp.*depend on other rows"),
         ({"batch_size": 50, "match_every": 2}, "match_every is not for dp"),
         ({"rows": "local"}, "rows = 'local' is not for dp"),
-        ({"objective": "reconstruction", "dp": DP | {"mode": "matched"}}, "dp.mode = 'matched' is for"),
+        (
+            {"objective": "reconstruction", "dp": DP | {"mode": "matched"}},
+            "dp.mode = 'matched' is for",
+        ),
         ({"matching": False, "dp": DP | {"mode": "matched"}}, "dp.mode = 'matched' is for"),
         ({"optimizer": {"clip_norm": 1.0}}, "clip_norm is not for dp"),
         ({"dp": {"epsilon": 1.0, "noise_multiplier": 1.0}}, "either epsilon or noise_multiplier"),
@@ -148,7 +171,9 @@ def party(recipe: Recipe, encoder: nn.Module | None = None) -> Party:
         name="p0",
         recipe=recipe,
         device=torch.device("cpu"),
-        models={"encoder": encoder or nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, WIDTH))},
+        models={
+            "encoder": encoder or nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, WIDTH))
+        },
         features=Features(x),
         labels=None,
         targets=None,
@@ -163,7 +188,9 @@ def test_training_stops_where_the_budget_ends() -> None:
     planned = recipe(FEDONCE | {"epochs": 2, "dp": dp})
     plan = privacy_plan(planned, N)
     assert plan is not None
-    nat = Nat(party(planned), "fedonce", FedOnceSettings(epochs=4, batch_size=50, dp=DpSettings(**dp)))
+    nat = Nat(
+        party(planned), "fedonce", FedOnceSettings(epochs=4, batch_size=50, dp=DpSettings(**dp))
+    )
     reports = [nat.run_round(epoch) for epoch in range(4)]
     assert [each.steps for each in reports] == [6, 6, 0, 0]
     epsilons = [each.metrics["local"]["epsilon"] for each in reports[:3]]
@@ -194,7 +221,8 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit(mode: str) -> None:
         assert torch.equal(theirs.models["encoder"].state_dict()[name], tensor), name
     assert torch.equal(first.targets, second.targets)
     assert torch.equal(first.targets, drawn) == (mode == "fixed")
-    assert not any(hasattr(p, "grad_sample") for p in ours.models["encoder"].parameters())  # opacus has left
+    # Opacus has left.
+    assert not any(hasattr(p, "grad_sample") for p in ours.models["encoder"].parameters())
 
 
 def test_batch_norm_is_refused_when_the_phases_are_made() -> None:
@@ -217,6 +245,8 @@ def test_reconstruction_trains_its_decoder_privately_too() -> None:
 
 @pytest.mark.parametrize("delta", [1 / N, 0.5])
 def test_a_delta_that_lets_a_whole_row_go_is_refused(delta: float) -> None:
-    with pytest.raises(InputError, match=r"dp\.delta = .* of fedonce is not below 1 / 300 training rows"):
+    with pytest.raises(
+        InputError, match=r"dp\.delta = .* of fedonce is not below 1 / 300 training rows"
+    ):
         plan_of(FEDONCE | {"dp": DP | {"delta": delta}})
     assert plan_of(FEDONCE | {"dp": DP | {"delta": 0.99 / N}}).epsilon <= 4.0

@@ -36,7 +36,10 @@ def probe_of(tmp_path: Path, embedding: int = 8, **settings: Any) -> ActiveProbe
 
 def test_few_rows_are_learnt_as_well_as_by_another_program(tmp_path: Path) -> None:
     probe = probe_of(tmp_path, embedding=64)
-    x, y = torch.tensor(load_digits().data / 16, dtype=torch.float32), torch.tensor(load_digits().target)
+    x, y = (
+        torch.tensor(load_digits().data / 16, dtype=torch.float32),
+        torch.tensor(load_digits().target),
+    )
     train, test = slice(0, 540), slice(540, 1140)
     steps, _ = probe._train(known(x[train]), y[train])
     assert steps == 4000
@@ -58,9 +61,12 @@ def test_a_cold_vote_is_that_of_float64(temperature: float, tmp_path: Path) -> N
     random = torch.Generator().manual_seed(1)
     x, bank = torch.rand(20, 6, generator=random), torch.rand(40, 6, generator=random)
     y = torch.randint(0, 10, (40,), generator=random)
-    cosine = torch.nn.functional.normalize(x.double()) @ torch.nn.functional.normalize(bank.double()).T
+    cosine = (
+        torch.nn.functional.normalize(x.double()) @ torch.nn.functional.normalize(bank.double()).T
+    )
     near = cosine.topk(5, dim=1)
-    weights = ((near.values - 1) / temperature).exp()  # of 1: the same shares
+    # Of 1: the same shares.
+    weights = ((near.values - 1) / temperature).exp()
     votes = torch.zeros(20, 10, dtype=torch.float64).scatter_add_(1, y[near.indices], weights)
     want = (votes / votes.sum(1, keepdim=True)).clamp_min(1e-12).log()
     torch.testing.assert_close(probe._votes(x, bank, y).double(), want, rtol=1e-3, atol=1e-3)
@@ -72,7 +78,9 @@ class Answers:
     def __init__(self, ids: dict[str, Tensor]) -> None:
         self._ids = ids
 
-    def collect(self, step: StepKey, each: dict[str, dict[str, int]]) -> dict[str, dict[str, Tensor]]:
+    def collect(
+        self, step: StepKey, each: dict[str, dict[str, int]]
+    ) -> dict[str, dict[str, Tensor]]:
         _ = step
         return {
             name: {"z": torch.zeros(of["rows"], 4, 4, 4), "ids": self._ids[name][: of["rows"]]}
@@ -87,19 +95,26 @@ def test_one_id_for_several_rows_is_refused(tmp_path: Path) -> None:
     party = probe._party
     every = digests(party.recipe, party.ids)
     probe._latents = Answers({"p1": every[:1].expand(60, -1), "p2": every})  # type: ignore[assignment]
-    with pytest.raises(PeerError, match="p1 sends one id for several rows at phase probe") as caught:
+    with pytest.raises(
+        PeerError, match="p1 sends one id for several rows at phase probe"
+    ) as caught:
         probe._collect(0)
     assert caught.value.party == "p1"
     probe._latents = Answers({"p1": every[60:], "p2": every})  # type: ignore[assignment]
-    with pytest.raises(PeerError, match="p1 sends one id for several rows"):  # in another split
+    # In another split.
+    with pytest.raises(PeerError, match="p1 sends one id for several rows"):
         probe._collect(0)
 
 
-def test_ids_at_two_parties_are_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ids_at_two_parties_are_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = cases.own_rows(2)
     data["p2"]["view"]["part"] = 0
     in_process(tmp_path / "run", cases.own_rows_recipe(2, epochs=1, then=(cases.PROBE,)), data)
-    advice = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "advice"]
+    advice = [
+        each.getMessage() for each in caplog.records if getattr(each, "event", "") == "advice"
+    ]
     assert advice == ["phase probe: 60 ids are at several parties"]
 
 

@@ -32,8 +32,12 @@ run_program(command, "program")
     ("end", "code", "told"),
     [("return 3", 3, ""), ("raise Stopped('a rank is lost')", 130, "stopped: a rank is lost\n")],
 )
-def test_a_program_leaves_the_interpreter_as_it_is_and_keeps_what_was_said(end: str, code: int, told: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, timeout=60)
+def test_a_program_leaves_the_interpreter_as_it_is_and_keeps_what_was_said(
+    end: str, code: int, told: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(end=end)], capture_output=True, text=True, timeout=60
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "said, noted", told)
 
 
@@ -42,7 +46,8 @@ def test_what_a_program_makes_is_its_user_s_alone_and_its_memory_is_dumped_nowhe
     private: bool, modes: str, tmp_path: Path
 ) -> None:
     make = (
-        "os.mkdir('runs'); open('log', 'w'); print(*(oct(os.stat(each).st_mode & 0o777) for each in ('runs', 'log')))"
+        "os.mkdir('runs'); open('log', 'w'); print(*(oct(os.stat(each).st_mode & 0o777) for "
+        "each in ('runs', 'log')))"
     )
     end = f"{make}; import resource; print(resource.getrlimit(resource.RLIMIT_CORE))"
     text = PROGRAM.format(end=end).replace('"program")', f'"program", private={private})')
@@ -57,7 +62,9 @@ def test_a_program_without_standard_output_ends_with_its_code() -> None:
     assert (ended.returncode, ended.stderr) == (3, "")
 
 
-@pytest.mark.parametrize("error", [PeerError(Code.STEP_OUT_OF_ORDER, EVIL, party="p1"), ValueError(EVIL)])
+@pytest.mark.parametrize(
+    "error", [PeerError(Code.STEP_OUT_OF_ORDER, EVIL, party="p1"), ValueError(EVIL)]
+)
 def test_an_error_is_one_line_whatever_a_peer_wrote_into_it(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,7 +85,8 @@ def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str]) -
     assert exit_status(fail) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(
-        "error: there is not enough memory on this machine: give the process more, or take fewer rows"
+        "error: there is not enough memory on this machine: give the process more, or take "
+        "fewer rows"
     )
 
 
@@ -116,10 +124,14 @@ run_program(command, "program")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_that_does_not_interrupt_the_wait_of_the_main_thread_is_heeded(number: signal.Signals) -> None:
+def test_a_signal_that_does_not_interrupt_the_wait_of_the_main_thread_is_heeded(
+    number: signal.Signals,
+) -> None:
     """As one does not that comes just before the wait begins, which no test can time."""
     program = [sys.executable, "-c", WAITS.format(name=number.name)]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "waiting\n"
@@ -127,4 +139,5 @@ def test_a_signal_that_does_not_interrupt_the_wait_of_the_main_thread_is_heeded(
             _, told = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert (process.returncode, told.strip()) == (130, "stopped")  # after Ctrl-C click begins a new line
+    # After Ctrl-C click begins a new line.
+    assert (process.returncode, told.strip()) == (130, "stopped")

@@ -1,4 +1,6 @@
-"""Metrics for Prometheus: what is told is what was counted, and a caller cannot harm the program."""
+"""Metrics for Prometheus: what is told is what was counted, and a caller cannot harm the
+program.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from prometheus_client.core import Metric
 
 from tests.harness import cases
 from tests.harness.scrape import key, samples, scrape
+from vfl_common import prometheus
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Ledger, TcpCount
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.process import prometheus
 from vfl_common.process.logs import Console
 from vfl_common.prometheus import exposed, listen_address, traffic
 from vfl_common.rpc.counters.tcp import TcpMeter
@@ -31,17 +33,21 @@ from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.run_state import RunState
 from vfl_server.prometheus import ServerMetrics
 
-# -- the port -------------------------------------------------------------------------------------------------------
+# -- the port
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "address"), [("0", "127.0.0.1:0"), (":0", "127.0.0.1:0"), ("localhost:0", "localhost:0")]
+    ("text", "address"),
+    [("0", "127.0.0.1:0"), (":0", "127.0.0.1:0"), ("localhost:0", "localhost:0")],
 )
 def test_a_port_alone_is_for_this_machine(text: str, address: str) -> None:
     assert listen_address(text) == address
 
 
-@pytest.mark.parametrize("text", ["nonsense", "127.0.0.1:99999", "127.0.0.1:http", ":-1", "no.such.host.invalid:0"])
+@pytest.mark.parametrize(
+    "text", ["nonsense", "127.0.0.1:99999", "127.0.0.1:http", ":-1", "no.such.host.invalid:0"]
+)
 def test_what_is_no_address_is_told_so(text: str) -> None:
     with pytest.raises(InputError, match=r"^--metrics: .*;") as raised:
         listen_address(text)
@@ -53,11 +59,17 @@ def test_a_port_that_is_taken_is_told_so() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        want = f"--metrics: cannot listen on {address}: another program is using it; choose another address, or port 0"
+        want = (
+            f"--metrics: cannot listen on {address}: another program is using it; choose "
+            "another address, or port 0"
+        )
         with pytest.raises(InputError) as raised:
             listen_address(address)
         assert str(raised.value) == f"{want} for a free one"
-        with pytest.raises(InputError, match=f"^--metrics: cannot listen on {address}: "), exposed(address, list):
+        with (
+            pytest.raises(InputError, match=f"^--metrics: cannot listen on {address}: "),
+            exposed(address, list),
+        ):
             pass
 
 
@@ -80,7 +92,8 @@ def test_the_ledger_as_prometheus_reads_it() -> None:
     assert found[key("vfl_message_bytes_total", **odd)] == 2**53 - 1
     assert found[key("vfl_tcp_bytes_total", peer="p1", direction="sent")] == 10
     assert key("process_resident_memory_bytes") in found
-    with pytest.raises(OSError):  # refused: the port is closed at the end
+    # Refused: the port is closed at the end.
+    with pytest.raises(OSError):
         scrape(address)
 
 
@@ -90,7 +103,8 @@ def test_silent_callers_cost_one_thread_and_hold_nobody_up(monkeypatch: pytest.M
     with exposed("127.0.0.1:0", lambda: traffic(ledger(), [])) as address:
         host, _, port = address.partition(":")
         silent = [socket.create_connection((host, int(port))) for _ in range(4)]
-        assert scrape(address)  # once each of them has had its time
+        # Once each of them has had its time.
+        assert scrape(address)
         assert {thread.name for thread in set(threading.enumerate()) - before} == {"metrics"}
     monkeypatch.setattr(prometheus, "REQUEST_S", 60.0)
     with exposed("127.0.0.1:0", list) as address:
@@ -127,7 +141,8 @@ def test_a_caller_that_never_ends_is_hung_up_on(monkeypatch: pytest.MonkeyPatch)
         assert scrape(address) is not None
 
 
-# -- a party --------------------------------------------------------------------------------------------------------
+# -- a party
+# ----------------------------------------------------------------------
 
 
 def test_steps_are_timed_from_one_to_the_next_and_a_round_from_its_beginning() -> None:
@@ -136,7 +151,8 @@ def test_steps_are_timed_from_one_to_the_next_and_a_round_from_its_beginning() -
     steps.tick(10.0009765625)
     steps.tick(10.25)
     steps.end(2)
-    steps.begin(50.0)  # what lies between is evaluation
+    # What lies between is evaluation.
+    steps.begin(50.0)
     steps.tick(50.5)
     steps.tick(150.5)
     buckets, seconds = cumulative(steps)
@@ -154,7 +170,8 @@ def test_a_round_that_tells_its_epochs_alone_counts_its_steps_at_its_end() -> No
     steps.end(40)
     steps.begin(2.0)
     steps.tick(3.0)
-    steps.begin(4.0)  # after an interruption: a step that was made was made
+    # After an interruption: a step that was made was made.
+    steps.begin(4.0)
     assert steps.made == 41
 
 
@@ -171,7 +188,14 @@ def party(folder: Path) -> tuple[Progress, PartyMetrics]:
     progress.begin(folder / "metrics.jsonl", Start("run", 3, "", ""))
     info = {"party": "p0", "role": "active", "recipe": "case", "device": "cpu"}
     waits = PartyMetrics(
-        info, progress.standing, counted, TcpMeter(), lambda: "running", dict, ["p1", "p2"], lambda: ["p2"]
+        info,
+        progress.standing,
+        counted,
+        TcpMeter(),
+        lambda: "running",
+        dict,
+        ["p1", "p2"],
+        lambda: ["p2"],
     )
     return progress, waits
 
@@ -197,7 +221,10 @@ def test_a_party_tells_its_round_loss_steps_and_whom_it_waits_for(tmp_path: Path
     assert found[key("vfl_metric", phase="splitnn", split="validation", metric="auc")] == 0.9
     assert found[key("vfl_generation")] == 3
     assert found[key("vfl_late_parties")] == 1
-    assert {peer: found[key("vfl_awaited", peer=peer)] for peer in ("p1", "p2")} == {"p1": 0, "p2": 1}
+    assert {peer: found[key("vfl_awaited", peer=peer)] for peer in ("p1", "p2")} == {
+        "p1": 0,
+        "p2": 1,
+    }
     assert {each: found[key("vfl_run_state", state=each)] for each in STATES} == {
         each: each == "running" for each in STATES
     }
@@ -208,21 +235,34 @@ def test_names_are_as_prometheus_wants_them(tmp_path: Path) -> None:
     progress, metrics = party(tmp_path)
     progress.begin_round("splitnn", 0, 1)
     families: list[Metric] = list(metrics.families())
-    assert all(family.documentation.endswith(".") or family.documentation.endswith(")") for family in families)
-    assert all(family.name.startswith("vfl_") and not family.name.endswith("_total") for family in families)
-    counters = [sample.name for family in families if family.type == "counter" for sample in family.samples]
+    assert all(
+        family.documentation.endswith(".") or family.documentation.endswith(")")
+        for family in families
+    )
+    assert all(
+        family.name.startswith("vfl_") and not family.name.endswith("_total") for family in families
+    )
+    counters = [
+        sample.name for family in families if family.type == "counter" for sample in family.samples
+    ]
     assert counters
     assert all(name.endswith("_total") for name in counters)
 
 
-# -- the server -----------------------------------------------------------------------------------------------------
+# -- the server
+# ----------------------------------------------------------------------
 
 
 def joined(recipe: Recipe, name: str) -> control_pb2.PartyMessage:
     place = recipe.party(name)
     assert place is not None
     join = control_pb2.Join(
-        role=place.role, protocol=PROTOCOL, recipe_json=recipe.canonical_json(), job="train", pid=1, device="cpu"
+        role=place.role,
+        protocol=PROTOCOL,
+        recipe_json=recipe.canonical_json(),
+        job="train",
+        pid=1,
+        device="cpu",
     )
     return control_pb2.PartyMessage(join=join)
 
@@ -230,28 +270,47 @@ def joined(recipe: Recipe, name: str) -> control_pb2.PartyMessage:
 def test_the_server_tells_who_is_there_and_how_far_the_run_is() -> None:
     recipe = Recipe.model_validate(cases.recipe(3))
     coordinator = Coordinator(
-        recipe, "train", "run", 0, on_start=lambda *_: None, on_plan=lambda *_: None, emit=lambda *_, **__: None
+        recipe,
+        "train",
+        "run",
+        0,
+        on_start=lambda *_: None,
+        on_plan=lambda *_: None,
+        emit=lambda *_, **__: None,
     )
-    server = ServerMetrics(coordinator, Ledger(), TcpMeter(), list, lambda: {"NOT_IN_RECIPE": 2}, dict)
+    server = ServerMetrics(
+        coordinator, Ledger(), TcpMeter(), list, lambda: {"NOT_IN_RECIPE": 2}, dict
+    )
 
     def places() -> dict[str, float]:
         found = samples(server.families())
-        return {each: found[key("vfl_parties", status=each)] for each in ("joined", "left", "missing")}
+        return {
+            each: found[key("vfl_parties", status=each)] for each in ("joined", "left", "missing")
+        }
 
     assert places() == {"joined": 0, "left": 0, "missing": 3}
     members = {name: coordinator.open(name) for name in ("p0", "p1", "p2")}
     for name, member in members.items():
         coordinator.handle(member, joined(recipe, name))
-    progress = control_pb2.Progress(phase="splitnn\n", round=2, rounds=3, steps=8, metrics={"train loss": 0.5})
+    progress = control_pb2.Progress(
+        phase="splitnn\n", round=2, rounds=3, steps=8, metrics={"train loss": 0.5}
+    )
     coordinator.handle(members["p0"], control_pb2.PartyMessage(progress=progress))
-    within = control_pb2.Progress(phase="splitnn", round=2, rounds=3, batch=1, batches=4, metrics={"train loss": 0.4})
+    within = control_pb2.Progress(
+        phase="splitnn", round=2, rounds=3, batch=1, batches=4, metrics={"train loss": 0.4}
+    )
     coordinator.handle(members["p0"], control_pb2.PartyMessage(progress=within))
     found = samples(server.families())
     assert places() == {"joined": 3, "left": 0, "missing": 0}
     assert {each.value: found[key("vfl_run_state", state=each.value)] for each in RunState} == {
         each.value: each is RunState.RUNNING for each in RunState
     }
-    assert found[key("vfl_server_info", run_id="run", recipe="case", job="train", version=version("vfl"))] == 1
+    assert (
+        found[
+            key("vfl_server_info", run_id="run", recipe="case", job="train", version=version("vfl"))
+        ]
+        == 1
+    )
     assert found[key("vfl_generation")] == 1
     assert found[key("vfl_interruptions_total")] == 0
     assert found[key("vfl_refusals_total", code="NOT_IN_RECIPE")] == 2
@@ -262,10 +321,15 @@ def test_the_server_tells_who_is_there_and_how_far_the_run_is() -> None:
 
     coordinator.closed(members["p1"])
     found = samples(server.families())
-    assert places() == {"joined": 0, "left": 0, "missing": 3}  # the others have not come back yet
+    # The others have not come back yet.
+    assert places() == {"joined": 0, "left": 0, "missing": 3}
     assert (found[key("vfl_generation")], found[key("vfl_interruptions_total")]) == (1, 1)
     assert key("vfl_party_silent_seconds", party="p1") not in found
     coordinator.handle(members["p0"], joined(recipe, "p0"))
     found = samples(server.families())
     assert found[key("vfl_run_state", state="waiting")] == 1
-    assert {name: found[key("vfl_party_joined", party=name)] for name in members} == {"p0": 1, "p1": 0, "p2": 0}
+    assert {name: found[key("vfl_party_joined", party=name)] for name in members} == {
+        "p0": 1,
+        "p1": 0,
+        "p2": 0,
+    }

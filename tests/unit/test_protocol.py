@@ -11,16 +11,35 @@ from google.protobuf.message import DecodeError
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from vfl_common.bundle import ITEM_BYTES, Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.bundle import (
+    ITEM_BYTES,
+    Buffer,
+    Bundle,
+    BundleSpec,
+    DType,
+    Kind,
+    StepKey,
+    TensorSpec,
+)
 from vfl_common.errors import CATALOGUE, Code, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2, tensor_pb2
 from vfl_common.rpc.messages import SAID, SIGNS
-from vfl_common.wire.frames import FRAME_BYTES, MAX_PHASE, Assembly, announced, encode, parse_frame, sizes, step_of
+from vfl_common.wire.frames import (
+    FRAME_BYTES,
+    MAX_PHASE,
+    Assembly,
+    announced,
+    encode,
+    parse_frame,
+    sizes,
+    step_of,
+)
 
 STEP = StepKey("train", 2, 7)
 
 
-# -- one list of names and numbers in each place --------------------------------------------------------------------
+# -- one list of names and numbers in each place
+# --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -28,7 +47,9 @@ STEP = StepKey("train", 2, 7)
     [(Code, failure_pb2.FailureCode), (DType, tensor_pb2.DType), (Kind, tensor_pb2.BundleKind)],
     ids=["codes", "dtypes", "kinds"],
 )
-def test_the_schema_and_python_have_the_same_names_and_numbers(ours: type[Code | DType | Kind], schema: object) -> None:
+def test_the_schema_and_python_have_the_same_names_and_numbers(
+    ours: type[Code | DType | Kind], schema: object
+) -> None:
     theirs = {name: number for name, number in schema.items() if number != 0}  # type: ignore[attr-defined]
     assert {member.name: member.value for member in ours} == theirs
 
@@ -48,12 +69,16 @@ def test_every_dtype_has_a_size() -> None:
     assert set(ITEM_BYTES) == set(DType)
 
 
-# -- frames ---------------------------------------------------------------------------------------------------------
+# -- frames
+# ----------------------------------------------------------------------
 
 names = st.text(max_size=12).filter(lambda name: name.isprintable() or "\n" in name)
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 steps = st.builds(
-    StepKey, st.text("abc-_", min_size=1, max_size=8), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)
+    StepKey,
+    st.text("abc-_", min_size=1, max_size=8),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
 )
 
 
@@ -63,12 +88,16 @@ def bundles(draw: st.DrawFn) -> Bundle:
     for name in draw(st.lists(names, unique=True, max_size=5)):
         dtype, shape = draw(st.sampled_from(DType)), draw(shapes)
         size = math.prod(shape) * ITEM_BYTES[dtype]
-        tensors[name] = Buffer(dtype, shape, memoryview(draw(st.binary(min_size=size, max_size=size))))
+        tensors[name] = Buffer(
+            dtype, shape, memoryview(draw(st.binary(min_size=size, max_size=size)))
+        )
     return Bundle(draw(st.sampled_from(Kind)), tensors)
 
 
 def spec_of(bundle: Bundle) -> BundleSpec:
-    return BundleSpec(bundle.kind, {name: TensorSpec(b.dtype, b.shape) for name, b in bundle.tensors.items()})
+    return BundleSpec(
+        bundle.kind, {name: TensorSpec(b.dtype, b.shape) for name, b in bundle.tensors.items()}
+    )
 
 
 def assemble(frames: list[bytes], expect: BundleSpec) -> Bundle | None:
@@ -85,7 +114,11 @@ def assemble(frames: list[bytes], expect: BundleSpec) -> Bundle | None:
 def test_what_is_encoded_is_assembled(step: StepKey, bundle: Bundle, frame_bytes: int) -> None:
     encoded = encode(step, bundle, frame_bytes)
     assert len(encoded) == max(1, math.ceil(bundle.payload_bytes / frame_bytes))
-    assert sum(frame.payload_bytes for frame in encoded) == bundle.payload_bytes == spec_of(bundle).payload_bytes
+    assert (
+        sum(frame.payload_bytes for frame in encoded)
+        == bundle.payload_bytes
+        == spec_of(bundle).payload_bytes
+    )
     assert {(frame.phase, frame.kind) for frame in encoded} == {(step.phase, bundle.kind.label)}
     first = parse_frame(encoded[0].data, party="north")
     assert step_of(first.envelope) == step
@@ -105,7 +138,9 @@ def generated(step: StepKey, bundle: Bundle, frame_bytes: int) -> list[bytes]:
     starts = range(0, len(payload), frame_bytes) or range(1)
     found = []
     for start in starts:
-        frame = exchange_pb2.Frame(data=payload[start : start + frame_bytes], last=start == starts[-1])
+        frame = exchange_pb2.Frame(
+            data=payload[start : start + frame_bytes], last=start == starts[-1]
+        )
         if start == 0:
             frame.step.phase, frame.step.round, frame.step.batch = step
             frame.header.kind = int(bundle.kind)  # type: ignore[assignment]
@@ -116,13 +151,29 @@ def generated(step: StepKey, bundle: Bundle, frame_bytes: int) -> list[bytes]:
 
 
 @given(steps, bundles(), st.integers(1, 40))
-def test_frames_are_what_the_generated_code_writes(step: StepKey, bundle: Bundle, frame_bytes: int) -> None:
-    assert [frame.data for frame in encode(step, bundle, frame_bytes)] == generated(step, bundle, frame_bytes)
+def test_frames_are_what_the_generated_code_writes(
+    step: StepKey, bundle: Bundle, frame_bytes: int
+) -> None:
+    assert [frame.data for frame in encode(step, bundle, frame_bytes)] == generated(
+        step, bundle, frame_bytes
+    )
 
 
 @pytest.mark.parametrize(
     "nbytes",
-    [0, 1, 127, 128, 16_383, 16_384, FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1, 2 * FRAME_BYTES, 3_000_000],
+    [
+        0,
+        1,
+        127,
+        128,
+        16_383,
+        16_384,
+        FRAME_BYTES - 1,
+        FRAME_BYTES,
+        FRAME_BYTES + 1,
+        2 * FRAME_BYTES,
+        3_000_000,
+    ],
 )
 @pytest.mark.parametrize("tensors", [1, 3])
 def test_frames_of_any_length_are_what_the_generated_code_writes(nbytes: int, tensors: int) -> None:
@@ -131,7 +182,8 @@ def test_frames_of_any_length_are_what_the_generated_code_writes(nbytes: int, te
     cuts = [nbytes * part // tensors for part in range(tensors + 1)]
     pieces = [data[begin:end] for begin, end in itertools.pairwise(cuts)]
     bundle = Bundle(
-        Kind.WEIGHTS, {f"w{n}": Buffer(DType.UINT8, (piece.nbytes,), piece) for n, piece in enumerate(pieces)}
+        Kind.WEIGHTS,
+        {f"w{n}": Buffer(DType.UINT8, (piece.nbytes,), piece) for n, piece in enumerate(pieces)},
     )
     encoded = [frame.data for frame in encode(STEP, bundle)]
     assert encoded == generated(STEP, bundle, FRAME_BYTES)
@@ -151,7 +203,9 @@ def test_what_was_encoded_may_be_changed_afterwards() -> None:
 
 
 @given(steps, bundles(), st.integers(1, 300))
-def test_the_data_of_our_own_frames_is_not_copied(step: StepKey, bundle: Bundle, frame_bytes: int) -> None:
+def test_the_data_of_our_own_frames_is_not_copied(
+    step: StepKey, bundle: Bundle, frame_bytes: int
+) -> None:
     for frame in encode(step, bundle, frame_bytes):
         received = parse_frame(frame.data, party="north")
         assert received.data.nbytes == frame.payload_bytes
@@ -191,10 +245,17 @@ fields = st.one_of(
     delimited(6),
     delimited(6),
     delimited(7),
-    delimited(15),  # one that is not known
+    # One that is not known.
+    delimited(15),
     delimited(1000),
-    st.builds(lambda value, padding: b"\x20" + varint(value, padding), st.integers(0, 2**64 - 1), st.integers(0, 2)),
-    st.sampled_from([b"\x20\x01", b"\x20\x00", b"\x20", b"\x32", b"\x33", b"\x34", b"\x31", b"\x35", b"\x00"]),
+    st.builds(
+        lambda value, padding: b"\x20" + varint(value, padding),
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 2),
+    ),
+    st.sampled_from(
+        [b"\x20\x01", b"\x20\x00", b"\x20", b"\x32", b"\x33", b"\x34", b"\x31", b"\x35", b"\x00"]
+    ),
     st.binary(max_size=6),
 )
 
@@ -218,20 +279,27 @@ def test_any_bytes_are_the_frame_that_the_generated_code_reads(data: bytes, cut:
     for each in (got.envelope, want):
         each.ClearField("data")
     assert got.envelope == want
-    assert got.envelope.SerializeToString(deterministic=True) == want.SerializeToString(deterministic=True)
+    assert got.envelope.SerializeToString(deterministic=True) == want.SerializeToString(
+        deterministic=True
+    )
 
 
 @pytest.mark.parametrize(
     ("frame", "data"),
     [
         (b"\x20\x01\x32\x02ab", b"ab"),
-        (b"\x32\x02ab\x20\x01", b"ab"),  # out of order
-        (b"\x32\x02ab\x20\x01\x32\x01c", b"c"),  # the last of two counts
-        (b"\x20\x01\x32\x82\x80\x00ab", b"ab"),  # a length of more bytes than it takes
-        (b"\x20\x01\xb2\x00\x02ab", b"ab"),  # a tag of more bytes than it takes
+        # Out of order.
+        (b"\x32\x02ab\x20\x01", b"ab"),
+        # The last of two counts.
+        (b"\x32\x02ab\x20\x01\x32\x01c", b"c"),
+        # A length of more bytes than it takes.
+        (b"\x20\x01\x32\x82\x80\x00ab", b"ab"),
+        # A tag of more bytes than it takes.
+        (b"\x20\x01\xb2\x00\x02ab", b"ab"),
         (b"\x20\x81\x00\x32\x02ab", b"ab"),
         (b"\x20\x01" * 50 + b"\x32\x02ab", b"ab"),
-        (b"\x7a\x01x\x20\x01\x32\x02ab", b"ab"),  # a field that is not known
+        # A field that is not known.
+        (b"\x7a\x01x\x20\x01\x32\x02ab", b"ab"),
         (b"\x20\x01", b""),
         (b"\x20\x01\x32\x00", b""),
     ],
@@ -297,7 +365,8 @@ def test_an_assembly_takes_a_bundle_only_whole(
     """Whatever frame is lost, the end is PeerError or no bundle, never a bundle with holes."""
     frames = [frame.data for frame in encode(step, bundle, frame_bytes)]
     assume(len(frames) > 1)
-    lost = data.draw(st.integers(1, len(frames) - 1))  # without its first frame there is no assembly
+    # Without its first frame there is no assembly.
+    lost = data.draw(st.integers(1, len(frames) - 1))
     rest = frames[:lost] + frames[lost + 1 :]
     if lost == len(frames) - 1:
         assert assemble(rest, spec_of(bundle)) is None
@@ -308,7 +377,9 @@ def test_an_assembly_takes_a_bundle_only_whole(
 
 
 EXPECTED = BundleSpec(Kind.EMBEDDING, {"z": TensorSpec(DType.FLOAT32, (2, 3))})
-GOOD = encode(STEP, Bundle(Kind.EMBEDDING, {"z": Buffer(DType.FLOAT32, (2, 3), memoryview(bytes(24)))}), 10)
+GOOD = encode(
+    STEP, Bundle(Kind.EMBEDDING, {"z": Buffer(DType.FLOAT32, (2, 3), memoryview(bytes(24)))}), 10
+)
 
 
 def refusal(messages: list[bytes]) -> PeerError | None:
@@ -358,7 +429,9 @@ headers = st.builds(
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.lists(headers, max_size=4))
-def test_any_announcement_is_read_or_refused(kind: int, tensors: list[tensor_pb2.TensorHeader]) -> None:
+def test_any_announcement_is_read_or_refused(
+    kind: int, tensors: list[tensor_pb2.TensorHeader]
+) -> None:
     header = tensor_pb2.BundleHeader(kind=kind, tensors=tensors)  # type: ignore[arg-type]
     frame = exchange_pb2.Frame(header=header)
     frame.step.phase, frame.step.round, frame.step.batch = STEP
@@ -375,12 +448,15 @@ def test_a_frame_is_small_enough_for_grpc() -> None:
     bundle = Bundle(
         Kind.WEIGHTS,
         {
-            f"layer4.1.bn{n}.num_batches_tracked": Buffer(DType.UINT8, (1 << 17,), memoryview(bytes(1 << 17)))
+            f"layer4.1.bn{n}.num_batches_tracked": Buffer(
+                DType.UINT8, (1 << 17,), memoryview(bytes(1 << 17))
+            )
             for n in range(60)
         },
     )
     sizes = [len(frame.data) for frame in encode(STEP, bundle)]
-    assert len(sizes) == 4  # 7.5 MiB
+    # 7.5 MiB.
+    assert len(sizes) == 4
     assert max(sizes) < FRAME_BYTES + 4096
 
 
@@ -398,6 +474,10 @@ def test_a_failure_of_a_party_is_a_frame() -> None:
 
 def test_the_table_of_what_a_party_says_has_every_field_of_the_schema() -> None:
     bodies = control_pb2.PartyMessage.DESCRIPTOR.oneofs_by_name["body"].fields
-    schema = {body.name: set(body.message_type.fields_by_name) for body in bodies if body.message_type is not None}
+    schema = {
+        body.name: set(body.message_type.fields_by_name)
+        for body in bodies
+        if body.message_type is not None
+    }
     assert schema == {message: set(fields) for message, fields in SAID.items()}
     assert SIGNS.keys() == {message for message, fields in schema.items() if not fields}

@@ -1,4 +1,6 @@
-"""Private alignment: the whole protocol among threads, compared with a plain intersection of sets."""
+"""Private alignment: the whole protocol among threads, compared with a plain intersection of
+sets.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def families(draw: st.DrawFn) -> list[set[str]]:
 
 @settings(max_examples=25, deadline=None)
 @given(families(), st.integers(1, 3))
-def test_the_rows_are_those_of_a_plain_intersection(sets: Sequence[set[str]], at_least: int) -> None:
+def test_the_rows_are_those_of_a_plain_intersection(
+    sets: Sequence[set[str]], at_least: int
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         parties = Parties(Path(folder), sets_of(*map(tuple, sets)), rows={"at_least": at_least})
         common = in_common(parties.sets)
@@ -63,7 +67,9 @@ def many(count: int, prefix: str = "ü") -> list[str]:
         pytest.param([many(200), ["ü7"]], id="many and one"),
         pytest.param([many(33), ["ü7"], many(200)], id="many in the last of three"),
         pytest.param([["ü7"], many(100), ["ü7", "a"], many(32), many(17)], id="five sizes"),
-        pytest.param([["e\u0301", "é", "ü"], ["é", "ü", "\U0001f600"]], id="accents are no other spelling"),
+        pytest.param(
+            [["e\u0301", "é", "ü"], ["é", "ü", "\U0001f600"]], id="accents are no other spelling"
+        ),
         pytest.param([["a\0", "a", "\0"], ["a", "\0", "a\0\0"]], id="zeros"),
     ],
 )
@@ -76,19 +82,26 @@ def test_sets_of_any_size(sets: Sequence[Sequence[str]], tmp_path: Path) -> None
 def test_processes_mask_as_threads_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psi, "Masking", Masking)
     drawn = np.random.default_rng(3)
-    sets = sets_of(*(sorted({f"ü{x}" for x in drawn.integers(0, 150, 60 + 30 * k)}) for k in range(3)))
+    sets = sets_of(
+        *(sorted({f"ü{x}" for x in drawn.integers(0, 150, 60 + 30 * k)}) for k in range(3))
+    )
     parties = Parties(tmp_path, sets)
     assert {tuple(each.ids) for each in parties.align().values()} == {in_common(parties.sets)}
 
 
-# -- too few rows ------------------------------------------------------------------------------------------------------
+# -- too few rows
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize("common", [0, 4])
-def test_with_fewer_rows_than_wanted_nobody_learns_which(parties: int, common: int, tmp_path: Path) -> None:
+def test_with_fewer_rows_than_wanted_nobody_learns_which(
+    parties: int, common: int, tmp_path: Path
+) -> None:
     record = Recorder()
-    sets = sets_of(*([*many(common, "common"), *many(20, f"{number}-")] for number in range(parties)))
+    sets = sets_of(
+        *([*many(common, "common"), *many(20, f"{number}-")] for number in range(parties))
+    )
     ring = Parties(tmp_path, sets, rows={"at_least": 5}, tap=record)
     found, errors = ring.outcomes()
     assert not found
@@ -97,15 +110,20 @@ def test_with_fewer_rows_than_wanted_nobody_learns_which(parties: int, common: i
         assert (error.code, error.exit_code) == (Code.ROWS_DIFFER, 2)
         assert "fewer rows are held by all parties than rows.at_least = 5" in str(error)
         assert "\n" not in str(error)
-    counted = [str(error) for error in errors if f"{common}" in str(error).replace("at_least = 5", "")]
-    assert len(counted) == 1  # only the server's log says how many
+    counted = [
+        str(error) for error in errors if f"{common}" in str(error).replace("at_least = 5", "")
+    ]
+    # Only the server's log says how many.
+    assert len(counted) == 1
     assert not [each for each in record.said if "common" in each.tensors]
-    assert not [*tmp_path.rglob("alignment/*")]  # no rows, and no secrets either
+    # No rows, and no secrets either.
+    assert not [*tmp_path.rglob("alignment/*")]
 
 
 @pytest.mark.parametrize(("at_least", "enough"), [(0.2, True), (0.3, False), (0.07, True)])
 def test_a_share_is_of_each_party_s_own_rows(at_least: float, enough: bool, tmp_path: Path) -> None:
-    sets = sets_of(many(20), [*many(20), *many(80, "p1-")])  # all of p0's rows, and 20 % of p1's
+    # All of p0's rows, and 20 % of p1's.
+    sets = sets_of(many(20), [*many(20), *many(80, "p1-")])
     found, errors = Parties(tmp_path, sets, rows={"at_least": at_least}).outcomes()
     assert bool(found) == enough
     for error in errors:
@@ -115,7 +133,8 @@ def test_a_share_is_of_each_party_s_own_rows(at_least: float, enough: bool, tmp_
 
 
 @pytest.mark.parametrize(
-    ("at_least", "least"), [(1, 1), (1000, 1000), (0.8, 80), (0.07, 7), (0.29, 29), (0.295, 30), (0.001, 1)]
+    ("at_least", "least"),
+    [(1, 1), (1000, 1000), (0.8, 80), (0.07, 7), (0.29, 29), (0.295, 30), (0.001, 1)],
 )
 def test_the_least_number_of_common_rows_of_a_hundred(at_least: int | float, least: int) -> None:
     assert least_common(at_least, 100) == least
@@ -132,7 +151,8 @@ def test_an_earlier_alignment_with_fewer_rows_than_wanted_is_refused(tmp_path: P
     assert "rows.at_least = 11" in str(errors[0])
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
+# -- what is kept
+# ----------------------------------------------------------------------
 
 
 def test_only_their_owner_may_read_what_is_kept_and_secrets_go_at_the_end(tmp_path: Path) -> None:
@@ -142,14 +162,22 @@ def test_only_their_owner_may_read_what_is_kept_and_secrets_go_at_the_end(tmp_pa
         for path in tmp_path.glob("run/*/alignment*/**/*"):
             try:
                 modes.setdefault(path.name, set()).add(stat.S_IMODE(path.stat().st_mode))
-            except FileNotFoundError:  # renamed meanwhile
+            except FileNotFoundError:
+                # Renamed meanwhile.
                 continue
         for path in tmp_path.glob("run/*/alignment"):
             modes.setdefault("alignment", set()).add(stat.S_IMODE(path.stat().st_mode))
         return bundle
 
     Parties(tmp_path, sets_of(many(40), many(30), many(20)), tap=look).align()
-    assert {"state.json", "1.points", "2.points", "3.points", "common.bits", "alignment"} <= modes.keys()
+    assert {
+        "state.json",
+        "1.points",
+        "2.points",
+        "3.points",
+        "common.bits",
+        "alignment",
+    } <= modes.keys()
     assert modes.pop("alignment") == {0o700}
     assert set.union(*modes.values()) == {0o600}
     assert [path.name for path in tmp_path.glob("run/*/alignment/*")] == ["common.bits"] * 3
@@ -160,12 +188,16 @@ def steps(record: Recorder) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_who_knows_the_rows_asks_neither_the_ring_nor_the_server(named: bool, tmp_path: Path) -> None:
+def test_who_knows_the_rows_asks_neither_the_ring_nor_the_server(
+    named: bool, tmp_path: Path
+) -> None:
     sets = sets_of(many(40), many(30), many(20))
     first = Parties(tmp_path, sets).align()
     record = Recorder()
     rows = {"alignment": "run"} if named else {}
-    again = Parties(tmp_path, sets, run_id="another" if named else "run", rows=rows, tap=record).align()
+    again = Parties(
+        tmp_path, sets, run_id="another" if named else "run", rows=rows, tap=record
+    ).align()
     assert again == first
     assert steps(record) == {(PHASE, 0), ("open", 0)}
 
@@ -182,7 +214,9 @@ def test_the_rows_that_an_earlier_release_has_found_are_taken(tmp_path: Path) ->
 
 def test_an_earlier_alignment_of_other_rows_is_refused(tmp_path: Path) -> None:
     Parties(tmp_path, sets_of(many(40), many(30))).align()
-    another = Parties(tmp_path, sets_of(many(40), many(31)), run_id="another", rows={"alignment": "run"})
+    another = Parties(
+        tmp_path, sets_of(many(40), many(31)), run_id="another", rows={"alignment": "run"}
+    )
     found, errors = another.outcomes()
     assert not found
     assert isinstance(errors[0], InputError)
@@ -196,7 +230,8 @@ def test_an_earlier_alignment_of_other_rows_is_refused(tmp_path: Path) -> None:
     assert f"{path}: the alignment of the run is missing" in str(errors[0])
 
 
-# -- who has left ------------------------------------------------------------------------------------------------------
+# -- who has left
+# ----------------------------------------------------------------------
 
 
 def test_the_others_do_without_a_party_that_has_left(tmp_path: Path) -> None:

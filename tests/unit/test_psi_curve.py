@@ -1,4 +1,6 @@
-"""Ids as masked points: vectors of RFC 7748, what is on the curve by another reckoning, and what ``check`` refuses."""
+"""Ids as masked points: vectors of RFC 7748, what is on the curve by another reckoning, and what
+``check`` refuses.
+"""
 
 from __future__ import annotations
 
@@ -88,17 +90,23 @@ def test_masks_as_the_ladder_does() -> None:
 
 @settings(max_examples=30)
 @given(IDS, SECRETS, SECRETS, SECRETS)
-def test_the_order_of_the_masks_does_not_matter(ids: list[bytes], a: bytes, b: bytes, c: bytes) -> None:
+def test_the_order_of_the_masks_does_not_matter(
+    ids: list[bytes], a: bytes, b: bytes, c: bytes
+) -> None:
     points = hashed(ids, b"salt")
     assert masked(masked(masked(points, a), b), c) == masked(masked(masked(points, c), b), a)
 
 
 @settings(max_examples=30)
 @given(IDS, IDS, SECRETS, SECRETS)
-def test_the_ids_in_common_are_found(ours: list[bytes], theirs: list[bytes], a: bytes, b: bytes) -> None:
+def test_the_ids_in_common_are_found(
+    ours: list[bytes], theirs: list[bytes], a: bytes, b: bytes
+) -> None:
     mine = each(masked(masked(hashed(ours, b"salt"), a), b))
     others = each(masked(masked(hashed(theirs, b"salt"), b), a))
-    assert {row for row, u in zip(ours, mine, strict=True) if u in others} == set(ours) & set(theirs)
+    assert {row for row, u in zip(ours, mine, strict=True) if u in others} == set(ours) & set(
+        theirs
+    )
 
 
 def test_equal_ids_have_equal_points_with_one_salt_alone() -> None:
@@ -107,17 +115,22 @@ def test_equal_ids_have_equal_points_with_one_salt_alone() -> None:
     assert points == hashed(ids, b"salt")
     assert each(hashed([b"7", b"7"], b"salt")) == [each(points)[7]] * 2
     assert len({*each(points), *each(hashed(ids, b"other")), *each(hashed(ids, b""))}) == 300
-    assert hashed([b"bc"], b"a") != hashed([b"c"], b"ab")  # salt and id do not run into each other
+    # Salt and id do not run into each other.
+    assert hashed([b"bc"], b"a") != hashed([b"c"], b"ab")
 
 
 def test_a_hash_stays_what_it_is() -> None:
     """Parties of two versions would find nothing in common: change the domain with the hash."""
     ids = [b"", b"person-1", "Jürgen".encode(), b"x" * 300]
-    assert hashlib.sha256(hashed(ids, b"salt")).hexdigest()[:32] == "9b4746ca58558cf005f30a3f7b3d1894"
+    assert (
+        hashlib.sha256(hashed(ids, b"salt")).hexdigest()[:32] == "9b4746ca58558cf005f30a3f7b3d1894"
+    )
 
 
 def test_all_points_are_on_the_curve_and_a_naive_hash_is_not() -> None:
-    """One bit of the id would survive all masks: whether its point is on the curve or on the twist."""
+    """One bit of the id would survive all masks: whether its point is on the curve or on the
+    twist.
+    """
     ids = [b"%d" % number for number in range(300)]
     points = hashed(ids, b"salt")
     for u in (*each(points), *each(masked(points, os.urandom(32)))):
@@ -136,7 +149,8 @@ def test_what_is_fine_passes() -> None:
     points = hashed([b"%d" % number for number in range(50)], b"salt")
     check(points, "shop")
     check(masked(points, os.urandom(32)), "shop")
-    check(point(9), "shop")  # the base point
+    # The base point.
+    check(point(9), "shop")
 
 
 def refusal(points: bytes) -> str:
@@ -151,7 +165,10 @@ REMEDY = "; run the same version of this program at all parties"
 
 @pytest.mark.parametrize("size", [1, 31, 33])
 def test_refuses_half_a_point(size: int) -> None:
-    assert refusal(bytes(size)) == f"shop sent {size} bytes of points, which is no multiple of 32{REMEDY}"
+    assert (
+        refusal(bytes(size))
+        == f"shop sent {size} bytes of points, which is no multiple of 32{REMEDY}"
+    )
 
 
 @pytest.mark.parametrize("u", [P, P + 1, P + 9, 2**255 - 1, 2**255 + 9, 2**256 - 1])
@@ -165,10 +182,14 @@ def test_refuses_small_orders(u: int) -> None:
     assert ladder(os.urandom(32), u) == 0
     with pytest.raises(ValueError):
         masked(point(u), os.urandom(32))
-    assert refusal(point(u)) == f"shop sent a point that is zero or of small order, which no secret masks{REMEDY}"
+    assert (
+        refusal(point(u))
+        == f"shop sent a point that is zero or of small order, which no secret masks{REMEDY}"
+    )
 
 
-@pytest.mark.parametrize("u", [2, P - 1])  # P - 1 has order 4 on the twist
+# P - 1 has order 4 on the twist.
+@pytest.mark.parametrize("u", [2, P - 1])
 def test_refuses_the_twist(u: int) -> None:
     assert not on_curve(u)
     assert refusal(point(u)) == f"shop sent a point that is not on the curve{REMEDY}"
@@ -199,5 +220,11 @@ def test_tags_are_the_beginnings() -> None:
 
 def test_imports_little() -> None:
     """Each core's worker would pay for it in memory."""
-    code = "import sys, vfl_party.psi.worker; print(*sys.modules.keys() & {'torch', 'grpc', 'numpy', 'pydantic'})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"\n"
+    code = (
+        "import sys, vfl_party.psi.worker; print(*sys.modules.keys() & {'torch', 'grpc', "
+        "'numpy', 'pydantic'})"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+        == b"\n"
+    )

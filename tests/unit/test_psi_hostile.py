@@ -1,4 +1,6 @@
-"""Private alignment with a party that breaks the protocol: the first error is one sentence that names it."""
+"""Private alignment with a party that breaks the protocol: the first error is one sentence that
+names it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ import numpy as np
 import pytest
 
 from tests.contract.exchanges import credentials
-from tests.harness.aligning import SERVER, Parties, Recorder, changed, in_common, sets_of, small_batches
+from tests.harness.aligning import (
+    SERVER,
+    Parties,
+    Recorder,
+    changed,
+    in_common,
+    sets_of,
+    small_batches,
+)
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES
@@ -41,7 +51,14 @@ def many(first: int, count: int) -> list[str]:
 
 
 def disturbed(
-    folder: Path, parties: int, sender: str, receiver: str, step: StepKey, name: str, change: Change, **given: Any
+    folder: Path,
+    parties: int,
+    sender: str,
+    receiver: str,
+    step: StepKey,
+    name: str,
+    change: Change,
+    **given: Any,
 ) -> PeerError:
     """Aligns, while ``sender`` changes one tensor that it sends at a step; returns the first error.
 
@@ -56,7 +73,8 @@ def disturbed(
     sets = sets_of(*(many(5 * number, 40 + number) for number in range(parties)))
     found, errors = Parties(folder, sets, tap=tap, **given).outcomes()
     assert not found
-    assert len(errors) == parties + 1  # the server's is one
+    # The server's is one.
+    assert len(errors) == parties + 1
     for each in errors:
         assert isinstance(each, VflError), repr(each)
         assert "\n" not in str(each)
@@ -75,11 +93,20 @@ def off_the_curve() -> int:
 
 
 POINTS: dict[str, tuple[Change, str]] = {
-    "off the curve": (lambda data: number(off_the_curve()) + data[32:], "a point that is not on the curve"),
+    "off the curve": (
+        lambda data: number(off_the_curve()) + data[32:],
+        "a point that is not on the curve",
+    ),
     "zero": (lambda data: number(0) + data[32:], "a point that is zero or of small order"),
     "small order": (lambda data: data[:-32] + number(1), "a point that is zero or of small order"),
-    "not canonical": (lambda data: number(P + 9) + data[32:], "a point that is no canonical number"),
-    "top bit": (lambda data: data[:31] + bytes([data[31] | 128]) + data[32:], "a point that is no canonical number"),
+    "not canonical": (
+        lambda data: number(P + 9) + data[32:],
+        "a point that is no canonical number",
+    ),
+    "top bit": (
+        lambda data: data[:31] + bytes([data[31] | 128]) + data[32:],
+        "a point that is no canonical number",
+    ),
     "twice": (lambda data: data[32:64] + data[32:], "a point twice"),
 }
 
@@ -93,7 +120,9 @@ def test_points_that_cannot_be(liar: str, peer: str, kind: str, tmp_path: Path) 
     assert str(error).startswith(f"{liar} sent {text}")
 
 
-@pytest.mark.parametrize("change", [lambda data: data + data[:32], lambda data: data[32:], lambda data: data[1:]])
+@pytest.mark.parametrize(
+    "change", [lambda data: data + data[:32], lambda data: data[32:], lambda data: data[1:]]
+)
 @pytest.mark.parametrize(("liar", "peer"), [("p0", "p1"), ("p1", "p0")])
 def test_other_sizes_than_announced(liar: str, peer: str, change: Change, tmp_path: Path) -> None:
     error = disturbed(tmp_path, 2, liar, peer, FIRST, "points", change)
@@ -115,7 +144,10 @@ def test_the_same_points_in_two_batches(tmp_path: Path) -> None:
     _, errors = Parties(tmp_path, sets_of(many(0, 40), many(5, 40)), tap=tap).outcomes()
     assert isinstance(errors[0], PeerError)
     assert errors[0].party == "p1"
-    assert str(errors[0]) == "p1 sent a point twice; run the same version of this program at all parties"
+    assert (
+        str(errors[0])
+        == "p1 sent a point twice; run the same version of this program at all parties"
+    )
     assert len(errors) == 3
 
 
@@ -129,8 +161,11 @@ def test_the_same_points_in_two_batches_of_three_parties(tmp_path: Path) -> None
         shown.append(bytes(bundle.tensors["points"].data))
         return changed(bundle, "points", shown[0])
 
-    for order in range(3):  # whoever is first
-        _, errors = Parties(tmp_path / str(order), sets_of(*(many(0, 40) for _ in range(3))), tap=tap).outcomes()
+    # Whoever is first.
+    for order in range(3):
+        _, errors = Parties(
+            tmp_path / str(order), sets_of(*(many(0, 40) for _ in range(3))), tap=tap
+        ).outcomes()
         assert isinstance(errors[0], PeerError)
         assert (errors[0].party, str(errors[0])[:25]) == ("p0", "p0 sent a point twice; ru")
         shown.clear()
@@ -148,7 +183,9 @@ def test_points_that_are_alike_in_part_are_not_the_same(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "p1")
 
 
-@pytest.mark.parametrize("change", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: bytes(len(data))])
+@pytest.mark.parametrize(
+    "change", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: bytes(len(data))]
+)
 def test_what_is_changed_on_its_way_does_not_open(change: Change, tmp_path: Path) -> None:
     error = disturbed(tmp_path, 3, "p0", "p2", FIRST, "points", change)
     assert (error.code, error.party) == (Code.MALFORMED_MESSAGE, "p1")
@@ -172,7 +209,8 @@ def test_points_that_cannot_be_are_found_under_a_seal(tmp_path: Path) -> None:
     assert len(errors) == 4
 
 
-# -- how the parties meet ----------------------------------------------------------------------------------------------
+# -- how the parties meet
+# ----------------------------------------------------------------------
 
 
 def ints(*values: int) -> Change:
@@ -192,11 +230,14 @@ def test_a_passive_party_announces_masked_rows_that_cannot_be(tmp_path: Path) ->
     assert str(error) == "p1 says that it keeps -1 masked rows, which cannot be"
 
 
-@pytest.mark.parametrize("rows", [(41, 41), (0, 41), (-1, 41), (10**12, 41), (40, 40), (2**63 - 1, 41)])
+@pytest.mark.parametrize(
+    "rows", [(41, 41), (0, 41), (-1, 41), (10**12, 41), (40, 40), (2**63 - 1, 41)]
+)
 def test_the_active_party_announces_other_rows(rows: tuple[int, int], tmp_path: Path) -> None:
     error = disturbed(tmp_path, 2, "p0", "p1", HELLO, "rows", ints(*rows))
     assert error.party == "p0"
-    if rows != (41, 41):  # which may be, so it shows later
+    # Which may be, so it shows later.
+    if rows != (41, 41):
         assert str(error) == f"p0 says that the parties have {list(rows)} rows, which cannot be"
 
 
@@ -220,7 +261,8 @@ def test_the_active_party_names_another_attempt_to_one(name: bytes, tmp_path: Pa
     assert error.code in (Code.ROWS_DIFFER, Code.MALFORMED_MESSAGE)
 
 
-# -- introductions -----------------------------------------------------------------------------------------------------
+# -- introductions
+# ----------------------------------------------------------------------
 
 
 def framed(said: bytes) -> Change:
@@ -237,30 +279,55 @@ INTRODUCTIONS: dict[str, tuple[Change, Code, str]] = {
         Code.IDENTITY_MISMATCH,
         "the introduction of p1 has a certificate for 'p2'",
     ),
-    "for another run": (introduction("p1", "run2"), Code.IDENTITY_MISMATCH, "the introduction of p1 is not signed for"),
-    "garbage": (lambda data: bytes(range(256)) * (len(data) // 256), Code.MALFORMED_MESSAGE, "the introduction of p1"),
-    "nothing": (lambda data: bytes(len(data)), Code.MALFORMED_MESSAGE, "the introduction of p1 cannot be read"),
+    "for another run": (
+        introduction("p1", "run2"),
+        Code.IDENTITY_MISMATCH,
+        "the introduction of p1 is not signed for",
+    ),
+    "garbage": (
+        lambda data: bytes(range(256)) * (len(data) // 256),
+        Code.MALFORMED_MESSAGE,
+        "the introduction of p1",
+    ),
+    "nothing": (
+        lambda data: bytes(len(data)),
+        Code.MALFORMED_MESSAGE,
+        "the introduction of p1 cannot be read",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", INTRODUCTIONS)
 def test_an_introduction_that_is_not_the_partys(kind: str, tmp_path: Path) -> None:
     change, code, text = INTRODUCTIONS[kind]
-    error = disturbed(tmp_path, 3, "p1", "p0", HELLO, "introduction", change, credentials=credentials)
+    error = disturbed(
+        tmp_path, 3, "p1", "p0", HELLO, "introduction", change, credentials=credentials
+    )
     assert (error.code, error.party) == (code, "p1")
     assert str(error).startswith(text)
 
 
-def test_a_certificate_that_is_too_long_is_told_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed.KeyPair, "introduction", lambda *_: bytes(psi.INTRODUCTION_BYTES - 1))
-    found, errors = Parties(tmp_path, sets_of(many(0, 20), many(5, 20)), credentials=credentials).outcomes()
+def test_a_certificate_that_is_too_long_is_told_to_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sealed.KeyPair, "introduction", lambda *_: bytes(psi.INTRODUCTION_BYTES - 1)
+    )
+    found, errors = Parties(
+        tmp_path, sets_of(many(0, 20), many(5, 20)), credentials=credentials
+    ).outcomes()
     assert not found
     assert isinstance(errors[0], InputError)
-    assert "its introduction has 4095 bytes, and 4094 may be sent; take one with fewer names" in str(errors[0])
+    assert (
+        "its introduction has 4095 bytes, and 4094 may be sent; take one with fewer names"
+        in str(errors[0])
+    )
 
 
 def test_introductions_in_order_are_accepted(tmp_path: Path) -> None:
-    found = Parties(tmp_path, sets_of(many(0, 20), many(5, 20), many(9, 20)), credentials=credentials).align()
+    found = Parties(
+        tmp_path, sets_of(many(0, 20), many(5, 20), many(9, 20)), credentials=credentials
+    ).align()
     assert {tuple(each.ids) for each in found.values()} == {tuple(sorted(many(9, 11)))}
 
 
@@ -272,12 +339,15 @@ def test_the_active_party_introduces_a_key_of_its_own_for_another(tmp_path: Path
         size = psi.INTRODUCTION_BYTES
         return data[: 2 * size] + forged + data[3 * size :]
 
-    error = disturbed(tmp_path, 3, "p0", "p1", HELLO, "introductions", change, credentials=credentials)
+    error = disturbed(
+        tmp_path, 3, "p0", "p1", HELLO, "introductions", change, credentials=credentials
+    )
     assert (error.code, error.party) == (Code.IDENTITY_MISMATCH, "p2")
     assert str(error) == "the introduction of p2 has a certificate for 'p0'"
 
 
-# -- the server --------------------------------------------------------------------------------------------------------
+# -- the server
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -290,7 +360,9 @@ def test_the_active_party_introduces_a_key_of_its_own_for_another(tmp_path: Path
         ((10**12, 40), f"p1 says that it has {10**12} rows; 1 to {MOST_ROWS} can be aligned"),
     ],
 )
-def test_the_server_is_told_sizes_that_do_not_fit(sizes: tuple[int, int], text: str, tmp_path: Path) -> None:
+def test_the_server_is_told_sizes_that_do_not_fit(
+    sizes: tuple[int, int], text: str, tmp_path: Path
+) -> None:
     error = disturbed(tmp_path, 2, "p1", SERVER, StepKey(PHASE, 2, 0), "sizes", ints(*sizes))
     assert (error.code, str(error)) == (Code.MALFORMED_MESSAGE, text)
     assert error.party in text
@@ -298,19 +370,25 @@ def test_the_server_is_told_sizes_that_do_not_fit(sizes: tuple[int, int], text: 
 
 def test_the_server_is_sent_a_tag_twice(tmp_path: Path) -> None:
     tags = StepKey(PHASE, 2, 1)
-    error = disturbed(tmp_path, 2, "p1", SERVER, tags, "tags", lambda data: data[:TAG_BYTES] + data[:-TAG_BYTES])
+    error = disturbed(
+        tmp_path, 2, "p1", SERVER, tags, "tags", lambda data: data[:TAG_BYTES] + data[:-TAG_BYTES]
+    )
     assert str(error).startswith("p1 sent a tag twice among those of p0; ")
     assert error.party == "p1"
 
 
 def test_the_server_names_who_sent_a_tag_twice_in_a_ring(tmp_path: Path) -> None:
     tags = StepKey(PHASE, 3, 1)
-    error = disturbed(tmp_path, 3, "p2", SERVER, tags, "tags", lambda data: data[:TAG_BYTES] + data[:-TAG_BYTES])
+    error = disturbed(
+        tmp_path, 3, "p2", SERVER, tags, "tags", lambda data: data[:TAG_BYTES] + data[:-TAG_BYTES]
+    )
     assert (error.party, str(error)[:39]) == ("p2", "p2 sent a tag twice among those of p0; ")
 
 
 def test_the_server_is_sent_fewer_tags(tmp_path: Path) -> None:
-    error = disturbed(tmp_path, 2, "p1", SERVER, StepKey(PHASE, 2, 1), "tags", lambda data: data[TAG_BYTES:])
+    error = disturbed(
+        tmp_path, 2, "p1", SERVER, StepKey(PHASE, 2, 1), "tags", lambda data: data[TAG_BYTES:]
+    )
     assert (error.code, error.party) == (Code.TENSOR_MISMATCH, "p1")
     assert re.match("p1 at phase align, round 2, batch 1: tensor 'tags' is", str(error))
 
@@ -335,10 +413,13 @@ def test_wrong_bits_from_the_server_are_found_before_training(tmp_path: Path) ->
     assert {tuple(each.ids) for each in parties.align().values()} == {in_common(sets)}
 
 
-# -- who makes up the list of another ----------------------------------------------------------------------------------
+# -- who makes up the list of another
+# ----------------------------------------------------------------------
 
 
-def test_an_active_party_that_turns_tags_sees_nothing_of_the_list_that_it_makes(tmp_path: Path) -> None:
+def test_an_active_party_that_turns_tags_sees_nothing_of_the_list_that_it_makes(
+    tmp_path: Path,
+) -> None:
     """It could choose another's list of common rows, and try out ids until their digest fits."""
     record = Recorder()
 
@@ -360,7 +441,9 @@ def test_a_list_that_is_shorter_than_wanted_is_not_compared_at_all(tmp_path: Pat
 
     def tap(who: str, to: str, at: StepKey, bundle: Bundle) -> Bundle:
         if (who, to, at) == (SERVER, "p1", StepKey(PHASE, 2, 1)):
-            bundle = changed(bundle, "common", bytes([128]) + bytes(bundle.tensors["common"].data.nbytes - 1))
+            bundle = changed(
+                bundle, "common", bytes([128]) + bytes(bundle.tensors["common"].data.nbytes - 1)
+            )
         return record(who, to, at, bundle)
 
     sets = sets_of(many(0, 40), many(5, 40))
@@ -393,23 +476,29 @@ def test_an_attempt_is_not_for_another_set(tmp_path: Path) -> None:
     found, errors = parties.outcomes()
     assert not found
     assert any(
-        "goes on with an alignment in which the parties had other numbers of rows" in str(each) for each in errors
+        "goes on with an alignment in which the parties had other numbers of rows" in str(each)
+        for each in errors
     )
     assert not state.exists()
 
 
-# -- the server and a party that join forces ---------------------------------------------------------------------------
+# -- the server and a party that join forces
+# ----------------------------------------------------------------------
 
 
 def bits_of(*places: int, rows: int = 40) -> bytes:
-    """Returns what the server sends to mark the rows at these places of the order in which a party shows them."""
+    """Returns what the server sends to mark the rows at these places of the order in which a party
+    shows them.
+    """
     marks = np.zeros(rows, bool)
     marks[list(places)] = True
     return np.packbits(marks).tobytes()
 
 
 class Colluding(Recorder):
-    """A server that marks what it likes of p1's rows, and interrupts the run as soon as it has p1's digest."""
+    """A server that marks what it likes of p1's rows, and interrupts the run as soon as it has p1's
+    digest.
+    """
 
     def __init__(self, parties: int, bits: bytes, look: Callable[[], None] = lambda: None) -> None:
         super().__init__()
@@ -431,7 +520,9 @@ def asking(folder: Path, parties: int, begins: Callable[[], None], **given: Any)
     return Parties(folder, sets, asks={"p1": {"begins": begins}}, **given)
 
 
-def interrupted_with(parties: Parties, bits: bytes, look: Callable[[], None] = lambda: None) -> bytes:
+def interrupted_with(
+    parties: Parties, bits: bytes, look: Callable[[], None] = lambda: None
+) -> bytes:
     """Returns p1's digest of the list that the bits make."""
     parties.tap = tap = Colluding(len(parties.sets), bits, look)
     found, errors = parties.outcomes()
@@ -442,25 +533,33 @@ def interrupted_with(parties: Parties, bits: bytes, look: Callable[[], None] = l
 
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize("divides", [True, False])
-def test_other_bits_in_the_same_attempt_end_it_and_count(parties: int, divides: bool, tmp_path: Path) -> None:
-    """Each list would be one more guess at an id: of known rows, to be as many as wanted, and one that is not known."""
+def test_other_bits_in_the_same_attempt_end_it_and_count(
+    parties: int, divides: bool, tmp_path: Path
+) -> None:
+    """Each list would be one more guess at an id: of known rows, to be as many as wanted, and one
+    that is not known.
+    """
     counted: list[str] = []
     ring = asking(tmp_path, parties, partial(counted.append, "p1"), divides=divides)
     state = ring.folder_of("p1") / "alignment" / "state.json"
 
     def look() -> None:
-        assert json.loads(state.read_text())["marks"]  # on the disk before the digest is sent
+        # On the disk before the digest is sent.
+        assert json.loads(state.read_text())["marks"]
 
     digest_ = interrupted_with(ring, bits_of(0, 1, 2), look)
     assert digest_
-    assert interrupted_with(ring, bits_of(0, 1, 2)) == digest_  # an honest server does the same again
+    # An honest server does the same again.
+    assert interrupted_with(ring, bits_of(0, 1, 2)) == digest_
     assert counted == ["p1"]
     ring.tap = tap = Colluding(parties, bits_of(0, 1, 3))
     _, errors = ring.outcomes()
     error = errors[0]
     assert isinstance(error, PeerError)
     assert (error.code, error.party) == (Code.MALFORMED_MESSAGE, SERVER)
-    assert str(error).startswith("server has marked other rows as common than before in the same alignment: ")
+    assert str(error).startswith(
+        "server has marked other rows as common than before in the same alignment: "
+    )
     assert not tap.digest
     assert counted == ["p1"] * 2
     assert not state.exists()
@@ -473,13 +572,18 @@ def test_interruptions_give_no_more_guesses_than_alignments_a_day(tmp_path: Path
     begins = partial(quota.count, tmp_path / "alignments-p1.json", "p1.csv", 5, time.time())
     ring = asking(tmp_path, 2, begins, rows={"at_least": 3})
     shown = {interrupted_with(ring, bits_of(0, 1, 2, place)) for place in range(3, 30)}
-    assert len(shown - {b""}) == 3  # every other one is refused, and counts
+    # Every other one is refused, and counts.
+    assert len(shown - {b""}) == 3
 
 
-def test_the_active_party_cannot_choose_the_salt_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_active_party_cannot_choose_the_salt_of_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise what it has tried out once would do for every alignment."""
     shown, drawn = set[bytes](), os.urandom
-    monkeypatch.setattr(os, "urandom", lambda size: bytes(range(size)) if size == psi.NAME_BYTES else drawn(size))
+    monkeypatch.setattr(
+        os, "urandom", lambda size: bytes(range(size)) if size == psi.NAME_BYTES else drawn(size)
+    )
     for run in ("first", "second"):
 
         def tap(who: str, to: str, at: StepKey, bundle: Bundle) -> Bundle:
@@ -489,33 +593,49 @@ def test_the_active_party_cannot_choose_the_salt_of_a_list(tmp_path: Path, monke
                 shown.add(bytes(bundle.tensors["digest"].data))
             return bundle
 
-        found, errors = Parties(tmp_path / run, sets_of(many(0, 40), many(0, 40)), tap=tap).outcomes()
+        found, errors = Parties(
+            tmp_path / run, sets_of(many(0, 40), many(0, 40)), tap=tap
+        ).outcomes()
         assert not found
         assert "do not take the same rows" in str(errors[0])
     assert len(shown) == 2
 
 
-def test_an_attempt_of_an_earlier_name_has_another_salt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names, shown, drawn = itertools.cycle([bytes(range(16)), bytes(range(1, 17))]), set[bytes](), os.urandom
-    monkeypatch.setattr(os, "urandom", lambda size: next(names) if size == psi.NAME_BYTES else drawn(size))
+def test_an_attempt_of_an_earlier_name_has_another_salt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, shown, drawn = (
+        itertools.cycle([bytes(range(16)), bytes(range(1, 17))]),
+        set[bytes](),
+        os.urandom,
+    )
+    monkeypatch.setattr(
+        os, "urandom", lambda size: next(names) if size == psi.NAME_BYTES else drawn(size)
+    )
     parties = Parties(tmp_path, sets_of(many(0, 40), many(0, 40)))
     for _ in range(3):
         shown.add(interrupted_with(parties, bits_of(0, 1, 2)))
-        shutil.rmtree(parties.folder_of("p0") / "alignment")  # so the next attempt has another name
+        # So the next attempt has another name.
+        shutil.rmtree(parties.folder_of("p0") / "alignment")
     assert len(shown - {b""}) == 3
 
 
 def test_a_guess_costs_what_scrypt_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(digest._SCRYPT, "n", 1 << 15)
     digest._slow.cache_clear()
-    listed = b"".join(len(each.encode()).to_bytes(4, "little") + each.encode() for each in ("a", "ü"))
+    listed = b"".join(
+        len(each.encode()).to_bytes(4, "little") + each.encode() for each in ("a", "ü")
+    )
     given = {"salt": b"salt", "n": 1 << 15, "r": 8, "maxmem": 1 << 26, "dklen": 32}
     slow = hashlib.scrypt(hashlib.sha256(listed).digest(), p=4, **given)  # type: ignore[arg-type]
     assert digest.slow_digest(b"salt", ("a", "ü"), digest.PASSES_FOUND) == slow
-    assert digest.rows_digest("run", ("a", "ü"), b"salt") != digest.rows_digest("other", ("a", "ü"), b"salt")
+    assert digest.rows_digest("run", ("a", "ü"), b"salt") != digest.rows_digest(
+        "other", ("a", "ü"), b"salt"
+    )
 
 
-# -- too many rows, too few --------------------------------------------------------------------------------------------
+# -- too many rows, too few
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -531,7 +651,9 @@ def test_a_party_with_more_rows_than_wanted_is_refused_before_anything_is_masked
 ) -> None:
     record = Recorder()
     sets = sets_of(*(many(5 * number, 40 + number) for number in range(3)))
-    found, errors = Parties(tmp_path, sets, asks={who: {"peer_rows_at_most": most}}, tap=record).outcomes()
+    found, errors = Parties(
+        tmp_path, sets, asks={who: {"peer_rows_at_most": most}}, tap=record
+    ).outcomes()
     assert not found
     error = errors[0]
     assert isinstance(error, PeerError)
@@ -545,7 +667,8 @@ def test_rows_of_ones_own_are_as_many_as_one_likes(tmp_path: Path) -> None:
     sets = sets_of(many(0, 40), many(5, 20))
     parties = Parties(tmp_path, sets, asks={"p0": {"peer_rows_at_most": 20}})
     assert {tuple(each.ids) for each in parties.align().values()} == {in_common(sets)}
-    parties.asks = {"p0": {"peer_rows_at_most": 1}}  # the rows are known, and nobody masks any
+    # The rows are known, and nobody masks any.
+    parties.asks = {"p0": {"peer_rows_at_most": 1}}
     assert {tuple(each.ids) for each in parties.align().values()} == {in_common(sets)}
 
 
@@ -556,17 +679,24 @@ def test_the_server_refuses_a_party_with_more_rows_than_it_compares(tmp_path: Pa
     assert not found
     assert isinstance(errors[0], PeerError)
     assert (errors[0].code, errors[0].party) == (Code.REFUSED, "p1")
-    text = "p1 announces 41 rows, and the server compares at most 40 of a party (its option --rows-at-most)"
+    text = (
+        "p1 announces 41 rows, and the server compares at most 40 of a party (its option "
+        "--rows-at-most)"
+    )
     assert str(errors[0]) == text
     assert not [each for each in record.said if "tags" in each.tensors]
 
 
 @pytest.mark.parametrize("enough", [True, False])
-def test_a_party_answers_for_so_many_new_rows_and_not_for_fewer(enough: bool, tmp_path: Path) -> None:
+def test_a_party_answers_for_so_many_new_rows_and_not_for_fewer(
+    enough: bool, tmp_path: Path
+) -> None:
     """The recipe's ``rows.at_least`` is for training."""
     record, least = Recorder(), 35 if enough else 36
     sets = sets_of(many(0, 40), many(5, 40))
-    parties = Parties(tmp_path, sets, rows={"at_least": 39}, divides=False, asks={"p1": {"at_least": least}})
+    parties = Parties(
+        tmp_path, sets, rows={"at_least": 39}, divides=False, asks={"p1": {"at_least": least}}
+    )
     parties.tap = record
     found, errors = parties.outcomes()
     if enough:

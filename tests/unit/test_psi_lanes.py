@@ -1,4 +1,6 @@
-"""Eight points at a time: the same points, no library that does not work, and none for points of others."""
+"""Eight points at a time: the same points, no library that does not work, and none for points of
+others.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def test_own_ids_have_the_same_points_with_the_library_and_without(
 ) -> None:
     ids, secret = [b"%d" % number for number in range(count)], os.urandom(32)
     found = own(ids, b"salt", secret)
-    assert found == eight.multiply(hashed(ids, b"salt"), secret) == masked(hashed(ids, b"salt"), secret)
+    assert (
+        found
+        == eight.multiply(hashed(ids, b"salt"), secret)
+        == masked(hashed(ids, b"salt"), secret)
+    )
     monkeypatch.setattr(lanes, "lanes", lambda: None)
     assert own(ids, b"salt", secret) == found
 
@@ -50,14 +56,18 @@ def test_what_a_peer_sends_never_goes_through_the_library(monkeypatch: pytest.Mo
 
     theirs, salt, secret = hashed([b"1", b"2"], b"salt"), b"salt", os.urandom(32)
     monkeypatch.setattr(lanes, "lanes", asked)
-    assert worker._answer([worker.OTHERS, b"shop", theirs], secret, salt) == [worker.DONE, masked(theirs, secret)]
+    assert worker._answer([worker.OTHERS, b"shop", theirs], secret, salt) == [
+        worker.DONE,
+        masked(theirs, secret),
+    ]
     with pytest.raises(AssertionError, match="the library is asked for"):
         worker._answer([worker.OWN, b"1"], secret, salt)
 
 
 def test_eight_at_a_time_multiplies_as_in_rfc_7748(eight: lanes.Lanes) -> None:
     secret, u, product = map(bytes.fromhex, RFC_7748)
-    top_bit = u[:-1] + bytes([u[-1] | 128])  # it does not count
+    # It does not count.
+    top_bit = u[:-1] + bytes([u[-1] | 128])
     assert eight.multiply(u + top_bit, secret) == product * 2
 
 
@@ -80,7 +90,9 @@ def unfit(answer: int = 1, status: int = 0) -> Any:
         def __call__(self, *_: object) -> int:
             return self.returned
 
-    return SimpleNamespace(mbx_is_crypto_mb_applicable=Function(answer), mbx_x25519_mb8=Function(status))
+    return SimpleNamespace(
+        mbx_is_crypto_mb_applicable=Function(answer), mbx_x25519_mb8=Function(status)
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,14 +148,21 @@ def listed(case: str, folder: Path) -> Any:
         ("a list that cannot be read", "no text"),
         ("no list", "intel-cmplr-lib-rt says of no file libintlc.so.5: install it again"),
         ("an empty list", "says of no file libintlc.so.5"),
-        ("a file of another size", "has another size than intel-cmplr-lib-rt says: install it again"),
+        (
+            "a file of another size",
+            "has another size than intel-cmplr-lib-rt says: install it again",
+        ),
         ("a size that is not known", "has another size"),
         ("no library", "libintlc.so.5"),
         ("no file", "libintlc.so.5"),
     ],
 )
 def test_a_package_that_is_not_whole_is_not_used(
-    case: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "files", lambda _: listed(case, tmp_path))
     lanes.lanes.cache_clear()
@@ -157,14 +176,18 @@ def test_a_package_that_is_not_whole_is_not_used(
     assert said in line
 
 
-@pytest.mark.parametrize(("points", "secret"), [(31, 32), (33, 32), (1, 32), (32, 31), (32, 33), (0, 0)])
+@pytest.mark.parametrize(
+    ("points", "secret"), [(31, 32), (33, 32), (1, 32), (32, 31), (32, 33), (0, 0)]
+)
 def test_other_lengths_are_refused(eight: lanes.Lanes, points: int, secret: int) -> None:
     with pytest.raises(ValueError, match="are wanted"):
         eight.multiply(bytes(points), bytes(secret))
 
 
 def test_the_module_says_what_this_machine_uses() -> None:
-    said = subprocess.run([sys.executable, "-m", lanes.__name__], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-m", lanes.__name__], capture_output=True, text=True, check=True
+    ).stdout
     begins = "eight points at a time" if lanes.lanes() is not None else "one point after the other"
     assert said.startswith(begins)
     assert said.count("\n") == 1

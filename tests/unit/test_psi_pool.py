@@ -1,4 +1,6 @@
-"""Workers that mask: other processes, with the errors of this one, that know the secret and outlive nobody."""
+"""Workers that mask: other processes, with the errors of this one, that know the secret and outlive
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def masking() -> Iterator[Masking]:
 
 
 def ours() -> list[psutil.Process]:
-    """Returns the workers. A process has no command line in the moment in which its program begins."""
+    """Returns the workers. A process has no command line in the moment in which its program
+    begins.
+    """
     found = wait_until(
         lambda: {each: each.cmdline() for each in psutil.Process().children() if runs(each)},
         lambda lines: all(lines.values()),
@@ -50,7 +54,8 @@ def ours() -> list[psutil.Process]:
 
 def runs(process: psutil.Process) -> bool:
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)  # nobody may be there to reap it
+        # Nobody may be there to reap it.
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
@@ -65,7 +70,9 @@ def test_masks_as_this_process_would(masking: Masking) -> None:
 def test_many_batches_come_back_in_their_places(masking: Masking) -> None:
     batches = [[f"{batch}:{row}" for row in range(batch % 7)] for batch in range(50)]
     futures = [masking.own(each) for each in batches]
-    expected = [masked(hashed([each.encode() for each in batch], SALT), SECRET) for batch in batches]
+    expected = [
+        masked(hashed([each.encode() for each in batch], SALT), SECRET) for batch in batches
+    ]
     assert [each.result(WAIT_S) for each in futures] == expected
 
 
@@ -82,7 +89,8 @@ def test_a_peers_error_comes_back_as_itself(masking: Masking) -> None:
         masking.others(bytes(32), "shop").result(WAIT_S)
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "shop")
     assert caught.value.public == str(caught.value)
-    assert masking.own(["1"]).result(WAIT_S)  # and the worker goes on
+    # And the worker goes on.
+    assert masking.own(["1"]).result(WAIT_S)
 
 
 def test_workers_are_small_processes_whose_secret_nobody_sees(masking: Masking) -> None:
@@ -140,7 +148,9 @@ def test_a_worker_that_dies_fails_its_batches() -> None:
 
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
         assert parent.stdout is not None
         workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         assert len(workers) == 2

@@ -1,4 +1,6 @@
-"""Private alignment that is interrupted: it goes on where it was, with the same secrets, and gives the same rows."""
+"""Private alignment that is interrupted: it goes on where it was, with the same secrets, and gives
+the same rows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.aligning import Direct, Parties, Recorder, Said, in_common, sets_of, small_batches
+from tests.harness.aligning import (
+    Direct,
+    Parties,
+    Recorder,
+    Said,
+    in_common,
+    sets_of,
+    small_batches,
+)
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import InterruptedRun
 from vfl_common.psi import PHASE
@@ -21,7 +31,8 @@ SETS = sets_of(
     [f"id-{number}" for number in range(2, 17)],
     [f"id-{number}" for number in range(5, 14)],
 )
-# A party masks its own rows two batches ahead, and another's set as it comes: so much may be lost at each.
+# A party masks its own rows two batches ahead, and another's set as it comes: so much may be lost
+# at each.
 LOST = 3 + 2
 
 
@@ -42,7 +53,9 @@ class Interrupting(Recorder):
 
 
 def state(parties: Parties, name: str) -> dict[str, str]:
-    found: dict[str, str] = json.loads((parties.folder_of(name) / "alignment" / "state.json").read_text())
+    found: dict[str, str] = json.loads(
+        (parties.folder_of(name) / "alignment" / "state.json").read_text()
+    )
     return found
 
 
@@ -69,7 +82,8 @@ def test_it_goes_on_after_an_interruption_at_any_bundle(at: int, tmp_path: Path)
     found, errors = parties.outcomes()
     assert errors
     assert all(isinstance(each, InterruptedRun) for each in errors)
-    assert {tuple(each.ids) for each in found.values()} <= {in_common(SETS)}  # who has finished, has finished well
+    # Who has finished, has finished well.
+    assert {tuple(each.ids) for each in found.values()} <= {in_common(SETS)}
     parties.tap = after = Recorder()
     assert {tuple(each.ids) for each in parties.align().values()} == {in_common(SETS)}
     whole = sum(-(-len(ids) // BATCH) for ids in SETS.values()) * len(SETS)
@@ -96,7 +110,10 @@ def test_it_takes_up_again_what_is_kept(tmp_path: Path) -> None:
     parties.tap = look = Interrupting(10)
     parties.outcomes()
     assert {name: state(parties, name) for name in SETS} == before
-    assert min((each.step.round, each.step.batch) for each in look.said if each.step.round > 0) > (1, 0)
+    assert min((each.step.round, each.step.batch) for each in look.said if each.step.round > 0) > (
+        1,
+        0,
+    )
 
 
 def test_a_file_that_was_being_written_is_cut_to_whole_batches(tmp_path: Path) -> None:
@@ -144,11 +161,14 @@ def test_after_the_end_a_party_that_has_other_rows_or_lost_its_folder_makes_all_
     assert {tuple(each.ids) for each in parties.align().values()} == {in_common(parties.sets)}
 
 
-def test_a_party_that_died_before_it_kept_the_rows_makes_only_the_tags_be_compared_again(tmp_path: Path) -> None:
+def test_a_party_that_died_before_it_kept_the_rows_makes_only_the_tags_be_compared_again(
+    tmp_path: Path,
+) -> None:
     parties = Parties(tmp_path, SETS, tap=(record := Recorder()))
     parties.align()
     tags = next(number for number, each in enumerate(record.said) if "common" in each.tensors)
-    again = Parties(tmp_path / "again", SETS, tap=Interrupting(tags + 1))  # one of them is told
+    # One of them is told.
+    again = Parties(tmp_path / "again", SETS, tap=Interrupting(tags + 1))
     again.outcomes()
     again.tap = after = Recorder()
     assert {tuple(each.ids) for each in again.align().values()} == {in_common(SETS)}

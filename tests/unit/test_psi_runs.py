@@ -1,4 +1,6 @@
-"""Runs of parties that find their common rows: the numbers are those of a run with tables that were cut by hand."""
+"""Runs of parties that find their common rows: the numbers are those of a run with tables that were
+cut by hand.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,12 @@ RECIPE = vfl.Recipe.from_dict(
 )
 
 
-def run(recipe: vfl.Recipe, bank: pd.DataFrame = BANK, shop: pd.DataFrame = SHOP, **more: Any) -> vfl.Run:
-    return vfl.simulate(recipe, {"bank": vfl.Data(bank, label="left"), "shop": shop}, quiet=True, **more)
+def run(
+    recipe: vfl.Recipe, bank: pd.DataFrame = BANK, shop: pd.DataFrame = SHOP, **more: Any
+) -> vfl.Run:
+    return vfl.simulate(
+        recipe, {"bank": vfl.Data(bank, label="left"), "shop": shop}, quiet=True, **more
+    )
 
 
 def cut(frame: pd.DataFrame) -> pd.DataFrame:
@@ -65,7 +71,9 @@ def parameters(of: vfl.Run) -> dict[str, torch.Tensor]:
     }
 
 
-def test_the_numbers_are_those_of_tables_that_were_cut_by_hand(found: vfl.Run, by_hand: vfl.Run) -> None:
+def test_the_numbers_are_those_of_tables_that_were_cut_by_hand(
+    found: vfl.Run, by_hand: vfl.Run
+) -> None:
     assert found.metrics == by_hand.metrics
     ours, theirs = parameters(found), parameters(by_hand)
     assert ours.keys() == theirs.keys()
@@ -90,7 +98,10 @@ def test_each_party_is_told_the_share_of_its_own_rows(caplog: pytest.LogCaptureF
     assert "80 of your 90 rows (89 %) are common to all parties" in said
     assert "80 of your 120 rows (67 %) are common to all parties" in said
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    few = "only 67 % of the rows of frame of shop are common to all parties, fewer than data.expect_common = 0.7;"
+    few = (
+        "only 67 % of the rows of frame of shop are common to all parties, fewer than "
+        "data.expect_common = 0.7;"
+    )
     assert [text for text in warned if "common" in text] == [
         f"{few} compare how ids look at every party (vfl-party check), or lower the key"
     ]
@@ -101,30 +112,41 @@ def test_who_runs_all_parties_is_told_what_each_says_of_its_rows(
     processes: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     nobody = SHOP.assign(id=["", *SHOP["id"][1:]])
-    vfl.simulate(RECIPE, {"bank": vfl.Data(BANK[FROM - 10 :], label="left"), "shop": nobody}, processes=processes)
+    vfl.simulate(
+        RECIPE,
+        {"bank": vfl.Data(BANK[FROM - 10 :], label="left"), "shop": nobody},
+        processes=processes,
+    )
     said = capfd.readouterr().err.splitlines()
     assert any(
-        line.startswith("shop: ") and line.endswith("1 of 120 rows are left out: 1 without an id") for line in said
+        line.startswith("shop: ") and line.endswith("1 of 120 rows are left out: 1 without an id")
+        for line in said
     )
-    assert any(line.startswith("bank: ") and line.endswith("are common to all parties") for line in said)
+    assert any(
+        line.startswith("bank: ") and line.endswith("are common to all parties") for line in said
+    )
 
 
 def test_few_common_rows_are_a_warning_without_a_key(caplog: pytest.LogCaptureFixture) -> None:
     many = pd.DataFrame({"id": [f"x{number}" for number in range(80)], "size": 0.5})
     with caplog.at_level(logging.WARNING, "vfl_party"):
         run(RECIPE, BANK, pd.concat([SHOP, many]))
-    assert [record.getMessage()[:40] for record in caplog.records if "common" in record.getMessage()] == [
-        "only 40 % of the rows of frame of shop a"
-    ]
+    assert [
+        record.getMessage()[:40] for record in caplog.records if "common" in record.getMessage()
+    ] == ["only 40 % of the rows of frame of shop a"]
 
 
 def test_a_prediction_is_for_the_rows_in_common(found: vfl.Run, by_hand: vfl.Run) -> None:
     new = {"bank": BANK.drop(columns="left")[20:60], "shop": SHOP}
     scores = found.predict(new)
     assert scores["id"] == list(new["bank"]["id"])
-    scored = pd.DataFrame(scores)[[state == "scored" for state in scores["state"]]].reset_index(drop=True)
+    scored = pd.DataFrame(scores)[[state == "scored" for state in scores["state"]]].reset_index(
+        drop=True
+    )
     assert sorted(scored["id"]) == sorted(set(new["bank"]["id"]) & set(SHOP["id"]))
-    theirs = by_hand.predict({name: each[each["id"].isin(set(scored["id"]))] for name, each in new.items()})
+    theirs = by_hand.predict(
+        {name: each[each["id"].isin(set(scored["id"]))] for name, each in new.items()}
+    )
     pd.testing.assert_frame_equal(scored.astype({"class": int}), pd.DataFrame(theirs))
 
 
@@ -146,7 +168,8 @@ def test_a_forecast_is_what_the_alignment_sends() -> None:
         assert forecast.by_phase[phase] == same.bytes.by_phase[phase]
 
 
-# -- how often ---------------------------------------------------------------------------------------------------------
+# -- how often
+# ----------------------------------------------------------------------
 
 
 def test_a_table_is_aligned_so_often_a_day_and_not_more(tmp_path: Path) -> None:
@@ -158,8 +181,10 @@ def test_a_table_is_aligned_so_often_a_day_and_not_more(tmp_path: Path) -> None:
     ) as caught:
         count(path, "bank.csv", 3, 3 * hour_s)
     assert caught.value.code is Code.REFUSED
-    count(path, "new.csv", 3, 3 * hour_s)  # of another table
-    count(path, "bank.csv", 3, 24 * hour_s)  # the first one is a day ago
+    # Of another table.
+    count(path, "new.csv", 3, 3 * hour_s)
+    # The first one is a day ago.
+    count(path, "bank.csv", 3, 24 * hour_s)
     with pytest.raises(InputError):
         count(path, "bank.csv", 3, 24.5 * hour_s)
 
@@ -189,5 +214,7 @@ def test_a_count_that_cannot_be_read_is_no_permission(tmp_path: Path) -> None:
     path = tmp_path / "alignments-bank.json"
     for text in ("{", "[1]", '{"bank.csv": ["x"]}', '{"bank.csv": 1}', '{"bank.csv": [NaN]}'):
         path.write_text(text)
-        with pytest.raises(InputError, match=r"alignments-bank.json: cannot be read; restore it, or remove it"):
+        with pytest.raises(
+            InputError, match=r"alignments-bank.json: cannot be read; restore it, or remove it"
+        ):
             count(path, "bank.csv", 3, 0.0)

@@ -46,7 +46,8 @@ def refusal(introduction: bytes, credentials: Credentials, code: Code, context: 
     return str(caught.value)
 
 
-# -- introductions ----------------------------------------------------------------------------------------------------
+# -- introductions
+# ----------------------------------------------------------------------
 
 
 def test_a_public_key_with_its_holder(shop: Credentials, clinic: Credentials) -> None:
@@ -74,15 +75,23 @@ def with_key(ca: Path, monkeypatch: pytest.MonkeyPatch, key: PrivateKeyTypes) ->
 def test_a_key_of_rsa(ca: Path, clinic: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
     shop = with_key(ca, monkeypatch, rsa.generate_private_key(65537, 2048))
     assert verified(A.introduction(shop, RUN), clinic, "shop", RUN) == A.public
-    assert "not signed for this run" in refusal(A.introduction(shop, b"run 2"), clinic, Code.IDENTITY_MISMATCH)
+    assert "not signed for this run" in refusal(
+        A.introduction(shop, b"run 2"), clinic, Code.IDENTITY_MISMATCH
+    )
 
 
-def test_another_kind_of_key(ca: Path, clinic: Credentials, shop: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_kind_of_key(
+    ca: Path, clinic: Credentials, shop: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = ed25519.Ed25519PrivateKey.generate()
     with pytest.raises(InputError, match="is Ed25519, which gRPC cannot use"):
         with_key(ca, monkeypatch, key)
-    text = f"the key of {shop.certificate_file} is neither ECDSA nor RSA; make another, have it signed"
-    odd = replace(shop, key_pem=key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    text = (
+        f"the key of {shop.certificate_file} is neither ECDSA nor RSA; make another, have it signed"
+    )
+    odd = replace(
+        shop, key_pem=key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
     with pytest.raises(InputError) as caught:
         A.introduction(odd, RUN)
     assert (caught.value.code, str(caught.value)) == (Code.CERTIFICATE_INVALID, text)
@@ -105,15 +114,21 @@ def test_signed_with_another_key(shop: Credentials, clinic: Credentials) -> None
 
 def test_for_another_run_or_another_key(shop: Credentials, clinic: Credentials) -> None:
     introduction = A.introduction(shop, RUN)
-    assert "not signed for this run" in refusal(introduction, clinic, Code.IDENTITY_MISMATCH, b"run 2")
-    assert "not signed for this run" in refusal(B.public + introduction[32:], clinic, Code.IDENTITY_MISMATCH)
+    assert "not signed for this run" in refusal(
+        introduction, clinic, Code.IDENTITY_MISMATCH, b"run 2"
+    )
+    assert "not signed for this run" in refusal(
+        B.public + introduction[32:], clinic, Code.IDENTITY_MISMATCH
+    )
 
 
 def test_of_another_federation(tmp_path: Path, clinic: Credentials) -> None:
     create_authority(tmp_path / "other", "f")
     stranger = load_credentials(issue(tmp_path / "other", "shop"), name="shop")
     text = refusal(A.introduction(stranger, RUN), clinic, Code.CERTIFICATE_INVALID)
-    assert text == "the certificate of shop is from another CA than that of clinic; take both from one"
+    assert (
+        text == "the certificate of shop is from another CA than that of clinic; take both from one"
+    )
 
 
 def test_by_either_authority_of_a_file(tmp_path: Path, clinic: Credentials) -> None:
@@ -140,7 +155,9 @@ def test_by_an_intermediate_of_the_authority(tmp_path: Path) -> None:
     found = {}
     for name in ("shop", "clinic"):
         tls = written(tmp_path, name, below.leaf(dns(name, f"{name}.example.org")), below)
-        found[name] = load_credentials(tls, name=name, members=Members(frozenset(["shop", "clinic"])))
+        found[name] = load_credentials(
+            tls, name=name, members=Members(frozenset(["shop", "clinic"]))
+        )
     assert verified(A.introduction(found["shop"], RUN), found["clinic"], "shop", RUN) == A.public
     alone = replace(found["shop"], chain=(found["shop"].certificate, found["shop"].authority))
     text = refusal(A.introduction(alone, RUN), found["clinic"], Code.CERTIFICATE_INVALID)
@@ -180,13 +197,18 @@ def test_no_public_key(shop: Credentials, clinic: Credentials) -> None:
     class Weak(KeyPair):
         public = bytes(32)
 
-    assert "of small order" in refusal(Weak(A.secret).introduction(shop, RUN), clinic, Code.MALFORMED_MESSAGE)
+    assert "of small order" in refusal(
+        Weak(A.secret).introduction(shop, RUN), clinic, Code.MALFORMED_MESSAGE
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 34, 60, 120, 300])
 def test_half_an_introduction(shop: Credentials, clinic: Credentials, size: int) -> None:
     text = refusal(A.introduction(shop, RUN)[:size], clinic, Code.MALFORMED_MESSAGE)
-    assert text == "the introduction of shop cannot be read; run the same version of this program at all parties"
+    assert (
+        text == "the introduction of shop cannot be read; run the same version of this program at "
+        "all parties"
+    )
 
 
 @pytest.mark.parametrize("flip", [1, 0x80, 0xFF])
@@ -207,16 +229,26 @@ def test_a_changed_introduction(shop: Credentials, clinic: Credentials, flip: in
 def test_a_certificate_with_a_negative_number(shop: Credentials, clinic: Credentials) -> None:
     """The library only warns of it, on a screen that is not the peer's."""
     der = bytearray(shop.certificate.public_bytes(Encoding.DER))
-    der[der.index(b"\xa0\x03\x02\x01\x02\x02") + 7] |= 0x80  # after the version and the number's tag and length
-    pem = b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(bytes(der)) + b"-----END CERTIFICATE-----\n"
+    # After the version and the number's tag and length.
+    der[der.index(b"\xa0\x03\x02\x01\x02\x02") + 7] |= 0x80
+    pem = (
+        b"-----BEGIN CERTIFICATE-----\n"
+        + base64.encodebytes(bytes(der))
+        + b"-----END CERTIFICATE-----\n"
+    )
     said = A.introduction(shop, RUN)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as a program does
+        # As a program does.
+        warnings.simplefilter("ignore")
         text = refusal(said[: said.index(b"-----BEGIN")] + pem, clinic, Code.MALFORMED_MESSAGE)
-    assert text == "the introduction of shop cannot be read; run the same version of this program at all parties"
+    assert (
+        text == "the introduction of shop cannot be read; run the same version of this program at "
+        "all parties"
+    )
 
 
-# -- sealed messages --------------------------------------------------------------------------------------------------
+# -- sealed messages
+# ----------------------------------------------------------------------
 
 
 @given(st.binary(max_size=500), st.binary(max_size=50))
@@ -234,7 +266,9 @@ def test_opens_after_a_restart() -> None:
 def test_the_same_again_looks_different() -> None:
     first, second = (A.seal(B.public, STEP, b"points") for _ in range(2))
     assert first[12:] != second[12:]
-    assert B.open(A.public, STEP, first, "shop") == B.open(A.public, STEP, second, "shop") == b"points"
+    assert (
+        B.open(A.public, STEP, first, "shop") == B.open(A.public, STEP, second, "shop") == b"points"
+    )
 
 
 def refused(reader: KeyPair, peer: bytes, context: bytes, sealed: bytes) -> str:
@@ -246,10 +280,16 @@ def refused(reader: KeyPair, peer: bytes, context: bytes, sealed: bytes) -> str:
 
 def test_opens_for_the_receiver_in_the_context_alone() -> None:
     sealed = A.seal(B.public, STEP, b"points")
-    text = "what shop has sealed does not open: it was changed on its way, or was for another party or step"
-    assert refused(C, A.public, STEP, sealed) == text  # the relay, or another party
-    assert refused(B, C.public, STEP, sealed) == text  # as if from another sender
-    assert refused(A, B.public, STEP, sealed) == text  # sent back
+    text = (
+        "what shop has sealed does not open: it was changed on its way, or was for another "
+        "party or step"
+    )
+    # The relay, or another party.
+    assert refused(C, A.public, STEP, sealed) == text
+    # As if from another sender.
+    assert refused(B, C.public, STEP, sealed) == text
+    # Sent back.
+    assert refused(A, B.public, STEP, sealed) == text
     assert refused(B, A.public, b"run 1, step 3", sealed) == text
     assert refused(B, A.public, STEP, b"") == text
     assert refused(B, A.public, STEP, sealed[: OVERHEAD - 1]) == text

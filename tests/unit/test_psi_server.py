@@ -32,7 +32,9 @@ def test_parties_that_plan_before_the_server_has_turned_round_keep_their_hub() -
     service, acts, failed = _Service(), dict[str, Callable[[], None]](), list[VflError]()
 
     def align(_hub: Hub) -> Callable[[], None]:
-        return lambda: aggregator.begin(1, "", [AggregationPlan("phase", 1, BundleSpec(Kind.WEIGHTS))])
+        return lambda: aggregator.begin(
+            1, "", [AggregationPlan("phase", 1, BundleSpec(Kind.WEIGHTS))]
+        )
 
     aggregator = Aggregator(
         service,

@@ -12,7 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness.aligning import SERVER, Parties, Recorder, Said, in_common, sets_of, small_batches
+from tests.harness.aligning import (
+    SERVER,
+    Parties,
+    Recorder,
+    Said,
+    in_common,
+    sets_of,
+    small_batches,
+)
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import InterruptedRun
 from vfl_common.psi import PHASE, TAG_BYTES
@@ -23,11 +31,13 @@ from vfl_party.psi import curve, sealed
 from vfl_party.psi.curve import POINT_BYTES
 
 P, A = 2**255 - 19, 486662
-Point = tuple[str, frozenset[str]]  # (whose row, by whose keys it is masked)
+# (whose row, by whose keys it is masked).
+Point = tuple[str, frozenset[str]]
 
 
 small = small_batches()
-SEALS: dict[bytes, bytes] = {}  # {public key: secret one}, of all key pairs
+# {public key: secret one}, of all key pairs.
+SEALS: dict[bytes, bytes] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,14 +72,21 @@ class Watched(Recorder):
 
     def __call__(self, sender: str, receiver: str, step: StepKey, bundle: Bundle) -> Bundle:
         if step.phase == PHASE and step.round > 0 and sender not in (SERVER, *self.secrets):
-            state = json.loads((self.parties.folder_of(sender) / "alignment" / "state.json").read_text())
+            state = json.loads(
+                (self.parties.folder_of(sender) / "alignment" / "state.json").read_text()
+            )
             self.secrets[sender] = {
-                name: bytes.fromhex(value) for name, value in state.items() if isinstance(value, str)
+                name: bytes.fromhex(value)
+                for name, value in state.items()
+                if isinstance(value, str)
             }
         if "introductions" in bundle.tensors:
             said = split(bytes(bundle.tensors["introductions"].data), INTRODUCTION_BYTES)
             publics = (each[2 : 2 + sealed.PUBLIC_BYTES] for each in said)
-            self.seals = {name: sealed.KeyPair(SEALS[each]) for name, each in zip(self.ring, publics, strict=True)}
+            self.seals = {
+                name: sealed.KeyPair(SEALS[each])
+                for name, each in zip(self.ring, publics, strict=True)
+            }
         return super().__call__(sender, receiver, step, bundle)
 
     def masked(self) -> list[Said]:
@@ -87,12 +104,16 @@ class Watched(Recorder):
             return each.tensors["points"]
         number = self.ring.index(each.receiver)
         sender, secrets = self.ring[number - 1], self.secrets
-        context = f"{self.parties.run_id} {secrets[sender]['name'].hex()} {number} {each.step}".encode()
+        context = (
+            f"{self.parties.run_id} {secrets[sender]['name'].hex()} {number} {each.step}".encode()
+        )
         public = self.seals[sender].public
         return self.seals[each.receiver].open(public, context, each.tensors["points"], sender)
 
     def clear(self) -> list[tuple[str, list[bytes]]]:
-        """(who sees points, the points), for all bundles; what is sealed is seen by its last receiver."""
+        """(who sees points, the points), for all bundles; what is sealed is seen by its last
+        receiver.
+        """
         found = []
         for each in self.masked():
             if not (self.is_relayed(each) and each.receiver == self.ring[0]):
@@ -108,7 +129,8 @@ class Watched(Recorder):
             order = [*self.ring[number:], *self.ring[:number]]
             for count, masker in enumerate(order, 1):
                 now = curve.masked(now, self.secrets[masker]["secret"])
-                if count < len(order):  # masked by all, the same rows of two owners are the same point
+                # Masked by all, the same rows of two owners are the same point.
+                if count < len(order):
                     found |= dict.fromkeys(split(now), (owner, frozenset(order[:count])))
         return found
 
@@ -123,7 +145,9 @@ def watched(folder: Path, sets: Sequence[Sequence[str]], run_id: str = "run") ->
 
 
 def some(parties: int) -> list[list[str]]:
-    return [[f"id-{number:03}" for number in range(5 * each, 30 + 9 * each)] for each in range(parties)]
+    return [
+        [f"id-{number:03}" for number in range(5 * each, 30 + 9 * each)] for each in range(parties)
+    ]
 
 
 @pytest.mark.parametrize("parties", [2, 3, 5])
@@ -133,7 +157,8 @@ def test_every_masked_point_is_on_the_curve(parties: int, tmp_path: Path) -> Non
     for each in seen:
         u = int.from_bytes(each, "little")
         assert u < P
-        assert pow(u**3 + A * u**2 + u, (P - 1) // 2, P) == 1  # Euler: a square, so not of the twist
+        # Euler: a square, so not of the twist.
+        assert pow(u**3 + A * u**2 + u, (P - 1) // 2, P) == 1
 
 
 @pytest.mark.parametrize("parties", [2, 3, 5])
@@ -143,11 +168,14 @@ def test_nobody_sees_two_sets_under_the_same_keys(parties: int, tmp_path: Path) 
     known = run.points()
     sight: dict[str, set[Point]] = {name: {(name, frozenset())} for name in run.ring}
     for name, points in run.clear():
-        kinds = {known[each] for each in points}  # KeyError: masked by all keys, or by a key of nobody
-        assert len(kinds) <= 1  # 0: the set has fewer batches than another
+        # KeyError: masked by all keys, or by a key of nobody.
+        kinds = {known[each] for each in points}
+        # 0: the set has fewer batches than another.
+        assert len(kinds) <= 1
         sight[name] |= kinds
     for name, kinds in sight.items():
-        assert len(kinds) == parties  # each set once
+        # Each set once.
+        assert len(kinds) == parties
         assert len({keys | {name} for _, keys in kinds}) == parties
         assert not [keys for owner, keys in kinds if owner != name and owner not in keys]
 
@@ -179,7 +207,8 @@ def test_the_same_batch_is_sealed_differently_each_time(tmp_path: Path) -> None:
 
     parties.tap = until_round_2
     parties.outcomes()
-    for each in ("2.points", "3.points"):  # p2 forgets what it has got, and is sent it again
+    # p2 forgets what it has got, and is sent it again.
+    for each in ("2.points", "3.points"):
         (parties.folder_of("p2") / "alignment" / each).unlink(missing_ok=True)
     again = Watched(parties)
     parties.align()
@@ -204,9 +233,12 @@ def test_the_server_sees_sizes_and_tags_alone(tmp_path: Path) -> None:
     publics = b"".join(run.seals[name].public for name in run.ring)
     salt = hashlib.sha256(b"vfl common rows" + run.secrets["p0"]["name"] + publics).digest()
     slow = slow_digest(salt, common, PASSES_FOUND)
-    assert digests == [hmac.digest(slow, b"lists", "sha256")] * 3  # a salt that it does not know
+    # A salt that it does not know.
+    assert digests == [hmac.digest(slow, b"lists", "sha256")] * 3
     assert not [
-        each for each in run.said if each.sender == SERVER and run.secrets["p0"]["name"] in each.tensors.values()
+        each
+        for each in run.said
+        if each.sender == SERVER and run.secrets["p0"]["name"] in each.tensors.values()
     ]
     sizes = {name: len(ids) for name, ids in run.parties.sets.items()}
     owner = dict(zip(run.ring, [*run.ring[1:], run.ring[0]], strict=True))
@@ -224,21 +256,30 @@ def test_the_server_sees_sizes_and_tags_alone(tmp_path: Path) -> None:
         for name in run.ring:
             points = curve.masked(points, run.secrets[name]["secret"])
         assert TAG_BYTES == 12
-        assert sorted(split(each.tensors["tags"], 12)) == sorted(point[:12] for point in split(points))
+        assert sorted(split(each.tensors["tags"], 12)) == sorted(
+            point[:12] for point in split(points)
+        )
 
 
-# -- the order in which rows are shown ---------------------------------------------------------------------------------
+# -- the order in which rows are shown
+# ----------------------------------------------------------------------
 
 
 def shown(run: Watched) -> dict[str, list[int]]:
-    """{owner: for each place in the order in which it shows its rows, the place of that row in its table}."""
+    """{owner: for each place in the order in which it shows its rows, the place of that row in its
+    table}.
+    """
     salt, found = run.parties.run_id.encode() + run.secrets["p0"]["name"], {}
     for number, name in enumerate(run.ring):
         ids = [each.encode() for each in run.parties.sets[name]]
         points = split(curve.masked(curve.hashed(ids, salt), run.secrets[name]["secret"]))
         place = {each: row for row, each in enumerate(points)}
         receiver = run.ring[(number + 1) % len(run.ring)]
-        sent = [points for who, points in run.clear() if who == receiver and points and points[0] in place]
+        sent = [
+            points
+            for who, points in run.clear()
+            if who == receiver and points and points[0] in place
+        ]
         found[name] = [place[each] for points in sent for each in points]
         assert sorted(found[name]) == list(range(len(ids)))
     return found
@@ -255,7 +296,8 @@ def test_the_order_of_the_rows_says_nothing_and_is_another_each_time(tmp_path: P
     for number, one in enumerate(orders):
         for other in (list(range(200)), *orders[:number]):
             assert sum(a == b for a, b in zip(one, other, strict=True)) < 12
-            assert abs(np.corrcoef(one, other)[0, 1]) < 0.5  # 7 standard deviations
+            # 7 standard deviations.
+            assert abs(np.corrcoef(one, other)[0, 1]) < 0.5
     assert not {*first.points()} & {*second.points()}
 
 

@@ -1,4 +1,6 @@
-"""What several processes of a party need: fair shares, encoders that can be shared out, devices by rank."""
+"""What several processes of a party need: fair shares, encoders that can be shared out, devices by
+rank.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def test_shares_differ_by_one_row_at_most(rows: int, ranks: int) -> None:
     found = shares(rows, ranks)
     assert (sum(found), len(found)) == (rows, ranks)
     assert max(found) - min(found) <= 1
-    assert found == sorted(found, reverse=True)  # rank 0 has rows where there are any
+    # Rank 0 has rows where there are any.
+    assert found == sorted(found, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +54,19 @@ def test_shares_differ_by_one_row_at_most(rows: int, ranks: int) -> None:
         (_Odd(fails=True), SPEC, "batch of no rows"),
     ],
 )
-def test_an_encoder_that_cannot_be_shared_out_is_refused(encoder: Any, spec: Any, words: str) -> None:
+def test_an_encoder_that_cannot_be_shared_out_is_refused(
+    encoder: Any, spec: Any, words: str
+) -> None:
     with pytest.raises(InputError, match=f"^party p1: several processes .*{words}"):
         check_spread(encoder, spec, CPU, "p1")
 
 
 def test_an_encoder_is_looked_at_without_a_trace() -> None:
     encoder = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
-    before, state = torch.get_rng_state(), {name: each.clone() for name, each in encoder.state_dict().items()}
+    before, state = (
+        torch.get_rng_state(),
+        {name: each.clone() for name, each in encoder.state_dict().items()},
+    )
     check_spread(encoder, SPEC, CPU, "p1")
     assert torch.equal(torch.get_rng_state(), before)
     assert encoder.training
@@ -77,21 +85,36 @@ def test_the_others_dropout_follows_from_rank_0_s_generator_without_a_draw() -> 
 
 
 def test_a_connection_that_breaks_ends_the_process_and_not_the_run() -> None:
-    said = "[/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer\nmore"
-    with pytest.raises(RankLost, match=r"Connection reset by peer.*with the same command"), together():
+    said = (
+        "[/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: "
+        "Connection reset by peer\nmore"
+    )
+    with (
+        pytest.raises(RankLost, match=r"Connection reset by peer.*with the same command"),
+        together(),
+    ):
         raise RuntimeError(said)
     with pytest.raises(RankLost, match="NCCL"), together():
         raise dist.DistBackendError("NCCL error")
-    with pytest.raises(torch.OutOfMemoryError), together():  # the run fails by it, as by that of one process
+    # The run fails by it, as by that of one process.
+    with pytest.raises(torch.OutOfMemoryError), together():
         raise torch.OutOfMemoryError("CUDA out of memory")
-    assert not issubclass(RankLost, Exception)  # the runner would tell the server that the run has failed
+    # The runner would tell the server that the run has failed.
+    assert not issubclass(RankLost, Exception)
     with pytest.raises(InputError), together():
         check_spread(None, None, CPU, "p1")
 
 
-def test_under_torchrun_each_process_has_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_torchrun_each_process_has_the_gpu_of_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert launched() == (0, 1, 0)
-    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+    for name, value in {
+        "TORCHELASTIC_RUN_ID": "x",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"NVIDIA H{i}")
@@ -102,7 +125,9 @@ def test_under_torchrun_each_process_has_the_gpu_of_its_number(monkeypatch: pyte
     with pytest.raises(InputError, match='set device = "cuda"'):
         resolve_device("cuda:0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(InputError, match=r"cuda, by 2 processes, was asked for; this machine has: cpu, cuda:0"):
+    with pytest.raises(
+        InputError, match=r"cuda, by 2 processes, was asked for; this machine has: cpu, cuda:0"
+    ):
         resolve_device("cuda")
 
 
@@ -145,7 +170,9 @@ def _step(module: nn.Module) -> list[Tensor]:
 def test_each_gradient_is_a_message_of_its_own_in_every_step(
     alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a sum's last bits depend on the layout of DistributedDataParallel's buckets, which changes once."""
+    """Otherwise a sum's last bits depend on the layout of DistributedDataParallel's buckets, which
+    changes once.
+    """
     encoder = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
     wrapped = reduce.parallel(encoder, CPU, alone)
     messages: list[torch.Size] = []
@@ -164,13 +191,17 @@ def test_each_gradient_is_a_message_of_its_own_in_every_step(
         assert sorted(messages) == sorted(parameter.shape for parameter in encoder.parameters())
 
 
-def test_a_sum_that_fails_is_no_gradient(alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_that_fails_is_no_gradient(
+    alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrapped = reduce.parallel(nn.Linear(6, 4), CPU, alone)
 
     class Failed:
         def get_future(self) -> torch.futures.Future[Any]:
             future: torch.futures.Future[Any] = torch.futures.Future()
-            future.set_exception(RuntimeError("/gloo/transport/tcp/pair.cc: Connection reset by peer"))
+            future.set_exception(
+                RuntimeError("/gloo/transport/tcp/pair.cc: Connection reset by peer")
+            )
             return future
 
     monkeypatch.setattr(dist, "reduce", lambda tensor, **how: Failed())

@@ -1,4 +1,6 @@
-"""The documents say what the code declares: the tables of what crosses the network, excerpts of the example, links."""
+"""The documents say what the code declares: the tables of what crosses the network, excerpts of the
+example, links.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,16 @@ BEGIN, END = "<!-- exchanges -->\n", "<!-- /exchanges -->\n"
 HEADINGS = ("kind", "exchange", "from", "to", "carries", "when")
 Row = tuple[str, ...]
 
-FEDHSSL = {"kind": "fedhssl", "rounds": 1, "batch_size": 16, "cross": True, "local": True, "aggregate": True}
-PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a kind occur
+FEDHSSL = {
+    "kind": "fedhssl",
+    "rounds": 1,
+    "batch_size": 16,
+    "cross": True,
+    "local": True,
+    "aggregate": True,
+}
+# Settings with which all exchanges of a kind occur.
+PHASES: dict[str, dict[str, Any]] = {
     "splitnn": {"epochs": 1, "early_stopping": {"patience": 1}},
     "evaluate": {},
     "fedhssl": FEDHSSL | {"ssl": "simsiam", "projector": [8, 8, 8], "predictor": 8},
@@ -40,21 +50,33 @@ PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a 
     "fedonce": {"epochs": 1},
     "head": {"epochs": 1, "deadline_s": 10},
     "gbdt": {},
-    "secureboost": {"early_stopping": 1, "encryption": "paillier", "goss": {"top": 0.2, "rest": 0.3}},
+    "secureboost": {
+        "early_stopping": 1,
+        "encryption": "paillier",
+        "goss": {"top": 0.2, "rest": 0.3},
+    },
     "mocosfl": {"epochs": 1, "batch_size": 16, "image": [1, 8, 8], "cut": 1},
     "probe": {},
 }
-OWN_ROWS = ("mocosfl", "probe")  # each party has rows of its own; a probe needs what the other has trained
+# Each party has rows of its own; a probe needs what the other has trained.
+OWN_ROWS = ("mocosfl", "probe")
 
 
 def recipe(kind: str, align: str = "digest") -> Recipe:
     made = cases.recipe(2)
     if kind in OWN_ROWS:
-        made = cases.recipe(2, active_features=False, model={"encoder": {"kind": "cnn", "channels": [4, 8]}})
+        made = cases.recipe(
+            2, active_features=False, model={"encoder": {"kind": "cnn", "channels": [4, 8]}}
+        )
         align = "none"
-    phases = [{"kind": each, **PHASES[each]} for each in (OWN_ROWS if kind in OWN_ROWS else (kind,))]
-    some = {} if align == "none" else {"aligned": 0.6}  # the others are a party's own
-    return Recipe.model_validate(made | {"phases": phases, "rows": {**made["rows"], "align": align, **some}})
+    phases = [
+        {"kind": each, **PHASES[each]} for each in (OWN_ROWS if kind in OWN_ROWS else (kind,))
+    ]
+    # The others are a party's own.
+    some = {} if align == "none" else {"aligned": 0.6}
+    return Recipe.model_validate(
+        made | {"phases": phases, "rows": {**made["rows"], "align": align, **some}}
+    )
 
 
 def assembled(kind: str, policy: Policy | None = None, align: str = "digest") -> Assembled:
@@ -74,8 +96,18 @@ def rows_of(kind: str, lines: list[ExchangeSummary]) -> list[Row]:
     names["every party"] = "every party"
     found: list[Row] = []
     for each in lines:
-        sent = re.sub(r": \d+ tensors, ", " ", each.carries)  # their number follows from the encoder
-        found.append((f"`{kind}`", f"`{each.exchange}`", names[each.sender], names[each.receiver], sent, each.when))
+        # Their number follows from the encoder.
+        sent = re.sub(r": \d+ tensors, ", " ", each.carries)
+        found.append(
+            (
+                f"`{kind}`",
+                f"`{each.exchange}`",
+                names[each.sender],
+                names[each.receiver],
+                sent,
+                each.when,
+            )
+        )
     return found
 
 
@@ -114,7 +146,9 @@ def of_split_training() -> list[Row]:
 
 def test_the_table_has_every_kind_of_phase() -> None:
     """A plug-in that is installed here is no part of it."""
-    assert sorted(PHASES) == sorted(module.name for module in pkgutil.iter_modules(methods.__path__))
+    assert sorted(PHASES) == sorted(
+        module.name for module in pkgutil.iter_modules(methods.__path__)
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,12 +156,18 @@ def test_the_table_has_every_kind_of_phase() -> None:
     [(EXCHANGES, of_all_methods), (README, of_split_training)],
     ids=["all methods", "split training"],
 )
-def test_the_documents_say_what_crosses_the_network(document: Path, table: Callable[[], list[Row]]) -> None:
+def test_the_documents_say_what_crosses_the_network(
+    document: Path, table: Callable[[], list[Row]]
+) -> None:
     text = document.read_text()
-    want = "".join(f"| {' | '.join(line)} |\n" for line in [HEADINGS, ("---",) * len(HEADINGS), *table()])
+    want = "".join(
+        f"| {' | '.join(line)} |\n" for line in [HEADINGS, ("---",) * len(HEADINGS), *table()]
+    )
     assert text.count(BEGIN) == text.count(END) == 1
     got = text[text.index(BEGIN) + len(BEGIN) : text.index(END)].strip("\n") + "\n"
-    assert got == want, f"{document.name}: between {BEGIN.strip()} and {END.strip()} there should be:\n\n{want}"
+    assert got == want, (
+        f"{document.name}: between {BEGIN.strip()} and {END.strip()} there should be:\n\n{want}"
+    )
 
 
 def test_the_guide_to_plug_ins_shows_the_example_as_it_is() -> None:
@@ -135,20 +175,32 @@ def test_the_guide_to_plug_ins_shows_the_example_as_it_is() -> None:
     text = HOW_TO.read_text()
     section = text[text.index("\n## 14.") : text.index("\n## 15.")]
     blocks = re.findall(r"^```\w+ ([\w.]+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    modules = {"clipped_laplace.py", "plain_split.py", "residual.py", "row_clip.py", "saturating.py"}
+    modules = {
+        "clipped_laplace.py",
+        "plain_split.py",
+        "residual.py",
+        "row_clip.py",
+        "saturating.py",
+    }
     assert {name for name, _ in blocks} == modules | {"pyproject.toml", "Dockerfile"}
     for name, block in blocks:
-        assert block in (REPO / "examples" / "plugin" / name).read_text(), f"{name} does not have:\n\n{block}"
+        assert block in (REPO / "examples" / "plugin" / name).read_text(), (
+            f"{name} does not have:\n\n{block}"
+        )
 
 
 def test_the_guides_policy_lets_out_embeddings_alone() -> None:
     code = next(
-        each for each in re.findall(r"^```python\n(.*?)^```", HOW_TO.read_text(), re.M | re.S) if "Only" in each
+        each
+        for each in re.findall(r"^```python\n(.*?)^```", HOW_TO.read_text(), re.M | re.S)
+        if "Only" in each
     )
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - our own document
     policy = names["EmbeddingsOnly"]()
-    assert [line.chain for line in assembled("splitnn", policy).leaves][1:] == ["embeddings only -> identity"] * 2
+    assert [line.chain for line in assembled("splitnn", policy).leaves][1:] == [
+        "embeddings only -> identity"
+    ] * 2
     with pytest.raises(InputError, match="policy: weights of phase fedhssl may not leave"):
         assembled("fedhssl", policy)
 
@@ -164,7 +216,9 @@ def test_links_lead_to_files_and_headings(document: Path) -> None:
         assert target.exists(), f"{document.name}: {link}"
         if anchor:
             headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
-            assert anchor in {anchor_of(heading) for heading in headings}, f"{document.name}: {link}"
+            assert anchor in {anchor_of(heading) for heading in headings}, (
+                f"{document.name}: {link}"
+            )
 
 
 def anchor_of(heading: str) -> str:
@@ -176,7 +230,8 @@ def test_the_threat_model_names_tests_that_exist() -> None:
     page, file, named = (REPO / "docs" / "threat-model.md").read_text(), "", 0
     for reference in re.findall(r"`((?:tests/[\w/]+\.py|scripts/[\w-]+)?(?:::\w+)?)`", page):
         path, _, test = reference.partition("::")
-        file = path or file  # a name alone is of the file before it
+        # A name alone is of the file before it.
+        file = path or file
         assert (REPO / file).is_file(), reference
         if test:
             named += 1

@@ -57,18 +57,32 @@ def test_every_party_has_one_file_and_all_the_same_recipe() -> None:
     with pytest.raises(InputError, match=r"whose files are missing here: shop; give them, too"):
         of_party_files([bank])
     Path("again.toml").write_text(bank.read_text())
-    with pytest.raises(InputError, match=r"again.toml: is a second file of bank; give one file of each party"):
+    with pytest.raises(
+        InputError, match=r"again.toml: is a second file of bank; give one file of each party"
+    ):
         of_party_files([bank, shop, Path("again.toml")])
-    with pytest.raises(InputError, match=r"recipe.toml: is no party file; give one recipe with \[simulate\], or the"):
+    with pytest.raises(
+        InputError,
+        match=r"recipe.toml: is no party file; give one recipe with \[simulate\], or the",
+    ):
         of_party_files([bank, Path("recipe.toml")])
-    with pytest.raises(InputError, match=r"bank.toml: is a party file, .* the files of all parties, or a recipe"):
+    with pytest.raises(
+        InputError, match=r"bank.toml: is a party file, .* the files of all parties, or a recipe"
+    ):
         simulate(bank, Path("runs"))
-    Path("other.toml").write_text(Path("recipe.toml").read_text().replace("epochs = ", "epochs = 1"))
+    Path("other.toml").write_text(
+        Path("recipe.toml").read_text().replace("epochs = ", "epochs = 1")
+    )
     change("shop/shop.toml", "../recipe.toml", "../other.toml")
-    with pytest.raises(InputError, match=r"shop.toml: recipe: differs from that of bank.toml; all parties must have"):
+    with pytest.raises(
+        InputError,
+        match=r"shop.toml: recipe: differs from that of bank.toml; all parties must have",
+    ):
         of_party_files([bank, shop])
     change("shop/shop.toml", "../other.toml", "../recipe.toml")
     change("shop/shop.toml", 'name = "shop"', 'name = "hop"')
-    with pytest.raises(InputError, match=r"shop.toml: is no party of .*recipe.toml: hop; give one file of each"):
+    with pytest.raises(
+        InputError, match=r"shop.toml: is no party of .*recipe.toml: hop; give one file of each"
+    ):
         of_party_files([bank, shop])
     assert not Path("runs").exists()

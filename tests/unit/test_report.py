@@ -45,7 +45,10 @@ def summary_of(parties: int, task: str = "multiclass") -> Summary:
     names = ["bank", *(f"passive-{number}" for number in range(1, parties))]
     links = []
     for name in names[1:]:
-        links += [link(name, "bank", "train", 5_000_000, 20_000), link("bank", name, "train", 4_900_000, 19_000)]
+        links += [
+            link(name, "bank", "train", 5_000_000, 20_000),
+            link("bank", name, "train", 4_900_000, 19_000),
+        ]
         links += [link(name, "bank", "evaluate", 70_000, 90), link("bank", name, "evaluate", 0, 38)]
     for name in names:
         links += [link(name, "server", "control", 0, 2000), link("server", name, "control", 0, 120)]
@@ -64,12 +67,17 @@ def summary_of(parties: int, task: str = "multiclass") -> Summary:
     )
     kernel = [
         TcpBytes(party=names[1], peer="bank", sent_bytes=5_100_000, received_bytes=4_990_000),
-        TcpBytes(party="bank", peer=names[1], sent_bytes=4_000_000, received_bytes=3_000_000),  # looked too early
+        # Looked too early.
+        TcpBytes(party="bank", peer=names[1], sent_bytes=4_000_000, received_bytes=3_000_000),
     ]
     roster = [PartySummary(name="server", role="server", pid=100, device="cpu")]
     for number, name in enumerate(names):
         role: Literal["active", "passive"] = "active" if name == "bank" else "passive"
-        roster.append(PartySummary(name=name, role=role, pid=101 + number, device="cpu", steps=600, wall_s=3.9))
+        roster.append(
+            PartySummary(
+                name=name, role=role, pid=101 + number, device="cpu", steps=600, wall_s=3.9
+            )
+        )
     return Summary(
         run_id="20260101-120000-digits-1f2e",
         name="digits",
@@ -92,16 +100,32 @@ def record(folder: Path, summary: Summary, lines: list[dict[str, Any]]) -> Path:
     (folder / "summary.json").write_text(summary.model_dump_json(indent=1))
     recipe = {"phases": [{"name": "train"}, {"name": "evaluate"}]}
     (folder / "bank" / "recipe.json").write_text(json.dumps(recipe))
-    (folder / "bank" / "metrics.jsonl").write_text("".join(json.dumps(COUNTED | line) + "\n" for line in lines))
+    (folder / "bank" / "metrics.jsonl").write_text(
+        "".join(json.dumps(COUNTED | line) + "\n" for line in lines)
+    )
     return folder
 
 
-COUNTED = {"steps": 10, "seconds": 1.5, "sent_bytes": 100, "received_bytes": 200}  # what else a line has
+# What else a line has.
+COUNTED = {"steps": 10, "seconds": 1.5, "sent_bytes": 100, "received_bytes": 200}
 
 
-def line(round_: int, value: float, *, generation: int = 1, phase: str = "train", task: str = "multiclass") -> Any:
+def line(
+    round_: int,
+    value: float,
+    *,
+    generation: int = 1,
+    phase: str = "train",
+    task: str = "multiclass",
+) -> Any:
     metrics = {"train": {"loss": value}, "validation": METRICS[task] | {"loss": value + 0.1}}
-    return {"generation": generation, "phase": phase, "round": round_, "rounds": 5, "metrics": metrics}
+    return {
+        "generation": generation,
+        "phase": phase,
+        "round": round_,
+        "rounds": 5,
+        "metrics": metrics,
+    }
 
 
 def shown(summary: Summary, width: int) -> str:
@@ -112,7 +136,13 @@ def shown(summary: Summary, width: int) -> str:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1250, "1.25 kB"), (31_200_000, "31.2 MB"), (4_000_000_000, "4 GB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1250, "1.25 kB"),
+        (31_200_000, "31.2 MB"),
+        (4_000_000_000, "4 GB"),
+    ],
 )
 def test_sizes_have_units(count: int, text: str) -> None:
     assert size(count) == text
@@ -140,16 +170,26 @@ def test_the_table_names_metrics_bytes_and_processes(width: int) -> None:
 
 def test_a_preset_is_shown_if_a_phase_depends_on_it() -> None:
     assert "splitnn, preset paper, seed 3 · 600 steps" in shown(summary_of(3), 120)
-    assert "splitnn, seed 3 · 600 steps" in shown(summary_of(3).model_copy(update={"preset": ""}), 120)
+    assert "splitnn, seed 3 · 600 steps" in shown(
+        summary_of(3).model_copy(update={"preset": ""}), 120
+    )
 
 
 def test_a_gpu_is_named_with_the_memory_that_it_took() -> None:
     summary = summary_of(3)
     assert "GPU memory" not in shown(summary, 120)
-    update = {"device": "cuda:0", "device_name": "NVIDIA H100 80GB HBM3", "peak_memory_bytes": 1_250_000_000}
+    update = {
+        "device": "cuda:0",
+        "device_name": "NVIDIA H100 80GB HBM3",
+        "peak_memory_bytes": 1_250_000_000,
+    }
     parties = [p.model_copy(update=update) if p.name == "bank" else p for p in summary.parties]
     text = shown(summary.model_copy(update={"parties": parties}), 120)
-    rows = {line.split()[0]: line.split() for line in text.splitlines() if "active" in line or "GPU memory" in line}
+    rows = {
+        line.split()[0]: line.split()
+        for line in text.splitlines()
+        if "active" in line or "GPU memory" in line
+    }
     assert rows["name"][-2:] == ["GPU", "memory"]
     assert " ".join(rows["bank"]) == "bank active cuda:0 NVIDIA H100 80GB HBM3 101 600 3.9 1.25 GB"
 
@@ -164,10 +204,14 @@ def test_what_a_run_went_through_is_said() -> None:
     assert "interruption" not in shown(summary, 200)
 
 
-def test_a_peer_s_words_are_no_markup_and_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_peer_s_words_are_no_markup_and_move_no_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     summary = summary_of(2)
     evil = {"metrics": {"test": {"loss[/x]\x1b[31m": 0.5}}}
-    evil["parties"] = [{**each.model_dump(), "device": "[bold]cpu[/y]\x1b[2J"} for each in summary.parties]  # type: ignore[assignment]
+    evil["parties"] = [
+        {**each.model_dump(), "device": "[bold]cpu[/y]\x1b[2J"} for each in summary.parties
+    ]  # type: ignore[assignment]
     show(Summary.model_validate(summary.model_dump() | evil))
     out = capsys.readouterr().out
     assert "[bold]cpu[/y] [2J" in out
@@ -177,19 +221,29 @@ def test_a_peer_s_words_are_no_markup_and_move_no_cursor(tmp_path: Path, capsys:
 
 def test_a_disagreement_is_told() -> None:
     summary = summary_of(2)
-    odd = summary.bytes.model_copy(update={"agrees": False, "disagreements": ["bank -> shop, train, gradient"]})
+    odd = summary.bytes.model_copy(
+        update={"agrees": False, "disagreements": ["bank -> shop, train, gradient"]}
+    )
     odd_run = summary.model_copy(update={"bytes": odd})
     assert "bank -> shop, train, gradient" in shown(odd_run, 200)
     assert "killed or stopped" not in shown(odd_run, 200)
     interrupted = shown(odd_run.model_copy(update={"interruptions": 1}), 200)
-    assert "bank -> shop, train, gradient (a process that was killed or stopped explains it" in interrupted
-    assert "TCP: as the kernel counts, without the processes that were killed or stopped." in interrupted
+    assert (
+        "bank -> shop, train, gradient (a process that was killed or stopped explains it"
+        in interrupted
+    )
+    assert (
+        "TCP: as the kernel counts, without the processes that were killed or stopped."
+        in interrupted
+    )
 
 
 def test_after_a_rollback_the_later_rounds_count(tmp_path: Path) -> None:
     lines = [line(1, 0.9), line(2, 0.8), line(3, 0.7), line(2, 0.5, generation=2)]
     run = find(record(tmp_path / "run", summary_of(3), lines))
-    assert {number: metrics["train"]["loss"] for number, metrics in curves(run)["train"].items()} == {1: 0.9, 2: 0.5}
+    assert {
+        number: metrics["train"]["loss"] for number, metrics in curves(run)["train"].items()
+    } == {1: 0.9, 2: 0.5}
 
 
 def test_a_line_cut_by_a_crash_is_passed_over(tmp_path: Path) -> None:
@@ -220,19 +274,27 @@ def pixels(image: Image.Image, color: str) -> int:
     return sum(count for count, found in counts if found == ImageColor.getrgb(color))
 
 
-@pytest.mark.parametrize(("parties", "task"), [(2, "regression"), (3, "binary"), (10, "multiclass")])
-def test_charts_are_drawn_for_every_task_and_federation(tmp_path: Path, parties: int, task: str) -> None:
+@pytest.mark.parametrize(
+    ("parties", "task"), [(2, "regression"), (3, "binary"), (10, "multiclass")]
+)
+def test_charts_are_drawn_for_every_task_and_federation(
+    tmp_path: Path, parties: int, task: str
+) -> None:
     lines = [line(number, 1 / number, task=task) for number in range(1, 6)]
-    lines.append({"generation": 1, "phase": "evaluate", "round": 1, "metrics": {"test": METRICS[task]}})
+    lines.append(
+        {"generation": 1, "phase": "evaluate", "round": 1, "metrics": {"test": METRICS[task]}}
+    )
     folder = record(tmp_path / "run", summary_of(parties, task), lines)
     result = CliRunner().invoke(cli, ["report", str(folder)], catch_exceptions=False)
     assert result.exit_code == 0
-    for name, least in (("learning-curves.png", 500), ("bytes.png", 10_000)):  # a legend alone has less
+    # A legend alone has less.
+    for name, least in (("learning-curves.png", 500), ("bytes.png", 10_000)):
         assert str(folder / name) in result.output
         with Image.open(folder / name) as image:
             assert image.width > 800
             assert image.height > 400
-            for color in (charts._BLUE, charts._ORANGE):  # of training and validation; of payload and envelope
+            # Of training and validation; of payload and envelope.
+            for color in (charts._BLUE, charts._ORANGE):
                 assert pixels(image, color) > least
 
 
@@ -257,7 +319,9 @@ def test_two_metrics_of_one_split_can_be_told_apart(tmp_path: Path) -> None:
 
 
 def test_the_losses_of_passive_parties_are_drawn_where_their_folders_are(tmp_path: Path) -> None:
-    """As FedOnce leaves them: the active party is idle while the others learn, and has one round after it."""
+    """As FedOnce leaves them: the active party is idle while the others learn, and has one round
+    after it.
+    """
     idle: list[dict[str, Any]] = [
         {"generation": 1, "phase": "train", "round": number, "metrics": {}} for number in (1, 2, 3)
     ]
@@ -268,7 +332,9 @@ def test_the_losses_of_passive_parties_are_drawn_where_their_folders_are(tmp_pat
     for name in ("passive-1", "passive-3"):
         (folder / name).mkdir()
         lines = [each | {"metrics": {"local": {"loss": 1 / each["round"]}}} for each in idle]
-        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(COUNTED | each) + "\n" for each in lines))
+        (folder / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(COUNTED | each) + "\n" for each in lines)
+        )
     found = own_curves(run)["train"]
     assert list(found) == ["passive-1", "passive-3"]
     assert found["passive-3"][2] == {"local": {"loss": 0.5}}
@@ -277,7 +343,9 @@ def test_the_losses_of_passive_parties_are_drawn_where_their_folders_are(tmp_pat
 
 def test_the_summary_alone_gives_the_table_and_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(summary_of(3).model_dump_json())
-    result = CliRunner().invoke(cli, ["report", str(tmp_path / "summary.json")], catch_exceptions=False)
+    result = CliRunner().invoke(
+        cli, ["report", str(tmp_path / "summary.json")], catch_exceptions=False
+    )
     assert result.exit_code == 0
     assert "bytes.png" in result.output
     assert "learning-curves.png" not in result.output
@@ -300,10 +368,13 @@ def test_no_run_is_one_sentence(tmp_path: Path, text: str | None, expected: str)
         find(tmp_path)
 
 
-def test_a_party_s_folder_stands_for_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_party_s_folder_stands_for_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = record(tmp_path / "run", summary_of(3), [])
     with pytest.raises(InputError, match="no such file"):
-        find(folder / "bank")  # nothing says that it is a party's
+        # Nothing says that it is a party's.
+        find(folder / "bank")
     (folder / "bank" / "run.json").write_text("{}")
     assert find(folder / "bank") == find(folder)
     monkeypatch.chdir(folder / "bank")
@@ -313,7 +384,9 @@ def test_a_party_s_folder_stands_for_its_run(tmp_path: Path, monkeypatch: pytest
 def begun(folder: Path, name: str, **facts: Any) -> Path:
     """A process's folder of a run, as it is before the run ends, with a ledger."""
     (folder / name).mkdir(parents=True)
-    (folder / name / "run.json").write_text(json.dumps({"run_id": folder.name, "job": "train"} | facts))
+    (folder / name / "run.json").write_text(
+        json.dumps({"run_id": folder.name, "job": "train"} | facts)
+    )
     (folder / name / "recipe.json").write_text(json.dumps(cases.recipe(2)))
     entry = OWN | {"payload_bytes": 5_000_000, "message_bytes": 5_020_000, "messages": 10}
     (folder / name / "ledger.json").write_text(json.dumps({"entries": [entry], "tcp": []}))
@@ -332,16 +405,19 @@ def test_a_run_that_goes_on_is_said_to(tmp_path: Path, name: str) -> None:
     folder = begun(tmp_path / "run", name)
     if name == "p0":
         lines = [COUNTED | line(number, 1 / number) for number in (1, 4)]
-        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+        (folder / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(each) + "\n" for each in lines)
+        )
     for path in (folder, folder / name):
         shown = reported(path)
         assert f"What {name} has counted so far" in shown
         assert f"{path}: the run has not ended yet; " in shown
         assert f"{path}: its summary comes at the end" in shown
         assert "passive" not in shown
-        assert ("newest round: 4 of phase train: train loss 0.25; validation loss 0.35, accuracy" in shown) == (
-            name == "p0"
-        )
+        assert (
+            "newest round: 4 of phase train: train loss 0.25; validation loss 0.35, accuracy"
+            in shown
+        ) == (name == "p0")
 
 
 def logged(folder: Path, name: str, event: str, message: str, **facts: str) -> None:
@@ -357,19 +433,30 @@ def test_a_run_that_has_failed_is_said_to(tmp_path: Path) -> None:
     logged(folder, "p0", "failed", why, code="PARTY_LOST")
     for path in (folder, folder / "p0"):
         shown = reported(path)
-        assert f"{path}: the run has failed ({why}); the same commands resume it, once that is mended" in shown
+        assert (
+            f"{path}: the run has failed ({why}); the same commands resume it, once that is mended"
+            in shown
+        )
         assert "not ended" not in shown
     logged(folder, "p0", "stopped", "stopped: the same command resumes the run")
     assert "the run was stopped; the same commands resume it" in reported(folder)
-    logged(folder, "p0", "joined", "joined")  # it was started again
+    # It was started again.
+    logged(folder, "p0", "joined", "joined")
     assert f"{folder}: the run has not ended yet; " in reported(folder)
 
 
-def test_what_columns_do_in_trees_is_told_of_the_parties_whose_logs_are_here(tmp_path: Path) -> None:
+def test_what_columns_do_in_trees_is_told_of_the_parties_whose_logs_are_here(
+    tmp_path: Path,
+) -> None:
     folder = begun(tmp_path / "run", "p0")
     begun(tmp_path / "run", "p1")
     logged(folder, "p0", "importance", "phase secureboost: gain of the columns of p0: age 4.5")
-    logged(folder, "p1", "importance", "phase secureboost: number of splits of the columns of p1: \x1b[2Jpay 3")
+    logged(
+        folder,
+        "p1",
+        "importance",
+        "phase secureboost: number of splits of the columns of p1: \x1b[2Jpay 3",
+    )
     for path, shows in ((folder, {"p0", "p1"}), (folder / "p0", {"p0"}), (folder / "p1", {"p1"})):
         assert {line.partition(" columns of ")[2][:2] for line in importance(path)} == shows
     assert "\x1b" not in "".join(importance(folder))
@@ -378,7 +465,9 @@ def test_what_columns_do_in_trees_is_told_of_the_parties_whose_logs_are_here(tmp
     assert importance(folder / "p0") == []
 
 
-def test_what_initial_weights_follow_from_is_told_of_the_parties_whose_folders_are_here(tmp_path: Path) -> None:
+def test_what_initial_weights_follow_from_is_told_of_the_parties_whose_folders_are_here(
+    tmp_path: Path,
+) -> None:
     folder = begun(tmp_path / "run", "p0")
     begun(tmp_path / "run", "p1")
     assert initial(folder) == []
@@ -399,7 +488,8 @@ def test_a_run_of_several_processes_has_failed_as_the_first_says(tmp_path: Path)
     said = r"no such file: the run has failed \(p1.csv: no such file\); the same commands resume it"
     with pytest.raises(InputError, match=rf"summary\.json: {said}, once that is mended$"):
         find(tmp_path / "run")
-    (tmp_path / "run" / "federation").mkdir()  # of `vfl simulate`, whose certificates are of this run alone
+    # Of `vfl simulate`, whose certificates are of this run alone.
+    (tmp_path / "run" / "federation").mkdir()
     with pytest.raises(InputError, match=r"the run has failed \(p1.csv: no such file\)$"):
         find(tmp_path / "run")
 

@@ -9,18 +9,20 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from vfl_party.models.decoder import Decoder
-from vfl_party.methods.mocosfl.likeness import ssim
 from vfl_party.base.checkpoint import pack, unpack
+from vfl_party.methods.mocosfl.likeness import ssim
 from vfl_party.methods.mocosfl.resist import Resistance, ResistSettings, penalty
 from vfl_party.models import seeded
+from vfl_party.models.decoder import Decoder
 
 LATENT, IMAGE = (3, 4, 4), (1, 8, 8)
 CPU = torch.device("cpu")
 
 
 def resistance(*, by_ssim: bool = False, **settings: Any) -> Resistance:
-    return Resistance(ResistSettings(**settings), LATENT, IMAGE, seed=3, device=CPU, by_ssim=by_ssim)
+    return Resistance(
+        ResistSettings(**settings), LATENT, IMAGE, seed=3, device=CPU, by_ssim=by_ssim
+    )
 
 
 def batch(seed: int, rows: int = 6) -> tuple[Tensor, Tensor]:
@@ -44,7 +46,10 @@ def test_the_defaults_are_the_papers() -> None:
 def test_the_penaltys_gradient_is_that_of_small_differences() -> None:
     with seeded(1):
         decoder = Decoder((2, 2, 2), (1, 4, 4)).double().eval()
-        z, images = torch.randn(2, 2, 2, 2, dtype=torch.float64), torch.rand(2, 1, 4, 4, dtype=torch.float64)
+        z, images = (
+            torch.randn(2, 2, 2, 2, dtype=torch.float64),
+            torch.rand(2, 1, 4, 4, dtype=torch.float64),
+        )
 
     def of(z: Tensor) -> Tensor:
         found, similarity = penalty(decoder, z, images, 2.0, -1.0)
@@ -59,7 +64,8 @@ def test_the_penaltys_gradient_is_that_of_small_differences() -> None:
 def test_the_gradient_is_the_penaltys_after_the_decoders_step(by_ssim: bool) -> None:
     resist, (z, images) = resistance(by_ssim=by_ssim, ssim=0.0, weight=5.0), batch(1)
     dz, similarity = None, 0.0
-    for _ in range(40):  # until the decoder has learnt enough for an SSIM above 0
+    # Until the decoder has learnt enough for an SSIM above 0.
+    for _ in range(40):
         dz, similarity = resist.gradient(z, images)
     assert dz is not None
     leaf = z.clone().requires_grad_()
@@ -117,7 +123,10 @@ def test_a_restored_state_goes_on_bit_for_bit() -> None:
     other = Resistance(ResistSettings(ssim=0.0), LATENT, IMAGE, seed=99, device=CPU, by_ssim=False)
     other.load_state(kept)
     for _ in range(3):
-        (dz, similarity), (dz_other, similarity_other) = one.gradient(*shown), other.gradient(*shown)
+        (dz, similarity), (dz_other, similarity_other) = (
+            one.gradient(*shown),
+            other.gradient(*shown),
+        )
         assert similarity == similarity_other
         assert dz is not None
         assert dz_other is not None

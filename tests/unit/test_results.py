@@ -1,4 +1,6 @@
-"""What a result says to a person: whose ids it has, of which class a score is, which rows are not in it."""
+"""What a result says to a person: whose ids it has, of which class a score is, which rows are not
+in it.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,24 @@ from vfl_common.errors import InputError
 from vfl_party.data import Labels, Table, load_table
 from vfl_party.data.ids import IdCounts
 from vfl_party.data.table import InputRows
-from vfl_party.predict.results import KEPT, Output, Predicted, id_names, id_values, label_name, listed_rows, meaning
+from vfl_party.predict.results import (
+    KEPT,
+    Output,
+    Predicted,
+    id_names,
+    id_values,
+    label_name,
+    listed_rows,
+    meaning,
+)
 
 
 def settings(**keys: Any) -> DataSettings:
     return DataSettings.model_validate({"source": "a.csv"} | keys)
 
 
-# -- the ids ----------------------------------------------------------------------------------------------------------
+# -- the ids
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -39,10 +51,22 @@ def settings(**keys: Any) -> DataSettings:
         ({"id": ["branch", "number"]}, ("branch", "number")),
         ({"source": "sklearn:digits"}, ("id",)),
         ({"source": "a.npz"}, ("id",)),
-        ({"parts": {"bank": {"source": "b.csv", "id": "who"}, "shop": {"source": "s.csv", "id": "mail"}}}, ("who",)),
-        *(({"id": name}, (f"id_{name}",)) for name in ("phase", "split", "truth", "score", "class", "value", "state")),
+        (
+            {
+                "parts": {
+                    "bank": {"source": "b.csv", "id": "who"},
+                    "shop": {"source": "s.csv", "id": "mail"},
+                }
+            },
+            ("who",),
+        ),
+        *(
+            ({"id": name}, (f"id_{name}",))
+            for name in ("phase", "split", "truth", "score", "class", "value", "state")
+        ),
         ({"id": "score_1"}, ("id_score_1",)),
-        ({"id": ["class", "id_class"]}, ("id_class", "id_id_class")),  # all of them, so that they stay different
+        # All of them, so that they stay different.
+        ({"id": ["class", "id_class"]}, ("id_class", "id_id_class")),
     ],
 )
 def test_ids_have_the_names_of_their_columns(keys: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -54,23 +78,31 @@ def test_a_folder_of_images_has_their_files(tmp_path: Path) -> None:
 
 
 def test_an_id_of_several_columns_is_divided_again() -> None:
-    two = id_values(("branch", "number"), ["a\x1f7", "b\x1f9\x1fx"])  # a separator in the last column stays there
+    # A separator in the last column stays there.
+    two = id_values(("branch", "number"), ["a\x1f7", "b\x1f9\x1fx"])
     assert {name: column.to_pylist() for name, column in two.items()} == {
         "branch": ["a", "b"],
         "number": ["7", "9\x1fx"],
     }
     assert id_values(("who",), ["a\x1f7"])["who"].to_pylist() == ["a\x1f7"]
-    assert [column.to_pylist() for column in id_values(("branch", "number"), []).values()] == [[], []]
+    assert [column.to_pylist() for column in id_values(("branch", "number"), []).values()] == [
+        [],
+        [],
+    ]
 
 
-# -- the numbers ------------------------------------------------------------------------------------------------------
+# -- the numbers
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
         (Labels("binary", "a.csv", (0, 1)), "score_1: the probability that default is 1"),
-        (Labels("binary", "a.csv", ("no", "yes")), "score_yes: the probability that default is yes"),
+        (
+            Labels("binary", "a.csv", ("no", "yes")),
+            "score_yes: the probability that default is yes",
+        ),
         (
             Labels("multiclass", "a.csv", ("a", "b", "c")),
             "score_…: for each class, the probability that default is this class",
@@ -85,11 +117,15 @@ def test_the_numbers_are_explained(labels: Labels, words: str) -> None:
 def test_the_label_has_a_name_everywhere() -> None:
     assert label_name(settings(label="left")) == "left"
     assert label_name(settings(source="sklearn:digits")) == "target"
-    assert label_name(settings(parts={"bank": {"source": "b.csv", "id": "who", "label": "left"}})) == "left"
+    assert (
+        label_name(settings(parts={"bank": {"source": "b.csv", "id": "who", "label": "left"}}))
+        == "left"
+    )
     assert label_name(settings()) == "the label"
 
 
-# -- the rows ---------------------------------------------------------------------------------------------------------
+# -- the rows
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -98,10 +134,16 @@ def test_the_label_has_a_name_everywhere() -> None:
         (None, 3, ""),
         (IdCounts(3, 0, 0), 3, ""),
         (IdCounts(1_203, 1_000, 200), 3, "; left out: 1,000 without an id, 200 with a repeated id"),
-        (IdCounts(5, 1, 1), 2, "; left out: 1 without an id, 1 with a repeated id, 1 not at every party"),
+        (
+            IdCounts(5, 1, 1),
+            2,
+            "; left out: 1 without an id, 1 with a repeated id, 1 not at every party",
+        ),
     ],
 )
-def test_rows_that_are_left_out_are_counted(counts: IdCounts | None, written: int, why: str) -> None:
+def test_rows_that_are_left_out_are_counted(
+    counts: IdCounts | None, written: int, why: str
+) -> None:
     rows = counts.rows if counts is not None else 3
     told = str(Predicted.of(Table("a.csv", ("a", "b", "c"), counts=counts), written))
     assert told == f"{written} of {rows:,} rows are predicted{why}"
@@ -109,11 +151,14 @@ def test_rows_that_are_left_out_are_counted(counts: IdCounts | None, written: in
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run whose parties find their common rows, call their ids otherwise, and have odd ones."""
+    """A folder with a run whose parties find their common rows, call their ids otherwise, and have
+    odd ones.
+    """
     folder = tmp_path_factory.mktemp("results")
     bank = BANK.rename(columns={"id": "class"}).head(100)
     bank["class"] = bank["class"].str.upper()
-    odd = pd.concat([bank, bank.head(2), bank.tail(1).assign(**{"class": " "})])  # two again, one without an id
+    # Two again, one without an id.
+    odd = pd.concat([bank, bank.head(2), bank.tail(1).assign(**{"class": " "})])
     odd.to_csv(folder / "bank.csv", index=False)
     SHOP.tail(90).rename(columns={"id": "mail"}).to_csv(folder / "shop.csv", index=False)
     parties = {
@@ -121,27 +166,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "shop": {"source": "shop.csv", "id": "mail"},
     }
     rows = {"align": "psi", "id_rules": ["casefold"]}
-    recipe = vfl.Recipe.from_dict(TABLES | {"rows": rows, "simulate": {"parties": parties}}, base=str(folder))
+    recipe = vfl.Recipe.from_dict(
+        TABLES | {"rows": rows, "simulate": {"parties": parties}}, base=str(folder)
+    )
     vfl.simulate(recipe, quiet=True, out=folder / "runs")
     return folder
 
 
-def test_a_prediction_says_what_it_has_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_says_what_it_has_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder)
-    said = CliRunner().invoke(cli, ["predict", "--out", str(tmp_path / "a.csv")], catch_exceptions=False)
+    said = CliRunner().invoke(
+        cli, ["predict", "--out", str(tmp_path / "a.csv")], catch_exceptions=False
+    )
     assert said.stderr.splitlines()[1:] == [
-        "70 of 103 rows are predicted; left out: 1 without an id, 2 with a repeated id, 30 not at every party",
+        "70 of 103 rows are predicted; left out: 1 without an id, 2 with a repeated id, 30 "
+        "not at every party",
         "score_1: the probability that target is 1",
     ]
     found = pd.read_csv(tmp_path / "a.csv")
     assert list(found.columns) == ["id_class", "matched_id_class", "state", "score_1", "class"]
     own = pd.read_csv("bank.csv")
-    assert found["id_class"].tolist() == own["class"].tolist()  # each row, in its order and spelling
+    # Each row, in its order and spelling.
+    assert found["id_class"].tolist() == own["class"].tolist()
     common = set(SHOP["id"].tail(90))
     spelt = [each.lower() if each.lower() in common else "" for each in own["class"]]
     assert found["matched_id_class"].fillna("").tolist() == spelt[:100] + [""] * 3
     states = ["scored" if each else "not at every party" for each in spelt[:100]]
-    assert found["state"].tolist() == [*states, "with a repeated id", "with a repeated id", "without an id"]
+    assert found["state"].tolist() == [
+        *states,
+        "with a repeated id",
+        "with a repeated id",
+        "without an id",
+    ]
     assert (found["score_1"].notna() == (found["state"] == "scored")).all()
     assert (found["class"].notna() == (found["state"] == "scored")).all()
 
@@ -161,8 +219,14 @@ def test_scores_are_those_of_their_rows_whatever_the_order(folder: Path) -> None
 def test_a_result_is_written_like_the_input_if_asked(tmp_path: Path) -> None:
     ids = pa.chunked_array([["KD-01", "KD;02", None, "KD-01"]])
     own = InputRows((ids,), np.array([0, 0, 1, 2], np.uint8), ";", ",")
-    table = Table("a.csv", ("kd-01", "kd;02"), own=own, places_N=np.arange(2)).select(np.array([1, 0]))
-    scores = {"score_yes": np.array([0.25, 1e-9], np.float32), "class": ["no", "yes"], "value": [1, 2]}
+    table = Table("a.csv", ("kd-01", "kd;02"), own=own, places_N=np.arange(2)).select(
+        np.array([1, 0])
+    )
+    scores = {
+        "score_yes": np.array([0.25, 1e-9], np.float32),
+        "class": ["no", "yes"],
+        "value": [1, 2],
+    }
     found = listed_rows(("customer",), table, scores)
     output = Output(tmp_path / "a.csv", like_input=True)
     output.write(found, own)
@@ -184,21 +248,29 @@ def test_the_command_writes_like_the_input(tmp_path: Path, monkeypatch: pytest.M
         "bank": {"source": "bank.csv", "id": "id", "label": "target"},
         "shop": {"source": "shop.csv", "id": "id"},
     }
-    vfl.simulate(vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": parties}}), quiet=True, out="runs")
+    vfl.simulate(
+        vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": parties}}), quiet=True, out="runs"
+    )
     for flags, how in ((["--like-input"], {"sep": ";", "decimal": ","}), ([], {})):
-        said = CliRunner().invoke(cli, ["predict", "--out", f"{len(flags)}.csv", *flags], catch_exceptions=False)
+        said = CliRunner().invoke(
+            cli, ["predict", "--out", f"{len(flags)}.csv", *flags], catch_exceptions=False
+        )
         assert said.exit_code == 0, said.output
         found = pd.read_csv(f"{len(flags)}.csv", **how)
         assert found["id"].tolist() == BANK["id"].tolist()
         assert found["score_1"].between(0, 1).all()
-    assert found["score_1"].tolist() == pytest.approx(pd.read_csv("1.csv", sep=";", decimal=",")["score_1"].tolist())
+    assert found["score_1"].tolist() == pytest.approx(
+        pd.read_csv("1.csv", sep=";", decimal=",")["score_1"].tolist()
+    )
 
 
 def test_what_cannot_be_written_like_the_input_is_refused(tmp_path: Path) -> None:
     for flags in ({"like_input": True}, {"spreadsheet": True}):
         with pytest.raises(InputError, match=r"is for a \.csv result, and --out is"):
             Output(tmp_path / "a.parquet", **flags).check(settings())
-    with pytest.raises(InputError, match=r"--like-input: a\.parquet is no text file, so it has no separator"):
+    with pytest.raises(
+        InputError, match=r"--like-input: a\.parquet is no text file, so it has no separator"
+    ):
         Output(tmp_path / "a.csv", like_input=True).check(settings(source="a.parquet"))
     Output(tmp_path / "a.csv", like_input=True).check(settings(source="A.CSV.GZ"))
 
@@ -208,15 +280,28 @@ def test_text_that_a_spreadsheet_computes_is_told_and_guarded_if_asked(tmp_path:
     table = pa.table({"id": odd, "score_1": [-0.5] * 9, "class": ["a"] * 9})
     path = tmp_path / "a.csv"
     text = (
-        f"{path}: 5 cells of text begin with =, +, -, @ or a tab, and a spreadsheet computes them; give --spreadsheet"
+        f"{path}: 5 cells of text begin with =, +, -, @ or a tab, and a spreadsheet computes "
+        "them; give --spreadsheet"
     )
     assert Output(path).advice(table).startswith(text)
     assert Output(tmp_path / "a.parquet").advice(table) == ""
     guarded = Output(path, spreadsheet=True)
     assert guarded.advice(table) == ""
     guarded.write(table, None)
-    found = pyarrow.csv.read_csv(path, convert_options=pyarrow.csv.ConvertOptions(column_types={"id": pa.string()}))
-    assert found["id"].to_pylist() == ["'=1+1", "'+A1", "'-x", "'@y", "'\tz", "-17", "+49301234", "K=1", ""]
+    found = pyarrow.csv.read_csv(
+        path, convert_options=pyarrow.csv.ConvertOptions(column_types={"id": pa.string()})
+    )
+    assert found["id"].to_pylist() == [
+        "'=1+1",
+        "'+A1",
+        "'-x",
+        "'@y",
+        "'\tz",
+        "-17",
+        "+49301234",
+        "K=1",
+        "",
+    ]
     assert found["score_1"].to_pylist() == [-0.5] * 9
 
 
@@ -246,10 +331,20 @@ def test_ids_of_frames_are_their_own_under_the_name_that_files_have(folder: Path
 
 def test_kept_predictions_have_the_same_names(folder: Path) -> None:
     (run,) = (vfl.Run.load(each) for each in (folder / "runs").iterdir())
-    assert list(run.predictions) == ["phase", "split", "id_class", "matched_id_class", "truth", "score_1", "class"]
+    assert list(run.predictions) == [
+        "phase",
+        "split",
+        "id_class",
+        "matched_id_class",
+        "truth",
+        "score_1",
+        "class",
+    ]
 
 
-def test_the_predictions_of_a_run_made_before_are_read_as_they_are(folder: Path, tmp_path: Path) -> None:
+def test_the_predictions_of_a_run_made_before_are_read_as_they_are(
+    folder: Path, tmp_path: Path
+) -> None:
     (path,) = (folder / "runs").glob(f"*/bank/{KEPT}")
     before = pd.read_parquet(path).rename(columns={"id_class": "id", "score_1": "score"})
     (run,) = (folder / "runs").iterdir()

@@ -30,7 +30,14 @@ from vfl_party.base.seeds import batches, full_batches, permutation, split_rows
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Table
 from vfl_party.data.rows import divided, division_of
-from vfl_party.models import InputSpec, TwoTowers, build_encoder, build_predictor, build_projector, top_state
+from vfl_party.models import (
+    InputSpec,
+    TwoTowers,
+    build_encoder,
+    build_predictor,
+    build_projector,
+    top_state,
+)
 from vfl_party.models.training import TrainingSettings
 from vfl_party.outbound.exchange import to_bundle
 from vfl_party.outbound.policies.allow_all import AllowAll
@@ -47,7 +54,9 @@ class Found:
     protocol: int = PROTOCOL
 
 
-@pytest.mark.parametrize(("ids", "what"), [(("1", "2"), "2 and 3 rows"), (("1", "2", "4"), "3 rows each, with other")])
+@pytest.mark.parametrize(
+    ("ids", "what"), [(("1", "2"), "2 and 3 rows"), (("1", "2", "4"), "3 rows each, with other")]
+)
 def test_other_ids_are_refused_with_a_remedy(ids: tuple[str, ...], what: str) -> None:
     hub = MemoryHub("p0", ["p1"], timeout_s=10)
     digest = torch.frombuffer(bytearray(rows_digest("run", ids)), dtype=torch.uint8)
@@ -55,10 +64,13 @@ def test_other_ids_are_refused_with_a_remedy(ids: tuple[str, ...], what: str) ->
     MemoryLink(hub, "p1", timeout_s=10).send(StepKey(OPENING, 0, 0), said)
     alignment = DigestAlignment(Recipe.model_validate(cases.recipe(2)), AllowAll())
     with pytest.raises(PeerError, match=what) as caught:
-        alignment.align(Aligning("p0", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(hub=hub)))
+        alignment.align(
+            Aligning("p0", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(hub=hub))
+        )
     assert str(caught.value).endswith("cut each table to the ids in common")
     assert (caught.value.code, caught.value.party) == (Code.ROWS_DIFFER, "p1")
-    assert caught.value.public == "different row sets: p1 and p0 do not hold the same ids"  # the numbers stay here
+    # The numbers stay here.
+    assert caught.value.public == "different row sets: p1 and p0 do not hold the same ids"
 
 
 def test_the_digest_of_a_list_is_the_same_in_all_releases_that_speak_a_protocol() -> None:
@@ -90,7 +102,12 @@ def test_labelled_rows_are_aligned_and_aligned_ones_are_local(
 def divided_table(labels: Any, splits: Any = None) -> Table:
     n = len(labels)
     ids = tuple(f"{row:04d}" for row in range(n))
-    return Table("file.csv", ids, labels=np.array(labels), splits=None if splits is None else np.array(splits, object))
+    return Table(
+        "file.csv",
+        ids,
+        labels=np.array(labels),
+        splits=None if splits is None else np.array(splits, object),
+    )
 
 
 def rows_recipe(**rows: Any) -> Recipe:
@@ -102,7 +119,9 @@ def rows_recipe(**rows: Any) -> Recipe:
     seed=st.integers(0, 2**32),
     labelled=st.none() | st.integers(1, 4),
 )
-def test_every_stratified_split_has_its_share_of_each_class(counts: list[int], seed: int, labelled: int | None) -> None:
+def test_every_stratified_split_has_its_share_of_each_class(
+    counts: list[int], seed: int, labelled: int | None
+) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
     recipe = rows_recipe(split="stratified", validation=0.1, test=0.2, labelled=labelled)
     recipe = recipe.model_copy(update={"seed": seed})
@@ -113,13 +132,16 @@ def test_every_stratified_split_has_its_share_of_each_class(counts: list[int], s
     division = division_of(recipe, divided_table(labels))
     assert division is not None
     splits = divided(division)
-    assert {name: len(rows) for name, rows in splits.items()} == {name: len(rows) for name, rows in drawn.items()}
+    assert {name: len(rows) for name, rows in splits.items()} == {
+        name: len(rows) for name, rows in drawn.items()
+    }
     assert all((np.diff(rows) > 0).all() for rows in splits.values())
     assert set(splits["train"]) <= set(splits["aligned"]) <= set(splits["local"])
     held_out = set(splits["test"]) | set(splits["validation"])
     assert len(held_out) + len(splits["local"]) == n == len(held_out | set(splits["local"]))
-    # At a place t of the order, class c has come n_c * t times, give or take one; m rows have come in all, so that
-    # c differs from its share by (1 - p) + p * (K - 1) at most, with p = n_c / n. A split lies between two places.
+    # At a place t of the order, class c has come n_c * t times, give or take one; m rows have come
+    # in all, so that c differs from its share by (1 - p) + p * (K - 1) at most, with p = n_c / n. A
+    # split lies between two places.
     p = np.array(counts) / n
     most = 2 * ((1 - p) + p * (len(counts) - 1))
     for name, rows in splits.items():
@@ -130,7 +152,8 @@ def test_every_stratified_split_has_its_share_of_each_class(counts: list[int], s
 def test_a_stratified_split_is_random_within_a_class() -> None:
     table = divided_table(["b", "a"] * 100)
     one, same, other = (
-        division_of(rows_recipe(split="stratified").model_copy(update={"seed": seed}), table) for seed in (1, 1, 2)
+        division_of(rows_recipe(split="stratified").model_copy(update={"seed": seed}), table)
+        for seed in (1, 1, 2)
     )
     assert one == same != other
 
@@ -156,17 +179,29 @@ def test_rows_that_cannot_be_divided_as_the_recipe_says() -> None:
         return str(caught.value)
 
     said = refused(rows_recipe(split="column"), divided_table([0, 1]))
-    assert said.startswith('file.csv: the recipe has rows.split = "column", and data.split does not name the column')
+    assert said.startswith(
+        'file.csv: the recipe has rows.split = "column", and data.split does not name the column'
+    )
     for split in ("random", "stratified"):
         said = refused(rows_recipe(split=split), divided_table([0, 1], ["train", "test"]))
-        assert said.startswith(f'file.csv: data.split is given, but the recipe has rows.split = "{split}"')
+        assert said.startswith(
+            f'file.csv: data.split is given, but the recipe has rows.split = "{split}"'
+        )
     said = refused(rows_recipe(split="column"), divided_table([0, 1], ["validation", "test"]))
-    assert said.startswith('file.csv: no row is left for training, divided by rows.split = "column"')
-    said = refused(rows_recipe(split="column", labelled=2), divided_table([0, 1], ["train", "test"]))
-    assert said.startswith("recipe: rows: labelled = 2, but only 1 rows are aligned and for training")
+    assert said.startswith(
+        'file.csv: no row is left for training, divided by rows.split = "column"'
+    )
+    said = refused(
+        rows_recipe(split="column", labelled=2), divided_table([0, 1], ["train", "test"])
+    )
+    assert said.startswith(
+        "recipe: rows: labelled = 2, but only 1 rows are aligned and for training"
+    )
     regression = cases.recipe(2, task={"kind": "regression"}, rows={"split": "stratified"})
     said = refused(Recipe.model_validate(regression), divided_table([0.5, 1.5]))
-    assert said.startswith('recipe: rows.split = "stratified" divides by classes, and a regression has none')
+    assert said.startswith(
+        'recipe: rows.split = "stratified" divides by classes, and a regression has none'
+    )
 
 
 @pytest.mark.parametrize("codes", [[3, 4, 0], [2, 5, 2]], ids=["no training rows", "no such split"])
@@ -183,7 +218,9 @@ def test_a_division_that_is_none_is_refused_and_names_its_sender(codes: list[int
     with ThreadPoolExecutor(1) as pool:
         answered = pool.submit(answer)
         with pytest.raises(PeerError, match="p0 sent a division without training rows") as caught:
-            alignment.align(Aligning("p1", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(link=link)))
+            alignment.align(
+                Aligning("p1", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(link=link))
+            )
         answered.result()
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "p0")
 
@@ -200,12 +237,16 @@ def test_a_folder_keeps_the_division_for_the_same_rows_only(tmp_path: Path) -> N
 
 
 def test_fewer_labels_are_a_part_of_more() -> None:
-    few, many = (split_rows(5, 200, validation=0.1, test=0.1, labelled=n)["train"] for n in (10, 40))
+    few, many = (
+        split_rows(5, 200, validation=0.1, test=0.1, labelled=n)["train"] for n in (10, 40)
+    )
     assert set(few.tolist()) < set(many.tolist())
 
 
 @given(rows=st.integers(2, 200), size=st.integers(1, 64), steps=st.integers(1, 500))
-def test_a_budget_of_steps_is_the_fewest_epochs_that_give_them(rows: int, size: int, steps: int) -> None:
+def test_a_budget_of_steps_is_the_fewest_epochs_that_give_them(
+    rows: int, size: int, steps: int
+) -> None:
     epochs = TrainingSettings(steps=steps, batch_size=size).epochs_over(rows)
     an_epoch = len(batches(0, "p", 0, np.arange(rows), size))
     assert (epochs - 1) * an_epoch < steps <= epochs * an_epoch
@@ -227,8 +268,18 @@ def test_full_batches_leave_the_rest_out() -> None:
     ("settings", "spec", "below", "top"),
     [
         (MlpSettings(hidden=(7, 6)), InputSpec((5,)), {"1.", "3."}, {"5."}),
-        (TabularSettings(kind="tabular", hidden=(7,)), InputSpec((3,), (4, 2)), {"table.", "mlp.0."}, {"mlp.2."}),
-        (CnnSettings(kind="cnn", channels=(4, 6)), InputSpec((1, 8, 8)), {"0.", "1."}, {"4.", "5.", "9."}),
+        (
+            TabularSettings(kind="tabular", hidden=(7,)),
+            InputSpec((3,), (4, 2)),
+            {"table.", "mlp.0."},
+            {"mlp.2."},
+        ),
+        (
+            CnnSettings(kind="cnn", channels=(4, 6)),
+            InputSpec((1, 8, 8)),
+            {"0.", "1."},
+            {"4.", "5.", "9."},
+        ),
         (
             CnnSettings(kind="cnn", channels=(4, 6), shared="blocks"),
             InputSpec((1, 8, 8)),
@@ -243,7 +294,9 @@ def test_full_batches_leave_the_rest_out() -> None:
         ),
     ],
 )
-def test_the_top_of_an_encoder(settings: object, spec: InputSpec, below: set[str], top: set[str]) -> None:
+def test_the_top_of_an_encoder(
+    settings: object, spec: InputSpec, below: set[str], top: set[str]
+) -> None:
     encoder = build_encoder(settings, spec, 8)  # type: ignore[arg-type]
     found = top_state(encoder)
     assert {prefix for prefix in top if any(name.startswith(prefix) for name in found)} == top
@@ -251,7 +304,8 @@ def test_the_top_of_an_encoder(settings: object, spec: InputSpec, below: set[str
     rest = set(encoder.state_dict()) - set(found)
     assert {prefix for prefix in below if any(name.startswith(prefix) for name in rest)} == below
     assert not any(name.endswith("num_batches_tracked") for name in found)
-    assert all(found[name].data_ptr() == encoder.state_dict()[name].data_ptr() for name in found)  # not copies
+    # Not copies.
+    assert all(found[name].data_ptr() == encoder.state_dict()[name].data_ptr() for name in found)
 
 
 def test_an_encoder_without_a_top_says_what_to_do() -> None:
@@ -263,8 +317,12 @@ def test_an_encoder_without_a_top_says_what_to_do() -> None:
 def test_two_towers_are_the_mean_or_both() -> None:
     x_BF = torch.randn(3, 5)
     cross, local = nn.Linear(5, 4), nn.Linear(5, 4)
-    torch.testing.assert_close(TwoTowers(cross, local, "mean")(x_BF), (cross(x_BF) + local(x_BF)) / 2)
-    assert torch.equal(TwoTowers(cross, local, "concat")(x_BF), torch.cat([cross(x_BF), local(x_BF)], 1))
+    torch.testing.assert_close(
+        TwoTowers(cross, local, "mean")(x_BF), (cross(x_BF) + local(x_BF)) / 2
+    )
+    assert torch.equal(
+        TwoTowers(cross, local, "concat")(x_BF), torch.cat([cross(x_BF), local(x_BF)], 1)
+    )
 
 
 def test_heads_have_the_papers_layers() -> None:
@@ -278,6 +336,8 @@ def test_the_order_is_that_of_a_stable_sort(n: int, monkeypatch: pytest.MonkeyPa
     keys = np.random.Philox(key=5).random_raw(n)
     assert permutation(5, n).tolist() == np.argsort(keys, kind="stable").tolist()
     ties = keys % 3
-    monkeypatch.setattr(np.random, "Philox", lambda **_key: SimpleNamespace(random_raw=lambda _n: ties))
+    monkeypatch.setattr(
+        np.random, "Philox", lambda **_key: SimpleNamespace(random_raw=lambda _n: ties)
+    )
     monkeypatch.setattr(seeds, "_MOST_KEPT", -1)
     assert permutation(5, n).tolist() == np.argsort(ties, kind="stable").tolist()

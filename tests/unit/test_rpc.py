@@ -1,4 +1,6 @@
-"""The parts of the transport that need no transport: decisions, failures, the kernel's counts, addresses."""
+"""The parts of the transport that need no transport: decisions, failures, the kernel's counts,
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ from vfl_common.rpc.guard.limits import most_connections
 
 ROSTER = ("north", "south", "west")
 
-# -- arrivals -------------------------------------------------------------------------------------------------------
+# -- arrivals
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -51,10 +54,13 @@ ROSTER = ("north", "south", "west")
         (10.0, ("south",), TimedOut(("north", "west"))),
         (11.0, (), TimedOut(ROSTER)),
         (0.0, ("west", "south", "north"), Proceed()),
-        (99.0, ROSTER, Proceed()),  # all are there: however late it is
+        # All are there: however late it is.
+        (99.0, ROSTER, Proceed()),
     ],
 )
-def test_whether_a_step_goes_on(waited_s: float, arrived: tuple[str, ...], decision: object) -> None:
+def test_whether_a_step_goes_on(
+    waited_s: float, arrived: tuple[str, ...], decision: object
+) -> None:
     assert decide(waited_s, arrived, ROSTER, 10.0) == decision
 
 
@@ -66,22 +72,32 @@ def test_a_deadline_leaves_the_late_out() -> None:
     assert decide(1.0, ("north",), ROSTER, 10.0, 2.0) == KeepWaiting(1.0)
     assert decide(2.0, ("north",), ROSTER, 10.0, 2.0) == Proceed()
     assert decide(2.0, (), ROSTER, 10.0, 2.0) == Proceed()
-    assert decide(10.0, ("north",), ROSTER, 10.0, 20.0) == TimedOut(tuple(each for each in ROSTER if each != "north"))
+    assert decide(10.0, ("north",), ROSTER, 10.0, 20.0) == TimedOut(
+        tuple(each for each in ROSTER if each != "north")
+    )
 
 
 @pytest.mark.parametrize(
     ("waited_s", "arrived", "away", "at_least", "decision"),
     [
-        (0.0, ("north", "west"), ("south",), 0, Proceed()),  # the others are there
-        (0.0, ("north",), ("south",), 0, KeepWaiting(2.0)),  # west is not away, so it has until the deadline
+        # The others are there.
+        (0.0, ("north", "west"), ("south",), 0, Proceed()),
+        # West is not away, so it has until the deadline.
+        (0.0, ("north",), ("south",), 0, KeepWaiting(2.0)),
         (2.0, ("north",), ("south",), 0, Proceed()),
-        (0.0, (), ROSTER, 0, Proceed()),  # the active party has features of its own
-        (5.0, (), ROSTER, 1, KeepWaiting(5.0)),  # it has none: somebody must come
+        # The active party has features of its own.
+        (0.0, (), ROSTER, 0, Proceed()),
+        # It has none: somebody must come.
+        (5.0, (), ROSTER, 1, KeepWaiting(5.0)),
         (10.0, (), ROSTER, 1, TimedOut(ROSTER)),
     ],
 )
 def test_a_party_that_is_away_is_not_waited_for(
-    waited_s: float, arrived: tuple[str, ...], away: tuple[str, ...], at_least: int, decision: object
+    waited_s: float,
+    arrived: tuple[str, ...],
+    away: tuple[str, ...],
+    at_least: int,
+    decision: object,
 ) -> None:
     assert decide(waited_s, arrived, ROSTER, 10.0, 2.0, away=away, at_least=at_least) == decision
 
@@ -96,14 +112,16 @@ def test_a_party_that_comes_back_is_waited_for_again() -> None:
     assert patience.away == {"north"}
     patience.came("north", 100.5)
     assert patience.away == frozenset()
-    patience.missed("north", 118.6, 2.0)  # after more than nine deadlines: forgiven
+    # After more than nine deadlines: forgiven.
+    patience.missed("north", 118.6, 2.0)
     patience.came("north", 118.7)
     assert patience.away == frozenset()
 
 
 def test_a_party_that_is_late_again_and_again_costs_the_others_a_tenth_of_their_time() -> None:
     deadline_s, now_s, waited_s, patience = 2.0, 0.0, 0.0, Patience()
-    while now_s < 1000.0:  # it comes back at once, and is late at once
+    # It comes back at once, and is late at once.
+    while now_s < 1000.0:
         if "slow" not in patience.away:
             now_s, waited_s = now_s + deadline_s, waited_s + deadline_s
         else:
@@ -113,7 +131,8 @@ def test_a_party_that_is_late_again_and_again_costs_the_others_a_tenth_of_their_
     assert 80.0 < waited_s < 105.0
 
 
-# -- failures -------------------------------------------------------------------------------------------------------
+# -- failures
+# ----------------------------------------------------------------------
 
 SECRET = "/home/hospital/patients.csv: id 4711 has column 'hiv'"
 
@@ -126,7 +145,9 @@ def test_a_peer_reads_the_public_text_alone(code: Code) -> None:
 
 
 @pytest.mark.parametrize("error", [PeerError, LostError])
-def test_a_type_that_is_shared_shows_its_text_and_not_what_is_added_privately(error: type[VflError]) -> None:
+def test_a_type_that_is_shared_shows_its_text_and_not_what_is_added_privately(
+    error: type[VflError],
+) -> None:
     told = error(Code.TENSOR_MISMATCH, "shapes differ", party="north").privately(SECRET)
     assert str(told) == SECRET
     failure = to_failure(told)
@@ -141,7 +162,10 @@ def test_a_full_disk_is_told_without_its_path() -> None:
 
 
 def test_what_no_message_can_hold_is_left_out() -> None:
-    assert to_failure(PeerError(Code.RECIPE_DIFFERS, "differs at \ud800\x1b.x")).message == "differs at   .x"
+    assert (
+        to_failure(PeerError(Code.RECIPE_DIFFERS, "differs at \ud800\x1b.x")).message
+        == "differs at   .x"
+    )
     told = unwritable(Path("/home/hospital/runs"), OSError(errno.EACCES, "Permission denied"))
     assert to_failure(told).message == CATALOGUE[told.code].public
 
@@ -163,16 +187,24 @@ def test_the_cause_of_an_error_stays_here_too() -> None:
 
 @pytest.mark.parametrize("code", Code)
 def test_a_failure_keeps_its_code_for_whom_it_is_about(code: Code) -> None:
-    error = from_failure(to_failure(VflError(code, SECRET, party="north")), sender="active", me="north")
+    error = from_failure(
+        to_failure(VflError(code, SECRET, party="north")), sender="active", me="north"
+    )
     assert error.code is code
-    kind = {Code.INTERRUPTED: InterruptedRun, Code.PARTY_LOST: LostError, Code.STEP_TIMEOUT: LostError}
+    kind = {
+        Code.INTERRUPTED: InterruptedRun,
+        Code.PARTY_LOST: LostError,
+        Code.STEP_TIMEOUT: LostError,
+    }
     assert type(error) is kind.get(code, PeerError)
     assert error.exit_code == CATALOGUE[code].exit_code
 
 
 @pytest.mark.parametrize("code", Code)
 def test_what_another_party_did_stops_this_one(code: Code) -> None:
-    error = from_failure(to_failure(VflError(code, SECRET, party="south")), sender="active", me="north")
+    error = from_failure(
+        to_failure(VflError(code, SECRET, party="south")), sender="active", me="north"
+    )
     if code is Code.INTERRUPTED:
         assert isinstance(error, InterruptedRun)
     elif code in (Code.PARTY_LOST, Code.STEP_TIMEOUT):
@@ -191,7 +223,9 @@ def test_a_code_that_is_not_known_is_an_internal_error(code: int) -> None:
     assert CATALOGUE[Code.INTERNAL].public in str(error)
 
 
-@pytest.mark.parametrize("error", [InputError(Code.FILE_INVALID, SECRET), InternalError(SECRET), KeyError(SECRET)])
+@pytest.mark.parametrize(
+    "error", [InputError(Code.FILE_INVALID, SECRET), InternalError(SECRET), KeyError(SECRET)]
+)
 def test_what_goes_wrong_at_the_sender_is_about_the_sender(error: Exception) -> None:
     found = from_failure(to_failure(error), sender="active", me="north")
     assert isinstance(found, AbortedError)
@@ -204,7 +238,8 @@ def test_a_failure_without_end_is_cut() -> None:
     assert len(str(from_failure(failure, sender="active", me="north"))) < 600
 
 
-# -- the kernel's counts --------------------------------------------------------------------------------------------
+# -- the kernel's counts
+# ----------------------------------------------------------------------
 
 
 @contextmanager
@@ -226,20 +261,26 @@ def read(sock: socket.socket, nbytes: int) -> None:
 def counted(meter: TcpMeter, peer: str, sent: int, received: int) -> TcpCount:
     """The meter's only count, once it is as given (an acknowledgement may be on its way).
 
-    Linux counts the connection's SYN among the acknowledged bytes of the side that opened it: one byte.
+    Linux counts the connection's SYN among the acknowledged bytes of the side that opened it: one
+    byte.
     """
     give_up_s = time.monotonic() + 5.0
     while True:
         meter.sample()
         (count,) = meter.counts()
-        if (count.peer, count.received_bytes) == (peer, received) and 0 <= count.sent_bytes - sent <= 1:
+        if (count.peer, count.received_bytes) == (
+            peer,
+            received,
+        ) and 0 <= count.sent_bytes - sent <= 1:
             return count
         assert time.monotonic() < give_up_s, count
         time.sleep(0.005)
 
 
 def test_the_kernel_counts_both_ways() -> None:
-    """Both ends are in this process: a meter sees both sockets, and counts the one whose far end it has a name for."""
+    """Both ends are in this process: a meter sees both sockets, and counts the one whose far end it
+    has a name for.
+    """
     with connection() as (ours, theirs):
         here, there = TcpMeter(), TcpMeter()
         here.name_address(f"127.0.0.1:{theirs.getsockname()[1]}", "active")
@@ -251,7 +292,8 @@ def test_the_kernel_counts_both_ways() -> None:
         counted(here, "active", 100_000, 3_000)
         last = counted(there, "north", 3_000, 100_000)
     there.sample()
-    assert there.counts() == [last]  # a closed socket's counts stay
+    # A closed socket's counts stay.
+    assert there.counts() == [last]
 
 
 def test_several_connections_to_a_peer_are_one_count() -> None:
@@ -302,13 +344,17 @@ def test_an_ipv4_address_looks_the_same_on_an_ipv6_socket() -> None:
 
 
 def test_the_fields_lie_where_linux_puts_them() -> None:
-    """tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info: 8 bytes, then 24 of 4, then two of 8 of pacing."""
+    """tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info: 8 bytes, then 24 of 4, then two
+    of 8 of pacing.
+    """
     assert struct.calcsize("=8B24I2Q") == tcp._COUNTS_OFFSET
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EMFILE])
 def test_where_files_cannot_be_listed_counts_stay_as_they_are(number: int) -> None:
-    """Without /proc, or with too many open files, which a stranger can bring about: counting ends no run."""
+    """Without /proc, or with too many open files, which a stranger can bring about: counting ends
+    no run.
+    """
     meter = TcpMeter()
     with connection() as (ours, theirs):
         theirs.sendall(bytes(100))
@@ -327,7 +373,8 @@ def test_connections_of_nobody_are_forgotten_once_they_are_closed() -> None:
         meter.sample()
         assert meter._counts
         named = f"127.0.0.1:{theirs.getsockname()[1]}"
-        meter.name_address(named, "active")  # after a sample
+        # After a sample.
+        meter.name_address(named, "active")
     with connection():
         meter.sample()
     meter.sample()
@@ -344,17 +391,21 @@ def test_callers_are_forgotten_once_their_connections_are_closed_and_their_sums_
             ours.sendall(bytes(100))
             read(theirs, 100)
             meter.sample()
-    meter.name_caller("ipv4:127.0.0.1:1", "south")  # whose connection was closed before any look
+    # Whose connection was closed before any look.
+    meter.name_caller("ipv4:127.0.0.1:1", "south")
     meter.sample()
     (count,) = meter.counts()
     assert (count.peer, count.received_bytes) == ("north", 500)
     assert (meter._callers, meter._counts) == ({}, {})
 
 
-# -- limits ---------------------------------------------------------------------------------------------------------
+# -- limits
+# ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("streams", "files", "most"), [(22, 65_536, 1_022), (22, 256, 128), (900, 1_024, 512)])
+@pytest.mark.parametrize(
+    ("streams", "files", "most"), [(22, 65_536, 1_022), (22, 256, 128), (900, 1_024, 512)]
+)
 def test_how_many_connections_are_accepted(streams: int, files: int, most: int) -> None:
     assert most_connections(streams, files) == most
 
@@ -363,19 +414,25 @@ def test_how_many_connections_are_accepted(streams: int, files: int, most: int) 
     ("before", "after", "warned"),
     [((256, 512), 512, True), ((256, 2_000), 2_000, False), ((1_500, 1_500), 1_500, False)],
 )
-def test_the_limit_of_files_is_raised_as_far_as_it_may(before: tuple[int, int], after: int, warned: bool) -> None:
+def test_the_limit_of_files_is_raised_as_far_as_it_may(
+    before: tuple[int, int], after: int, warned: bool
+) -> None:
     program = (
         "import resource\n"
         "from vfl_common.rpc.guard.limits import raise_file_limit\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {before})\n"
         "print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert ended.stdout.split() == [str(after), str(after), str(before[1])]
     assert (f"may open {after} files only" in ended.stderr) == warned
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such arenas")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries have no such arenas"
+)
 @pytest.mark.parametrize("shared", [True, False])
 def test_threads_share_two_arenas(shared: bool) -> None:
     program = (
@@ -383,25 +440,34 @@ def test_threads_share_two_arenas(shared: bool) -> None:
         "from vfl_common.rpc.guard.limits import share_arenas\n"
         f"{'share_arenas()' if shared else ''}\n"
         "libc, met = ctypes.CDLL(None), threading.Barrier(6)\n"
-        "threads = [threading.Thread(target=lambda: (libc.malloc(99), met.wait())) for _ in range(6)]\n"
+        "threads = [threading.Thread(target=lambda: (libc.malloc(99), met.wait())) for _ "
+        "in range(6)]\n"
         "[each.start() for each in threads]\n"
         "[each.join() for each in threads]\n"
         "libc.malloc_stats()\n"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, env=environment
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environment,
     )
     assert (ended.stderr.count("Arena ") <= 2) == shared, ended.stderr
 
 
-# -- addresses ------------------------------------------------------------------------------------------------------
+# -- addresses
+# ----------------------------------------------------------------------
 
 
 def test_an_address_in_use_is_said_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(InputError, match=rf"127\.0\.0\.1:{port}: another program is using it") as caught:
+        with pytest.raises(
+            InputError, match=rf"127\.0\.0\.1:{port}: another program is using it"
+        ) as caught:
             check_address(f"127.0.0.1:{port}")
         assert caught.value.code is Code.ADDRESS_IN_USE
     check_address("127.0.0.1:0")
@@ -414,4 +480,8 @@ def test_an_address_of_another_machine_is_said_so() -> None:
 
 def test_a_caller_of_this_link_alone_is_known_by_one_address() -> None:
     """gRPC gives the link's number with the address, the kernel beside it."""
-    assert endpoint("ipv6:%5Bfe80::1%254%5D:7000") == plain(("fe80::1", 7000, 0, 4)) == ("fe80::1", 7000)
+    assert (
+        endpoint("ipv6:%5Bfe80::1%254%5D:7000")
+        == plain(("fe80::1", 7000, 0, 4))
+        == ("fe80::1", 7000)
+    )

@@ -70,7 +70,10 @@ def test_a_damaged_file_is_one_sentence_and_no_second_run(harm: Harm, tmp_path: 
             act()
         text = str(refused.value)
         assert text.startswith(f"{path}: ")
-        assert f"restore it, or remove {run.path} to go on without it, or begin a new run with --fresh" in text
+        assert (
+            f"restore it, or remove {run.path} to go on without it, or begin a new run with --fresh"
+            in text
+        )
         assert str(path) not in refused.value.public
 
 
@@ -83,8 +86,12 @@ def test_without_checkpoints_it_is_refused_too(name: str, tmp_path: Path) -> Non
         find_unfinished(tmp_path, name, RECIPE)
 
 
-@pytest.mark.parametrize("recipe", [None, b"", b"[]", b"\xff"], ids=["missing", "empty", "list", "garbage"])
-def test_a_folder_whose_recipe_cannot_be_known_is_refused(recipe: bytes | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "recipe", [None, b"", b"[]", b"\xff"], ids=["missing", "empty", "list", "garbage"]
+)
+def test_a_folder_whose_recipe_cannot_be_known_is_refused(
+    recipe: bytes | None, tmp_path: Path
+) -> None:
     run = begun(tmp_path)
     (run.path / "run.json").write_text("")
     (run.path / "recipe.json").unlink()
@@ -99,28 +106,41 @@ def test_a_damaged_plan_is_one_sentence(tmp_path: Path) -> None:
     plan = [Planned("train", 2, None), Planned("head", 2, 1, (0,))]
     run.note(plan=[asdict(each) for each in plan])
     assert planned(run) == plan
-    for broken in ([3], 3, [{"name": "train"}], [asdict(plan[0]) | {"more": 1}], [asdict(plan[0]) | {"rounds": "2"}]):
+    for broken in (
+        [3],
+        3,
+        [{"name": "train"}],
+        [asdict(plan[0]) | {"more": 1}],
+        [asdict(plan[0]) | {"rounds": "2"}],
+    ):
         run.note(plan=broken)
-        with pytest.raises(InputError, match=r"run\.json: has a plan that cannot be read; restore it"):
+        with pytest.raises(
+            InputError, match=r"run\.json: has a plan that cannot be read; restore it"
+        ):
             planned(run)
 
 
 @pytest.mark.parametrize("left", ["recipe.json", "ledger.json"])
 @pytest.mark.parametrize("name", ["server", "p1"])
-def test_a_run_json_that_is_missing_beside_other_files_is_refused(name: str, left: str, tmp_path: Path) -> None:
+def test_a_run_json_that_is_missing_beside_other_files_is_refused(
+    name: str, left: str, tmp_path: Path
+) -> None:
     """Not only beside checkpoints, which a server never has: it would begin another run."""
     path = create(tmp_path, "one", name, RECIPE).path
     (path / "ledger.json").write_text("{}")
     for file in ("run.json", "recipe.json", "ledger.json"):
         if file != left:
             (path / file).unlink()
-    with pytest.raises(InputError, match=f"run.json: is missing, and {left} lies beside it; restore it"):
+    with pytest.raises(
+        InputError, match=f"run.json: is missing, and {left} lies beside it; restore it"
+    ):
         find_unfinished(tmp_path, name, RECIPE)
 
 
 def test_a_folder_that_a_killed_process_had_only_begun_is_none(tmp_path: Path) -> None:
     path = create(tmp_path, "one", "p1", RECIPE).path
-    (path / "recipe.json").unlink()  # it is written last
+    # It is written last.
+    (path / "recipe.json").unlink()
     assert find_unfinished(tmp_path, "p1", RECIPE) is None
 
 
@@ -133,13 +153,16 @@ def test_a_run_that_was_set_aside_is_not_resumed(tmp_path: Path) -> None:
     found = find_unfinished(tmp_path, "p1", RECIPE)
     assert found is not None
     assert (found.run_id, found.why_aside, runs[0].why_aside) == ("two", "", "told so")
-    with pytest.raises(InputError, match="one/p1: this run has been set aside; give the new run another name"):
+    with pytest.raises(
+        InputError, match="one/p1: this run has been set aside; give the new run another name"
+    ):
         create(tmp_path, "one", "p1", RECIPE)
 
 
 def test_a_run_that_never_started_goes_behind_one_that_has(tmp_path: Path) -> None:
     begun(tmp_path, "one").note(generation=1)
-    begun(tmp_path, "two")  # newer: a second server was asked for it, and could not listen
+    # Newer: a second server was asked for it, and could not listen.
+    begun(tmp_path, "two")
     found = find_unfinished(tmp_path, "p1", RECIPE)
     assert found is not None
     assert found.run_id == "one"
@@ -161,7 +184,9 @@ def test_a_run_belongs_to_one_process_until_that_ends_however_it_ends(tmp_path: 
     run = begun(tmp_path)
     run.unlock()
     words = [sys.executable, "-c", HOLDER, str(run.path)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "has it\n"
         for act in (run.lock, lambda: create(tmp_path, "one", "p1", RECIPE)):
@@ -169,9 +194,13 @@ def test_a_run_belongs_to_one_process_until_that_ends_however_it_ends(tmp_path: 
                 act()
             who = f"process {holder.pid} on {socket.gethostname()}, since 20"
             assert str(refused.value).startswith(f"{run.path}: {who}")
-            assert str(refused.value).endswith("has this run; wait until that process ends, or end it")
-        assert set_all_aside(tmp_path, "p1", RECIPE, "told so", but="") == []  # not under a living process
-        assert find_unfinished(tmp_path, "p1", RECIPE) is not None  # readers need no lock
+            assert str(refused.value).endswith(
+                "has this run; wait until that process ends, or end it"
+            )
+        # Not under a living process.
+        assert set_all_aside(tmp_path, "p1", RECIPE, "told so", but="") == []
+        # Readers need no lock.
+        assert find_unfinished(tmp_path, "p1", RECIPE) is not None
         holder.kill()
     run.lock()
     run.lock()
@@ -191,9 +220,14 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 def test_a_file_system_without_locks_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    monkeypatch.setattr(
+        "fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    )
     begun(tmp_path)
-    assert "this file system has no locks (No locks available); see to it that only one process" in caplog.text
+    assert (
+        "this file system has no locks (No locks available); see to it that only one process"
+        in caplog.text
+    )
 
 
 def test_what_is_not_of_this_run_is_not_in_the_way(tmp_path: Path) -> None:
@@ -240,7 +274,9 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
     assert run.facts()["generation"] == 1
 
 
-def test_the_text_is_on_the_disk_before_it_has_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_is_on_the_disk_before_it_has_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A power cut after a rename whose text is not on the disk leaves an empty file."""
     run, events = begun(tmp_path), []
     fsync, replace = os.fsync, Path.replace
@@ -258,7 +294,11 @@ def test_the_text_is_on_the_disk_before_it_has_the_name(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(Path, "replace", noting_replace)
     run.note(generation=1)
-    assert events == [("fsync", f".run.json.{os.getpid()}"), ("replace", "run.json"), ("fsync", "p1")]
+    assert events == [
+        ("fsync", f".run.json.{os.getpid()}"),
+        ("replace", "run.json"),
+        ("fsync", "p1"),
+    ]
 
 
 def test_a_server_that_is_started_again_knows_when_the_run_began(
@@ -273,5 +313,6 @@ def test_a_server_that_is_started_again_knows_when_the_run_began(
     note_start(made, 2, 60.0)
     monkeypatch.setattr("time.time", lambda: 1070.0)
     assert ran_s(made) == 70
-    monkeypatch.setattr("time.time", lambda: 900.0)  # the clock was set back
+    # The clock was set back.
+    monkeypatch.setattr("time.time", lambda: 900.0)
     assert ran_s(made) == 0

@@ -12,7 +12,12 @@ from vfl_common.rpc.messages import Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import MOST_OFFERED, Planned, ahead, alone_after, reachable
 
-PLAN = [Planned("train", 2, None), Planned("one", 3, 0), Planned("two", 4, 0), Planned("end", 1, None)]
+PLAN = [
+    Planned("train", 2, None),
+    Planned("one", 3, 0),
+    Planned("two", 4, 0),
+    Planned("end", 1, None),
+]
 SENDS = [Planned("local", 3, 0), Planned("head", 2, 1, (0,)), Planned("more", 2, None, (0, 1))]
 ONCE = [Planned("local", 3, 0), Planned("head", 4, 1), Planned("more", 2, 0)]
 
@@ -29,7 +34,9 @@ ONCE = [Planned("local", 3, 0), Planned("head", 4, 1), Planned("more", 2, 0)]
         ("000003.other.1", []),
     ],
 )
-def test_a_party_that_was_alone_offers_the_rounds_that_it_has_done(label: str, want: list[str]) -> None:
+def test_a_party_that_was_alone_offers_the_rounds_that_it_has_done(
+    label: str, want: list[str]
+) -> None:
     assert reachable(label, PLAN) == want
 
 
@@ -65,18 +72,25 @@ def test_whether_the_others_are_needed(label: str, plan: list[Planned], want: bo
     [
         ("000002.local.2", []),
         ("000003.local.3", ["000004.head.1"]),
-        ("000003.local.1", ["000004.head.1"]),  # it ended early
+        # It ended early.
+        ("000003.local.1", ["000004.head.1"]),
         ("000004.head.1", []),
         ("000005.head.2", ["000006.more.1", "000007.more.2"]),
         ("000007.more.2", []),
     ],
 )
-def test_a_party_that_is_behind_skips_what_would_leave_it_as_it_was(label: str, want: list[str]) -> None:
+def test_a_party_that_is_behind_skips_what_would_leave_it_as_it_was(
+    label: str, want: list[str]
+) -> None:
     assert ahead(label, SENDS) == want
     assert ahead(label, ONCE) == []
 
 
-LENIENT = [Planned("local", 2, None), Planned("train", 3, None, lenient=True), Planned("end", 1, None)]
+LENIENT = [
+    Planned("local", 2, None),
+    Planned("train", 3, None, lenient=True),
+    Planned("end", 1, None),
+]
 STRICT = [Planned("local", 2, None), Planned("train", 3, None), Planned("end", 1, None)]
 
 
@@ -85,17 +99,26 @@ STRICT = [Planned("local", 2, None), Planned("train", 3, None), Planned("end", 1
     [
         ("passive", LENIENT, "000003.train.1", {"data": "d"}, True),
         ("passive", LENIENT, "000002.local.2", {"data": "d"}, True),
-        ("passive", LENIENT, "000005.train.3", {"data": "d"}, True),  # died before the others heard that it is over
-        ("passive", LENIENT, "000001.local.1", {"data": "d"}, False),  # the others wait for it
+        # Died before the others heard that it is over.
+        ("passive", LENIENT, "000005.train.3", {"data": "d"}, True),
+        # The others wait for it.
+        ("passive", LENIENT, "000001.local.1", {"data": "d"}, False),
         ("passive", LENIENT, "000006.end.1", {"data": "d"}, False),
-        ("passive", LENIENT, "000003.train.1", {}, False),  # it has not yet been in a generation
-        ("passive", LENIENT, "", None, False),  # a fresh start
+        # It has not yet been in a generation.
+        ("passive", LENIENT, "000003.train.1", {}, False),
+        # A fresh start.
+        ("passive", LENIENT, "", None, False),
         ("passive", STRICT, "000003.train.1", {"data": "d"}, False),
         ("active", LENIENT, "000003.train.1", {"data": "d"}, False),
     ],
 )
 def test_a_party_returns_only_where_the_others_may_have_gone_on(
-    role: str, plan: list[Planned], own: str, facts: dict[str, str] | None, fits: bool, tmp_path: Path
+    role: str,
+    plan: list[Planned],
+    own: str,
+    facts: dict[str, str] | None,
+    fits: bool,
+    tmp_path: Path,
 ) -> None:
     made, _ = runner(tmp_path, [], [], role=role)
     made.plan, folder = plan, None
@@ -108,7 +131,9 @@ def test_a_party_returns_only_where_the_others_may_have_gone_on(
     if fits:
         made._check(start, made._offer(folder), folder)
         return
-    with pytest.raises(PeerError, match="the server has p1 return to run run, which cannot go on without it") as caught:
+    with pytest.raises(
+        PeerError, match="the server has p1 return to run run, which cannot go on without it"
+    ) as caught:
         made._check(start, made._offer(folder), folder)
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "server")
 
@@ -119,7 +144,8 @@ def test_a_party_returns_only_where_the_others_may_have_gone_on(
         (True, 1, "", False),
         (True, 0, "", False),
         (False, 1, "", False),
-        (False, 0, "", True),  # nothing is lost with it
+        # Nothing is lost with it.
+        (False, 0, "", True),
         (False, 1, "a new run was asked for", True),
         (True, 1, "a new run was asked for", True),
     ],
@@ -136,7 +162,9 @@ def test_a_party_leaves_its_run_only_if_the_server_says_why(
     made.resume = None if in_process else folder
     start = Start("new", 1, "", "", anew=anew)
     if not fits:
-        with pytest.raises(PeerError, match="the server begins run new, but p1 is in run old, which has not ended"):
+        with pytest.raises(
+            PeerError, match="the server begins run new, but p1 is in run old, which has not ended"
+        ):
             made._check(start, made._offer(folder), folder)
         return
     made._check(start, made._offer(folder), folder)
@@ -146,11 +174,19 @@ def test_a_party_leaves_its_run_only_if_the_server_says_why(
 
 def test_what_a_party_holds_is_told_apart_from_what_it_may_skip_to(tmp_path: Path) -> None:
     made, _ = runner(tmp_path, [], [])
-    made.plan, store = [Planned("upload", 1, None, (0,)), Planned("train", 4, None, lenient=True)], Store([], "")
+    made.plan, store = (
+        [Planned("upload", 1, None, (0,)), Planned("train", 4, None, lenient=True)],
+        Store([], ""),
+    )
     folder = made.resume = RunFolder(tmp_path, "run", store)
-    first = made._offer(folder)  # it was killed before its first checkpoint
+    # It was killed before its first checkpoint.
+    first = made._offer(folder)
     assert first.held == ("000001.upload.1", "")
-    assert set(first.checkpoints) == {"", "000001.upload.1", *(f"{n:06d}.train.{n - 1}" for n in range(2, 6))}
+    assert set(first.checkpoints) == {
+        "",
+        "000001.upload.1",
+        *(f"{n:06d}.train.{n - 1}" for n in range(2, 6)),
+    }
     for label in ("000001.upload.1", "000002.train.1", "000003.train.2"):
         store.save(label, None)
     later = made._offer(folder)

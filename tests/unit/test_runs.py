@@ -34,16 +34,22 @@ def sentence(result: Result) -> str:
     return str(result.exception)
 
 
-# -- listing --------------------------------------------------------------------------------------------------------
+# -- listing
+# ----------------------------------------------------------------------
 
-BEGAN_S = 1_767_268_800  # 2026-01-01 12:00 UTC
+# 2026-01-01 12:00 UTC.
+BEGAN_S = 1_767_268_800
 
 
 def process(folder: Path, at: int, *events: str, **facts: Any) -> Path:
     """One process's folder in a run that began ``at`` minutes after noon."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"job": "train", "run_id": folder.parent.name} | facts))
-    (folder / "recipe.json").write_text(json.dumps({"name": "case", "method": "splitnn", "seed": 7}))
+    (folder / "run.json").write_text(
+        json.dumps({"job": "train", "run_id": folder.parent.name} | facts)
+    )
+    (folder / "recipe.json").write_text(
+        json.dumps({"name": "case", "method": "splitnn", "seed": 7})
+    )
     if events:
         lines = [json.dumps({"event": event, "message": event}) + "\n" for event in events]
         (folder / "log.jsonl").write_text("".join(lines))
@@ -70,7 +76,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     process(out / "broken" / "bank", 30, "round", "failed")
     process(out / "broken" / "server", 30, "stopped")
     process(out / "ended" / "bank", 31, "failed", "stopped")
-    process(out / "going" / "bank", 32, "failed", "round")  # it was started again
+    # It was started again.
+    process(out / "going" / "bank", 32, "failed", "round")
     process(out / "silent" / "bank", 33)
     process(out / "torn" / "bank", 34)
     (out / "torn" / "summary.json").write_text('{"run_id": 3')
@@ -90,9 +97,26 @@ def test_every_folder_is_one_line(runs: Path) -> None:
     lines = {line.split()[0]: line for line in done.output.splitlines() if line}
     order = [name for name in lines if name in {path.name for path in runs.iterdir()} | {"sweep/"}]
     assert order == [
-        *("torn", "silent", "going", "ended", "broken", "foretold", "second", "of-a-passive-party", "first", "sweep/"),
+        *(
+            "torn",
+            "silent",
+            "going",
+            "ended",
+            "broken",
+            "foretold",
+            "second",
+            "of-a-passive-party",
+            "first",
+            "sweep/",
+        ),
     ]
-    states = {"torn": "damaged", "silent": "unfinished", "going": "unfinished", "ended": "stopped", "broken": "failed"}
+    states = {
+        "torn": "damaged",
+        "silent": "unfinished",
+        "going": "unfinished",
+        "ended": "stopped",
+        "broken": "failed",
+    }
     assert all(state in lines[name] for name, state in states.items())
     assert "2026-01-01 12:10" in lines["second"]
     assert lines["run"].split() == [
@@ -107,7 +131,16 @@ def test_every_folder_is_one_line(runs: Path) -> None:
         "bytes",
         "seconds",
     ]
-    assert lines["second"].split()[3:] == ["splitnn", "3", "finished", "0.85", "0.9", "10", "MB", "3.9"]
+    assert lines["second"].split()[3:] == [
+        "splitnn",
+        "3",
+        "finished",
+        "0.85",
+        "0.9",
+        "10",
+        "MB",
+        "3.9",
+    ]
     assert lines["first"].split()[6:8] == ["0.97", "0.999"]
     assert "prediction" in lines["foretold"]
     assert "2 runs" in lines["sweep/"]
@@ -134,7 +167,9 @@ def test_a_run_began_when_its_id_says_and_failed_if_a_process_says_so(runs: Path
 
 
 def test_json_has_a_line_a_run(runs: Path) -> None:
-    found = {each["run"]: each for each in map(json.loads, invoke("runs", "--json").output.splitlines())}
+    found = {
+        each["run"]: each for each in map(json.loads, invoke("runs", "--json").output.splitlines())
+    }
     assert list(found)[-2:] == ["first", "sweep"]
     second = found["second"]
     assert second["folder"] == "runs/second"
@@ -154,7 +189,10 @@ def test_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "runs").mkdir()
     assert "no runs" in invoke("runs").output
     assert invoke("runs", "--json").output == ""
-    assert sentence(invoke("report")) == "runs: holds no finished run; give RUN, or run one first: vfl demo"
+    assert (
+        sentence(invoke("report"))
+        == "runs: holds no finished run; give RUN, or run one first: vfl demo"
+    )
 
 
 def test_the_newest_finished_run_is_taken_and_named(runs: Path) -> None:
@@ -162,15 +200,21 @@ def test_the_newest_finished_run_is_taken_and_named(runs: Path) -> None:
     done = invoke("report")
     assert done.stderr == "taking the newest finished run of a federation: runs/second\n"
     assert "bytes.png" in done.stdout
-    assert sentence(invoke("export", "tensorboard")).startswith("runs/second: no metrics.jsonl in it")
+    assert sentence(invoke("export", "tensorboard")).startswith(
+        "runs/second: no metrics.jsonl in it"
+    )
     given = invoke("report", "runs/first")
     assert (given.exception, given.stderr) == (None, "")
 
 
 def test_a_baseline_is_not_taken_for_the_newest_run(runs: Path) -> None:
     process(runs / "alone" / "bank", 50, "completed", finished=True)
-    finish(runs / "alone", parties=[each for each in summary_of(2).parties if each.role != "passive"])
-    assert invoke("report").stderr == "taking the newest finished run of a federation: runs/second\n"
+    finish(
+        runs / "alone", parties=[each for each in summary_of(2).parties if each.role != "passive"]
+    )
+    assert (
+        invoke("report").stderr == "taking the newest finished run of a federation: runs/second\n"
+    )
     for name in ("first", "second", "of-a-passive-party"):
         shutil.rmtree(runs / name)
     said = "taking the newest finished run, which is of one party: runs/alone\n"
@@ -183,7 +227,8 @@ def test_a_folder_that_cannot_be_listed_is_one_sentence(tmp_path: Path) -> None:
         find_runs(tmp_path / "file")
 
 
-# -- predicting -----------------------------------------------------------------------------------------------------
+# -- predicting
+# ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +240,10 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     BANK.drop(columns="target").tail(9).assign(more=1).to_csv(folder / "new-bank.csv", index=False)
     SHOP.tail(9).to_parquet(folder / "new-shop.parquet")
     SHOP[["id", "worst area"]].to_csv(folder / "less.csv", index=False)
-    where = {"bank": {"source": "bank.csv", "id": "id", "label": "target"}, "shop": {"source": "shop.csv", "id": "id"}}
+    where = {
+        "bank": {"source": "bank.csv", "id": "id", "label": "target"},
+        "shop": {"source": "shop.csv", "id": "id"},
+    }
     recipe = vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": where}}, base=str(folder))
     vfl.simulate(recipe, quiet=True, out=folder / "runs")
     return folder
@@ -208,7 +256,8 @@ def here(simulated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_predicts_its_own_rows_again(here: Path, tmp_path: Path) -> None:
-    assert "--output" not in invoke("predict", "--help").output  # but it is taken
+    # But it is taken.
+    assert "--output" not in invoke("predict", "--help").output
     done = invoke("predict", "--output", tmp_path / "again.csv")
     assert done.exception is None
     assert done.stdout == f"{tmp_path / 'again.csv'}\n"
@@ -230,7 +279,9 @@ def test_new_rows_of_files(here: Path, tmp_path: Path) -> None:
     options = ("--data", "bank=new-bank.csv", "--data", "shop=new-shop.parquet", "--output", output)
     assert invoke("predict", run, *options).exception is None
     found = pd.read_parquet(output)
-    want = vfl.Run.load(run).predict({"bank": BANK.drop(columns="target").tail(9), "shop": SHOP.tail(9)})
+    want = vfl.Run.load(run).predict(
+        {"bank": BANK.drop(columns="target").tail(9), "shop": SHOP.tail(9)}
+    )
     pd.testing.assert_frame_equal(found, pd.DataFrame(want), check_dtype=False)
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     assert sentence(invoke("predict", run, *options)).endswith(
@@ -247,16 +298,24 @@ def test_new_categories_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "bank": {"source": "bank.csv", "id": "id", "label": "target"},
         "shop": {"source": "shop.csv", "id": "id"},
     }
-    vfl.simulate(vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": parties}}, base="."), quiet=True, out="runs")
+    vfl.simulate(
+        vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": parties}}, base="."),
+        quiet=True,
+        out="runs",
+    )
     assert "never had" not in invoke("predict").stderr
     towns.assign(town=["SECRET", *towns["town"][1:]]).to_csv("new.csv", index=False)
-    done = invoke("predict", "--data", "bank=bank.csv", "--data", "shop=new.csv", "--out", "new-scores.csv")
+    done = invoke(
+        "predict", "--data", "bank=bank.csv", "--data", "shop=new.csv", "--out", "new-scores.csv"
+    )
     assert "shop: column 'town' has categories that training never had" in done.stderr
     assert f"in 1 of {len(SHOP)} rows" in done.stderr
     assert "SECRET" not in done.stderr
 
 
-def test_a_query_gives_the_rows_of_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_gives_the_rows_of_a_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     BANK.to_csv("bank.csv", index=False)
     with contextlib.closing(sqlite3.connect("shop.db")) as opened:
@@ -265,14 +324,23 @@ def test_a_query_gives_the_rows_of_a_database(tmp_path: Path, monkeypatch: pytes
         "bank": {"source": "bank.csv", "id": "id", "label": "target"},
         "shop": {"source": "sqlite:///shop.db", "query": "select * from clients", "id": "id"},
     }
-    vfl.simulate(vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": parties}}, base="."), quiet=True, out="runs")
-    invoke("predict", "--data", "bank=bank.csv", "--data", "shop=sqlite:///shop.db", "--out", "all.csv")
+    vfl.simulate(
+        vfl.Recipe.from_dict(TABLES | {"simulate": {"parties": parties}}, base="."),
+        quiet=True,
+        out="runs",
+    )
+    invoke(
+        "predict", "--data", "bank=bank.csv", "--data", "shop=sqlite:///shop.db", "--out", "all.csv"
+    )
     few = sorted(SHOP["id"])[:7]
     BANK[BANK["id"].isin(few)].to_csv("few.csv", index=False)
     query = "shop=select * from clients order by id limit 7"
     done = invoke("predict", "--data", "bank=few.csv", "--query", query, "--out", "few-scores.csv")
     assert done.exit_code == 0, done.stderr
-    whole, some = pd.read_csv("all.csv", dtype={"id": str}), pd.read_csv("few-scores.csv", dtype={"id": str})
+    whole, some = (
+        pd.read_csv("all.csv", dtype={"id": str}),
+        pd.read_csv("few-scores.csv", dtype={"id": str}),
+    )
     assert sorted(some["id"]) == few
     pd.testing.assert_frame_equal(some, whole[whole["id"].isin(few)].reset_index(drop=True))
 
@@ -287,12 +355,27 @@ def test_a_query_gives_the_rows_of_a_database(tmp_path: Path, monkeypatch: pytes
             "/gone.db: needs data.query, a SELECT",
         ),
         (["--query", "bank"], "--query bank: give NAME=SELECT, a party's name and its rows"),
-        (["--query", "bnk=select 1"], "--query: 'bnk' is no party of the run (parties: bank, shop)"),
-        (["--data", "bank=bank.csv", "--query", "bank=select 1"], "--query bank=…: is for a database, and its source"),
-        (["--data", "bank=bank.csv", "--data", "bank=bank.csv"], "--data bank=…: is given twice; give one"),
+        (
+            ["--query", "bnk=select 1"],
+            "--query: 'bnk' is no party of the run (parties: bank, shop)",
+        ),
+        (
+            ["--data", "bank=bank.csv", "--query", "bank=select 1"],
+            "--query bank=…: is for a database, and its source",
+        ),
+        (
+            ["--data", "bank=bank.csv", "--data", "bank=bank.csv"],
+            "--data bank=…: is given twice; give one",
+        ),
         (["--data", "bnk=bank.csv"], "predict: 'bnk' is no party of the run (parties: bank, shop)"),
-        (["--data", "bank=bank.csv"], "predict: rows of shop are missing; the model needs its columns"),
-        (["--data", "bank=bank.csv", "--data", "shop=less.csv"], "less.csv: has no column 'mean texture'"),
+        (
+            ["--data", "bank=bank.csv"],
+            "predict: rows of shop are missing; the model needs its columns",
+        ),
+        (
+            ["--data", "bank=bank.csv", "--data", "shop=less.csv"],
+            "less.csv: has no column 'mean texture'",
+        ),
         (["--out", "out.txt"], "out.txt: the result's name must end in .csv or .parquet"),
         (["--output", "gone/out.csv"], "gone: no such folder"),
     ],
@@ -309,7 +392,9 @@ def test_a_run_of_which_only_one_party_is_here(here: Path, tmp_path: Path) -> No
     words = "for a run of separate machines, every party runs vfl-party predict"
     assert words in sentence(invoke("predict", alone))
     shutil.copy(run / FILE, alone / FILE)
-    assert sentence(invoke("predict", alone)).endswith("the folder of shop is not in it; all parties predict together")
+    assert sentence(invoke("predict", alone)).endswith(
+        "the folder of shop is not in it; all parties predict together"
+    )
 
 
 def test_parties_of_two_runs_do_not_predict_together(here: Path, tmp_path: Path) -> None:
@@ -322,7 +407,8 @@ def test_parties_of_two_runs_do_not_predict_together(here: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"base": "/", "data": {"bank": {"source": 3}}}', '{"base": "/", "data": 3}']
+    "content",
+    ["", "[]", '{"base": "/", "data": {"bank": {"source": 3}}}', '{"base": "/", "data": 3}'],
 )
 def test_a_damaged_note_of_the_data_is_one_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(content)
@@ -331,12 +417,18 @@ def test_a_damaged_note_of_the_data_is_one_sentence(content: str, tmp_path: Path
 
 
 def test_rows_that_were_in_memory_must_be_given_again(tmp_path: Path) -> None:
-    run = vfl.simulate(RECIPE, {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}, quiet=True, out=tmp_path)
-    with pytest.raises(InputError, match="the rows of bank, shop were in memory in training; say which to predict"):
+    run = vfl.simulate(
+        RECIPE, {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}, quiet=True, out=tmp_path
+    )
+    with pytest.raises(
+        InputError, match="the rows of bank, shop were in memory in training; say which to predict"
+    ):
         run.predict()
     rows = {"bank": BANK.head(3), "shop": SHOP.head(3)}
     assert (
-        len(run.predict(rows, output=tmp_path / "some.csv")["score_1"]) == len(pd.read_csv(tmp_path / "some.csv")) == 3
+        len(run.predict(rows, output=tmp_path / "some.csv")["score_1"])
+        == len(pd.read_csv(tmp_path / "some.csv"))
+        == 3
     )
 
 

@@ -68,7 +68,9 @@ class Store:
 
 
 class Rounds(Phase):
-    def __init__(self, events: Events, name: str, reports: Sequence[RoundReport], alone_from: int | None) -> None:
+    def __init__(
+        self, events: Events, name: str, reports: Sequence[RoundReport], alone_from: int | None
+    ) -> None:
         self.name, self.rounds, self.alone_from = name, len(reports), alone_from
         self._events, self._reports = events, reports
 
@@ -87,7 +89,9 @@ class Work(Job):
 
     @property
     def statement(self) -> Statement:
-        return Statement([Planned(each.name, each.rounds, each.alone_from) for each in self._phases])
+        return Statement(
+            [Planned(each.name, each.rounds, each.alone_from) for each in self._phases]
+        )
 
     def open(self, *, returning: bool) -> None: ...
     def show_rows(self) -> None: ...
@@ -105,7 +109,9 @@ class Work(Job):
 
 
 class Server:
-    """The session: starts every generation from the beginning. ``lost``: a party is lost in this round, once."""
+    """The session: starts every generation from the beginning. ``lost``: a party is lost in this
+    round, once.
+    """
 
     meter: Any
     me, server = "p1", "server"
@@ -142,7 +148,13 @@ class Server:
 
 
 def runner(
-    folder: Path, events: Events, phases: Sequence[Phase], *, role: str = "passive", fails: str = "", lost: str = ""
+    folder: Path,
+    events: Events,
+    phases: Sequence[Phase],
+    *,
+    role: str = "passive",
+    fails: str = "",
+    lost: str = "",
 ) -> tuple[Runner, Server]:
     store, session = Store(events, fails), Server(events, lost)
     made = Runner(
@@ -157,10 +169,19 @@ def runner(
     return made, session
 
 
-def test_it_waits_for_the_disk_at_the_end_of_a_phase_and_when_the_round_says_so(tmp_path: Path) -> None:
+def test_it_waits_for_the_disk_at_the_end_of_a_phase_and_when_the_round_says_so(
+    tmp_path: Path,
+) -> None:
     events: Events = []
-    first = Rounds(events, "a", [RoundReport(1), RoundReport(1), RoundReport(1, done=True), RoundReport(1)], None)
-    second = Rounds(events, "b", [RoundReport(1), RoundReport(1, checkpoint=True), RoundReport(1)], None)
+    first = Rounds(
+        events,
+        "a",
+        [RoundReport(1), RoundReport(1), RoundReport(1, done=True), RoundReport(1)],
+        None,
+    )
+    second = Rounds(
+        events, "b", [RoundReport(1), RoundReport(1, checkpoint=True), RoundReport(1)], None
+    )
     runner(tmp_path, events, [first, second])[0].run()
     assert events == [
         *("a 0", "begins 000001.a.1"),
@@ -173,7 +194,9 @@ def test_it_waits_for_the_disk_at_the_end_of_a_phase_and_when_the_round_says_so(
     ]
 
 
-def test_predictions_are_kept_before_a_checkpoint_says_that_the_round_is_done(tmp_path: Path) -> None:
+def test_predictions_are_kept_before_a_checkpoint_says_that_the_round_is_done(
+    tmp_path: Path,
+) -> None:
     events: Events = []
     found = {"test": (np.arange(1), torch.zeros(1, 1))}
     first = Rounds(events, "a", [RoundReport(1, predictions=found), RoundReport(1)], None)
@@ -191,7 +214,9 @@ def test_the_active_party_waits_before_it_says_that_it_needs_nobody(tmp_path: Pa
 
 def test_what_is_being_written_is_offered_after_an_interruption(tmp_path: Path) -> None:
     events: Events = []
-    made, session = runner(tmp_path, events, [Rounds(events, "a", [RoundReport(1)] * 3, None)], lost="a 1")
+    made, session = runner(
+        tmp_path, events, [Rounds(events, "a", [RoundReport(1)] * 3, None)], lost="a 1"
+    )
     made.run()
     assert session.offers == [("",), ("000001.a.1", "")]
 
@@ -200,16 +225,23 @@ def test_a_person_reads_why_the_run_was_interrupted_and_where_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: Events = []
-    made, session = runner(tmp_path, events, [Rounds(events, "a", [RoundReport(1)] * 3, None)], lost="a 1")
+    made, session = runner(
+        tmp_path, events, [Rounds(events, "a", [RoundReport(1)] * 3, None)], lost="a 1"
+    )
     shown: list[tuple[str, dict[str, Any]]] = []
     made.show = lambda event, **facts: shown.append((event, facts))
     begin = session.join
-    monkeypatch.setattr(session, "join", lambda offer: replace(begin(offer), checkpoint=offer.checkpoints[0]))
+    monkeypatch.setattr(
+        session, "join", lambda offer: replace(begin(offer), checkpoint=offer.checkpoints[0])
+    )
     tree: dict[str, Any] = {"job": None, "phase": None, "steps": 1, "metrics": {}}
     monkeypatch.setattr(Store, "load", lambda _store, _label: tree)
     monkeypatch.setattr(Rounds, "load_state", lambda _phase, _tree: None)
     made.run()
-    assert shown == [("interrupted", {"reason": "p1 is lost"}), ("resumed", {"checkpoint": "000001.a.1"})]
+    assert shown == [
+        ("interrupted", {"reason": "p1 is lost"}),
+        ("resumed", {"checkpoint": "000001.a.1"}),
+    ]
 
 
 def test_an_error_of_the_disk_ends_the_run_at_the_next_save(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""SecureBoost refuses what cannot be used in one sentence, from people and from peers; and its small parts."""
+"""SecureBoost refuses what cannot be used in one sentence, from people and from peers; and its
+small parts.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,15 @@ ROWS = 80
 
 def write(folder: Path, **columns: list[Any]) -> None:
     draw = np.random.default_rng(0)
-    table: dict[str, list[Any]] = {f"x{c}": draw.normal(size=ROWS).round(2).tolist() for c in range(4)}
+    table: dict[str, list[Any]] = {
+        f"x{c}": draw.normal(size=ROWS).round(2).tolist() for c in range(4)
+    }
     table["y"] = [int(a + b > 0) for a, b in zip(table["x0"], table["x2"], strict=True)]
     table |= columns
     lines = [",".join(["id", *table])]
-    lines += [",".join([f"r{n:03d}", *(str(column[n]) for column in table.values())]) for n in range(ROWS)]
+    lines += [
+        ",".join([f"r{n:03d}", *(str(column[n]) for column in table.values())]) for n in range(ROWS)
+    ]
     (folder / "all.csv").write_text("\n".join(lines) + "\n")
 
 
@@ -87,20 +93,24 @@ def refused(folder: Path, made: Recipe, name: str, *more: str, policy: Any = Non
     return text
 
 
-# -- people ------------------------------------------------------------------------------------------------------------
+# -- people
+# ----------------------------------------------------------------------
 
 
 def test_a_party_whose_columns_are_all_constant_is_refused(tmp_path: Path) -> None:
     write(tmp_path, x2=[1] * ROWS, x3=[2] * ROWS)
     text = refused(tmp_path, recipe(), "p1")
     assert text == (
-        "p1: each of its columns is constant in the training rows, so no tree can use one; give it other columns"
+        "p1: each of its columns is constant in the training rows, so no tree can use one; "
+        "give it other columns"
     )
 
 
 def test_a_column_without_any_cell_is_constant(tmp_path: Path) -> None:
     write(tmp_path, x2=[1] * ROWS, x3=[""] * ROWS)
-    assert "p1: each of its columns is constant in the training rows" in refused(tmp_path, recipe(), "p1")
+    assert "p1: each of its columns is constant in the training rows" in refused(
+        tmp_path, recipe(), "p1"
+    )
 
 
 @pytest.mark.parametrize(("exchange", "sent_by"), [("sums", "passive"), ("gradients", "active")])
@@ -117,7 +127,9 @@ def test_a_constant_column_is_noted_at_home_and_changes_no_tree(
 ) -> None:
     write(tmp_path, same=[3] * ROWS)
     with_it = run(tmp_path, recipe(), "same").metrics["test"]
-    assert any("'same'" in line.getMessage() and "constant" in line.getMessage() for line in caplog.records)
+    assert any(
+        "'same'" in line.getMessage() and "constant" in line.getMessage() for line in caplog.records
+    )
     (tmp_path / "run").rename(tmp_path / "before")
     assert run(tmp_path, recipe()).metrics["test"] == with_it
 
@@ -129,11 +141,15 @@ def test_training_labels_of_one_class_are_refused(tmp_path: Path) -> None:
     assert "all training rows have labels of one class" in refused(tmp_path, made, "p0")
 
 
-def test_a_column_of_many_categories_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_of_many_categories_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = np.random.default_rng(0)
     write(tmp_path, word=[f"w{n}" for n in draw.permutation(ROWS)])
     monkeypatch.setattr("vfl_party.methods.secureboost.columns.MOST_CODES", 10)
-    assert "'word' has 64 categories, and trees tell 10 apart" in refused(tmp_path, recipe(), "p1", "word")
+    assert "'word' has 64 categories, and trees tell 10 apart" in refused(
+        tmp_path, recipe(), "p1", "word"
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +166,9 @@ def test_a_column_of_many_categories_is_refused(tmp_path: Path, monkeypatch: pyt
         ({"goss": {}, "row_sample": 0.5}, "goss and row_sample both choose the rows of a round"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(phase: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_are_refused(
+    phase: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     write(tmp_path)
     assert words in refused(tmp_path, recipe(**phase), "p0")
 
@@ -167,12 +185,17 @@ def test_early_stopping_needs_validation_rows(tmp_path: Path) -> None:
     [
         (
             {"phases": [{"kind": "evaluate"}, {"kind": "secureboost"}]},
-            "phases: a phase of kind 'secureboost' has a model of its own that no other phase works with; remove the "
+            "phases: a phase of kind 'secureboost' has a model of its own that no other "
+            "phase works with; remove the "
             "other phases",
         ),
         (
-            {"phases": [{"kind": "secureboost"}], "start": {"run": "earlier", "phases": [{"kind": "splitnn"}]}},
-            "start: a phase of kind 'secureboost' trains a model of its own, and can take nothing from an earlier run; "
+            {
+                "phases": [{"kind": "secureboost"}],
+                "start": {"run": "earlier", "phases": [{"kind": "splitnn"}]},
+            },
+            "start: a phase of kind 'secureboost' trains a model of its own, and can take "
+            "nothing from an earlier run; "
             "remove start (in a study: pretrain)",
         ),
     ],
@@ -181,13 +204,23 @@ def test_early_stopping_needs_validation_rows(tmp_path: Path) -> None:
 def test_what_can_never_run_is_refused_before_anything_starts(
     wrong: dict[str, Any], text: str, with_model: bool, tmp_path: Path
 ) -> None:
-    """``vfl simulate``, ``vfl forecast``, ``vfl-party check`` and the server say the same; no process starts."""
-    tables = cases.recipe(2, task={"kind": "binary"}) | wrong | {"simulate": {"data": {"source": "all.csv"}}}
+    """``vfl simulate``, ``vfl forecast``, ``vfl-party check`` and the server say the same; no
+    process starts.
+    """
+    tables = (
+        cases.recipe(2, task={"kind": "binary"})
+        | wrong
+        | {"simulate": {"data": {"source": "all.csv"}}}
+    )
     path = tmp_path / "recipe.toml"
-    path.write_text(toml({key: value for key, value in tables.items() if key != "model" or with_model}))
+    path.write_text(
+        toml({key: value for key, value in tables.items() if key != "model" or with_model})
+    )
     party = tmp_path / "p0.toml"
     party.write_text('name = "p0"\nrecipe = "recipe.toml"\nserver = "127.0.0.1:9"\n')
-    party.write_text(party.read_text() + 'tls = { ca = "ca.pem", certificate = "p0.pem", key = "p0.key" }\n')
+    party.write_text(
+        party.read_text() + 'tls = { ca = "ca.pem", certificate = "p0.pem", key = "p0.key" }\n'
+    )
     with pytest.raises(InputError) as simulated:
         simulate(path, tmp_path / "runs")
     with pytest.raises(InputError) as forecast:
@@ -211,7 +244,9 @@ def test_a_policy_refuses_gradients_that_are_not_encrypted(name: str, tmp_path: 
     assert any("ciphertexts" in line.sent for line in party.leaves)
 
 
-def test_no_encryption_is_said_in_check_log_and_summary(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_encryption_is_said_in_check_log_and_summary(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path)
     summary = run(tmp_path, recipe())
     assert any("can read every gradient" in line.getMessage() for line in caplog.records)
@@ -228,7 +263,8 @@ def test_summary_and_report_say_which_scheme_and_how_many_bits(tmp_path: Path) -
     summary = run(tmp_path, recipe(encryption="paillier", key_bits=1024, trees=1, depth=1))
     words = "encrypted by Paillier, 1,024 bits"
     encrypted = [(each.exchange, each.sender) for each in summary.exchanges if each.how == words]
-    assert encrypted == [("gradients", "p0"), ("sums", "passive parties")]  # not the sizes, nor what was chosen
+    # Not the sizes, nor what was chosen.
+    assert encrypted == [("gradients", "p0"), ("sums", "passive parties")]
     console = Console(file=io.StringIO(), width=200)
     show(summary, console=console)
     assert f"Gradients of secureboost left {words}." in console.file.getvalue()  # type: ignore[attr-defined]
@@ -257,7 +293,11 @@ def test_every_row_that_is_not_kept_is_drawn_as_often() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 5, 50])
 def test_chosen_rows_are_as_many_as_both_sides_expect(count: int) -> None:
-    for goss in (GossSettings(), GossSettings(top=0.99, rest=0.01), GossSettings(top=0.01, rest=0.01)):
+    for goss in (
+        GossSettings(),
+        GossSettings(top=0.99, rest=0.01),
+        GossSettings(top=0.01, rest=0.01),
+    ):
         rows, weights = by_gradient(goss, np.ones(count), seed=1)
         assert 2 <= len(rows) == sum(parts(count, goss)) <= count
         assert np.isfinite(weights).all()
@@ -272,7 +312,8 @@ def test_columns_that_offer_too_many_splits_are_refused_at_home(
     assert "the columns of p1 can offer a tree 12 splits, and 5 are the most; lower bins" in text
 
 
-# -- peers -------------------------------------------------------------------------------------------------------------
+# -- peers
+# ----------------------------------------------------------------------
 
 
 def peer_fails(folder: Path, made: Recipe) -> str:
@@ -299,7 +340,10 @@ def test_sizes_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         (lambda wire: np.concatenate([wire, wire[:1]]), "are expected"),
         (lambda wire: wire[:, :-1], "is expected"),
         (lambda wire: wire + np.uint8(1), "sums that do not fit"),
-        (lambda wire: np.full_like(wire, 255), "a sum that cannot be used: it is a number out of range"),
+        (
+            lambda wire: np.full_like(wire, 255),
+            "a sum that cannot be used: it is a number out of range",
+        ),
     ],
     ids=["too-many", "another-size", "other-sums", "out-of-range"],
 )
@@ -329,7 +373,11 @@ def test_rows_that_go_another_way_than_their_sums_are_refused(
     real = Asking.swap
 
     def lie(self: Any, step: Any, tensors: dict[str, Any], **sizes: Any) -> Any:
-        told = {"left": torch.full_like(tensors["left"], bits)} if self.exchange.name == "partition" else tensors
+        told = (
+            {"left": torch.full_like(tensors["left"], bits)}
+            if self.exchange.name == "partition"
+            else tensors
+        )
         return real(self, step, told, **sizes)
 
     monkeypatch.setattr(Asking, "swap", lie)
@@ -337,7 +385,9 @@ def test_rows_that_go_another_way_than_their_sums_are_refused(
     assert "p1 divides rows in another way than the sums that it has sent" in text
 
 
-def test_sums_of_g_that_no_rows_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_of_g_that_no_rows_have_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def wire(self: PlainAdder, held: Any) -> Any:
         sums = held.copy()
         sums[:, 0] = (1 << 62) - 1
@@ -347,8 +397,12 @@ def test_sums_of_g_that_no_rows_have_are_refused(tmp_path: Path, monkeypatch: py
     assert "sums that do not fit" in peer_fails(tmp_path, recipe())
 
 
-def test_a_gradient_out_of_range_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlainKeys, "encrypt", lambda self, g, h: np.full((len(g), 16), 255, np.uint8))
+def test_a_gradient_out_of_range_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        PlainKeys, "encrypt", lambda self, g, h: np.full((len(g), 16), 255, np.uint8)
+    )
     assert "a ciphertext of p0 in secureboost cannot be used" in peer_fails(tmp_path, recipe())
 
 
@@ -358,7 +412,9 @@ def test_a_key_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     assert "the message with the key of p0 cannot be used" in text
 
 
-def test_rows_in_no_child_of_their_node_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_no_child_of_their_node_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = active.ActiveSecureBoost._settle
 
     def wrong(self: Any, of: Any, level: int, lefts: Any) -> None:
@@ -366,10 +422,14 @@ def test_rows_in_no_child_of_their_node_are_refused(tmp_path: Path, monkeypatch:
         of.nodes[of.nodes != SETTLED] += 4
 
     monkeypatch.setattr(active.ActiveSecureBoost, "_settle", wrong)
-    assert "p0 says in secureboost that a row is in no child of its node" in peer_fails(tmp_path, recipe())
+    assert "p0 says in secureboost that a row is in no child of its node" in peer_fails(
+        tmp_path, recipe()
+    )
 
 
-def test_a_walk_through_splits_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_through_splits_of_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Walk.answer
 
     def forgetful(self: Any, *args: Any) -> int:
@@ -381,8 +441,12 @@ def test_a_walk_through_splits_of_others_is_refused(tmp_path: Path, monkeypatch:
     assert "p0 asks p1 for a split of another party" in peer_fails(tmp_path, recipe())
 
 
-def test_a_walk_on_which_a_row_is_somewhere_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An active party that says the contrary of p1's bits would read bits of splits that the row never meets."""
+def test_a_walk_on_which_a_row_is_somewhere_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An active party that says the contrary of p1's bits would read bits of splits that the row
+    never meets.
+    """
     real = Answering.collect
 
     def contrary(self: Any, *given: Any, **sizes: Any) -> Any:
@@ -439,16 +503,29 @@ REGISTRY = [SETTLED] * 8
         ([0] * 4 + [1] * 4 + [2] * 4 + [1] * 4, "a row is in no child of its node"),
         ([0] * 3 + [1] * 5 + [2] * 4 + [3] * 4, "a row is not where its split has sent it"),
         ([*REGISTRY, *[3] * 8], "the rows of a node go to one child, or to three"),
-        (REGISTRY + [2] * 3 + [3] * 3 + [SETTLED] * 2, "the rows of a node go to one child, or to three"),
-        (REGISTRY + [2] + [3] * 7, "a node has 1 rows that the tree learns from, and no honest one has fewer than 3"),
-        (REGISTRY + [SETTLED] + [3] * 7, "a node has 1 rows that the tree learns from, and no honest one has fewer than 2"),
+        (
+            REGISTRY + [2] * 3 + [3] * 3 + [SETTLED] * 2,
+            "the rows of a node go to one child, or to three",
+        ),
+        (
+            REGISTRY + [2] + [3] * 7,
+            "a node has 1 rows that the tree learns from, and no honest one has fewer than 3",
+        ),
+        (
+            REGISTRY + [SETTLED] + [3] * 7,
+            "a node has 1 rows that the tree learns from, and no honest one has fewer than 2",
+        ),
     ],
 )
 def test_rows_that_no_honest_tree_divides_so_are_refused(moved: list[int], words: str) -> None:
-    """p1 has split node 0 in the middle, somebody else node 1. The sums of a child say those of its brother, too."""
+    """p1 has split node 0 in the middle, somebody else node 1. The sums of a child say those of its
+    brother, too.
+    """
     own = {0: np.arange(8) < 4}
     rows = np.array([*moved, *[SETTLED] * 4], np.uint8)
-    assert guard.wrong_children(NODES, rows, np.ones(20, bool), own, fewest=2, fewest_open=3) == words
+    assert (
+        guard.wrong_children(NODES, rows, np.ones(20, bool), own, fewest=2, fewest_open=3) == words
+    )
 
 
 def test_children_of_one_row_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +554,8 @@ def test_children_of_one_row_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
         ("regression", {}, 1, 1),
         ("regression", {"min_child_weight": 20.0}, 1, 20),
         ("binary", {"min_child_weight": 0.0}, 2, 1),
-        ("binary", {"goss": {"top": 0.2, "rest": 0.2}, "min_child_weight": 10.0}, 1, 10),  # a drawn row counts four
+        # A drawn row counts four.
+        ("binary", {"goss": {"top": 0.2, "rest": 0.2}, "min_child_weight": 10.0}, 1, 10),
     ],
 )
 def test_the_fewest_rows_of_a_side_follow_from_the_recipe(
@@ -489,7 +567,9 @@ def test_the_fewest_rows_of_a_side_follow_from_the_recipe(
 
 
 def test_an_interruption_is_no_new_question(tmp_path: Path) -> None:
-    """What was answered is known after a restart, even if the last line is torn; the same question is free."""
+    """What was answered is known after a restart, even if the last line is torn; the same question
+    is free.
+    """
     first = guard.Answered()
     first.keep(tmp_path)
     assert first.same("secureboost/tree-0/0", b"rows", b"bits")
@@ -502,7 +582,8 @@ def test_an_interruption_is_no_new_question(tmp_path: Path) -> None:
     assert again.same("secureboost/tree-0/0", b"rows", b"bits")
     assert not again.same("secureboost/tree-0/0", b"rows", b"others")
     assert not again.same("secureboost/tree-0/0", b"rowsb", b"its")
-    assert again.same("secureboost/tree-0/1", b"rows", b"others")  # that line was torn: nobody knows it any more
+    # That line was torn: nobody knows it any more.
+    assert again.same("secureboost/tree-0/1", b"rows", b"others")
     once_more = guard.Answered()
     once_more.keep(tmp_path)
     assert not once_more.same("secureboost/tree-0/1", b"rows", b"bits")
@@ -511,7 +592,11 @@ def test_an_interruption_is_no_new_question(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("slot", "words"),
     [
-        ("tree-1/0", "again for its splits of tree 2, level 1, and chooses others than before the interruption"),
+        (
+            "tree-1/0",
+            "again for its splits of tree 2, level 1, and chooses others than before the "
+            "interruption",
+        ),
         ("walk-1", "for other splits on the ways of rows than before the interruption"),
     ],
 )
@@ -525,35 +610,51 @@ def test_other_splits_after_an_interruption_are_refused(
         real(self, folder)
 
     monkeypatch.setattr(guard.Answered, "keep", returned)
-    assert f"p0 asks p1 {words}; if its folder of the run was lost, begin a new run" in peer_fails(tmp_path, recipe())
+    assert f"p0 asks p1 {words}; if its folder of the run was lost, begin a new run" in peer_fails(
+        tmp_path, recipe()
+    )
 
 
-def test_columns_that_cannot_be_declared_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_that_cannot_be_declared_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Offer.facts
     monkeypatch.setattr(Offer, "facts", lambda self: [self.numbers, 1 << 17, *real(self)[2:]])
-    assert "p1 declares splits that no columns with so many bins have" in peer_fails(tmp_path, recipe())
+    assert "p1 declares splits that no columns with so many bins have" in peer_fails(
+        tmp_path, recipe()
+    )
 
 
-def test_other_columns_after_an_interruption_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_columns_after_an_interruption_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = active.ActiveSecureBoost._open
 
     def resumed(self: Any, round_: int) -> None:
         one_more = Offer.of([Column("x", (0.5,))])
-        state = {"scores": torch.zeros(1, 1), "best": 0, "least": 1.0, "offers": {"p1": one_more.facts()}}
+        state = {
+            "scores": torch.zeros(1, 1),
+            "best": 0,
+            "least": 1.0,
+            "offers": {"p1": one_more.facts()},
+        }
         kept = self._scores_NK
         self.load_state(state)
         self._scores_NK = kept
         real(self, round_)
 
     monkeypatch.setattr(active.ActiveSecureBoost, "_open", resumed)
-    assert "p1 declares other columns than before the interruption" in peer_fails(tmp_path, recipe())
+    assert "p1 declares other columns than before the interruption" in peer_fails(
+        tmp_path, recipe()
+    )
 
 
 @pytest.mark.parametrize(
     ("sizes", "sample", "fits"),
     [
         ([14, 3, 0, 2], 1.0, True),
-        ([14, 2, 3, 0], 1.0, True),  # in any order
+        # In any order.
+        ([14, 2, 3, 0], 1.0, True),
         ([13, 3, 0, 2], 1.0, False),
         ([14, 3, 3, 2], 1.0, False),
         ([7, 3, 0, 0], 0.4, True),
@@ -564,7 +665,9 @@ def test_other_columns_after_an_interruption_are_refused(tmp_path: Path, monkeyp
         ([14, 1 << 62, 1 << 62, 0], 1.0, False),
     ],
 )
-def test_a_tree_has_the_entries_that_were_declared(sizes: list[int], sample: float, fits: bool) -> None:
+def test_a_tree_has_the_entries_that_were_declared(
+    sizes: list[int], sample: float, fits: bool
+) -> None:
     words = [Column("w", categories=tuple(range(size))) for size in (3, 1, 2)]
     offer = Offer.of([Column("x", tuple(range(7))), Column("z", tuple(range(7))), *words])
     settings = SecureBoostSettings(bins=8, column_sample=sample)
@@ -573,8 +676,12 @@ def test_a_tree_has_the_entries_that_were_declared(sizes: list[int], sample: flo
     assert offer.allows(np.array(sizes), settings) == fits
 
 
-def test_more_splits_than_declared_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A passive party that invents columns for one tree, such as random ones, would read labels from the winners."""
+def test_more_splits_than_declared_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A passive party that invents columns for one tree, such as random ones, would read labels
+    from the winners.
+    """
 
     class Inventive(passive.Shuffled):
         def __init__(self, layout: Layout, columns: list[Column]) -> None:
@@ -584,10 +691,14 @@ def test_more_splits_than_declared_are_refused(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(passive, "Shuffled", Inventive)
     text = peer_fails(tmp_path, recipe())
-    assert text.endswith("p1 says that it has 28 splits to offer a tree, which its declared columns have not")
+    assert text.endswith(
+        "p1 says that it has 28 splits to offer a tree, which its declared columns have not"
+    )
 
 
-def test_sums_of_categories_that_leave_rows_out_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_of_categories_that_leave_rows_out_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, word=["abc"[n % 3] for n in range(ROWS)])
 
     def without(*given: Any) -> Any:
@@ -596,11 +707,14 @@ def test_sums_of_categories_that_leave_rows_out_are_refused(tmp_path: Path, monk
         return sums
 
     monkeypatch.setattr(passive, "summed", without)
-    with pytest.raises(PeerError, match="p1 sends sums of categories that do not add up to those of all rows"):
+    with pytest.raises(
+        PeerError, match="p1 sends sums of categories that do not add up to those of all rows"
+    ):
         run(tmp_path, recipe(), "word")
 
 
-# -- what a party file asks for ----------------------------------------------------------------------------------------
+# -- what a party file asks for
+# ----------------------------------------------------------------------
 
 
 def asked(folder: Path, name: str, made: Recipe, **trees: Any) -> str:
@@ -618,32 +732,39 @@ def test_a_recipe_that_gives_less_than_a_party_file_asks_for_is_refused(tmp_path
     where = "recipe: phases: secureboost:"
     text = asked(tmp_path, "p1", recipe(), least_rows=20)
     assert text == (
-        f"{where} a side of a split may have 4 rows, and trees.least_rows = 20 in the party file of p1; "
+        f"{where} a side of a split may have 4 rows, and trees.least_rows = 20 in the "
+        "party file of p1; "
         "min_child_weight = 5 gives as many"
     )
     assert not asked(tmp_path, "p1", recipe(min_child_weight=5.0), least_rows=20)
     text = asked(tmp_path, "p1", recipe(trees=10), most_bits=29)
     assert text == (
-        f"{where} p1 may have to answer 30 bits of one row, and trees.most_bits = 29 in the party file of p1; lower "
+        f"{where} p1 may have to answer 30 bits of one row, and trees.most_bits = 29 in "
+        "the party file of p1; lower "
         "trees or depth, or raise most_bits"
     )
     assert not asked(tmp_path, "p1", recipe(trees=10), most_bits=30)
     assert "60 bits" in asked(tmp_path, "p1", recipe(trees=10, splits=["train"]), most_bits=59)
-    assert not asked(tmp_path, "p0", recipe(), least_rows=20, most_bits=1)  # it answers nothing
+    # It answers nothing.
+    assert not asked(tmp_path, "p0", recipe(), least_rows=20, most_bits=1)
 
 
 @pytest.mark.parametrize("name", ["p0", "p1"])
 def test_short_keys_are_for_rehearsals(name: str, tmp_path: Path) -> None:
     text = asked(tmp_path, name, recipe(encryption="paillier", key_bits=1024))
     assert text == (
-        "recipe: phases: secureboost: key_bits = 1024, and trees.least_key_bits = 2048 in the party file of "
+        "recipe: phases: secureboost: key_bits = 1024, and trees.least_key_bits = 2048 in "
+        "the party file of "
         f"{name}; take longer keys: short ones are for rehearsals on one machine"
     )
-    assert not asked(tmp_path, name, recipe(encryption="paillier", key_bits=1024), least_key_bits=1024)
+    assert not asked(
+        tmp_path, name, recipe(encryption="paillier", key_bits=1024), least_key_bits=1024
+    )
     assert not asked(tmp_path, name, recipe(encryption="paillier", key_bits=2048))
 
 
-# -- afterwards --------------------------------------------------------------------------------------------------------
+# -- afterwards
+# ----------------------------------------------------------------------
 
 
 def test_trees_are_exported_with_the_partys_models(tmp_path: Path) -> None:
@@ -665,12 +786,16 @@ def test_a_run_of_trees_has_no_encoder_and_no_embeddings(tmp_path: Path) -> None
     run(tmp_path, recipe())
     whole = trained.load(tmp_path / "run", "p1")
     assert list(whole.models) == ["trees"]
-    with pytest.raises(InputError, match="a run of secureboost trains no encoder, so its rows have no embeddings"):
+    with pytest.raises(
+        InputError, match="a run of secureboost trains no encoder, so its rows have no embeddings"
+    ):
         whole.embed({"x2": [0.0], "x3": [1.0]})
 
 
 def test_a_recipe_of_trees_needs_no_model() -> None:
-    tables = {key: value for key, value in recipe().model_dump(mode="json").items() if key != "model"}
+    tables = {
+        key: value for key, value in recipe().model_dump(mode="json").items() if key != "model"
+    }
     assert Recipe.model_validate(tables).model.embedding_size == 1
     with pytest.raises(ValidationError, match="model"):
         Recipe.model_validate(tables | {"phases": [{"kind": "splitnn"}]})
@@ -686,7 +811,9 @@ def test_missing_numbers_need_no_setting(tmp_path: Path) -> None:
     assert isinstance(forest, Forest)
     assert [column.missing for column in forest.columns] == [True, False]
     own = data(tmp_path)
-    own["p1"] = DataSettings(**{**own["p1"].model_dump(include={"source", "id", "columns"}), "missing": "error"})
+    own["p1"] = DataSettings(
+        **{**own["p1"].model_dump(include={"source", "id", "columns"}), "missing": "error"}
+    )
     with pytest.raises(InputError, match="x2"):
         run_in_process(recipe(), own, tmp_path / "refused")
 
@@ -694,7 +821,10 @@ def test_missing_numbers_need_no_setting(tmp_path: Path) -> None:
 def test_check_says_what_a_prediction_sends(tmp_path: Path) -> None:
     write(tmp_path)
     made = recipe()
-    for name, sent in (("p0", "rows nodes uint8 [rows, trees]"), ("p1", "rows left uint8 [packed]")):
+    for name, sent in (
+        ("p0", "rows nodes uint8 [rows, trees]"),
+        ("p1", "rows left uint8 [packed]"),
+    ):
         opened = open_party(made, name, data(tmp_path)[name], made.model.encoder)
         party = assemble(opened, expected_rows(opened))
         before = party.exchanges
@@ -703,7 +833,8 @@ def test_check_says_what_a_prediction_sends(tmp_path: Path) -> None:
         assert party.exchanges == before
 
 
-# -- parts -------------------------------------------------------------------------------------------------------------
+# -- parts
+# ----------------------------------------------------------------------
 
 
 def test_cuts_are_halfway_and_at_most_one_fewer_than_bins() -> None:
@@ -719,7 +850,12 @@ def test_codes_of_missing_and_unknown_cells() -> None:
     number = Column("x", (0.5, 1.5), missing=True)
     assert number.codes(np.array([0.0, 1.0, 2.0, np.nan])).tolist() == [0, 1, 2, 3]
     assert Column("x", (0.5,)).codes(np.array([np.nan])).tolist() == [ELSEWHERE]
-    assert Column("w", categories=(1, 4, 7)).codes(np.array([4, 5, 1, 9])).tolist() == [1, ELSEWHERE, 0, ELSEWHERE]
+    assert Column("w", categories=(1, 4, 7)).codes(np.array([4, 5, 1, 9])).tolist() == [
+        1,
+        ELSEWHERE,
+        0,
+        ELSEWHERE,
+    ]
 
 
 def test_entries_sum_prefixes_with_and_without_missing_and_single_categories() -> None:
@@ -749,7 +885,9 @@ def test_fixed_point_leaves_room_for_all_rows() -> None:
 def test_a_forest_is_its_state() -> None:
     forest, other = Forest(), Forest()
     forest.columns, forest.base = [Column("x", (0.5,)), Column("w", categories=(1, 3))], [0.25]
-    forest.trees = [Tree({(0, 0): Split(1, (True, False), False)}, {(0, 0): "p0"}, {(0, 0): 2.5}, {(1, 0): 0.1})]
+    forest.trees = [
+        Tree({(0, 0): Split(1, (True, False), False)}, {(0, 0): "p0"}, {(0, 0): 2.5}, {(1, 0): 0.1})
+    ]
     other.load_state_dict(forest.state_dict())
     assert other.trees == forest.trees
     assert other.columns == forest.columns
@@ -763,7 +901,11 @@ def test_a_forest_is_its_state() -> None:
     ("phase", "advice"), [({}, "; list it in data.drop"), (None, "; list it in data.drop, or use")]
 )
 def test_advice_about_many_categories_is_what_the_method_can_do(phase: Any, advice: str) -> None:
-    made = recipe() if phase is not None else Recipe.model_validate(cases.recipe(2, task={"kind": "binary"}))
+    made = (
+        recipe()
+        if phase is not None
+        else Recipe.model_validate(cases.recipe(2, task={"kind": "binary"}))
+    )
     words = tuple(f"w{number}" for number in range(10_000))
     cells = Categories(np.arange(10_000, dtype=np.int32)[:, None], words=(words,))
     ids = [f"i{number:05}" for number in range(10_000)]

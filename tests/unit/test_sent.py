@@ -25,7 +25,9 @@ NOISY: dict[str, Callable[[], Filter]] = {
     "gaussian": lambda: GaussianNoise(1.0),
     "iso": lambda: IsoNoise(1.0),
     "max norm": MaxNorm,
-    "clipped": lambda: ClippedGaussian(ClippedGaussianSettings(clip=100.0, epsilon=1.0, delta=1e-5)),
+    "clipped": lambda: ClippedGaussian(
+        ClippedGaussianSettings(clip=100.0, epsilon=1.0, delta=1e-5)
+    ),
     "leaving": lambda: Leaving(GaussianNoise(1.0), frozenset({"other"})),
 }
 
@@ -35,7 +37,9 @@ def noise(chain: Chain, g_BD: torch.Tensor, at: Passage = AT) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", NOISY)
-def test_the_same_tensors_get_the_same_noise_and_others_get_other(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_tensors_get_the_same_noise_and_others_get_other(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     before, way = SentBefore(), "splitnn: embedding, down"
     first = Chain([NOISY[kind]()], sent=before, way=way)
     state = first.state()
@@ -53,14 +57,18 @@ def test_the_same_tensors_get_the_same_noise_and_others_get_other(kind: str, cap
     other_BD[0] += 1e-3
     with caplog.at_level(logging.WARNING):
         other = noise(resumed(), other_BD)
-    assert (other - found).abs().max() > 0.1  # without it the difference of both messages has next to no noise
+    # Without it the difference of both messages has next to no noise.
+    assert (other - found).abs().max() > 0.1
     assert "shop has got other tensors of splitnn: embedding, down" in caplog.text
-    for repeated in (other_BD, G_BD):  # a third time: neither of them comes under noise that the other has had
+    # A third time: neither of them comes under noise that the other has had.
+    for repeated in (other_BD, G_BD):
         third = noise(resumed(), repeated)
         assert min((third - each).abs().max() for each in (found, other)) > 0.1
 
 
-def test_another_step_receiver_or_exchange_is_no_message_before(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_step_receiver_or_exchange_is_no_message_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     before = SentBefore()
     for way in ("up", "down"):
         for at in (AT, AT._replace(receiver="clinic"), AT._replace(step=StepKey("splitnn", 3, 2))):
@@ -74,7 +82,8 @@ def test_the_oldest_messages_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     places = [AT._replace(step=StepKey("splitnn", 0, batch)) for batch in range(3)]
     assert not any(before.differs("down", at, {"dz": G_BD}) for at in places)
     assert before.differs("down", places[2], {"dz": -G_BD})
-    assert not before.differs("down", places[0], {"dz": -G_BD})  # too long ago
+    # Too long ago.
+    assert not before.differs("down", places[0], {"dz": -G_BD})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.int64])

@@ -63,10 +63,15 @@ def test_every_example_can_be_read(path: Path) -> None:
         assert load_study(path)[1]
     else:
         data = divide(load_recipe(path), path.parent)
-        assert all(each.source.startswith("sklearn:") or Path(each.source).exists() for each in data.values())
+        assert all(
+            each.source.startswith("sklearn:") or Path(each.source).exists()
+            for each in data.values()
+        )
 
 
-def test_the_example_files_are_what_their_program_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_files_are_what_their_program_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = EXAMPLES / "own-files" / "make_data.py"
     scope: dict[str, Any] = {"__file__": str(program), "__name__": "made"}
     exec(compile(program.read_text(), program, "exec"), scope)  # noqa: S102 - our own example
@@ -77,8 +82,14 @@ def test_the_example_files_are_what_their_program_makes(tmp_path: Path, monkeypa
 
 
 def test_parts_go_to_the_parties_with_features_in_roster_order() -> None:
-    data = divide(recipe({"data": {"source": "sklearn:wine", "label": "target"}}, passives=2), Path("/r"))
-    assert [(each.view.part, each.view.parts) for each in data.values() if each.view] == [(0, 3), (1, 3), (2, 3)]
+    data = divide(
+        recipe({"data": {"source": "sklearn:wine", "label": "target"}}, passives=2), Path("/r")
+    )
+    assert [(each.view.part, each.view.parts) for each in data.values() if each.view] == [
+        (0, 3),
+        (1, 3),
+        (2, 3),
+    ]
 
 
 def test_an_active_party_without_features_reads_the_label_alone() -> None:
@@ -102,9 +113,18 @@ def test_a_party_may_bring_its_own_data() -> None:
         (None, "simulate: missing"),
         ({}, "no data|parties.bank: missing"),
         ({"parties": {"bank": {"source": "a"}}}, "parties.shop0: missing"),
-        ({"data": {"source": "a"}, "parties": {"bnak": {"source": "a"}}}, "parties.bnak.*did you mean 'bank'"),
-        ({"data": {"source": "a"}, "devices": {"moon": "cpu"}}, "devices.moon: no party.*parties: bank, shop0"),
-        ({"data": {"source": "a"}, "scheme": "quadrants"}, "2 parties share the data set.*quadrants has parts = 4"),
+        (
+            {"data": {"source": "a"}, "parties": {"bnak": {"source": "a"}}},
+            "parties.bnak.*did you mean 'bank'",
+        ),
+        (
+            {"data": {"source": "a"}, "devices": {"moon": "cpu"}},
+            "devices.moon: no party.*parties: bank, shop0",
+        ),
+        (
+            {"data": {"source": "a"}, "scheme": "quadrants"},
+            "2 parties share the data set.*quadrants has parts = 4",
+        ),
         (
             {"data": {"source": "a", "view": {"scheme": "columns", "part": 0, "parts": 2}}},
             "simulate.scheme divides the data set",
@@ -137,17 +157,28 @@ def test_written_files_are_what_the_programs_read(tmp_path: Path) -> None:
     federation.write(read_toml(DEMO) | {"seed": 7})
     federation.write_party("bank", "127.0.0.1:4000")
     party = load_party(federation.party_path("bank"))
-    assert (party.server, party.out, party.data) == ("127.0.0.1:4000", str(tmp_path), federation.data["bank"])
+    assert (party.server, party.out, party.data) == (
+        "127.0.0.1:4000",
+        str(tmp_path),
+        federation.data["bank"],
+    )
     assert load_recipe(Path(party.recipe)).digest() == loaded.digest()
     assert Path(party.tls.key).stat().st_mode & 0o777 == 0o600
     assert not (folder / "certs" / "ca.key").exists()
 
 
-# --- progress ---------------------------------------------------------------------------------------------------------
+# --- progress
+# ----------------------------------------------------------------------
 
 
 def progress(round_: int, batch: int = 0, batches: int = 0, **facts: Any) -> dict[str, Any]:
-    return {"event": "progress", "phase": "train", "round": round_, "batch": batch, "batches": batches} | facts
+    return {
+        "event": "progress",
+        "phase": "train",
+        "round": round_,
+        "batch": batch,
+        "batches": batches,
+    } | facts
 
 
 def test_only_the_owner_may_read_files_with_the_url_of_a_database(tmp_path: Path) -> None:
@@ -166,15 +197,20 @@ def test_only_the_owner_may_read_files_with_the_url_of_a_database(tmp_path: Path
     holding = [path for path in run.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
     assert {path.name for path in holding} == {"bank.toml", "simulated.json"}
     assert {path.stat().st_mode & 0o777 for path in holding} == {0o600}
-    assert Origin.of(run).data["bank"].source == url  # predictions read the source again
+    # Predictions read the source again.
+    assert Origin.of(run).data["bank"].source == url
 
 
 def test_seconds_left_follow_the_pace_of_the_phase() -> None:
     track = Track()
     track.update(progress(0, 10, 20), now_s=100.0)
-    assert track.left_s(100.0) is None  # how many rounds there are is not known yet
-    track.update(progress(1, rounds=4, metrics={"train loss": 0.5, "validation accuracy": 0.9}), now_s=101.0)
-    assert track.left_s(101.0) == pytest.approx(6.0)  # half a round took a second
+    # How many rounds there are is not known yet.
+    assert track.left_s(100.0) is None
+    track.update(
+        progress(1, rounds=4, metrics={"train loss": 0.5, "validation accuracy": 0.9}), now_s=101.0
+    )
+    # Half a round took a second.
+    assert track.left_s(101.0) == pytest.approx(6.0)
     assert track.text(101.0) == "round 1/4  train loss 0.5  validation accuracy 0.9  6 s left"
     track.update(progress(1, 5, 20, metrics={}), now_s=101.5)
     assert track.text(101.5).startswith("round 2/4  batch 5/20")
@@ -193,10 +229,22 @@ def test_a_rollback_starts_the_pace_anew() -> None:
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        ({"event": "waiting", "missing": ["a", "b"], "left_s": 9.6}, "waiting for a, b (at most 10 s more)"),
-        ({"event": "waiting", "missing": list("abcdefghij"), "left_s": 9.6}, "for a, b, c, d, e, f, g, h and 2 more ("),
-        ({"event": "interrupted", "reason": "a was lost", "deadline_s": 60.0}, "interrupted: a was lost"),
-        ({"event": "started", "checkpoint": "000002.train.2"}, "resume from checkpoint 000002.train.2"),
+        (
+            {"event": "waiting", "missing": ["a", "b"], "left_s": 9.6},
+            "waiting for a, b (at most 10 s more)",
+        ),
+        (
+            {"event": "waiting", "missing": list("abcdefghij"), "left_s": 9.6},
+            "for a, b, c, d, e, f, g, h and 2 more (",
+        ),
+        (
+            {"event": "interrupted", "reason": "a was lost", "deadline_s": 60.0},
+            "interrupted: a was lost",
+        ),
+        (
+            {"event": "started", "checkpoint": "000002.train.2"},
+            "resume from checkpoint 000002.train.2",
+        ),
         ({"event": "started", "checkpoint": ""}, "they begin"),
     ],
 )
@@ -213,7 +261,8 @@ def test_plain_lines_are_few_and_the_last_one_is_there() -> None:
     assert "round 100/100" in written[-1]
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
+# --- processes
+# ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -279,7 +328,9 @@ def test_a_process_that_ignores_sigterm_is_killed(
     monkeypatch.setattr(processes, "_ORDERLY_S", 0.3)
     events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    process = start("a", deaf + '; print(\'{"event": "deaf"}\', flush=True); time.sleep(60)', events=events)
+    process = start(
+        "a", deaf + '; print(\'{"event": "deaf"}\', flush=True); time.sleep(60)', events=events
+    )
     events.get(timeout=20)
     began_s = time.monotonic()
     end_all([process])

@@ -1,4 +1,6 @@
-"""Views of images against torchvision's functional transforms, image by image; of tables by what they promise."""
+"""Views of images against torchvision's functional transforms, image by image; of tables by what
+they promise.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from vfl_party.selfsup.augment.crop import crop, draw_crops
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
 SHAPES = [(1, 14, 14), (3, 32, 32), (3, 32, 16), (2, 9, 14)]
-TABLE = torch.arange(40, dtype=torch.float32).reshape(10, 4)  # every value tells its row and its column
+# Every value tells its row and its column.
+TABLE = torch.arange(40, dtype=torch.float32).reshape(10, 4)
 CODES = torch.randint(3, 8, (10, 2), generator=torch.Generator().manual_seed(0))
 
 
@@ -40,10 +43,15 @@ def one_by_one(x_BCHW: Tensor, change: Callable[[Tensor, int], Tensor]) -> Tenso
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("flip", [0.0, 0.5, 1.0])
-def test_crops_are_torchvisions_for_the_same_boxes(shape: tuple[int, int, int], flip: float) -> None:
+def test_crops_are_torchvisions_for_the_same_boxes(
+    shape: tuple[int, int, int], flip: float
+) -> None:
     x_BCHW, (_, H, W) = images(shape, low=-2, high=3), shape
-    boxes = draw_crops(len(x_BCHW), H, W, AugmentSettings(flip=flip, crop_scale=(0.05, 1.0)), seeded())
-    boxes[0, :4] = torch.tensor([H - 1, W - 1, 1, 1])  # the smallest, in the corner
+    boxes = draw_crops(
+        len(x_BCHW), H, W, AugmentSettings(flip=flip, crop_scale=(0.05, 1.0)), seeded()
+    )
+    # The smallest, in the corner.
+    boxes[0, :4] = torch.tensor([H - 1, W - 1, 1, 1])
     boxes[1, :4] = torch.tensor([0, 0, H, W])
 
     def expected(image: Tensor, i: int) -> Tensor:
@@ -60,13 +68,24 @@ def test_boxes_are_distributed_as_torchvisions(height: int, width: int) -> None:
     boxes = draw_crops(n, height, width, settings, seeded())
     top, left, h, w = boxes[:, :4].T
     assert torch.equal(boxes, boxes.round())
-    assert bool(((top >= 0) & (left >= 0) & (h >= 1) & (w >= 1) & (top + h <= height) & (left + w <= width)).all())
+    assert bool(
+        (
+            (top >= 0)
+            & (left >= 0)
+            & (h >= 1)
+            & (w >= 1)
+            & (top + h <= height)
+            & (left + w <= width)
+        ).all()
+    )
     theirs = RandomResizedCrop((height, width), settings.crop_scale, settings.crop_ratio)
     blank = torch.zeros(1, height, width)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         params = [theirs.make_params([blank]) for _ in range(n)]
-    expected = torch.tensor([[p["top"], p["left"], p["height"], p["width"]] for p in params], dtype=torch.float32)
+    expected = torch.tensor(
+        [[p["top"], p["left"], p["height"], p["width"]] for p in params], dtype=torch.float32
+    )
     for ours, other in zip(boxes[:, :4].T, expected.T, strict=True):
         error = math.hypot(ours.std().item(), other.std().item()) / math.sqrt(n)
         assert ours.mean().item() == pytest.approx(other.mean().item(), abs=5 * error + 1e-6)
@@ -87,7 +106,8 @@ def factors(column: int, values: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(1, 14, 14), (3, 32, 16)])
 @pytest.mark.parametrize(
-    ("column", "change"), [(0, oracle.adjust_brightness), (1, oracle.adjust_contrast), (2, oracle.adjust_saturation)]
+    ("column", "change"),
+    [(0, oracle.adjust_brightness), (1, oracle.adjust_contrast), (2, oracle.adjust_saturation)],
 )
 def test_colours_are_torchvisions_where_it_need_not_clamp(
     shape: tuple[int, ...], column: int, change: Callable[[Tensor, float], Tensor]
@@ -95,12 +115,16 @@ def test_colours_are_torchvisions_where_it_need_not_clamp(
     x_BCHW = images(shape, low=0.4, high=0.6)
     values = torch.linspace(0.6, 1.4, len(x_BCHW))
     expected = one_by_one(x_BCHW, lambda image, i: change(image, values[i].item()))
-    torch.testing.assert_close(recolour(x_BCHW, factors(column, values)), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        recolour(x_BCHW, factors(column, values)), expected, rtol=0, atol=1e-5
+    )
 
 
 def test_one_matrix_is_all_steps_one_after_the_other() -> None:
     x_BCHW = images((3, 8, 8), low=0.4, high=0.6)
-    colour_B5 = draw_colours(len(x_BCHW), AugmentSettings(hue=0.0, jitter=1.0, grayscale=0.5), seeded(3))
+    colour_B5 = draw_colours(
+        len(x_BCHW), AugmentSettings(hue=0.0, jitter=1.0, grayscale=0.5), seeded(3)
+    )
     assert set(colour_B5[:, 4].tolist()) == {0.0, 1.0}
 
     def expected(image: Tensor, i: int) -> Tensor:
@@ -109,14 +133,18 @@ def test_one_matrix_is_all_steps_one_after_the_other() -> None:
         image = oracle.adjust_saturation(image, saturation)
         return oracle.rgb_to_grayscale(image, 3) if gray else image
 
-    torch.testing.assert_close(recolour(x_BCHW, colour_B5), one_by_one(x_BCHW, expected), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        recolour(x_BCHW, colour_B5), one_by_one(x_BCHW, expected), rtol=0, atol=1e-5
+    )
 
 
 def test_hue_turns_the_colour_plane_and_leaves_brightness_and_grays() -> None:
     x_BCHW = images((3, 6, 6), low=-2, high=2)
     turns = torch.linspace(-0.5, 0.5, len(x_BCHW))
     yiq = torch.tensor(YIQ)
-    before, after = (torch.einsum("kc,bchw->bkhw", yiq, x) for x in (x_BCHW, recolour(x_BCHW, factors(3, turns))))
+    before, after = (
+        torch.einsum("kc,bchw->bkhw", yiq, x) for x in (x_BCHW, recolour(x_BCHW, factors(3, turns)))
+    )
     torch.testing.assert_close(after[:, 0], before[:, 0], rtol=0, atol=1e-5)
     plane_before, plane_after = (torch.complex(x[:, 1], x[:, 2]) for x in (before, after))
     turned = plane_before * torch.exp(-2j * math.pi * turns)[:, None, None]
@@ -144,7 +172,9 @@ def test_blur_is_torchvisions(shape: tuple[int, int, int]) -> None:
         sigma = sigma_B[i].item()
         return oracle.gaussian_blur(image, kernel, [sigma, sigma]) if sigma else image
 
-    torch.testing.assert_close(blur(x_BCHW, sigma_B), one_by_one(x_BCHW, expected), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        blur(x_BCHW, sigma_B), one_by_one(x_BCHW, expected), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1, 1, 1)])
@@ -163,14 +193,18 @@ def test_views_of_images_differ_and_repeat_with_the_seed(shape: tuple[int, ...])
 
 def test_each_image_has_random_numbers_of_its_own() -> None:
     x_BCHW = images((1, 14, 14), n=1).repeat(20, 1, 1, 1)
-    ((first,), _) = make_augment(AugmentSettings(), Features(x_BCHW), np.arange(20)).two_views((x_BCHW,), seeded())
+    ((first,), _) = make_augment(AugmentSettings(), Features(x_BCHW), np.arange(20)).two_views(
+        (x_BCHW,), seeded()
+    )
     assert len(torch.unique(first, dim=0)) > 15
 
 
 def test_without_any_change_a_view_is_the_image() -> None:
     x_BCHW = images((3, 7, 7), low=-3)
     settings = AugmentSettings(crop_scale=(1, 1), crop_ratio=(1, 1), flip=0, jitter=0, grayscale=0)
-    ((view,), _) = make_augment(settings, Features(x_BCHW), np.arange(3)).two_views((x_BCHW,), seeded())
+    ((view,), _) = make_augment(settings, Features(x_BCHW), np.arange(3)).two_views(
+        (x_BCHW,), seeded()
+    )
     torch.testing.assert_close(view, x_BCHW, rtol=0, atol=1e-5)
 
 
@@ -181,13 +215,16 @@ def test_numbers_are_replaced_by_others_of_their_column_from_the_pool() -> None:
     views = augment.two_views((x_BF,), seeded())
     assert not torch.equal(views[0][0], views[1][0])
     for (view,) in views:
-        replaced = view != x_BF  # the pool's rows are not among those of the batch
+        # The pool's rows are not among those of the batch.
+        replaced = view != x_BF
         assert replaced.float().mean(0).tolist() == pytest.approx([0.3] * 4, abs=0.03)
-        assert torch.equal(view % 4, x_BF % 4)  # the column
+        # The column.
+        assert torch.equal(view % 4, x_BF % 4)
         rows, counts = torch.unique(view[replaced] // 4, return_counts=True)
         assert rows.tolist() == pool.tolist()
         assert (counts / counts.sum()).tolist() == pytest.approx([1 / 3] * 3, abs=0.02)
-        assert int(replaced.sum(1).unique().numel()) == 5  # features are replaced one by one, not whole rows
+        # Features are replaced one by one, not whole rows.
+        assert int(replaced.sum(1).unique().numel()) == 5
 
 
 def test_categories_are_hidden_as_often_as_numbers_are_replaced() -> None:
@@ -223,7 +260,9 @@ def test_one_view_of_a_table_may_stay_as_it_is_and_views_repeat_with_the_seed() 
 
 def test_a_table_may_have_categories_alone() -> None:
     features = Features(torch.empty(10, 0), CODES, (8, 8))
-    views = make_augment(AugmentSettings(), features, np.arange(10)).two_views(features.inputs(np.arange(4)), seeded())
+    views = make_augment(AugmentSettings(), features, np.arange(10)).two_views(
+        features.inputs(np.arange(4)), seeded()
+    )
     assert [view[0].shape for view in views] == [(4, 0)] * 2
 
 

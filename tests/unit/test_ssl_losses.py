@@ -1,4 +1,6 @@
-"""Losses against lightly's (values and gradients, see ``ssl_reference``), queue, momentum update, variance."""
+"""Losses against lightly's (values and gradients, see ``ssl_reference``), queue, momentum update,
+variance.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from torch import Tensor, nn
 from tests.unit.ssl_reference import FILE, SHAPES, TEMPERATURES, by_lightly, inputs, measured
 from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.models import seeded
-from vfl_party.selfsup.losses import KeyQueue, byol, ema_update, moco, nt_xent, simsiam, variance_kept
+from vfl_party.selfsup.losses import (
+    KeyQueue,
+    byol,
+    ema_update,
+    moco,
+    nt_xent,
+    simsiam,
+    variance_kept,
+)
 
 
 def ours() -> dict[str, list[float]]:
@@ -55,7 +65,8 @@ def test_extremes_of_the_losses() -> None:
     z_BD = torch.randn(5, 8)
     assert simsiam(3 * z_BD, z_BD).item() == pytest.approx(-1, abs=1e-6)
     assert byol(-z_BD, z_BD).item() == pytest.approx(4, abs=1e-6)
-    assert nt_xent(z_BD[:1], z_BD[1:2], 0.1).item() == 0  # one pair has nothing to be told from
+    # One pair has nothing to be told from.
+    assert nt_xent(z_BD[:1], z_BD[1:2], 0.1).item() == 0
 
 
 def test_a_queue_starts_with_the_same_random_unit_rows_and_normalises_what_is_pushed() -> None:
@@ -78,7 +89,8 @@ def test_a_queue_holds_the_latest_keys_whatever_the_batches(sizes: list[int]) ->
         batch = nn.functional.normalize(torch.randn(n, 3), dim=1)
         queue.push(batch)
         stream.extend(batch)
-    by_age = queue.keys.roll(-(sum(sizes) % size), 0)  # the oldest first
+    # The oldest first.
+    by_age = queue.keys.roll(-(sum(sizes) % size), 0)
     torch.testing.assert_close(by_age, torch.stack(stream[-size:]))
 
 
@@ -110,7 +122,8 @@ def test_the_momentum_update_moves_parameters_and_leaves_buffers() -> None:
             return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
     target, online = net(1), net(2)
-    online(torch.randn(8, 3))  # moves the statistics
+    # Moves the statistics.
+    online(torch.randn(8, 3))
     before = {name: value.clone() for name, value in target.state_dict().items()}
     ema_update(target, online, 0.99)
     parameters = dict(target.named_parameters())
@@ -129,8 +142,11 @@ def test_the_kept_variance_is_one_over_the_sphere_and_zero_when_collapsed() -> N
     random = torch.Generator().manual_seed(0)
     gaussian = torch.randn(4096, 64, generator=random)
     assert variance_kept(gaussian).item() == pytest.approx(1, abs=0.02)
-    assert variance_kept(torch.ones(16, 8) * torch.rand(16, 1, generator=random)).item() == pytest.approx(0, abs=1e-6)
+    assert variance_kept(
+        torch.ones(16, 8) * torch.rand(16, 1, generator=random)
+    ).item() == pytest.approx(0, abs=1e-6)
     assert variance_kept(gaussian[:1]).item() == 0
-    half = torch.cat([torch.eye(2)[:1], -torch.eye(2)[:1]])  # one of two dimensions used, fully: directions vary
+    # One of two dimensions used, fully: directions vary.
+    half = torch.cat([torch.eye(2)[:1], -torch.eye(2)[:1]])
     assert variance_kept(half).item() == pytest.approx(1)
     assert not variance_kept(gaussian.requires_grad_()).requires_grad

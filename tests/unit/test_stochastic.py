@@ -1,4 +1,6 @@
-"""Encoders that draw their embeddings: what is drawn, what is added to the loss, and what they refuse."""
+"""Encoders that draw their embeddings: what is drawn, what is added to the loss, and what they
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,13 @@ def test_the_noise_is_the_same_for_the_same_batch_and_another_for_any_other(trai
     assert torch.equal(encoder(x.clone()), z)
     other = x.clone()
     other[7, 0] += 1e-6
-    assert (encoder(other)[:7] - z[:7]).abs().min().item() > 0.0  # of every row, though they are the same
+    # Of every row, though they are the same.
+    assert (encoder(other)[:7] - z[:7]).abs().min().item() > 0.0
     resumed = an_encoder().train(training)
     resumed.load_state_dict(encoder.state_dict())
     assert torch.equal(resumed(x), z)
-    assert not torch.equal(an_encoder().train(training)(x), z)  # another party's secret
+    # Another party's secret.
+    assert not torch.equal(an_encoder().train(training)(x), z)
 
 
 def test_the_loss_gets_kl_in_training_alone() -> None:
@@ -94,18 +98,28 @@ def test_passive_parties_draw_and_the_active_party_does_not() -> None:
 def test_phases_that_ask_for_other_encoders_are_refused() -> None:
     first = {"kind": "splitnn", "name": "one", "epochs": 1, "batch_size": 20}
     recipe = cases.recipe(3, task={"kind": "binary"})
-    for earlier, later, says in ((0.1, 0.0, "has mid = 0.1"), (0.1, 0.2, "has mid = 0.1"), (0.0, 0.2, "has mid = 0.2")):
-        tables = recipe | {"phases": [first | {"mid": earlier}, first | {"name": "two", "mid": later}]}
+    for earlier, later, says in (
+        (0.1, 0.0, "has mid = 0.1"),
+        (0.1, 0.2, "has mid = 0.1"),
+        (0.0, 0.2, "has mid = 0.2"),
+    ):
+        tables = recipe | {
+            "phases": [first | {"mid": earlier}, first | {"name": "two", "mid": later}]
+        }
         made = Recipe.model_validate(tables)
         data = DataSettings.model_validate(PASSIVE)
         opened = open_party(made, "p1", data, made.model.encoder)
-        with pytest.raises(InputError, match=f"mid = .*: all phases share one encoder, and that of p1 {says}"):
+        with pytest.raises(
+            InputError, match=f"mid = .*: all phases share one encoder, and that of p1 {says}"
+        ):
             assemble(opened, expected_rows(opened))
 
 
 def test_several_processes_of_a_party_are_refused() -> None:
     encoder = assembled("p1", {"epochs": 1, "batch_size": 20, "mid": 0.1})
-    with pytest.raises(InputError, match=r"p1: several processes .* mid draws embeddings in one process"):
+    with pytest.raises(
+        InputError, match=r"p1: several processes .* mid draws embeddings in one process"
+    ):
         check_spread(encoder, InputSpec((10,)), torch.device("cpu"), "p1")
 
 
@@ -131,11 +145,18 @@ def test_rows_far_from_the_others_have_noise_and_finite_gradients() -> None:
 
 
 def test_what_leaves_says_that_it_is_drawn_wherever_embeddings_leave() -> None:
-    tables = cases.recipe(2, task={"kind": "binary"}, phase={"epochs": 1, "batch_size": 20, "mid": 0.1})
+    tables = cases.recipe(
+        2, task={"kind": "binary"}, phase={"epochs": 1, "batch_size": 20, "mid": 0.1}
+    )
     made = Recipe.model_validate(tables | {"phases": [*tables["phases"], {"kind": "evaluate"}]})
     opened = open_party(made, "p1", DataSettings.model_validate(PASSIVE), made.model.encoder)
     leaves = assemble(opened, expected_rows(opened)).leaves
-    said = {(each.phase, each.exchange): each.how for each in leaves if each.sent.startswith("embedding")}
+    said = {
+        (each.phase, each.exchange): each.how
+        for each in leaves
+        if each.sent.startswith("embedding")
+    }
     assert said == dict.fromkeys(
-        [("splitnn", "embedding"), ("splitnn", "validation"), ("evaluate", "embedding")], "drawn by MID, λ = 0.1"
+        [("splitnn", "embedding"), ("splitnn", "validation"), ("evaluate", "embedding")],
+        "drawn by MID, λ = 0.1",
     )

@@ -52,7 +52,15 @@ def runs_of(path: Path) -> list[PlannedRun]:
 
 def summary_of(run: PlannedRun, accuracy: float = 0.5, digest: str = "") -> Summary:
     links = [
-        LinkBytes(sender="a", receiver="b", phase="p", kind=kind, payload_bytes=1, message_bytes=size, messages=1)
+        LinkBytes(
+            sender="a",
+            receiver="b",
+            phase="p",
+            kind=kind,
+            payload_bytes=1,
+            message_bytes=size,
+            messages=1,
+        )
         for kind, size in (("embedding", 10), ("embedding", 5), ("weights", 7), ("ack", 1))
     ]
     return Summary(
@@ -64,7 +72,9 @@ def summary_of(run: PlannedRun, accuracy: float = 0.5, digest: str = "") -> Summ
         seed=run.seed,
         recipe_digest=digest or run.recipe.digest(),
         metrics={"test": {"accuracy": accuracy}} if run.stage == "finetune" else {},
-        bytes=Bytes(total=ByteCount(message_bytes=23), by_phase={}, by_link=links, tcp=[], agrees=True),
+        bytes=Bytes(
+            total=ByteCount(message_bytes=23), by_phase={}, by_link=links, tcp=[], agrees=True
+        ),
         parties=[],
         steps=1,
         wall_s=2.0,
@@ -76,27 +86,40 @@ def finish(folder: Path, run: PlannedRun, **facts: Any) -> None:
     (folder / run.run_id / "summary.json").write_text(summary_of(run, **facts).model_dump_json())
 
 
-# --- the plan ---------------------------------------------------------------------------------------------------------
+# --- the plan
+# ----------------------------------------------------------------------
 
 
 def test_one_pretraining_is_shared_by_all_numbers_of_labels(tmp_path: Path) -> None:
     runs = runs_of(write(tmp_path))
     of_one_seed = ["s.A.s1.n10", "s.A.s1.n20", "s.B.s1", "s.B.s1.n10", "s.B.s1.n20"]
-    assert [run.run_id for run in runs] == [*of_one_seed, *(name.replace(".s1", ".s2") for name in of_one_seed)]
+    assert [run.run_id for run in runs] == [
+        *of_one_seed,
+        *(name.replace(".s1", ".s2") for name in of_one_seed),
+    ]
     by_name = {run.run_id: run for run in runs}
     before, after = by_name["s.B.s1"].recipe, by_name["s.B.s1.n20"].recipe
     assert (before.seed, before.start, before.rows.labelled) == (1, None, None)
     assert [phase.kind for phase in before.phases] == ["splitnn"]
     assert after.start is not None
-    assert (after.start.run, after.start.phases, after.rows.labelled) == ("s.B.s1", before.phases, 20)
+    assert (after.start.run, after.start.phases, after.rows.labelled) == (
+        "s.B.s1",
+        before.phases,
+        20,
+    )
     assert [phase.kind for phase in after.phases] == ["splitnn", "evaluate"]
     assert by_name["s.A.s2.n10"].recipe.start is None
-    assert by_name["s.A.s2.n10"].recipe.rows.test == 0.1  # the recipe's own
+    # The recipe's own.
+    assert by_name["s.A.s2.n10"].recipe.rows.test == 0.1
 
 
 def test_without_labels_there_is_one_column_with_the_recipe_s_own(tmp_path: Path) -> None:
     runs = runs_of(write(tmp_path, {"rows": {"labelled": 30}}, labels=None, seeds=[5]))
-    assert [(run.run_id, run.labels) for run in runs] == [("s.A.s5", None), ("s.B.s5", None), ("s.B.s5.finetune", None)]
+    assert [(run.run_id, run.labels) for run in runs] == [
+        ("s.A.s5", None),
+        ("s.B.s5", None),
+        ("s.B.s5.finetune", None),
+    ]
     assert {run.recipe.rows.labelled for run in runs} == {30}
 
 
@@ -112,26 +135,48 @@ def test_what_a_phase_says_of_its_exchanges_is_in_every_recipe(tmp_path: Path) -
     noise = {"kind": "gaussian", "exchange": "embedding", "sent_by": "passive", "sigma": 0.1}
     phase = SPLITNN | {"codec": "float16", "transforms": [noise]}
     methods = [{"name": "A", "pretrain": [phase]}]
-    runs = runs_of(write(tmp_path, labels=None, seeds=[1], methods=methods, finetune=[phase, {"kind": "evaluate"}]))
+    runs = runs_of(
+        write(
+            tmp_path,
+            labels=None,
+            seeds=[1],
+            methods=methods,
+            finetune=[phase, {"kind": "evaluate"}],
+        )
+    )
     (asked,) = Recipe.model_validate(cases.recipe(2) | {"phases": [phase]}).phases
     assert [run.recipe.phases[0] for run in runs] == [asked, asked]
     assert runs[1].recipe.start is not None
     assert runs[1].recipe.start.phases == (asked,)
-    written = tomllib.loads(to_toml({key: value for key, value in runs[1].tables.items() if key != "simulate"}))
-    assert Recipe.model_validate(written).phases == runs[1].recipe.phases  # as the parties read it
+    written = tomllib.loads(
+        to_toml({key: value for key, value in runs[1].tables.items() if key != "simulate"})
+    )
+    # As the parties read it.
+    assert Recipe.model_validate(written).phases == runs[1].recipe.phases
 
 
 def test_a_run_has_the_tables_of_wire_of_its_own_phases(tmp_path: Path) -> None:
     wire = [{"codec": "bits", "bits": 8}, {"codec": "bits", "bits": 4, "phase": "splitnn"}]
     methods = [{"name": "A", "pretrain": [{"kind": "fedhssl", "rounds": 1}]}]
-    runs = runs_of(write(tmp_path, {"wire": wire}, labels=None, seeds=[1], methods=methods, finetune=[SPLITNN]))
-    assert [[table.phase for table in run.recipe.wire] for run in runs] == [[None], [None, "splitnn"]]
+    runs = runs_of(
+        write(tmp_path, {"wire": wire}, labels=None, seeds=[1], methods=methods, finetune=[SPLITNN])
+    )
+    assert [[table.phase for table in run.recipe.wire] for run in runs] == [
+        [None],
+        [None, "splitnn"],
+    ]
 
 
 def test_overrides_change_one_method_s_recipe(tmp_path: Path) -> None:
-    methods = [{"name": "A", "overrides": {"model.encoder.hidden": [7], "run.heartbeat_s": 1.0}}, {"name": "B"}]
+    methods = [
+        {"name": "A", "overrides": {"model.encoder.hidden": [7], "run.heartbeat_s": 1.0}},
+        {"name": "B"},
+    ]
     base = {"model": {"embedding_size": 8, "encoder": {"kind": "mlp", "hidden": [9]}}}
-    runs = {run.run_id: run.recipe for run in runs_of(write(tmp_path, base, labels=None, methods=methods))}
+    runs = {
+        run.run_id: run.recipe
+        for run in runs_of(write(tmp_path, base, labels=None, methods=methods))
+    }
     assert runs["s.A.s1"].model.encoder.hidden == (7,)  # type: ignore[union-attr]
     assert (runs["s.A.s1"].run.heartbeat_s, runs["s.B.s1"].run.heartbeat_s) == (1.0, 0.5)
     assert runs["s.B.s1"].model.encoder.hidden == (9,)  # type: ignore[union-attr]
@@ -148,26 +193,52 @@ def test_overrides_change_one_method_s_recipe(tmp_path: Path) -> None:
         ({"recipe": "gone.toml"}, "gone.toml: no such file"),
         ({"base": {"simulate": None}}, "simulate: missing"),
         ({"base": {"start": {"run": "x"}}}, "base.toml: start: .*remove it here"),
-        ({"methods": [{"name": "A", "overrides": {"seed": 1}}]}, "the study sets 'seed'; remove it"),
-        ({"methods": [{"name": "A", "overrides": {"rows.labelled": 1}}]}, "the study sets 'rows.labelled'"),
-        ({"methods": [{"name": "A", "overrides": {"parties.x": 1}}]}, "'parties.x': parties is no table"),
-        ({"methods": [{"name": "A", "overrides": {"rows": {"labelled": 1}}}]}, "the study sets 'rows.labelled'"),
-        ({"methods": [{"name": "A", "overrides": {"simulate": {"threads": 9}}}]}, "the study sets 'simulate.threads'"),
-        ({"metric": "acuracy"}, "metric: a multiclass task has no test metric 'acuracy'; it has loss, accuracy"),
-        ({"methods": [{"name": "A", "overrides": {"model.wide": 1}}]}, "methods: A: finetune: model: unknown key"),
+        (
+            {"methods": [{"name": "A", "overrides": {"seed": 1}}]},
+            "the study sets 'seed'; remove it",
+        ),
+        (
+            {"methods": [{"name": "A", "overrides": {"rows.labelled": 1}}]},
+            "the study sets 'rows.labelled'",
+        ),
+        (
+            {"methods": [{"name": "A", "overrides": {"parties.x": 1}}]},
+            "'parties.x': parties is no table",
+        ),
+        (
+            {"methods": [{"name": "A", "overrides": {"rows": {"labelled": 1}}}]},
+            "the study sets 'rows.labelled'",
+        ),
+        (
+            {"methods": [{"name": "A", "overrides": {"simulate": {"threads": 9}}}]},
+            "the study sets 'simulate.threads'",
+        ),
+        (
+            {"metric": "acuracy"},
+            "metric: a multiclass task has no test metric 'acuracy'; it has loss, accuracy",
+        ),
+        (
+            {"methods": [{"name": "A", "overrides": {"model.wide": 1}}]},
+            "methods: A: finetune: model: unknown key",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_sentence(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
     base = changes.pop("base", {})
     path = write(tmp_path, **changes)
-    recipe = {key: value for key, value in (cases.recipe(2) | {"simulate": SIMULATE} | base).items() if value}
+    recipe = {
+        key: value
+        for key, value in (cases.recipe(2) | {"simulate": SIMULATE} | base).items()
+        if value
+    }
     (tmp_path / "base.toml").write_text(toml(recipe))
     with pytest.raises(InputError, match=what) as raised:
         load_study(path)
     assert "\n" not in str(raised.value)
 
 
-# --- going on ---------------------------------------------------------------------------------------------------------
+# --- going on
+# ----------------------------------------------------------------------
 
 
 def running(path: Path, folder: Path) -> Running:
@@ -179,7 +250,8 @@ def test_what_is_done_is_read_from_the_runs_folders(tmp_path: Path) -> None:
     path, folder = write(tmp_path, seeds=[1]), tmp_path / "out"
     first, *_, last = runs_of(path)
     finish(folder, first)
-    (folder / last.run_id / "p0").mkdir(parents=True)  # begun
+    # Begun.
+    (folder / last.run_id / "p0").mkdir(parents=True)
     again = running(path, folder)
     again.begin()
     assert (again.left, [result.finetune.run for result in again.results]) == (4, [first.run_id])
@@ -192,7 +264,8 @@ def test_a_changed_recipe_is_refused_by_the_method_s_name(tmp_path: Path) -> Non
     theirs = json.loads(run.recipe.canonical_json()) | {"seed": 9}
     (tmp_path / "out" / run.run_id / "p0" / "recipe.json").write_text(json.dumps(theirs))
     with pytest.raises(
-        InputError, match=r"a recipe that differs from method A's present one \(at seed\); delete that folder, or"
+        InputError,
+        match=r"a recipe that differs from method A's present one \(at seed\); delete that folder, or",
     ):
         finished(tmp_path / "out", run)
 
@@ -203,7 +276,8 @@ def test_a_run_from_before_a_switch_came_is_done_all_the_same(tmp_path: Path) ->
     (tmp_path / "out" / run.run_id / "p0").mkdir()
     theirs = json.loads(run.recipe.canonical_json())
     del theirs["model"]["precision"]
-    theirs["method"] = "A"  # a key of before
+    # A key of before.
+    theirs["method"] = "A"
     (tmp_path / "out" / run.run_id / "p0" / "recipe.json").write_text(json.dumps(theirs))
     assert finished(tmp_path / "out", run) is not None
 
@@ -226,7 +300,11 @@ def test_a_finished_study_runs_nothing_and_keeps_pretraining_s_checkpoints(tmp_p
     assert [found.parts[-3] for found in folder.glob("*/p0/checkpoints")] == ["s.B.s1"]
     assert (folder / "results.png").stat().st_size > 5_000
     lines = list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
-    assert [(line["method"], line["labels"], line["test_accuracy"]) for line in lines][1] == ("A", "20", "0.6")
+    assert [(line["method"], line["labels"], line["test_accuracy"]) for line in lines][1] == (
+        "A",
+        "20",
+        "0.6",
+    )
     assert lines[2]["pretrain_weights_bytes"] == "7"
     assert lines[2]["finetune_embedding_bytes"] == "15"
 
@@ -259,7 +337,11 @@ def test_a_failed_study_is_an_error_of_ours_and_the_command_says_all_its_lines(
     path = write(tmp_path)
     assert exit_status(lambda: show_study(path, tmp_path, jobs=1, as_json=True)) == 3
     told = capsys.readouterr()
-    lines = ["2 runs failed; the same command retries:", "A, seed 1: p0: was lost", "A, seed 2: its pretraining failed"]
+    lines = [
+        "2 runs failed; the same command retries:",
+        "A, seed 1: p0: was lost",
+        "A, seed 2: its pretraining failed",
+    ]
     assert told.err == "error: " + "\n  ".join(lines) + "\n"
     assert told.out.count('"event":"result"') == 3
 
@@ -274,7 +356,8 @@ def test_time_left_is_that_of_runs_alike(tmp_path: Path) -> None:
     assert left_s(done, rest[1:], jobs=2) == pytest.approx((1.0 + 3.0) / 2)
 
 
-# --- results ----------------------------------------------------------------------------------------------------------
+# --- results
+# ----------------------------------------------------------------------
 
 
 def results() -> list[FineTuned]:
@@ -321,7 +404,8 @@ def test_bytes_are_told_by_kind(tmp_path: Path) -> None:
 def test_columns_that_only_some_have_are_empty_in_the_others(tmp_path: Path) -> None:
     first, second, _ = results()
     write_csv(
-        tmp_path / "r.csv", [first, FineTuned("s", "C", 1, "paper", None, {"test": {"auc": 1.0}}, Cost(), Cost())]
+        tmp_path / "r.csv",
+        [first, FineTuned("s", "C", 1, "paper", None, {"test": {"auc": 1.0}}, Cost(), Cost())],
     )
     lines = list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))
     assert [(line["test_accuracy"], line["test_auc"], line["labels"]) for line in lines] == [
@@ -334,7 +418,10 @@ def test_columns_that_only_some_have_are_empty_in_the_others(tmp_path: Path) -> 
 @pytest.mark.parametrize("labels", [None, [10, 20]])
 def test_charts_are_drawn(tmp_path: Path, labels: list[int] | None) -> None:
     study = StudyFile.model_validate(load_study(write(tmp_path, labels=labels))[0])
-    own = [FineTuned(**(vars(result) | {"labels": labels[0] if labels else None})) for result in results()]
+    own = [
+        FineTuned(**(vars(result) | {"labels": labels[0] if labels else None}))
+        for result in results()
+    ]
     assert draw_study(study, own, tmp_path / "r.png").stat().st_size > 5_000
 
 
@@ -343,5 +430,10 @@ def test_events_in_words() -> None:
     done = {"event": "done", **place, "seconds": 3.21, "metric": 0.91234, "left_s": 130.0}
     assert sentence(done) == "[2/9] A, seed 1: accuracy 0.9123, 3.2 s; about 2 min left"
     assert sentence(done | {"metric": None, "left_s": 0.0}) == "[2/9] A, seed 1: 3.2 s"
-    assert sentence({"event": "failed", **place, "error": "p0: x"}) == "[2/9] A, seed 1: failed: p0: x"
-    assert sentence({"event": "study", "runs": 9, "left": 4, "folder": "r/s"}) == "9 runs, 5 already finished: r/s"
+    assert (
+        sentence({"event": "failed", **place, "error": "p0: x"}) == "[2/9] A, seed 1: failed: p0: x"
+    )
+    assert (
+        sentence({"event": "study", "runs": 9, "left": 4, "folder": "r/s"})
+        == "9 runs, 5 already finished: r/s"
+    )

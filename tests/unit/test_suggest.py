@@ -41,7 +41,10 @@ def test_the_wire_is_said_as_a_recipe_says_it() -> None:
     assert scope.wire(32) == []
     assert scope.wire(16)[:1] == [{"phase": "a", "codec": "float16"}]
     between = [{"phase": name, "codec": "bits", "bits": 4} for name in ("a", "b")]
-    assert scope.wire(4) == [*between, {"phase": "b", "exchange": "weights", "codec": "bits", "bits": 8}]
+    assert scope.wire(4) == [
+        *between,
+        {"phase": "b", "exchange": "weights", "codec": "bits", "bits": 8},
+    ]
 
 
 def test_the_recipe_as_it_is_stays_what_it_is() -> None:
@@ -63,7 +66,9 @@ class _Piped:
 
 
 def test_the_mildest_of_the_soonest_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 50 ms of latency a step waits; sixteen in flight are as good as it gets here, and the bytes stay the same."""
+    """At 50 ms of latency a step waits; sixteen in flight are as good as it gets here, and the
+    bytes stay the same.
+    """
     given = recipe(epochs=40)
     party, rows = lone_party(outlook_of(given, HERE), 10_000)
     _Piped(monkeypatch)
@@ -76,7 +81,8 @@ def test_the_mildest_of_the_soonest_is_suggested(monkeypatch: pytest.MonkeyPatch
     assert found.best.seconds <= 1.1 * min(times)
     assert found.best.in_flight == 16 or found.best.seconds <= times[-1] * 1.1
     assert f"in_flight = {found.best.in_flight}" in found.toml
-    assert len(found.refused) == 4  # 16, 8, 4 and 2 bits, each once
+    # 16, 8, 4 and 2 bits, each once.
+    assert len(found.refused) == 4
     assert found.waits > 0.9
     told = found.as_json()
     assert told["best"]["cost"].startswith("gradients are")
@@ -97,7 +103,9 @@ def test_a_link_that_holds_nothing_up_needs_nothing(
 def test_a_round_of_few_steps_gets_few_in_flight(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pipe of 16 is never full in a round of 11 steps: its gradients would not be 15 updates old."""
+    """A pipe of 16 is never full in a round of 11 steps: its gradients would not be 15 updates
+    old.
+    """
     party, rows = lone_party(outlook_of(recipe(), HERE), 1000)
     _Piped(monkeypatch)
     found = suggestions(party, rows, Network(1e9, 0.05))
@@ -125,7 +133,9 @@ def test_what_is_pasted_has_the_seconds_and_bytes_of_its_line(own: dict[str, Any
     tables = recipe(**own).model_dump(mode="json", exclude_unset=True)
     for phase in tables["phases"]:
         phase |= phase.pop("settings", {})
-    given = Recipe.model_validate(tables | ({"wire": [{"codec": "bits", "bits": 2}]} if own else {}))
+    given = Recipe.model_validate(
+        tables | ({"wire": [{"codec": "bits", "bits": 2}]} if own else {})
+    )
     network = Network(1e7, 0.025)
     found = suggestions(*lone_party(outlook_of(given, HERE), 10_000), network)
     assert found.own == seconds_and_bytes(given, network)
@@ -153,7 +163,8 @@ def test_a_recipe_that_is_packed_for_nothing_is_told_to_unpack() -> None:
         phase |= phase.pop("settings", {})
     given = Recipe.model_validate(tables | {"wire": [{"codec": "bits", "bits": 2}]})
     found = suggestions(
-        *lone_party(outlook_of(given, HERE), 10_000), Network(1e12, 0.0, any_work=BatchWork(0.01, 0.01))
+        *lone_party(outlook_of(given, HERE), 10_000),
+        Network(1e12, 0.0, any_work=BatchWork(0.01, 0.01)),
     )
     assert (found.best.bits, found.best.in_flight) == (32, 1)
     assert "in_flight = 8:\nin_flight = 1" in found.toml
@@ -172,12 +183,18 @@ def test_averages_get_eight_bits() -> None:
 def test_trees_can_be_suggested_nothing() -> None:
     outlook = read_outlook(HERE.parents[1] / "examples" / "secureboost-breast-cancer.toml")
     party, rows = lone_party(outlook, None)
-    party = replace(party, recipe=party.recipe.model_copy(update={"phases": party.recipe.phases[:1]}))
-    with pytest.raises(InputError, match="no phase of this recipe can have codecs or steps in flight"):
+    party = replace(
+        party, recipe=party.recipe.model_copy(update={"phases": party.recipe.phases[:1]})
+    )
+    with pytest.raises(
+        InputError, match="no phase of this recipe can have codecs or steps in flight"
+    ):
         suggestions(party, rows, Network(1e7, 0.025))
 
 
-def test_what_is_refused_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     party, rows = lone_party(outlook_of(recipe(), HERE), 10_000)
     _Piped(monkeypatch, refuses=8)
     found = suggestions(party, rows, Network(1e6, 0.05))
@@ -188,7 +205,8 @@ def test_what_is_refused_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "To paste" in shown
 
 
-# -- measured -------------------------------------------------------------------------------------------------------
+# -- measured
+# ----------------------------------------------------------------------
 
 
 def test_a_recipe_is_shortened_and_does_not_stop_early() -> None:
@@ -229,5 +247,7 @@ def test_a_few_steps_are_run_to_know_what_they_take() -> None:
     work = network.work["splitnn"]
     assert 0 < work.slowest_s < work.loop_s < 1.0
     assert work.slowest_s < work.total_s < 1.0
-    with pytest.raises(InputError, match=r"--measure runs .* steps of all parties, so it needs a recipe with"):
+    with pytest.raises(
+        InputError, match=r"--measure runs .* steps of all parties, so it needs a recipe with"
+    ):
         measured(outlook_of(recipe(), HERE), Network(1e7, 0.01))

@@ -1,4 +1,6 @@
-"""Marvell's noise is the best of its power: against a grid over all four numbers, and the paper's closed form."""
+"""Marvell's noise is the best of its power: against a grid over all four numbers, and the paper's
+closed form.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def cases() -> list[tuple[Statistics, float]]:
     uv = [(0.0, 0.0), (0.3, 0.3), (0.01, 0.5), (0.5, 0.01), (2.0, 0.4), (0.0, 0.2), (0.2, 0.0)]
     return [
         (Statistics(u * gap, v * gap, gap, p, d), s * gap)
-        for (u, v), p, d, s, gap in itertools.product(uv, (0.05, 0.5, 0.8), (1, 2, 16), (0.1, 4.0), (1.0, 3e-7))
+        for (u, v), p, d, s, gap in itertools.product(
+            uv, (0.05, 0.5, 0.8), (1, 2, 16), (0.1, 4.0), (1.0, 3e-7)
+        )
     ]
 
 
@@ -33,9 +37,12 @@ def test_no_point_of_a_grid_is_better_and_all_power_is_spent(of: Statistics, pow
     assert spent(of, best) == pytest.approx(power, rel=1e-6)
     p, d, found = of.share, of.width, sum_kl(of, best)
     shares = np.linspace(0, 1, 13)
-    for to_1, a, b in itertools.product(shares, shares, shares):  # what part goes to positives, and across
+    # What part goes to positives, and across.
+    for to_1, a, b in itertools.product(shares, shares, shares):
         of_1, of_0 = to_1 * power / p, (1 - to_1) * power / (1 - p)
-        noise = Variances(of_0 * (1 - a * (d - 1) / d), of_0 * a / d, of_1 * (1 - b * (d - 1) / d), of_1 * b / d)
+        noise = Variances(
+            of_0 * (1 - a * (d - 1) / d), of_0 * a / d, of_1 * (1 - b * (d - 1) / d), of_1 * b / d
+        )
         assert spent(of, noise) == pytest.approx(power)
         assert found <= sum_kl(of, noise) * (1 + 1e-9) + 1e-9
 

@@ -1,4 +1,6 @@
-"""deploy/systemd: sound by systemd's own reading, calling commands that there are, restarting what a restart mends."""
+"""deploy/systemd: sound by systemd's own reading, calling commands that there are, restarting what
+a restart mends.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def test_the_command_and_its_options_exist(name: str) -> None:
     command = PROGRAMS[program].get_command(click.Context(PROGRAMS[program]), words[1])
     assert command is not None
     assert words.pop() == "$OPTIONS"
-    with command.make_context(program, words[2:], resilient_parsing=False) as context:  # fails where one is unknown
+    # Fails where one is unknown.
+    with command.make_context(program, words[2:], resilient_parsing=False) as context:
         assert context.args == []
     known = {option for parameter in command.params for option in parameter.opts}
     comments = [line for line in (FOLDER / name).read_text().splitlines() if "OPTIONS=--" in line]
@@ -64,14 +67,22 @@ def test_the_command_and_its_options_exist(name: str) -> None:
 @pytest.mark.parametrize("name", UNITS)
 def test_restarts_are_for_what_a_restart_mends(name: str) -> None:
     prevented = {int(code) for code in one(name, "RestartPreventExitStatus").split()}
-    bad_input = {CATALOGUE[code].exit_code for code in (Code.CONFIG_INVALID, Code.DATA_INVALID, Code.RECIPE_DIFFERS)}
-    mended = {CATALOGUE[code].exit_code for code in (Code.PARTY_LOST, Code.STEP_TIMEOUT, Code.ABORTED, Code.INTERNAL)}
+    bad_input = {
+        CATALOGUE[code].exit_code
+        for code in (Code.CONFIG_INVALID, Code.DATA_INVALID, Code.RECIPE_DIFFERS)
+    }
+    mended = {
+        CATALOGUE[code].exit_code
+        for code in (Code.PARTY_LOST, Code.STEP_TIMEOUT, Code.ABORTED, Code.INTERNAL)
+    }
     assert prevented == bad_input
     assert not prevented & mended
-    assert prevented | mended == {entry.exit_code for entry in CATALOGUE.values()}  # each code is decided about
+    # Each code is decided about.
+    assert prevented | mended == {entry.exit_code for entry in CATALOGUE.values()}
     assert one(name, "Restart") == "on-failure"
     assert one(name, "SuccessExitStatus") == "130"
-    assert unit(name)["Unit", "StartLimitBurst"]  # or it would be tried for ever
+    # Or it would be tried for ever.
+    assert unit(name)["Unit", "StartLimitBurst"]
 
 
 @pytest.mark.parametrize("name", UNITS)

@@ -35,15 +35,27 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @given(st.dictionaries(st.text(max_size=5), tensors(), max_size=3), st.booleans())
 @settings(max_examples=60)
-def test_tensors_survive_a_bundle_bit_by_bit(named: dict[str, torch.Tensor], read_only: bool) -> None:
+def test_tensors_survive_a_bundle_bit_by_bit(
+    named: dict[str, torch.Tensor], read_only: bool
+) -> None:
     bundle = to_bundle(Kind.EMBEDDING, named)
     if read_only:
         bundle = Bundle(
-            bundle.kind, {k: Buffer(b.dtype, b.shape, memoryview(bytes(b.data))) for k, b in bundle.tensors.items()}
+            bundle.kind,
+            {
+                k: Buffer(b.dtype, b.shape, memoryview(bytes(b.data)))
+                for k, b in bundle.tensors.items()
+            },
         )
     for name, buffer in bundle.tensors.items():
-        assert TensorSpec(buffer.dtype, buffer.shape) == spec_of(named[name].dtype, *named[name].shape)
-        assert (buffer.data.nbytes, buffer.data.ndim, buffer.data.format) == (named[name].nbytes, 1, "B")
+        assert TensorSpec(buffer.dtype, buffer.shape) == spec_of(
+            named[name].dtype, *named[name].shape
+        )
+        assert (buffer.data.nbytes, buffer.data.ndim, buffer.data.format) == (
+            named[name].nbytes,
+            1,
+            "B",
+        )
     back = to_tensors(bundle, CPU)
     assert list(back) == list(named)
     assert all(same_bits(back[name], named[name]) for name in named)
@@ -104,10 +116,15 @@ def test_infinities_of_both_signs_do_not_cancel_and_integers_are_finite() -> Non
 def test_the_error_names_party_tensor_and_step_to_the_peer() -> None:
     check_finite({"a": torch.ones(2)}, party="bank", step=STEP)
     with pytest.raises(PeerError) as caught:
-        check_finite({"a": torch.ones(2), "dz": torch.tensor([float("nan")])}, party="bank", step=STEP)
+        check_finite(
+            {"a": torch.ones(2), "dz": torch.tensor([float("nan")])}, party="bank", step=STEP
+        )
     assert caught.value.code is Code.NON_FINITE
     assert caught.value.party == "bank"
-    assert caught.value.public == "tensor 'dz' of bank at phase train, round 3, batch 7 holds NaN or infinity"
+    assert (
+        caught.value.public
+        == "tensor 'dz' of bank at phase train, round 3, batch 7 holds NaN or infinity"
+    )
 
 
 def test_what_a_peer_sent_is_looked_at_and_not_copied() -> None:
@@ -116,7 +133,9 @@ def test_what_a_peer_sent_is_looked_at_and_not_copied() -> None:
     assert found["z"].data_ptr() == x.data_ptr()
     assert index_on(rows := torch.arange(3), CPU) is rows
     x[2, 3] = float("nan")
-    with pytest.raises(PeerError, match="tensor 'z' of bank at phase train, round 3, batch 7 holds NaN"):
+    with pytest.raises(
+        PeerError, match="tensor 'z' of bank at phase train, round 3, batch 7 holds NaN"
+    ):
         take_in(to_bundle(Kind.EMBEDDING, {"z": x}), CPU, party="bank", step=STEP)
 
 
@@ -130,7 +149,9 @@ def test_buffers_may_be_overwritten_at_once_around_a_gpu() -> None:
             busy = (busy @ busy).clamp(-1, 1)
         z = torch.full((512, 1024), float(round_), device=device)
         bundle = to_bundle(Kind.EMBEDDING, {"z": z, "w": z.T})
-        assert bytes(bundle.tensors["z"].data) == bytes(torch.full((512, 1024), float(round_)).numpy().data)
+        assert bytes(bundle.tensors["z"].data) == bytes(
+            torch.full((512, 1024), float(round_)).numpy().data
+        )
         pinned = torch.full((512, 1024), float(round_)).pin_memory()
         raw = Buffer(DType.FLOAT32, (512, 1024), pinned.numpy().data.cast("B"))
         back = take_in(Bundle(Kind.EMBEDDING, {"z": raw}), device, party="bank", step=STEP)["z"]

@@ -50,7 +50,9 @@ def test_what_is_no_json_is_null(value: float) -> None:
 
 
 def test_a_summary_is_json_and_printable() -> None:
-    """What a summary holds is the same wherever it comes from: made here, or read from a file that a peer wrote."""
+    """What a summary holds is the same wherever it comes from: made here, or read from a file that
+    a peer wrote.
+    """
     text = summary(math.nan).model_dump_json()
     assert json.loads(text, parse_constant=refuse)["metrics"] == {"test": {"loss [31m": None}}
     assert "\\u001b" not in text
@@ -63,7 +65,15 @@ def test_a_summary_is_json_and_printable() -> None:
 
 def test_null_is_read_as_nan() -> None:
     assert math.isnan(number(None))
-    line = {"generation": 1, "phase": "a", "round": 1, "steps": 2, "seconds": 0.5, "sent_bytes": 1, "received_bytes": 2}
+    line = {
+        "generation": 1,
+        "phase": "a",
+        "round": 1,
+        "steps": 2,
+        "seconds": 0.5,
+        "sent_bytes": 1,
+        "received_bytes": 2,
+    }
     found = parse(to_json(line | {"metrics": {"train": {"loss": math.nan}}}).encode(), 0.0)
     assert found is not None
     assert math.isnan(found.metrics["train"]["loss"])
@@ -71,5 +81,7 @@ def test_null_is_read_as_nan() -> None:
     assert told is not None
     assert math.isnan(told["test"]["loss"])
     track = Track()
-    track.update({"event": "progress", "phase": "a", "round": 1, "metrics": {"train loss": None}}, 0.0)
+    track.update(
+        {"event": "progress", "phase": "a", "round": 1, "metrics": {"train loss": None}}, 0.0
+    )
     assert "train loss nan" in track.text(1.0)

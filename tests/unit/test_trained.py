@@ -1,4 +1,6 @@
-"""A trained party's models by themselves: the same numbers as in the run, by name, with the way to prepare rows."""
+"""A trained party's models by themselves: the same numbers as in the run, by name, with the way to
+prepare rows.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ def test_two_models_compute_what_the_run_predicts(once: vfl.Run) -> None:
     assert shop.top is None
     assert bank.classes == (0, 1)
     with torch.no_grad():
-        z_BD = torch.cat([bank.encoder(*bank.prepare(NEW["bank"])), shop.encoder(*shop.prepare(NEW["shop"]))], dim=1)
+        z_BD = torch.cat(
+            [bank.encoder(*bank.prepare(NEW["bank"])), shop.encoder(*shop.prepare(NEW["shop"]))],
+            dim=1,
+        )
         scores = bank.top(z_BD).sigmoid().flatten()
     assert scores.tolist() == once.predict(NEW)["score_1"]
     assert torch.equal(z_BD, torch.cat([bank.embed(NEW["bank"]), shop.embed(NEW["shop"])], dim=1))
@@ -90,7 +95,9 @@ def test_rows_of_every_kind_in_their_own_order(kind: str, once: vfl.Run) -> None
 
 
 def test_categories_and_missing_numbers_are_coded_as_in_training() -> None:
-    shop = SHOP.assign(region=np.resize(["north", "south", "east"], len(SHOP)), code=np.resize([3, 5], len(SHOP)))
+    shop = SHOP.assign(
+        region=np.resize(["north", "south", "east"], len(SHOP)), code=np.resize([3, 5], len(SHOP))
+    )
     shop.loc[shop.index[:7], "worst area"] = None
     settings = {"missing": "mean", "categorical": ["code"]}
     recipe = RECIPE.replace({"parties.shop.encoder": {"kind": "tabular", "hidden": [6]}})
@@ -108,7 +115,9 @@ def test_categories_and_missing_numbers_are_coded_as_in_training() -> None:
 
 def test_images_and_a_party_with_labels_only(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).random((len(BANK), 8, 8)).astype(np.float32)
-    tables = TABLES | {"parties": [TABLES["parties"][0] | {"features": False}, TABLES["parties"][1]]}
+    tables = TABLES | {
+        "parties": [TABLES["parties"][0] | {"features": False}, TABLES["parties"][1]]
+    }
     cnn = vfl.Recipe.from_dict(tables).replace({"model.encoder": {"kind": "cnn", "channels": [2]}})
     found = run(vfl.Data({"y": BANK["target"].to_numpy()}, label="y"), {"pixels": pixels}, cnn)
     shop, bank = found.model("shop"), found.model("bank")
@@ -116,7 +125,9 @@ def test_images_and_a_party_with_labels_only(tmp_path: Path) -> None:
     assert bank.top is not None
     assert bank.encoder is None
     shop.save(tmp_path / "shop.safetensors")
-    assert torch.equal(vfl.Model.load(tmp_path / "shop.safetensors").embed(pixels), shop.embed(pixels))
+    assert torch.equal(
+        vfl.Model.load(tmp_path / "shop.safetensors").embed(pixels), shop.embed(pixels)
+    )
     bank.save(tmp_path / "bank.safetensors")
     assert vfl.Model.load(tmp_path / "bank.safetensors").encoder is None
     with pytest.raises(InputError, match="bank has no features, and so no encoder"):
@@ -128,7 +139,10 @@ def test_images_and_a_party_with_labels_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (SHOP.drop(columns="worst area"), "frame of shop: has no column 'worst area', but training had it; add it"),
+        (
+            SHOP.drop(columns="worst area"),
+            "frame of shop: has no column 'worst area', but training had it; add it",
+        ),
         (
             SHOP.assign(**{"worst area": "many"}),
             "column 'worst area' held numbers in training and holds text in row 1; correct",
@@ -147,7 +161,9 @@ def test_what_is_no_model_is_one_sentence(once: vfl.Run, tmp_path: Path) -> None
     (tmp_path / "text.safetensors").write_text("text")
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
     for name in ("text", "other"):
-        with pytest.raises(InputError, match=f"{name}.safetensors: is no model that `vfl export model` has written"):
+        with pytest.raises(
+            InputError, match=f"{name}.safetensors: is no model that `vfl export model` has written"
+        ):
             vfl.Model.load(tmp_path / f"{name}.safetensors")
     with pytest.raises(InputError, match="no such run, and no such file"):
         vfl.Model.load(tmp_path / "none")
@@ -165,9 +181,13 @@ class Enc(torch.nn.Linear):
 """
 
 
-def test_encoders_of_one_s_own_are_found_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoders_of_one_s_own_are_found_beside_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_enc.py").write_text(OWN)
-    tables = RECIPE.replace({"model.encoder": {"kind": "custom", "factory": "own_enc:Enc"}}).to_dict()
+    tables = RECIPE.replace(
+        {"model.encoder": {"kind": "custom", "factory": "own_enc:Enc"}}
+    ).to_dict()
     found = run(recipe=vfl.Recipe.from_dict(tables, tmp_path))
     shop = found.model("shop")
     assert type(shop.encoder).__name__ == "Enc"
@@ -176,13 +196,24 @@ def test_encoders_of_one_s_own_are_found_beside_the_recipe(tmp_path: Path, monke
     with pytest.raises(InputError, match="cannot import own_enc"):
         vfl.Model.load(tmp_path / "shop.safetensors")
     monkeypatch.syspath_prepend(tmp_path)
-    assert torch.equal(vfl.Model.load(tmp_path / "shop.safetensors").embed(NEW["shop"]), shop.embed(NEW["shop"]))
+    assert torch.equal(
+        vfl.Model.load(tmp_path / "shop.safetensors").embed(NEW["shop"]), shop.embed(NEW["shop"])
+    )
 
 
 def test_two_encoders_of_one_party_and_an_encoder_of_the_party_file(tmp_path: Path) -> None:
     """FedHSSL trains two encoders; a party's own settings replace the recipe's."""
-    phase = {"kind": "fedhssl", "rounds": 1, "batch_size": 24, "ssl": "simsiam", "projector": [8, 8, 8]}
-    phases = [{**phase, "predictor": 8, "cross": True, "local": True}, {"kind": "splitnn", "epochs": 1}]
+    phase = {
+        "kind": "fedhssl",
+        "rounds": 1,
+        "batch_size": 24,
+        "ssl": "simsiam",
+        "projector": [8, 8, 8],
+    }
+    phases = [
+        {**phase, "predictor": 8, "cross": True, "local": True},
+        {"kind": "splitnn", "epochs": 1},
+    ]
     recipe = Recipe.model_validate(cases.recipe(2, rows={"aligned": 0.5}) | {"phases": phases})
     data = {name: DataSettings.model_validate(each) for name, each in cases.digits(2).items()}
     run_in_process(recipe, data, tmp_path / "run")
@@ -201,7 +232,9 @@ def test_two_encoders_of_one_party_and_an_encoder_of_the_party_file(tmp_path: Pa
         trained.load(folder.path, None)
 
 
-def test_the_command_writes_a_party_s_file(once: vfl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_a_party_s_file(
+    once: vfl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["export", "model", str(once.folder), "--party", "shop"]
     done = CliRunner().invoke(cli, words, standalone_mode=False)
@@ -209,7 +242,9 @@ def test_the_command_writes_a_party_s_file(once: vfl.Run, tmp_path: Path, monkey
     assert vfl.Model.load("shop.safetensors").party == "shop"
     again = CliRunner().invoke(cli, words, standalone_mode=False)
     assert isinstance(again.exception, InputError)
-    named = CliRunner().invoke(cli, ["export", "model", str(once.folder / "bank"), "--output", "x.safetensors"])
+    named = CliRunner().invoke(
+        cli, ["export", "model", str(once.folder / "bank"), "--output", "x.safetensors"]
+    )
     assert (named.exit_code, vfl.Model.load("x.safetensors").party) == (0, "bank")
 
 

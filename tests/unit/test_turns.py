@@ -42,7 +42,8 @@ def test_a_turn_that_is_given_up_in_the_middle_of_an_autocast_leaves_it_at_its_p
 
     def plain() -> None:
         found["two"].append(x @ weight)
-        for factor in (2.0, 3.0):  # as an optimizer would between two passes
+        # As an optimizer would between two passes.
+        for factor in (2.0, 3.0):
             with torch.no_grad():
                 weight.mul_(factor)
             with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -30,11 +30,14 @@ def bank(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_command_that_wants_a_recipe_names_that_of_a_party_file(bank: Path, tmp_path: Path) -> None:
+def test_every_command_that_wants_a_recipe_names_that_of_a_party_file(
+    bank: Path, tmp_path: Path
+) -> None:
     named = tmp_path / "shared" / "recipe.toml"
     said = f"^{bank}: is a party file; give the recipe that it names instead: {named}$"
     with pytest.raises(InputError, match=said):
-        load_recipe(bank)  # vfl-server serve, vfl-server health
+        # Vfl-server serve, vfl-server health.
+        load_recipe(bank)
     with pytest.raises(InputError, match=said):
         vfl.leaks(bank)
     with pytest.raises(InputError, match=said):
@@ -53,7 +56,9 @@ def test_every_command_that_wants_a_recipe_names_that_of_a_party_file(bank: Path
 def test_a_study_is_no_recipe(tmp_path: Path) -> None:
     study = tmp_path / "study.toml"
     study.write_text(STUDY)
-    said = f"^{study}: is a study; give the recipe that it names instead: {tmp_path / 'recipe.toml'}$"
+    said = (
+        f"^{study}: is a study; give the recipe that it names instead: {tmp_path / 'recipe.toml'}$"
+    )
     with pytest.raises(InputError, match=said):
         simulate(study, tmp_path / "runs")
     with pytest.raises(InputError, match=said):

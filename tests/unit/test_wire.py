@@ -1,4 +1,6 @@
-"""The tables of ``wire``: which one holds, what is refused, what crosses, and what a stranger's values do."""
+"""The tables of ``wire``: which one holds, what is refused, what crosses, and what a stranger's
+values do.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ SWAP = Exchange(
     Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}),
 )
 SCORES = Exchange("validation", Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}))
-MEAN = Exchange("weights", Sent(Kind.WEIGHTS, {"w": f32(9, 7)}), Sent(Kind.WEIGHTS, {"w": f32(9, 7)}), asks="server")
+MEAN = Exchange(
+    "weights",
+    Sent(Kind.WEIGHTS, {"w": f32(9, 7)}),
+    Sent(Kind.WEIGHTS, {"w": f32(9, 7)}),
+    asks="server",
+)
 BITS = {"codec": "bits", "bits": 4}
 
 
@@ -44,11 +51,16 @@ def recipe(*wire: dict[str, Any], **phase: Any) -> Recipe:
     return parse(Recipe, cases.recipe(3, phase=phase) | {"wire": list(wire)}, "recipe")
 
 
-def chains(given: Recipe, exchange: Exchange = SWAP, phase: str = "splitnn", role: Any = "passive") -> Any:
-    return make_chains(given, phase, exchange, role, AllowAll(), "p1" if role == "passive" else "p0")
+def chains(
+    given: Recipe, exchange: Exchange = SWAP, phase: str = "splitnn", role: Any = "passive"
+) -> Any:
+    return make_chains(
+        given, phase, exchange, role, AllowAll(), "p1" if role == "passive" else "p0"
+    )
 
 
-# -- which table holds ----------------------------------------------------------------------------------------------
+# -- which table holds
+# ----------------------------------------------------------------------
 
 
 def test_the_most_specific_table_holds() -> None:
@@ -56,11 +68,18 @@ def test_the_most_specific_table_holds() -> None:
         {"codec": "bits", "bits": 8},
         {"codec": "bits", "bits": 4, "exchange": "embedding"},
         {"codec": "bits", "bits": 2, "phase": "splitnn"},
-        {"codec": "topk", "keep": 0.5, "phase": "splitnn", "exchange": "embedding", "direction": "down"},
+        {
+            "codec": "topk",
+            "keep": 0.5,
+            "phase": "splitnn",
+            "exchange": "embedding",
+            "direction": "down",
+        },
         {"codec": "identity", "direction": "up"},
     )
     found = chains(given)
-    assert str(found.up) == "allow all -> 2 bits (stochastic)"  # the phase goes before the exchange
+    # The phase goes before the exchange.
+    assert str(found.up) == "allow all -> 2 bits (stochastic)"
     assert str(found.down) == "top-k (keep 0.5)"
     assert str(chains(given, SCORES).up) == "allow all -> 2 bits (stochastic)"
     other = recipe({"codec": "bits", "bits": 8}, {"codec": "float16", "direction": "down"})
@@ -72,7 +91,10 @@ def test_the_codec_of_a_phase_is_a_table_that_names_it() -> None:
     given = recipe({"codec": "bits", "bits": 8}, {**BITS, "exchange": "embedding"}, codec="float16")
     assert str(chains(given).up) == "allow all -> float16"
     given = recipe({**BITS, "phase": "splitnn", "direction": "up"}, codec="float16")
-    assert (str(chains(given).up), str(chains(given).down)) == ("allow all -> 4 bits (stochastic)", "float16")
+    assert (str(chains(given).up), str(chains(given).down)) == (
+        "allow all -> 4 bits (stochastic)",
+        "float16",
+    )
 
 
 def test_averages_and_what_is_no_phase_are_left_alone() -> None:
@@ -81,7 +103,10 @@ def test_averages_and_what_is_no_phase_are_left_alone() -> None:
     assert coding_of(given, "splitnn", MEAN, "up") == PLAIN
     assert str(chains(given, phase="predict").up) == "allow all"
     assert str(chains(given, phase="open").up) == "allow all"
-    named = recipe({**BITS, "exchange": "weights", "direction": "up"}, {"codec": "float16", "exchange": "weights"})
+    named = recipe(
+        {**BITS, "exchange": "weights", "direction": "up"},
+        {"codec": "float16", "exchange": "weights"},
+    )
     assert str(chains(named, MEAN).up) == "allow all -> 4 bits (stochastic)"
     up, down = (coding_of(named, "splitnn", MEAN, way) for way in ("up", "down"))
     assert (up.name, up.bits, up.stochastic, bool(up.seed)) == ("bits", 4, True, True)
@@ -97,7 +122,8 @@ def test_a_recipe_without_tables_has_the_digest_that_it_had() -> None:
     assert recipe(BITS).digest() != plain.digest()
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------
+# -- what is refused
+# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -106,7 +132,10 @@ def test_a_recipe_without_tables_has_the_digest_that_it_had() -> None:
         ([{"codec": "bist", "bits": 4}], ["table 1", "no codec 'bist'", "did you mean 'bits'"]),
         ([{"codec": "bits"}], ["table 1", "bits: missing"]),
         ([{"codec": "bits", "bits": 3}], ["bits: must be 8, 4 or 2", "is 3"]),
-        ([{"codec": "bits", "bits": 4, "scales": "float16"}], ["scales: must be 'float32' or 'bfloat16'"]),
+        (
+            [{"codec": "bits", "bits": 4, "scales": "float16"}],
+            ["scales: must be 'float32' or 'bfloat16'"],
+        ),
         ([{**BITS, "roundign": "nearest"}], ["'roundign'", "'rounding'"]),
         ([{**BITS, "rounding": "up"}], ["rounding", "'up'"]),
         ([{**BITS, "exchnage": "embedding"}], ["wire.0", "'exchnage'", "did you mean 'exchange'"]),
@@ -116,19 +145,35 @@ def test_a_recipe_without_tables_has_the_digest_that_it_had() -> None:
         ([{"codec": "topk", "keep": 0}], ["keep", "a whole number above 0"]),
         ([{"codec": "randtopk", "keep": 2, "alpha": 1.0}], ["alpha", "less than 1"]),
         ([{**BITS, "phase": "splitn"}], ["table 1", "no phase 'splitn'", "'splitnn'"]),
-        ([BITS, {**BITS, "exchange": "embeding"}], ["table 2", "no exchange 'embeding'", "'embedding'"]),
-        ([{**BITS, "exchange": "validation", "direction": "down"}], ["'validation' carries no float32", "down"]),
-        ([BITS, {"codec": "float16"}], ["table 2", "another table", "the same phase, exchange and direction"]),
+        (
+            [BITS, {**BITS, "exchange": "embeding"}],
+            ["table 2", "no exchange 'embeding'", "'embedding'"],
+        ),
+        (
+            [{**BITS, "exchange": "validation", "direction": "down"}],
+            ["'validation' carries no float32", "down"],
+        ),
+        (
+            [BITS, {"codec": "float16"}],
+            ["table 2", "another table", "the same phase, exchange and direction"],
+        ),
         (
             [{**BITS, "direction": "up"}, {"codec": "float16", "phase": "splitnn"}],
             ["table 1", "holds for nothing", "table 2 goes before it"],
         ),
         (
-            [BITS, {"codec": "float16", "exchange": "embedding"}, {"codec": "bfloat16", "exchange": "validation"}],
+            [
+                BITS,
+                {"codec": "float16", "exchange": "embedding"},
+                {"codec": "bfloat16", "exchange": "validation"},
+            ],
             ["table 1", "holds for nothing"],
         ),
         ([{**BITS, "direction": "sideways"}], ["direction", "'up' or 'down'"]),
-        ([{**BITS, "error_feedback": True}], ["error_feedback", "weights that the server averages"]),
+        (
+            [{**BITS, "error_feedback": True}],
+            ["error_feedback", "weights that the server averages"],
+        ),
     ],
 )
 def test_a_wrong_table_is_one_sentence(wire: list[dict[str, Any]], words: list[str]) -> None:
@@ -146,7 +191,9 @@ def built(given: Recipe) -> None:
 
 
 def test_a_codec_with_settings_is_no_key_of_a_phase() -> None:
-    with pytest.raises(InputError, match="codec 'bits' has settings of its own; write it as a table of wire"):
+    with pytest.raises(
+        InputError, match="codec 'bits' has settings of its own; write it as a table of wire"
+    ):
         chains(recipe(codec="bits"))
 
 
@@ -162,8 +209,14 @@ def test_a_table_beside_the_codec_of_its_phase_is_refused() -> None:
             {"codec": "topk", "keep": 3, "exchange": "weights"},
             "table 1: the server averages 'weights', and knows identity, float16",
         ),
-        ({**BITS, "scales": "bfloat16", "exchange": "weights"}, "scales are float32 in 'weights'.*remove scales"),
-        ({**BITS, "error_feedback": True, "exchange": "weights"}, 'the server keeps nothing.*direction = "up"'),
+        (
+            {**BITS, "scales": "bfloat16", "exchange": "weights"},
+            "scales are float32 in 'weights'.*remove scales",
+        ),
+        (
+            {**BITS, "error_feedback": True, "exchange": "weights"},
+            'the server keeps nothing.*direction = "up"',
+        ),
     ],
 )
 def test_what_the_server_cannot_read_is_refused(wire: dict[str, Any], words: str) -> None:
@@ -171,7 +224,8 @@ def test_what_the_server_cannot_read_is_refused(wire: dict[str, Any], words: str
         chains(recipe(wire), MEAN)
 
 
-# -- what crosses ---------------------------------------------------------------------------------------------------
+# -- what crosses
+# ----------------------------------------------------------------------
 
 
 def passing(codec: dict[str, Any], **more: Any) -> tuple[Any, Recipe]:
@@ -196,12 +250,18 @@ def test_a_step_that_is_repeated_gives_the_same_bytes() -> None:
     down = found.down.apply({"dz": z["z"]}, at)
     assert not torch.equal(first["z.packed"], down["dz.packed"])
     seeded = make_chains(
-        Recipe.model_validate(cases.recipe(3, seed=8) | {"wire": [BITS]}), "splitnn", SWAP, "passive", AllowAll()
+        Recipe.model_validate(cases.recipe(3, seed=8) | {"wire": [BITS]}),
+        "splitnn",
+        SWAP,
+        "passive",
+        AllowAll(),
     )
     assert not torch.equal(first["z.packed"], seeded.up.apply(z, at)["z.packed"])
 
 
-@pytest.mark.parametrize("codec", [BITS, {"codec": "topk", "keep": 0.2}, {"codec": "randtopk", "keep": 4}])
+@pytest.mark.parametrize(
+    "codec", [BITS, {"codec": "topk", "keep": 0.2}, {"codec": "randtopk", "keep": 4}]
+)
 @pytest.mark.parametrize("rows", [0, 1, 6])
 def test_what_crosses_is_what_the_spec_says(codec: dict[str, Any], rows: int) -> None:
     found, _ = passing(codec)
@@ -230,7 +290,12 @@ def test_a_gradient_for_all_is_written_once() -> None:
     hub.reply = lambda _step, replies: setattr(hub, "last", replies)
     found = chains(given, role="active")
     answering = Answering(
-        SWAP, "splitnn", found, SimpleNamespace(link=None, hub=hub, server=None, clock=Clock()), CPU, {}
+        SWAP,
+        "splitnn",
+        found,
+        SimpleNamespace(link=None, hub=hub, server=None, clock=Clock()),
+        CPU,
+        {},
     )
     one, other = torch.randn(3, 9), torch.randn(3, 9)
     answering.reply(STEP, {"p1": {"dz": one}, "p2": {"dz": one}, "p3": {"dz": other}})
@@ -244,12 +309,16 @@ def test_names_that_would_be_one_on_the_wire_are_refused() -> None:
         chains(recipe(BITS), Exchange("embedding", sent)).up.wire_spec(sent.spec())
 
 
-@pytest.mark.parametrize("codec", [BITS, {"codec": "topk", "keep": 2}, {"codec": "randtopk", "keep": 2}])
+@pytest.mark.parametrize(
+    "codec", [BITS, {"codec": "topk", "keep": 2}, {"codec": "randtopk", "keep": 2}]
+)
 def test_a_sender_says_that_a_number_is_not_finite(codec: dict[str, Any]) -> None:
     found, _ = passing(codec)
     z = torch.randn(4, 9)
     z[2, 3] = float("nan")
-    with pytest.raises(InputError, match=r"tensor 'z' holds NaN or infinity, which it cannot write") as caught:
+    with pytest.raises(
+        InputError, match=r"tensor 'z' holds NaN or infinity, which it cannot write"
+    ) as caught:
         found.up.apply({"z": z, "seen": torch.tensor([1])}, Passage(STEP, "p1", "p0"))
     assert caught.value.code is Code.NON_FINITE
 
@@ -272,15 +341,27 @@ def test_a_filter_that_knows_only_apply_and_undo_is_one_still() -> None:
     assert chain.before_codec(spec).tensors["z"].dtype is DType.FLOAT32
 
 
-# -- error feedback -------------------------------------------------------------------------------------------------
+# -- error feedback
+# ----------------------------------------------------------------------
 
 
 def test_error_feedback_sends_later_what_it_left_out_and_resumes() -> None:
-    given = recipe({**BITS, "rounding": "nearest", "exchange": "weights", "direction": "up", "error_feedback": True})
+    given = recipe(
+        {
+            **BITS,
+            "rounding": "nearest",
+            "exchange": "weights",
+            "direction": "up",
+            "error_feedback": True,
+        }
+    )
     spec, w = MEAN.up.spec(), {"w": torch.rand(9, 7)}
 
     def rounds(found: Any, first: int, n: int) -> list[torch.Tensor]:
-        steps = [Passage(StepKey("splitnn", round_, 0), "p1", "server") for round_ in range(first, first + n)]
+        steps = [
+            Passage(StepKey("splitnn", round_, 0), "p1", "server")
+            for round_ in range(first, first + n)
+        ]
         return [found.up.undo(dict(found.up.apply(w, at)), at, spec)["w"] for at in steps]
 
     found = chains(given, MEAN)
@@ -288,7 +369,8 @@ def test_error_feedback_sends_later_what_it_left_out_and_resumes() -> None:
     read = rounds(found, 0, 30)
     once = (read[0] - w["w"]).abs().max()
     assert (torch.stack(read).mean(dim=0) - w["w"]).abs().max() < once / 5
-    assert all(bool((each >= w["w"].min(dim=1, keepdim=True).values).all()) for each in read)  # no variance below zero
+    # No variance below zero.
+    assert all(bool((each >= w["w"].min(dim=1, keepdim=True).values).all()) for each in read)
     other = chains(given, MEAN)
     rounds(other, 0, 10)
     resumed = chains(given, MEAN)
@@ -297,7 +379,8 @@ def test_error_feedback_sends_later_what_it_left_out_and_resumes() -> None:
     assert not torch.equal(rounds(chains(given, MEAN), 10, 1)[0], read[10])
 
 
-# -- strangers ------------------------------------------------------------------------------------------------------
+# -- strangers
+# ----------------------------------------------------------------------
 
 
 def arriving(codec: dict[str, Any], **changed: Any) -> dict[str, torch.Tensor]:
@@ -308,10 +391,14 @@ def arriving(codec: dict[str, Any], **changed: Any) -> dict[str, torch.Tensor]:
     for name, value in changed.items():
         sent[f"z.{name}"] = value
     hub = SimpleNamespace(
-        collect=lambda _step, _spec, arrived, *_: arrived("p1", to_bundle(Kind.EMBEDDING, sent)) or ["p1"]
+        collect=lambda _step, _spec, arrived, *_: (
+            arrived("p1", to_bundle(Kind.EMBEDDING, sent)) or ["p1"]
+        )
     )
     ways = SimpleNamespace(link=None, hub=hub, server=None, clock=Clock())
-    active = Answering(SCORES, "splitnn", chains(given, SCORES, role="active"), ways, CPU, {"width": 9})
+    active = Answering(
+        SCORES, "splitnn", chains(given, SCORES, role="active"), ways, CPU, {"width": 9}
+    )
     return active.collect(STEP, rows=4)["p1"]
 
 
@@ -321,13 +408,43 @@ TOP2 = {"codec": "topk", "keep": 2}
 @pytest.mark.parametrize(
     ("codec", "changed", "code", "words"),
     [
-        (BITS, {"scale": torch.tensor([1.0, -1, 1, 1])}, Code.MALFORMED_MESSAGE, "'z' .* a step below zero"),
-        (BITS, {"scale": torch.tensor([1.0, 3e38, 1, 1])}, Code.MALFORMED_MESSAGE, "'z' .* goes beyond float32"),
+        (
+            BITS,
+            {"scale": torch.tensor([1.0, -1, 1, 1])},
+            Code.MALFORMED_MESSAGE,
+            "'z' .* a step below zero",
+        ),
+        (
+            BITS,
+            {"scale": torch.tensor([1.0, 3e38, 1, 1])},
+            Code.MALFORMED_MESSAGE,
+            "'z' .* goes beyond float32",
+        ),
         (BITS, {"low": torch.tensor([float("nan")] * 4)}, Code.NON_FINITE, "'z.low' .* holds NaN"),
-        (BITS, {"scale": torch.tensor([float("inf")] * 4)}, Code.NON_FINITE, "'z.scale' .* holds NaN"),
-        (TOP2, {"index": torch.full((4, 1), 0xFF, dtype=torch.uint8)}, Code.MALFORMED_MESSAGE, "index beyond its row"),
-        (TOP2, {"index": torch.zeros(4, 1, dtype=torch.uint8)}, Code.MALFORMED_MESSAGE, "indices that do not ascend"),
-        (TOP2, {"value": torch.full((4, 2), float("inf"))}, Code.NON_FINITE, "'z.value' .* holds NaN"),
+        (
+            BITS,
+            {"scale": torch.tensor([float("inf")] * 4)},
+            Code.NON_FINITE,
+            "'z.scale' .* holds NaN",
+        ),
+        (
+            TOP2,
+            {"index": torch.full((4, 1), 0xFF, dtype=torch.uint8)},
+            Code.MALFORMED_MESSAGE,
+            "index beyond its row",
+        ),
+        (
+            TOP2,
+            {"index": torch.zeros(4, 1, dtype=torch.uint8)},
+            Code.MALFORMED_MESSAGE,
+            "indices that do not ascend",
+        ),
+        (
+            TOP2,
+            {"value": torch.full((4, 2), float("inf"))},
+            Code.NON_FINITE,
+            "'z.value' .* holds NaN",
+        ),
     ],
 )
 def test_values_of_a_stranger_are_one_error(
@@ -348,9 +465,18 @@ def test_a_reply_is_checked_as_well() -> None:
     sent["dz.scale"] = -sent["dz.scale"]
     link = SimpleNamespace(receive=lambda _step, _spec: to_bundle(Kind.GRADIENT, sent))
     asking = Asking(
-        SWAP, "splitnn", chains(given), SimpleNamespace(link=link, server=None, hub=None, clock=Clock()), "p0", CPU, {}
+        SWAP,
+        "splitnn",
+        chains(given),
+        SimpleNamespace(link=link, server=None, hub=None, clock=Clock()),
+        "p0",
+        CPU,
+        {},
     )
-    with pytest.raises(PeerError, match="tensor 'dz' of p0 at phase splitnn, round 2, batch 5 has a step below zero"):
+    with pytest.raises(
+        PeerError,
+        match="tensor 'dz' of p0 at phase splitnn, round 2, batch 5 has a step below zero",
+    ):
         asking.receive(STEP, rows=4, width=9)
     assert spec.payload_bytes == 144
 

@@ -1,4 +1,6 @@
-"""What the server averages goes through codecs: it reads, averages, writes, and compares what the parties declare."""
+"""What the server averages goes through codecs: it reads, averages, writes, and compares what the
+parties declare.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from vfl_server.control.declarations import agreed, declared
 CPU = torch.device("cpu")
 STEP = StepKey("splitnn", 2, 5)
 PLAN = replace(
-    aggregation("first", 3, w=(9, 7), b=(1,)), up=Coding("bits", 4, True, 7), down=Coding("bits", 8, True, 8)
+    aggregation("first", 3, w=(9, 7), b=(1,)),
+    up=Coding("bits", 4, True, 7),
+    down=Coding("bits", 8, True, 8),
 )
 PHASES = ("first",)
 
@@ -42,7 +46,8 @@ def test_the_server_reads_averages_and_writes() -> None:
     assert up is not None
     assert down is not None
     read = [
-        up.decode(up.encode(each.numpy(), bundles.seed_of(7, party, STEP, "w")), (9, 7)) for party, each in w.items()
+        up.decode(up.encode(each.numpy(), bundles.seed_of(7, party, STEP, "w")), (9, 7))
+        for party, each in w.items()
     ]
     want = down.encode((read[0] + read[1]) / np.float32(2), bundles.seed_of(8, "server", STEP, "w"))
     got = to_tensors(found, CPU)
@@ -64,17 +69,29 @@ def test_the_server_checks_what_a_stranger_sends() -> None:
 
 
 def test_a_plan_carries_its_codecs() -> None:
-    for each in (PLAN, replace(PLAN, up=Coding("float16"), down=PLAIN), aggregation("first", 3, w=(2,))):
+    for each in (
+        PLAN,
+        replace(PLAN, up=Coding("float16"), down=PLAIN),
+        aggregation("first", 3, w=(2,)),
+    ):
         (found,) = declared(plan_message([each]).plan, PHASES, "p1")
         assert (found.up, found.down) == (each.up, each.down)
         assert found.sent.payload_bytes == each.sent.payload_bytes
-    with pytest.raises(PeerError, match=r"weights go down as 8 bits .* at bank and as identity at shop; give both"):
+    with pytest.raises(
+        PeerError, match=r"weights go down as 8 bits .* at bank and as identity at shop; give both"
+    ):
         agreed({"bank": [PLAN], "shop": [replace(PLAN, down=PLAIN)]}, PHASES)
 
 
 @pytest.mark.parametrize(
     "said",
-    [{"name": "topk"}, {"name": "bits"}, {"name": "bits", "bits": 3}, {"bits": 4}, {"name": "float16", "bits": 8}],
+    [
+        {"name": "topk"},
+        {"name": "bits"},
+        {"name": "bits", "bits": 3},
+        {"bits": 4},
+        {"name": "float16", "bits": 8},
+    ],
 )
 def test_a_plan_with_an_unknown_codec_is_refused(said: dict[str, Any]) -> None:
     message = plan_message([aggregation("first", 3, w=(2,))]).plan

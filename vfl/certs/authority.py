@@ -1,8 +1,8 @@
 """The federation's certificate authority: ``ca.pem`` goes to every party, ``ca.key`` to nobody.
 
-A party gets its certificate in one of two ways: ``issue`` makes key and certificate in one place (a demo, one
-administrator), or the party runs ``create_request`` and the authority ``sign_request``, and no private key travels.
-All keys are ECDSA P-256, all signatures SHA-256.
+A party gets its certificate in one of two ways: ``issue`` makes key and certificate in one place (a
+demo, one administrator), or the party runs ``create_request`` and the authority ``sign_request``,
+and no private key travels. All keys are ECDSA P-256, all signatures SHA-256.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ from vfl_common.identity.revoked import FILE, SIGNED, parse
 
 CA_DAYS = 3650
 PARTY_DAYS = 365
-LIST_DAYS = PARTY_DAYS  # of a signed list of revoked certificates
+# Of a signed list of revoked certificates.
+LIST_DAYS = PARTY_DAYS
 MAX_DAYS = 36500
-CLOCK_SKEW = timedelta(days=1)  # so that a new certificate is valid on machines whose clocks run behind
-_LIST = "# Revoked certificates, by serial number. A copy belongs beside ca.pem at the server and at every party.\n"
+# So that a new certificate is valid on machines whose clocks run behind.
+CLOCK_SKEW = timedelta(days=1)
+_LIST = (
+    "# Revoked certificates, by serial number. A copy belongs beside ca.pem at the server and "
+    "at every party.\n"
+)
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
@@ -42,9 +47,15 @@ class _Authority:
 
 
 def create_authority(
-    folder: Path, federation: str, days: int = CA_DAYS, *, force: bool = False, now: datetime | None = None
+    folder: Path,
+    federation: str,
+    days: int = CA_DAYS,
+    *,
+    force: bool = False,
+    now: datetime | None = None,
 ) -> Path:
-    """Writes ``ca.pem`` and ``ca.key`` (mode 0600) into ``folder`` and returns the path of ``ca.pem``.
+    """Writes ``ca.pem`` and ``ca.key`` (mode 0600) into ``folder`` and returns the path of
+    ``ca.pem``.
 
     Args:
         federation: the authority's name, 1 to 64 characters; shown to people, not compared.
@@ -55,7 +66,9 @@ def create_authority(
     Raises InputError.
     """
     if not (1 <= len(federation) <= 64 and federation.isprintable()):
-        raise InputError(Code.CONFIG_INVALID, "the federation's name must have 1 to 64 printable characters")
+        raise InputError(
+            Code.CONFIG_INVALID, "the federation's name must have 1 to 64 printable characters"
+        )
     key = _new_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, federation)])
     certificate = (
@@ -64,9 +77,13 @@ def create_authority(
         .add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    files = {folder / "ca.key": _key_pem(key), folder / "ca.pem": certificate.public_bytes(Encoding.PEM)}
+    files = {
+        folder / "ca.key": _key_pem(key),
+        folder / "ca.pem": certificate.public_bytes(Encoding.PEM),
+    }
     pem.write_new(files, force=force)
-    (folder / SIGNED).unlink(missing_ok=True)  # the old authority's
+    # The old authority's.
+    (folder / SIGNED).unlink(missing_ok=True)
     return folder / "ca.pem"
 
 
@@ -79,7 +96,8 @@ def issue(
     force: bool = False,
     now: datetime | None = None,
 ) -> TlsSettings:
-    """Writes ``<name>.pem`` and ``<name>.key`` (mode 0600) for a party or the server, signed by the authority.
+    """Writes ``<name>.pem`` and ``<name>.key`` (mode 0600) for a party or the server, signed by the
+    authority.
 
     Args:
         folder: the authority's, with ``ca.pem`` and ``ca.key``.
@@ -97,14 +115,19 @@ def issue(
     certificate = _sign(_load_authority(folder), name, key.public_key(), days, now)
     out = out or folder
     settings = TlsSettings(
-        ca=str(folder / "ca.pem"), certificate=str(out / f"{name}.pem"), key=str(out / f"{name}.key")
+        ca=str(folder / "ca.pem"),
+        certificate=str(out / f"{name}.pem"),
+        key=str(out / f"{name}.key"),
     )
-    pem.write_new({Path(settings.key): _key_pem(key), Path(settings.certificate): certificate}, force=force)
+    pem.write_new(
+        {Path(settings.key): _key_pem(key), Path(settings.certificate): certificate}, force=force
+    )
     return settings
 
 
 def give_ca(folder: Path, out: Path | None) -> Path:
-    """Copies ``ca.pem`` beside the certificates in ``out``, unless one is there. Returns the one to use, there or here.
+    """Copies ``ca.pem`` beside the certificates in ``out``, unless one is there. Returns the one to
+    use, there or here.
 
     Raises InputError.
     """
@@ -115,7 +138,8 @@ def give_ca(folder: Path, out: Path | None) -> Path:
 
 
 def create_request(folder: Path, name: str, *, force: bool = False) -> Path:
-    """Writes ``<name>.key`` (mode 0600), which stays, and ``<name>.csr``, which goes to the authority.
+    """Writes ``<name>.key`` (mode 0600), which stays, and ``<name>.csr``, which goes to the
+    authority.
 
     Returns the path of the request. Raises InputError.
     """
@@ -145,7 +169,8 @@ def sign_request(
     force: bool = False,
     now: datetime | None = None,
 ) -> Path:
-    """Writes ``<name>.pem`` for the key of a request. Only the request's key goes into the certificate.
+    """Writes ``<name>.pem`` for the key of a request. Only the request's key goes into the
+    certificate.
 
     Args:
         csr: the request; it must be signed with its own key and ask for ``name`` and no other name.
@@ -161,7 +186,8 @@ def sign_request(
     asked = pem.names(request)
     if asked != (name,):
         raise InputError(
-            Code.IDENTITY_MISMATCH, f"the request {csr} is for {pem.quoted(asked)}, expected {name!r} alone"
+            Code.IDENTITY_MISMATCH,
+            f"the request {csr} is for {pem.quoted(asked)}, expected {name!r} alone",
         )
     key = request.public_key()
     if problem := pem.unusable(key):
@@ -173,11 +199,13 @@ def sign_request(
 
 
 def revoke(folder: Path, who: str) -> tuple[Path, bool]:
-    """Adds the serial number of a certificate to the list ``revoked.txt`` in the authority's folder.
+    """Adds the serial number of a certificate to the list ``revoked.txt`` in the authority's
+    folder.
 
     Args:
         folder: the authority's, with ``ca.pem``; its key is not needed.
-        who: a party, whose certificate is ``<name>.pem`` in the folder; or the path of a certificate, ``….pem``.
+        who: a party, whose certificate is ``<name>.pem`` in the folder; or the path of a
+            certificate, ``….pem``.
 
     Returns the list's path, and whether the list has changed. Raises InputError.
     """
@@ -185,7 +213,10 @@ def revoke(folder: Path, who: str) -> tuple[Path, bool]:
     certificate = pem.parse_certificates(pem.read(path), path)[0]
     authority = pem.parse_certificates(pem.read(ca_path), ca_path)
     if pem.issuer_of(certificate, authority) is None or certificate in authority:
-        raise InputError(Code.CERTIFICATE_INVALID, f"{path} is not a party's certificate from the CA in {ca_path}")
+        raise InputError(
+            Code.CERTIFICATE_INVALID,
+            f"{path} is not a party's certificate from the CA in {ca_path}",
+        )
     listed = folder / FILE
     before = pem.read(listed) if listed.exists() else _LIST.encode()
     if certificate.serial_number in parse(before, listed):
@@ -197,7 +228,8 @@ def revoke(folder: Path, who: str) -> tuple[Path, bool]:
 
 
 def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = None) -> Path | None:
-    """Writes the list of revoked certificates anew as ``revoked.crl``, signed; None if ``ca.key`` is not here.
+    """Writes the list of revoked certificates anew as ``revoked.crl``, signed; None if ``ca.key``
+    is not here.
 
     Args:
         folder: the authority's; the serial numbers are those of ``revoked.txt`` there.
@@ -207,7 +239,9 @@ def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = Non
     Raises InputError.
     """
     if not 1 <= days <= MAX_DAYS:
-        raise InputError(Code.CONFIG_INVALID, f"a list is valid for 1 to {MAX_DAYS} days, not {days}")
+        raise InputError(
+            Code.CONFIG_INVALID, f"a list is valid for 1 to {MAX_DAYS} days, not {days}"
+        )
     if not (folder / "ca.key").exists():
         return None
     authority, now = _load_authority(folder), now or datetime.now(UTC)
@@ -218,10 +252,15 @@ def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = Non
         .last_update(now)
         .next_update(now + timedelta(days=days))
         .add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()),
+            critical=False,
+        )
     )
     for serial in parse(pem.read(plain), plain) if plain.exists() else []:
-        revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+        revoked = (
+            x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+        )
         builder = builder.add_revoked_certificate(revoked)
     content = builder.sign(authority.key, hashes.SHA256()).public_bytes(Encoding.PEM)
     write_atomic(path, content.decode("ascii"))
@@ -229,30 +268,46 @@ def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = Non
 
 
 def _check_alike(name: str, *folders: Path) -> None:
-    """Raises InputError if a certificate lies there for a name that differs from ``name`` by capitals alone."""
+    """Raises InputError if a certificate lies there for a name that differs from ``name`` by
+    capitals alone.
+    """
     for folder in folders:
         for path in sorted(folder.glob("*.pem")):
             if path.stem != name and path.stem.lower() == name.lower():
-                text = f"{name!r} differs from {path.stem!r}, whose certificate is {path}, by capitals alone"
-                raise InputError(Code.CONFIG_INVALID, f"{text}, which TLS takes for the same; take another name")
+                text = (
+                    f"{name!r} differs from {path.stem!r}, whose certificate is {path}, by "
+                    "capitals alone"
+                )
+                raise InputError(
+                    Code.CONFIG_INVALID, f"{text}, which TLS takes for the same; take another name"
+                )
 
 
 def check_name(name: str) -> None:
-    """Raises InputError unless ``name`` can be a party's: the recipe's pattern, not an IP address, not ``ca``."""
+    """Raises InputError unless ``name`` can be a party's: the recipe's pattern, not an IP address,
+    not ``ca``.
+    """
     try:
         _NAME.validate_python(name)
     except ValidationError as error:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{name!r} is not a party's name: 1 to 64 letters, digits, '.', '_', '-', at both ends a letter or digit",
+            f"{name!r} is not a party's name: 1 to 64 letters, digits, '.', '_', '-', at "
+            "both ends a letter or digit",
         ) from error
     if name.lower() == "ca":
-        raise InputError(Code.CONFIG_INVALID, f"a party cannot be named {name!r}: its files would be the authority's")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"a party cannot be named {name!r}: its files would be the authority's",
+        )
     try:
         ipaddress.ip_address(name)
     except ValueError:
         return
-    raise InputError(Code.CONFIG_INVALID, f"{name!r} is an IP address: TLS would not compare it with a party's name")
+    raise InputError(
+        Code.CONFIG_INVALID,
+        f"{name!r} is an IP address: TLS would not compare it with a party's name",
+    )
 
 
 def _load_authority(folder: Path) -> _Authority:
@@ -260,9 +315,13 @@ def _load_authority(folder: Path) -> _Authority:
     certificate = pem.parse_certificates(pem.read(certificate_path), certificate_path)[0]
     key, _ = pem.parse_key(pem.read_secret(key_path, "the key"), key_path)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InputError(Code.CERTIFICATE_INVALID, f"{key_path} is not an ECDSA key; `vfl certs ca` makes one")
+        raise InputError(
+            Code.CERTIFICATE_INVALID, f"{key_path} is not an ECDSA key; `vfl certs ca` makes one"
+        )
     if key.public_key() != certificate.public_key():
-        raise InputError(Code.CERTIFICATE_INVALID, f"the key {key_path} does not belong to {certificate_path}")
+        raise InputError(
+            Code.CERTIFICATE_INVALID, f"the key {key_path} does not belong to {certificate_path}"
+        )
     return _Authority(certificate, key)
 
 
@@ -278,7 +337,8 @@ def _sign(
     latest = authority.certificate.not_valid_after_utc
     if now >= latest:
         raise InputError(
-            Code.CERTIFICATE_INVALID, f"the authority's certificate expired at {pem.utc(latest)}; make a new authority"
+            Code.CERTIFICATE_INVALID,
+            f"the authority's certificate expired at {pem.utc(latest)}; make a new authority",
         )
     certificate = (
         _builder(
@@ -293,9 +353,15 @@ def _sign(
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(digital_signature=True), critical=True)
         .add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+            x509.ExtendedKeyUsage(
+                [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+            ),
+            critical=False,
         )
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()),
+            critical=False,
+        )
         .sign(authority.key, hashes.SHA256())
     )
     return certificate.public_bytes(Encoding.PEM)
@@ -312,7 +378,9 @@ def _builder(
 ) -> x509.CertificateBuilder:
     """Builds the part that the authority's and a party's certificates have in common."""
     if not 1 <= days <= MAX_DAYS:
-        raise InputError(Code.CONFIG_INVALID, f"a certificate is valid for 1 to {MAX_DAYS} days, not {days}")
+        raise InputError(
+            Code.CONFIG_INVALID, f"a certificate is valid for 1 to {MAX_DAYS} days, not {days}"
+        )
     end = now + timedelta(days=days)
     return (
         x509.CertificateBuilder()

@@ -16,9 +16,15 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 _DAYS = click.IntRange(1, authority.MAX_DAYS)
 _DEFAULT = Path("certs")
 
-_ca = click.option("--ca", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder with ca.pem and ca.key.")
+_ca = click.option(
+    "--ca", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder with ca.pem and ca.key."
+)
 _days = click.option(
-    "--days", type=_DAYS, default=authority.PARTY_DAYS, show_default=True, help="Validity in days; at most the CA's."
+    "--days",
+    type=_DAYS,
+    default=authority.PARTY_DAYS,
+    show_default=True,
+    help="Validity in days; at most the CA's.",
 )
 _force = click.option("--force", is_flag=True, help="Replace existing files.")
 
@@ -39,10 +45,21 @@ def certs() -> None:
 
 
 @certs.command()
-@click.option("--out", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder for ca.pem and ca.key.")
-@click.option("--federation", default="vfl", show_default=True, help="The authority's name, for people to read.")
-@click.option("--days", type=_DAYS, default=authority.CA_DAYS, show_default=True, help="Validity in days.")
-@click.option("--force", is_flag=True, help="Replace the authority: all of its certificates become worthless.")
+@click.option(
+    "--out", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder for ca.pem and ca.key."
+)
+@click.option(
+    "--federation",
+    default="vfl",
+    show_default=True,
+    help="The authority's name, for people to read.",
+)
+@click.option(
+    "--days", type=_DAYS, default=authority.CA_DAYS, show_default=True, help="Validity in days."
+)
+@click.option(
+    "--force", is_flag=True, help="Replace the authority: all of its certificates become worthless."
+)
 def ca(out: Path, federation: str, days: int, force: bool) -> None:
     """Make the federation's authority: ca.pem goes to every party, ca.key to nobody.
 
@@ -62,7 +79,8 @@ def ca(out: Path, federation: str, days: int, force: bool) -> None:
 @_days
 @_force
 def issue(names: tuple[str, ...], ca: Path, out: Path | None, days: int, force: bool) -> None:
-    """Make a key and a certificate for each NAME: the server and the parties, as the recipe names them.
+    """Make a key and a certificate for each NAME: the server and the parties, as the recipe names
+    them.
 
     A folder of their own, --out, gets ca.pem too, unless it has one.
 
@@ -75,12 +93,20 @@ def issue(names: tuple[str, ...], ca: Path, out: Path | None, days: int, force: 
         authority.check_name(name)
     for name in names:
         tls = authority.issue(ca, name, days, out=out, force=force)
-        click.echo(f"{name}: {tls.certificate} and {tls.key}; it also needs {authority.give_ca(ca, out)}")
+        click.echo(
+            f"{name}: {tls.certificate} and {tls.key}; it also needs {authority.give_ca(ca, out)}"
+        )
 
 
 @certs.command()
 @click.argument("name")
-@click.option("--out", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder for NAME.key and NAME.csr.")
+@click.option(
+    "--out",
+    type=_FOLDER,
+    default=_DEFAULT,
+    show_default=True,
+    help="Folder for NAME.key and NAME.csr.",
+)
 @_force
 def request(name: str, out: Path, force: bool) -> None:
     """Make a key, which stays here, and a request, which goes to the authority.
@@ -92,7 +118,9 @@ def request(name: str, out: Path, force: bool) -> None:
     path = authority.create_request(out, name, force=force)
     click.echo(f"{out / name}.key: keep it secret; it stays here")
     click.echo(f"{path}: send it to the authority, for `vfl certs sign`")
-    click.echo(f"the request's fingerprint: SHA-256 {fingerprint(pem.parse_request(pem.read(path), path))}")
+    click.echo(
+        f"the request's fingerprint: SHA-256 {fingerprint(pem.parse_request(pem.read(path), path))}"
+    )
 
 
 @certs.command()
@@ -112,7 +140,9 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
       vfl certs sign certs/bank.csr --ca certs
     """
     path = authority.sign_request(csr, ca, name or csr.stem, days, out=out, force=force)
-    click.echo(f"the request's fingerprint: SHA-256 {fingerprint(pem.parse_request(pem.read(csr), csr))}")
+    click.echo(
+        f"the request's fingerprint: SHA-256 {fingerprint(pem.parse_request(pem.read(csr), csr))}"
+    )
     click.echo(f"{path}: send it back, together with {ca / 'ca.pem'}")
 
 
@@ -120,16 +150,22 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
 @click.argument("names", nargs=-1, metavar="NAME...")
 @_ca
 @click.option(
-    "--days", type=_DAYS, default=authority.LIST_DAYS, show_default=True, help="Validity of the signed list, in days."
+    "--days",
+    type=_DAYS,
+    default=authority.LIST_DAYS,
+    show_default=True,
+    help="Validity of the signed list, in days.",
 )
 def revoke(names: tuple[str, ...], ca: Path, days: int) -> None:
-    """Revoke the certificate of each NAME (or of a file NAME.pem): add its serial number to the list revoked.txt.
+    """Revoke the certificate of each NAME (or of a file NAME.pem): add its serial number to the
+    list revoked.txt.
 
-    If ca.key is in the folder, the list is also written as revoked.crl, signed; without a NAME it is only signed anew,
-    which must be done before --days have passed.
+    If ca.key is in the folder, the list is also written as revoked.crl, signed; without a NAME it
+    is only signed anew, which must be done before --days have passed.
 
-    The server and every party need the new list beside their ca.pem; they read it at each connection. Revoke a
-    certificate before you replace it: afterwards only its file, or a line with its serial number, can name it.
+    The server and every party need the new list beside their ca.pem; they read it at each
+    connection. Revoke a certificate before you replace it: afterwards only its file, or a line with
+    its serial number, can name it.
 
     \b
     Example:

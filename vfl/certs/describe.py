@@ -20,20 +20,34 @@ _CURVES = {"secp256r1": "P-256", "secp384r1": "P-384", "secp521r1": "P-521"}
 
 
 def describe(path: Path) -> list[tuple[str, str]]:
-    """Returns (label, text) pairs about a file's first certificate, or about a request. Raises InputError."""
+    """Returns (label, text) pairs about a file's first certificate, or about a request. Raises
+    InputError.
+    """
     content = pem.read(path)
     try:
         return _describe(path, content)
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, UnsupportedAlgorithm) as error:
+    except (
+        ValueError,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+        UnsupportedAlgorithm,
+    ) as error:
         raise InputError(Code.CERTIFICATE_INVALID, f"{path} cannot be shown: {error}") from error
 
 
 def _describe(path: Path, content: bytes) -> list[tuple[str, str]]:
     if b"PRIVATE KEY-----" in content:
-        raise InputError(Code.CERTIFICATE_INVALID, f"{path} is a private key; give the certificate or the request")
+        raise InputError(
+            Code.CERTIFICATE_INVALID,
+            f"{path} is a private key; give the certificate or the request",
+        )
     if b"-----BEGIN CERTIFICATE REQUEST-----" in content:
         request = pem.parse_request(content, path)
-        return [("request", str(path)), *_identity(request), ("may", "nothing before the authority signs it")]
+        return [
+            ("request", str(path)),
+            *_identity(request),
+            ("may", "nothing before the authority signs it"),
+        ]
     certificate = pem.parse_certificates(content, path)[0]
     return [
         ("certificate", str(path)),
@@ -46,7 +60,9 @@ def _describe(path: Path, content: bytes) -> list[tuple[str, str]]:
 
 
 def fingerprint(document: x509.Certificate | x509.CertificateSigningRequest) -> str:
-    """Returns the SHA-256 of the DER form, ``AB:CD:…``, which two people can compare on the telephone."""
+    """Returns the SHA-256 of the DER form, ``AB:CD:…``, which two people can compare on the
+    telephone.
+    """
     digest = hashes.Hash(hashes.SHA256())
     digest.update(document.public_bytes(Encoding.DER))
     return digest.finalize().hex(":").upper()
@@ -57,7 +73,10 @@ def _identity(document: x509.Certificate | x509.CertificateSigningRequest) -> li
         ("name", ", ".join(pem.names(document)) or _common_name(document.subject)),
         ("key", _key_type(document)),
         ("pin", pem.pin_of(document)),
-        ("fingerprint", f"SHA-256 {fingerprint(document)}{_WHICH[isinstance(document, x509.Certificate)]}"),
+        (
+            "fingerprint",
+            f"SHA-256 {fingerprint(document)}{_WHICH[isinstance(document, x509.Certificate)]}",
+        ),
     ]
 
 

@@ -1,4 +1,6 @@
-"""``vfl export``: the rounds of a run in TensorBoard or MLflow, after the run or during it; a party's models."""
+"""``vfl export``: the rounds of a run in TensorBoard or MLflow, after the run or during it; a
+party's models.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from vfl.report.run_argument import run_argument
 from vfl_common.process.program import EXIT_CODES
 
 _POLL_S = 1.0
-_FOLLOW = click.option("--follow", is_flag=True, help="Keep exporting until the run is finished, or Ctrl-C.")
+_FOLLOW = click.option(
+    "--follow", is_flag=True, help="Keep exporting until the run is finished, or Ctrl-C."
+)
 
 
 class Sink(Protocol):
@@ -31,9 +35,10 @@ class Sink(Protocol):
 def export() -> None:
     """Give the metrics of a run to TensorBoard or MLflow, or a party's trained models to a file.
 
-    Metrics are those in metrics.jsonl of each party. Steps on the axis are training steps since the run began. A round
-    that was repeated after a rollback counts once. Only the content of metrics.jsonl is sent and, to MLflow, the
-    recipe. Without RUN, a command takes the newest finished run of a federation in the folder runs.
+    Metrics are those in metrics.jsonl of each party. Steps on the axis are training steps since the
+    run began. A round that was repeated after a rollback counts once. Only the content of
+    metrics.jsonl is sent and, to MLflow, the recipe. Without RUN, a command takes the newest
+    finished run of a federation in the folder runs.
     """
 
 
@@ -70,7 +75,9 @@ def tensorboard(run: Path, out: Path, follow: bool) -> None:
     required=True,
     help="MLflow's server, http://HOST:PORT. [default: the variable MLFLOW_TRACKING_URI]",
 )
-@click.option("--experiment", default="vfl", show_default=True, help="Created if it does not exist.")
+@click.option(
+    "--experiment", default="vfl", show_default=True, help="Created if it does not exist."
+)
 @_FOLLOW
 def mlflow(run: Path, tracking_uri: str, experiment: str, follow: bool) -> None:
     """Log one MLflow run for each party. RUN is a run's folder, or one party's in it.
@@ -89,7 +96,11 @@ def mlflow(run: Path, tracking_uri: str, experiment: str, follow: bool) -> None:
 
 @export.command(epilog=EXIT_CODES)
 @run_argument
-@click.option("--party", metavar="NAME", help="Whose. [default: the only one whose folder is there, or the active one]")
+@click.option(
+    "--party",
+    metavar="NAME",
+    help="Whose. [default: the only one whose folder is there, or the active one]",
+)
 @click.option(
     "--out",
     metavar="FILE",
@@ -97,10 +108,12 @@ def mlflow(run: Path, tracking_uri: str, experiment: str, follow: bool) -> None:
     help="A new file, whose name ends in .safetensors. [default: NAME.safetensors]",
 )
 def model(run: Path, party: str | None, out: Path | None) -> None:
-    """Write a party's encoder, and the active party's top model, as safetensors. RUN is as for the others.
+    """Write a party's encoder, and the active party's top model, as safetensors. RUN is as for the
+    others.
 
-    Tensors have their names in the modules, after encoder. or top.; `vfl.Model.load(FILE)` makes the modules again, and
-    prepares rows for them. The file holds column names, categories and statistics too: private, only you may read it.
+    Tensors have their names in the modules, after encoder. or top.; `vfl.Model.load(FILE)` makes
+    the modules again, and prepares rows for them. The file holds column names, categories and
+    statistics too: private, only you may read it.
 
     \b
     Example:
@@ -117,13 +130,15 @@ def model(run: Path, party: str | None, out: Path | None) -> None:
 def copy(run: Path, open_sink: Callable[[Source], Sink], *, follow: bool) -> list[Source]:
     """Gives each party's rounds to its own sink; returns the parties. Raises InputError."""
     histories = [History(source) for source in find_sources(run)]
-    for history in histories:  # unreadable files must fail before an earlier export is replaced
+    # Unreadable files must fail before an earlier export is replaced.
+    for history in histories:
         history.update()
     sinks = [open_sink(history.source) for history in histories]
     finished = [False] * len(sinks)
     try:
         while True:
-            finished = [history.source.finished for history in histories]  # before the last lines are read
+            # Before the last lines are read.
+            finished = [history.source.finished for history in histories]
             for history, sink in zip(histories, sinks, strict=True):
                 history.update()
                 sink.update(history.rounds)

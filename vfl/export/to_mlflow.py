@@ -11,9 +11,12 @@ from vfl.report.rounds import RoundLine, Source
 from vfl_common.errors import Code, InputError
 
 INSTALL = "pip install mlflow-skinny"
-MOST_METRICS, MOST_PARAMS = 1000, 100  # MLflow's limits for one request
-MOST_TEXT = 500  # characters of a parameter
-RUN, PARTY, ROUNDS, GENERATION = "vfl.run_id", "vfl.party", "vfl.rounds", "vfl.generation"  # tags
+# MLflow's limits for one request.
+MOST_METRICS, MOST_PARAMS = 1000, 100
+# Characters of a parameter.
+MOST_TEXT = 500
+# Tags.
+RUN, PARTY, ROUNDS, GENERATION = "vfl.run_id", "vfl.party", "vfl.rounds", "vfl.generation"
 
 T = TypeVar("T")
 
@@ -21,14 +24,17 @@ T = TypeVar("T")
 class Mlflow:
     """One MLflow run per party; a later export appends to it.
 
-    Tags hold the number of exported rounds and their last generation. A round that was repeated since is logged again
-    at its step; MLflow takes the later time. Raises InputError if the package is missing or MLflow refuses.
+    Tags hold the number of exported rounds and their last generation. A round that was repeated
+    since is logged again at its step; MLflow takes the later time. Raises InputError if the package
+    is missing or MLflow refuses.
     """
 
     def __init__(self, source: Source, uri: str, experiment: str) -> None:
         self._uri = uri
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would report its use to its makers
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # the default waits minutes if no server answers
+        # It would report its use to its makers.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        # The default waits minutes if no server answers.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         try:
             from mlflow import MlflowClient, entities
             from mlflow.exceptions import MlflowException
@@ -44,11 +50,18 @@ class Mlflow:
         try:
             return call()
         except self._refused as error:
-            why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise InputError(Code.UNREACHABLE, f"MLflow at {self._uri} cannot be used: {why}") from None
+            why = next(
+                (line.strip() for line in str(error).splitlines() if line.strip()),
+                type(error).__name__,
+            )
+            raise InputError(
+                Code.UNREACHABLE, f"MLflow at {self._uri} cannot be used: {why}"
+            ) from None
 
     def _find(self, source: Source, experiment: str) -> tuple[str, dict[str, str]]:
-        """Finds the id and tags of an earlier export's run, or creates one with the recipe as its parameters."""
+        """Finds the id and tags of an earlier export's run, or creates one with the recipe as its
+        parameters.
+        """
         client, entities = self._client, self._entities
         found = client.get_experiment_by_name(experiment)
         place = found.experiment_id if found is not None else client.create_experiment(experiment)
@@ -57,7 +70,10 @@ class Mlflow:
             return run.info.run_id, run.data.tags
         tags = {RUN: source.run_id, PARTY: source.party}
         run = client.create_run(place, tags=tags, run_name=f"{source.run_id}/{source.party}")
-        params = [entities.Param(key, value[:MOST_TEXT]) for key, value in flat(source.read("recipe.json"))]
+        params = [
+            entities.Param(key, value[:MOST_TEXT])
+            for key, value in flat(source.read("recipe.json"))
+        ]
         for begin in range(0, len(params), MOST_PARAMS):
             client.log_batch(run.info.run_id, params=params[begin : begin + MOST_PARAMS])
         return run.info.run_id, {}
@@ -86,7 +102,9 @@ class Mlflow:
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields a recipe's leaves, as ``("phases.0.optimizer.lr", "0.001")``; lists of plain values are JSON."""
+    """Yields a recipe's leaves, as ``("phases.0.optimizer.lr", "0.001")``; lists of plain values
+    are JSON.
+    """
     if isinstance(value, dict):
         for key, each in value.items():
             yield from flat(each, f"{name}.{key}" if name else str(key))

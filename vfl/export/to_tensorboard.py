@@ -1,4 +1,6 @@
-"""Writes rounds as event files with TensorBoard's own writer, which needs neither TensorFlow nor torch."""
+"""Writes rounds as event files with TensorBoard's own writer, which needs neither TensorFlow nor
+torch.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,14 @@ from vfl.report.rounds import RoundLine, Source
 from vfl_common.errors import Code, InputError
 
 INSTALL = "pip install tensorboard"
-SUFFIX = ".vfl"  # marks our files, so that no others are replaced
+# Marks our files, so that no others are replaced.
+SUFFIX = ".vfl"
 
 
 class TensorBoard:
-    """A party's folder of event files. Raises InputError if the package is missing or the folder cannot be written."""
+    """A party's folder of event files. Raises InputError if the package is missing or the folder
+    cannot be written.
+    """
 
     def __init__(self, source: Source, out: Path) -> None:
         try:
@@ -35,16 +40,24 @@ class TensorBoard:
                 older.unlink()
             return self._writers.EventFileWriter(str(self._folder), filename_suffix=SUFFIX)
         except OSError as error:
-            raise InputError(Code.FILE_INVALID, f"{self._folder}: cannot be written ({error.strerror})") from None
+            raise InputError(
+                Code.FILE_INVALID, f"{self._folder}: cannot be written ({error.strerror})"
+            ) from None
 
     def update(self, rounds: Sequence[RoundLine]) -> None:
-        if list(rounds[: len(self._written)]) != self._written:  # after a rollback these rounds are replaced
+        # After a rollback these rounds are replaced.
+        if list(rounds[: len(self._written)]) != self._written:
             self._writer.close()
             self._writer, self._written = self._open(), []
         for each in rounds[len(self._written) :]:
-            values = [self._summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in each.values.items()]
+            values = [
+                self._summaries.Summary.Value(tag=tag, simple_value=value)
+                for tag, value in each.values.items()
+            ]
             summary = self._summaries.Summary(value=values)
-            self._writer.add_event(self._events.Event(wall_time=each.time_s, step=each.steps, summary=summary))
+            self._writer.add_event(
+                self._events.Event(wall_time=each.time_s, step=each.steps, summary=summary)
+            )
         self._written = list(rounds)
         self._writer.flush()
 

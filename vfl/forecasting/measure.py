@@ -23,13 +23,16 @@ _SHORT = {"epochs": _ROUNDS, "rounds": _ROUNDS, "trees": _ROUNDS, "steps": _STEP
 
 
 def measured(outlook: Outlook, network: Network) -> Network:
-    """Returns ``network`` with what a step of each phase computes. Raises InputError if there are no data here."""
+    """Returns ``network`` with what a step of each phase computes. Raises InputError if there are
+    no data here.
+    """
     from vfl.simulation.inprocess import run_in_process
     from vfl_party.forecast.count import forecast, outlook_of
 
     if outlook.recipe.simulate is None or outlook.folder is None:
         text = (
-            "--measure runs a few steps of all parties, so it needs a recipe with [simulate.parties.NAME], the data of"
+            "--measure runs a few steps of all parties, so it needs a recipe with "
+            "[simulate.parties.NAME], the data of"
             " each (how-to.md, section 1); give --step-time instead"
         )
         raise InputError(Code.CONFIG_INVALID, text)
@@ -40,9 +43,14 @@ def measured(outlook: Outlook, network: Network) -> Network:
     }
     data = divide(recipe, outlook.folder)
     with tempfile.TemporaryDirectory(prefix="vfl-measure-") as place:
-        for turn in ("warm", "measured"):  # what torch does once is not what a step takes
+        # What torch does once is not what a step takes.
+        for turn in ("warm", "measured"):
             summary = run_in_process(recipe, data, Path(place) / turn, modules=outlook.folder)
-    work = {name: found for name, steps in trips.items() if (found := work_of(summary, name, steps)) is not None}
+    work = {
+        name: found
+        for name, steps in trips.items()
+        if (found := work_of(summary, name, steps)) is not None
+    }
     return replace(network, work=work)
 
 
@@ -52,15 +60,18 @@ def shortened(recipe: Recipe) -> Recipe:
     for phase in tables["phases"]:
         settings: dict[str, Any] = phase.pop("settings", {})
         settings.pop("early_stopping", None)
-        phase |= settings | {key: min(most, settings[key]) for key, most in _SHORT.items() if settings.get(key)}
+        phase |= settings | {
+            key: min(most, settings[key]) for key, most in _SHORT.items() if settings.get(key)
+        }
     return parse(Recipe, tables, "recipe")
 
 
 def work_of(summary: Summary, phase: str, steps: int) -> BatchWork | None:
-    """Returns what a step of ``phase`` has computed; ``steps``: those of the run. None if the parties made none.
+    """Returns what a step of ``phase`` has computed; ``steps``: those of the run. None if the
+    parties made none.
 
-    The passive parties compute at the same time, and the active party when all have sent. The processor time is that of
-    all; of a run in one process it lacks what gRPC and TLS take.
+    The passive parties compute at the same time, and the active party when all have sent. The
+    processor time is that of all; of a run in one process it lacks what gRPC and TLS take.
     """
     own: dict[str, list[float]] = {"active": [], "passive": []}
     cpu_s = 0.0

@@ -32,8 +32,11 @@ def show_forecast(
     measure: bool = False,
     suggest: bool = False,
 ) -> None:
-    """Runs the command. ``measure``: finds out what a step computes. ``suggest``: tries settings. Raises InputError."""
-    from vfl_party.forecast.count import forecast_of, lone_party, read_outlook, read_rounds  # imports torch
+    """Runs the command. ``measure``: finds out what a step computes. ``suggest``: tries settings.
+    Raises InputError.
+    """
+    # Imports torch.
+    from vfl_party.forecast.count import forecast_of, lone_party, read_outlook, read_rounds
 
     outlook, ended = read_outlook(plan), read_rounds(rounds)
     with naming(outlook.file):
@@ -43,7 +46,9 @@ def show_forecast(
             network = measured(outlook, network)
         tried = suggestions(party, known, network, ended) if suggest else None
     if as_json:
-        found = as_tables(forecast, network) | ({"suggestions": tried.as_json()} if tried is not None else {})
+        found = as_tables(forecast, network) | (
+            {"suggestions": tried.as_json()} if tried is not None else {}
+        )
         click.echo(json.dumps(found, separators=(",", ":")))
         return
     wide_console().print(render(forecast, network))
@@ -61,7 +66,8 @@ def counted(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> 
 
     Raises InputError.
     """
-    from vfl_party.forecast.count import forecast, read_outlook, read_rounds  # imports torch
+    # Imports torch.
+    from vfl_party.forecast.count import forecast, read_outlook, read_rounds
 
     outlook = read_outlook(plan)
     with naming(outlook.file):
@@ -91,11 +97,16 @@ def as_tables(forecast: CountedForecast, network: Network) -> dict[str, Any]:
         | {"seconds": seconds(network, phase)}
         for phase in forecast.phases
     ]
-    whole = total(forecast.links).model_dump() | {"seconds": sum(phase["seconds"] for phase in phases)}
+    whole = total(forecast.links).model_dump() | {
+        "seconds": sum(phase["seconds"] for phase in phases)
+    }
     return forecast.model_dump() | {
         "bandwidth_bit_s": network.bandwidth,
         "latency_s": network.latency_s,
-        "step_s": {phase.name: network.work.get(phase.name, network.any_work).loop_s for phase in forecast.phases},
+        "step_s": {
+            phase.name: network.work.get(phase.name, network.any_work).loop_s
+            for phase in forecast.phases
+        },
         "phases": phases,
         "total": whole,
     }
@@ -103,8 +114,17 @@ def as_tables(forecast: CountedForecast, network: Network) -> dict[str, Any]:
 
 def render(forecast: CountedForecast, network: Network) -> Group:
     """Returns the tables, one above the other, and the notes below them."""
-    parts: list[Text | Table] = [Text.assemble("\n", (forecast.recipe, "bold"), f" · {forecast.rows:,} rows\n")]
-    parts += [_by_party(forecast), Text(), _by_phase(forecast, network), Text(), _by_exchange(forecast), Text()]
+    parts: list[Text | Table] = [
+        Text.assemble("\n", (forecast.recipe, "bold"), f" · {forecast.rows:,} rows\n")
+    ]
+    parts += [
+        _by_party(forecast),
+        Text(),
+        _by_phase(forecast, network),
+        Text(),
+        _by_exchange(forecast),
+        Text(),
+    ]
     return Group(*parts, *(Text(sentence) for sentence in notes(forecast, network)), Text())
 
 
@@ -113,7 +133,10 @@ def notes(forecast: CountedForecast, network: Network) -> list[str]:
     found = []
     for phase in forecast.phases:
         if phase.unknown:
-            found.append(f"{phase.name}: the method {phase.kind} does not declare its exchanges: they are not counted.")
+            found.append(
+                f"{phase.name}: the method {phase.kind} does not declare its exchanges: "
+                "they are not counted."
+            )
         if phase.at_most:
             text = f"{phase.name} may end early, so its numbers are upper bounds"
             found.append(f"{text}; --rounds {phase.name}=N counts N rounds.")
@@ -128,16 +151,33 @@ def notes(forecast: CountedForecast, network: Network) -> list[str]:
 def _of_time(forecast: CountedForecast, network: Network) -> list[str]:
     """Says what the time consists of."""
     there = f"Time at {rate(network.bandwidth)} a link and {network.latency_s * 1000:g} ms one way"
-    around = f"TLS and HTTP/2 ({AROUND_MESSAGE_BYTES} bytes a message and {100 * AROUND_BYTES_SHARE:.2g} %) included"
+    around = (
+        f"TLS and HTTP/2 ({AROUND_MESSAGE_BYTES} bytes a message and "
+        f"{100 * AROUND_BYTES_SHARE:.2g} %) included"
+    )
     found = [f"{there}, {around}; TCP and IP, 3 to 4 %, and connecting, come on top."]
-    works = {phase.name: network.work.get(phase.name, network.any_work) for phase in forecast.phases if phase.runs}
+    works = {
+        phase.name: network.work.get(phase.name, network.any_work)
+        for phase in forecast.phases
+        if phase.runs
+    }
     if not any(work.loop_s for work in works.values()):
-        return [*found, "Computation is not included: --step-time says what a step takes, --measure finds it out."]
+        return [
+            *found,
+            "Computation is not included: --step-time says what a step takes, --measure "
+            "finds it out.",
+        ]
     if network.work:
-        what = ", ".join(f"{name} {1e3 * works[name].loop_s:.2g} ms" for name in works if name in network.work)
+        what = ", ".join(
+            f"{name} {1e3 * works[name].loop_s:.2g} ms" for name in works if name in network.work
+        )
         shared = f"; all parties share {network.cores} cores" if network.cores is not None else ""
         return [*found, f"Computation, measured here in one process, a step: {what}{shared}."]
-    return [*found, f"Computation: {1e3 * network.any_work.loop_s:g} ms a step that trains, as --step-time says."]
+    return [
+        *found,
+        f"Computation: {1e3 * network.any_work.loop_s:g} ms a step that trains, as "
+        "--step-time says.",
+    ]
 
 
 def _by_party(forecast: CountedForecast) -> Table:
@@ -152,13 +192,17 @@ def _by_party(forecast: CountedForecast) -> Table:
             ("received", [link for link in forecast.links if link.receiver == party]),
         )
         if not any(own for _, own in ends):
-            continue  # the server, if nothing is averaged
+            # The server, if nothing is averaged.
+            continue
         for direction, own in ends:
             whole = total(own)
             table.add_row(
                 party if direction == "sent" else "",
                 direction,
-                *(_cell(phase, total(link for link in own if link.phase == phase.name)) for phase in forecast.phases),
+                *(
+                    _cell(phase, total(link for link in own if link.phase == phase.name))
+                    for phase in forecast.phases
+                ),
                 size(whole.message_bytes),
                 size(whole.payload_bytes),
             )
@@ -173,7 +217,9 @@ def _by_exchange(forecast: CountedForecast) -> Table:
     for line in forecast.exchanges:
         phase = "" if line.phase == before else line.phase
         before = line.phase
-        table.add_row(phase, line.exchange, line.sender, line.receiver, line.carries, line.chain, line.when)
+        table.add_row(
+            phase, line.exchange, line.sender, line.receiver, line.carries, line.chain, line.when
+        )
     return table
 
 

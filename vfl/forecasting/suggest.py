@@ -1,4 +1,6 @@
-"""Tries settings for a slow link, codecs and steps in flight, and says what each would cost in exactness."""
+"""Tries settings for a slow link, codecs and steps in flight, and says what each would cost in
+exactness.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ if TYPE_CHECKING:
 
 BITS = (32, 16, 8, 4, 2)
 FLIGHTS = (1, 2, 4, 8, 16)
-_ROUND_STEPS = 4  # the least number of rounds of the pipe in a round of steps: it is filled and emptied once in each
-_MOSTLY = 0.5  # of a step's time
-_NEAR = 1.1  # a setting that takes so much longer than the soonest is as good, if it costs less
-_LEAST_AVERAGED = 8  # bits of weights that the server averages
+# The least number of rounds of the pipe in a round of steps: it is filled and emptied once in each.
+_ROUND_STEPS = 4
+# Of a step's time.
+_MOSTLY = 0.5
+# A setting that takes so much longer than the soonest is as good, if it costs less.
+_NEAR = 1.1
+# Bits of weights that the server averages.
+_LEAST_AVERAGED = 8
 _OF_BITS = {
     32: "",
     16: "values keep 11 bits",
@@ -42,8 +48,8 @@ _OF_BITS = {
 class Scope:
     """What settings are tried for. ``piped``: phases that can have steps in flight.
 
-    ``coded``: what can have a codec, as (phase, None) for all that its parties send each other, or (phase, exchange)
-    for an average of the server.
+    ``coded``: what can have a codec, as (phase, None) for all that its parties send each other, or
+    (phase, exchange) for an average of the server.
     """
 
     piped: tuple[str, ...]
@@ -54,19 +60,27 @@ class Scope:
         return tuple(dict.fromkeys([*self.piped, *(phase for phase, _ in self.coded)]))
 
     def wire(self, bits: int) -> list[dict[str, Any]]:
-        """Returns the recipe's [[wire]] tables for values of ``bits`` bits; an average keeps at least eight."""
+        """Returns the recipe's [[wire]] tables for values of ``bits`` bits; an average keeps at
+        least eight.
+        """
         if bits == BITS[0]:
             return []
         found = []
         for phase, average in self.coded:
             named = {} if average is None else {"exchange": average}
-            found.append({"phase": phase} | named | _codec(bits if average is None else max(bits, _LEAST_AVERAGED)))
+            found.append(
+                {"phase": phase}
+                | named
+                | _codec(bits if average is None else max(bits, _LEAST_AVERAGED))
+            )
         return found
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings that were tried. ``bits``: of a value on the wire; ``seconds``, ``message_bytes``: of the whole run."""
+    """Settings that were tried. ``bits``: of a value on the wire; ``seconds``, ``message_bytes``:
+    of the whole run.
+    """
 
     bits: int
     in_flight: int
@@ -77,10 +91,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Suggestions:
-    """All that were tried; ``best``: the one to paste. ``refused``: why some could not be, each reason once.
+    """All that were tried; ``best``: the one to paste. ``refused``: why some could not be, each
+    reason once.
 
-    ``toml``: what to paste into the recipe; empty if it is best as it is. ``own``: (seconds, message bytes) of the
-    recipe as it is. ``waits``: the share of its time that is latency; bytes and computation are the rest.
+    ``toml``: what to paste into the recipe; empty if it is best as it is. ``own``: (seconds,
+    message bytes) of the recipe as it is. ``waits``: the share of its time that is latency; bytes
+    and computation are the rest.
     """
 
     network: Network
@@ -111,43 +127,72 @@ class Suggestions:
         table.add_row("as it", "is", duration(seconds), size(message_bytes), "nothing")
         for each in self.tried:
             style = "bold" if each == self.best else ""
-            cells = (str(each.bits), str(each.in_flight), duration(each.seconds), size(each.message_bytes))
+            cells = (
+                str(each.bits),
+                str(each.in_flight),
+                duration(each.seconds),
+                size(each.message_bytes),
+            )
             table.add_row(*cells, each.cost or "nothing", style=style)
         parts: list[Text | Table] = [table, Text()]
         parts += [Text(f"Not tried: {reason}") for reason in self.refused]
         if self.waits >= _MOSTLY:
-            text = f"{100 * self.waits:.0f} % of the recipe's time is latency. A larger batch_size has fewer steps, and"
-            parts.append(Text(f"{text} no old gradients; but it is another training: compare validation rows.\n"))
+            text = (
+                f"{100 * self.waits:.0f} % of the recipe's time is latency. A larger "
+                "batch_size has fewer steps, and"
+            )
+            parts.append(
+                Text(
+                    f"{text} no old gradients; but it is another training: compare "
+                    "validation rows.\n"
+                )
+            )
         if not self.toml:
-            return Group(*parts, Text("The recipe is best as it is: nothing else is sooner by a tenth.\n"))
-        text = "To paste, the mildest setting within a tenth of the soonest; try on validation rows what it costs:"
+            return Group(
+                *parts, Text("The recipe is best as it is: nothing else is sooner by a tenth.\n")
+            )
+        text = (
+            "To paste, the mildest setting within a tenth of the soonest; try on validation "
+            "rows what it costs:"
+        )
         return Group(*parts, Text(f"{text}\n"), Text(self.toml))
 
 
-def suggestions(party: Party, rows: int, network: Network, ended: Mapping[str, int] | None = None) -> Suggestions:
+def suggestions(
+    party: Party, rows: int, network: Network, ended: Mapping[str, int] | None = None
+) -> Suggestions:
     """Tries every combination of codecs and steps in flight, if a phase can have them.
 
-    ``party``, ``rows``, ``ended``: as for ``forecast_of``. Raises InputError if nothing can be tried.
+    ``party``, ``rows``, ``ended``: as for ``forecast_of``. Raises InputError if nothing can be
+    tried.
     """
     from vfl_party.forecast.count import forecast_of
 
     scope, recipe = _scope(party), party.recipe
     plain = forecast_of(party, rows, ended)
     if not scope.phases:
-        text = "--suggest: no phase of this recipe can have codecs or steps in flight; forecast without --suggest"
+        text = (
+            "--suggest: no phase of this recipe can have codecs or steps in flight; forecast "
+            "without --suggest"
+        )
         raise InputError(Code.CONFIG_INVALID, text)
     least, flights = _least_steps(plain, scope.piped), FLIGHTS if scope.piped else FLIGHTS[:1]
     fits = tuple(each for each in flights if each == 1 or each * _ROUND_STEPS <= least)
     refused: dict[str, None] = {}
     if len(fits) < len(flights):
-        refused[f"more than {fits[-1]} in flight: a round has {least} steps, and ends with an empty pipe"] = None
+        refused[
+            f"more than {fits[-1]} in flight: a round has {least} steps, and ends with an "
+            "empty pipe"
+        ] = None
     tried: list[Setting] = []
     for bits in BITS if scope.coded else BITS[:1]:
         found = None
         for in_flight in fits:
             try:
                 changed = with_settings(recipe, scope, bits, in_flight)
-                found = found or forecast_of(replace(party, recipe=changed, exchanges={}), rows, ended)
+                found = found or forecast_of(
+                    replace(party, recipe=changed, exchanges={}), rows, ended
+                )
             except InputError as error:
                 refused[str(error)] = None
                 continue
@@ -164,12 +209,16 @@ def suggestions(party: Party, rows: int, network: Network, ended: Mapping[str, i
 
 
 def with_settings(recipe: Recipe, scope: Scope, bits: int, in_flight: int) -> Recipe:
-    """Returns the recipe with other settings of wire and pipe. Raises InputError if it refuses them."""
+    """Returns the recipe with other settings of wire and pipe. Raises InputError if it refuses
+    them.
+    """
     tables = recipe.model_dump(mode="json", exclude_unset=True)
     for phase in tables["phases"]:
         phase |= phase.pop("settings", {})
         phase.pop("codec", None)
-        if phase.get("name", phase["kind"]) in scope.piped and (in_flight > 1 or "in_flight" in phase):
+        if phase.get("name", phase["kind"]) in scope.piped and (
+            in_flight > 1 or "in_flight" in phase
+        ):
             phase["in_flight"] = in_flight
     if tables.pop("wire", None) is not None or bits != BITS[0]:
         tables["wire"] = scope.wire(bits)
@@ -184,7 +233,9 @@ def cost(bits: int, in_flight: int) -> str:
 
 
 def _scope(party: Party) -> Scope:
-    """Finds what phases exchange. One whose exchanges are not known can have neither codec nor steps in flight."""
+    """Finds what phases exchange. One whose exchanges are not known can have neither codec nor
+    steps in flight.
+    """
     from vfl_party.methods import load_method, parse_settings
 
     piped, coded = list[str](), dict[tuple[str, str | None], None]()
@@ -199,7 +250,10 @@ def _scope(party: Party) -> Scope:
             what = (phase.name, exchange.name if exchange.asks == "server" else None)
             if what in coded:
                 continue
-            specs = [sent.spec(**dict(each.sizes)).tensors.values() for sent in (exchange.up, exchange.down)]
+            specs = [
+                sent.spec(**dict(each.sizes)).tensors.values()
+                for sent in (exchange.up, exchange.down)
+            ]
             if any(tensor.dtype is DType.FLOAT32 for of in specs for tensor in of):
                 coded[what] = None
     return Scope(tuple(piped), tuple(coded))
@@ -214,7 +268,8 @@ def _seconds(network: Network, phase: PhaseForecast, scope: Scope, in_flight: in
     runs = phase.runs
     if phase.name in scope.piped:
         runs = tuple(
-            run.model_copy(update={"in_flight": in_flight * run.parts}) if run.trains else run for run in phase.runs
+            run.model_copy(update={"in_flight": in_flight * run.parts}) if run.trains else run
+            for run in phase.runs
         )
     return network.seconds(phase.name, runs)
 
@@ -232,23 +287,36 @@ def _toml(recipe: Recipe, scope: Scope, best: Setting) -> str:
         now = phase.settings.get("in_flight", 1)
         if phase.name in scope.piped and now != best.in_flight:
             instead = f", instead of in_flight = {now}" if now != 1 else ""
-            predict = "# predict_weights = true    # sends nothing more, and helps with Adam or momentum\n"
+            predict = (
+                "# predict_weights = true    # sends nothing more, and helps with Adam or "
+                "momentum\n"
+            )
             more = predict if best.in_flight > 1 and "predict_weights" not in phase.settings else ""
-            lines.append(f"# into the table [[phases]] of {phase.name}{instead}:\nin_flight = {best.in_flight}\n{more}")
-    tables, has = scope.wire(best.bits), recipe.wire or any(phase.codec != "identity" for phase in recipe.phases)
+            lines.append(
+                f"# into the table [[phases]] of {phase.name}{instead}:\nin_flight = "
+                f"{best.in_flight}\n{more}"
+            )
+    tables, has = (
+        scope.wire(best.bits),
+        recipe.wire or any(phase.codec != "identity" for phase in recipe.phases),
+    )
     theirs = "all tables [[wire]], and all keys codec of [[phases]]"
     if tables:
         lines.append(f"# at the end of the file{f', instead of {theirs}' if has else ''}:")
     elif has:
         lines.append(f"# remove {theirs}\n")
     for table in tables:
-        lines.append("[[wire]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items()))
+        lines.append(
+            "[[wire]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        )
     return "\n".join(lines)
 
 
 def _least_steps(plain: CountedForecast, phases: Sequence[str]) -> int:
     """Returns how many batches the shortest round of training has."""
-    runs = [run for phase in plain.phases if phase.name in phases for run in phase.runs if run.trains]
+    runs = [
+        run for phase in plain.phases if phase.name in phases for run in phase.runs if run.trains
+    ]
     return min((run.steps // run.parts for run in runs), default=1)
 
 
@@ -256,6 +324,7 @@ def _waits(plain: CountedForecast, network: Network) -> float:
     """Returns which share of a forecast's time is latency."""
     instant = replace(network, latency_s=0.0)
     time_s, rest_s = (
-        sum(each.seconds(phase.name, phase.runs) for phase in plain.phases) for each in (network, instant)
+        sum(each.seconds(phase.name, phase.runs) for phase in plain.phases)
+        for each in (network, instant)
     )
     return 1 - rest_s / time_s if time_s else 0.0

@@ -1,1 +1,3 @@
-"""Runs our programs as child processes: starts or forks them, watches them, and ends them with their starter."""
+"""Runs our programs as child processes: starts or forks them, watches them, and ends them with
+their starter.
+"""

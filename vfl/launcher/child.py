@@ -1,11 +1,12 @@
-"""Runs one of the other programs as a child process that ends when its launcher ends, for whatever reason.
+"""Runs one of the other programs as a child process that ends when its launcher ends, for whatever
+reason.
 
     python -m vfl.launcher.child vfl-party run bank.toml
 
-The starter holds the other end of this process's standard input and never writes to it. When the starter is gone, even
-by SIGKILL, the kernel closes that end; this process then stops as if by SIGTERM. Unlike Linux's ``PR_SET_PDEATHSIG``
-this needs no code between fork and exec and works on every Unix. It runs with the interpreter of ``vfl``, so it needs
-no activated environment.
+The starter holds the other end of this process's standard input and never writes to it. When the
+starter is gone, even by SIGKILL, the kernel closes that end; this process then stops as if by
+SIGTERM. Unlike Linux's ``PR_SET_PDEATHSIG`` this needs no code between fork and exec and works on
+every Unix. It runs with the interpreter of ``vfl``, so it needs no activated environment.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ def _party() -> None:
     main()
 
 
-PROGRAMS: dict[str, Callable[[], None]] = {"vfl-server": _server, "vfl-party": _party}  # imported only to run
+# Imported only to run.
+PROGRAMS: dict[str, Callable[[], None]] = {"vfl-server": _server, "vfl-party": _party}
 
 
 def run(args: Sequence[str]) -> None:
-    """Runs the program ``args[0]`` (its name, or a path that ends in it) with the other arguments; exits."""
+    """Runs the program ``args[0]`` (its name, or a path that ends in it) with the other arguments;
+    exits.
+    """
     threading.Thread(target=_end_with_launcher, name="launcher", daemon=True).start()
     sys.argv = list(args)
     PROGRAMS[Path(args[0]).name]()

@@ -2,14 +2,16 @@
 
     python -m vfl.launcher.forks FD
 
-A child is a normal process: it has its own memory, session and gRPC, and signals end it. It costs 0.2 s of processor
-time instead of 4 s, and shares the pages of the imported modules. A fork is safe because the launcher runs no
-multi-threaded operation of torch, opens no channel and touches no GPU. Some libraries start threads when they are
-loaded (jemalloc in pyarrow, OpenBLAS); their own fork handlers take care of these.
+A child is a normal process: it has its own memory, session and gRPC, and signals end it. It costs
+0.2 s of processor time instead of 4 s, and shares the pages of the imported modules. A fork is safe
+because the launcher runs no multi-threaded operation of torch, opens no channel and touches no GPU.
+Some libraries start threads when they are loaded (jemalloc in pyarrow, OpenBLAS); their own fork
+handlers take care of these.
 
-Nothing outlives its starter: a child stops when the other end of its standard input is closed (see ``child``), and is
-killed when the launcher is killed. The launcher ends when the other end of its socket is closed. Signals go through
-the launcher: only it knows whether a process id is still its child's. Linux only: elsewhere ``launching`` gives None.
+Nothing outlives its starter: a child stops when the other end of its standard input is closed (see
+``child``), and is killed when the launcher is killed. The launcher ends when the other end of its
+socket is closed. Signals go through the launcher: only it knows whether a process id is still its
+child's. Linux only: elsewhere ``launching`` gives None.
 """
 
 from __future__ import annotations
@@ -92,7 +94,8 @@ class Launcher:
                 env={**os.environ, **limits, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C at the terminal must reach us only
+                # Ctrl-C at the terminal must reach us only.
+                start_new_session=True,
             )
         self._begin()
 
@@ -106,9 +109,17 @@ class Launcher:
         self._reader.start()
 
     def start(
-        self, args: Sequence[str], *, stdin: int, stdout: int, stderr: int, cwd: Path, modules: Path | None = None
+        self,
+        args: Sequence[str],
+        *,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        cwd: Path,
+        modules: Path | None = None,
     ) -> Forked:
-        """Starts one of ``child.PROGRAMS`` in its own process; returns at once. The caller closes its fds.
+        """Starts one of ``child.PROGRAMS`` in its own process; returns at once. The caller closes
+        its fds.
 
         ``modules``: a folder to put first on the child's ``sys.path``.
         """
@@ -118,12 +129,19 @@ class Launcher:
                 child.end(_KILLED)
                 return child
             self._children[key] = child
-        request = {"key": key, "args": list(args), "cwd": str(cwd), "modules": str(modules) if modules else ""}
+        request = {
+            "key": key,
+            "args": list(args),
+            "cwd": str(cwd),
+            "modules": str(modules) if modules else "",
+        }
         self.ask(request, stdin, stdout, stderr)
         return child
 
     def ask(self, request: Mapping[str, Any], *fds: int) -> None:
-        """Sends a request. Does nothing if the launcher is gone: so are its children; ``_read`` marks them ended."""
+        """Sends a request. Does nothing if the launcher is gone: so are its children; ``_read``
+        marks them ended.
+        """
         with contextlib.suppress(OSError):
             socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
 
@@ -138,8 +156,10 @@ class Launcher:
 
     def _end(self) -> None:
         """Closes the socket, at which the launcher ends its children and itself."""
-        with contextlib.suppress(OSError):  # it may be gone already
-            self._socket.shutdown(socket.SHUT_RDWR)  # close() alone would leave it open: the reading thread holds it
+        # It may be gone already.
+        with contextlib.suppress(OSError):
+            # close() alone would leave it open: the reading thread holds it.
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._reader.join()
         self._socket.close()
 
@@ -152,7 +172,8 @@ class Launcher:
         with self._lock:
             self._gone, left = True, list(self._children.values())
         for child in left:
-            child.end(_KILLED)  # the kernel killed them with the launcher
+            # The kernel killed them with the launcher.
+            child.end(_KILLED)
 
     def _receive(self) -> bytes:
         try:
@@ -163,8 +184,9 @@ class Launcher:
 
 @contextlib.contextmanager
 def launching(threads: int) -> Iterator[Launcher | None]:
-    """Runs a launcher for the block; yields None if processes must be started afresh: on systems other than Linux, and
-    if the environment has ``VFL_NO_FORK=1``."""
+    """Runs a launcher for the block; yields None if processes must be started afresh: on systems
+    other than Linux, and if the environment has ``VFL_NO_FORK=1``.
+    """
     if sys.platform != "linux" or os.environ.get("VFL_NO_FORK", "0") != "0":
         yield None
         return
@@ -175,12 +197,14 @@ def launching(threads: int) -> Iterator[Launcher | None]:
         launcher.close()
 
 
-# -- the launcher's own side -----------------------------------------------------------------------------------------
+# -- the launcher's own side
+# ----------------------------------------------------------------------
 
 
 def import_programs() -> None:
-    """Imports what every party needs until its first step. Recipes that need torchvision or scikit-learn load them
-    later."""
+    """Imports what every party needs until its first step. Recipes that need torchvision or
+    scikit-learn load them later.
+    """
     with garbage.unsearched():
         # For the children:
         import vfl_server.app
@@ -189,11 +213,13 @@ def import_programs() -> None:
         from vfl_party.models import metrics
 
         for kind in methods.kinds():
-            with contextlib.suppress(Exception):  # the party whose recipe names it reports what is wrong
+            # The party whose recipe names it reports what is wrong.
+            with contextlib.suppress(Exception):
                 methods.load_method(kind)
         metrics.functional()
     gc.collect()
-    garbage.seldom()  # a child that looked through all this would copy every page
+    # A child that looked through all this would copy every page.
+    garbage.seldom()
 
 
 def serve(requests: socket.socket) -> None:
@@ -203,7 +229,8 @@ def serve(requests: socket.socket) -> None:
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, _note)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    living: dict[int, int] = {}  # key -> process id
+    # Key -> process id.
+    living: dict[int, int] = {}
     give_up_s: float | None = None
     while give_up_s is None or (living and time.monotonic() < give_up_s):
         asked = [requests.fileno()] if give_up_s is None else []
@@ -212,7 +239,8 @@ def serve(requests: socket.socket) -> None:
             os.read(woken, 4096)
             _reap(living, requests)
         if requests.fileno() in ready and not _answer(requests, living):
-            give_up_s = time.monotonic() + ORDERLY_S + 2.0  # the children end by themselves: their input is closed
+            # The children end by themselves: their input is closed.
+            give_up_s = time.monotonic() + ORDERLY_S + 2.0
     for pid in living.values():
         os.kill(pid, signal.SIGKILL)
 
@@ -226,7 +254,8 @@ def _reap(living: dict[int, int], requests: socket.socket) -> None:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             del living[key]
-            with contextlib.suppress(OSError):  # nobody asks any more
+            # Nobody asks any more.
+            with contextlib.suppress(OSError):
                 requests.send(json.dumps({"key": key, "status": status}).encode())
 
 
@@ -252,24 +281,30 @@ def _answer(requests: socket.socket, living: dict[int, int]) -> bool:
     return True
 
 
-def _become(request: dict[str, Any], fds: list[int], requests: socket.socket, launcher: int) -> None:
+def _become(
+    request: dict[str, Any], fds: list[int], requests: socket.socket, launcher: int
+) -> None:
     """Runs the program in the child, joins its threads, and exits at once.
 
-    A normal exit would take the interpreter's modules apart, which copies every page of the launcher for seconds.
+    A normal exit would take the interpreter's modules apart, which copies every page of the
+    launcher for seconds.
     """
     code = 1
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests.close()
-        # All stay in the launcher's session, which Ctrl-C at the terminal does not reach. Linux schedules a session as
-        # one group: in sessions of their own, the parties would interrupt each other more often (docs/decisions/0001).
+        # All stay in the launcher's session, which Ctrl-C at the terminal does not reach. Linux
+        # schedules a session as one group: in sessions of their own, the parties would interrupt
+        # each other more often (docs/decisions/0001).
         os.setpgid(0, 0)
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        libc.prctl(_PR_SET_NAME, Path(request["args"][0]).name.encode(), 0, 0, 0)  # what ps and top show
+        # What ps and top show.
+        libc.prctl(_PR_SET_NAME, Path(request["args"][0]).name.encode(), 0, 0, 0)
         if os.getppid() != launcher:
-            return  # the launcher died before PR_SET_PDEATHSIG took effect
+            # The launcher died before PR_SET_PDEATHSIG took effect.
+            return
         for target, fd in enumerate(fds):
             os.dup2(fd, target)
             os.close(fd)

@@ -17,11 +17,14 @@ from typing import Any
 from vfl.launcher.forks import Forked, Launcher
 from vfl_common.errors import Code, VflError
 
-_ORDERLY_S = 5.0  # between SIGTERM and SIGKILL
-LOST = 3  # the exit code for a process that was killed: see EXIT_CODES
+# Between SIGTERM and SIGKILL.
+_ORDERLY_S = 5.0
+# The exit code for a process that was killed: see EXIT_CODES.
+LOST = 3
 
 
-_CODES = {2: Code.CONFIG_INVALID, 3: Code.PARTY_LOST, 4: Code.ABORTED}  # what an exit code says of the cause
+# What an exit code says of the cause.
+_CODES = {2: Code.CONFIG_INVALID, 3: Code.PARTY_LOST, 4: Code.ABORTED}
 
 
 class ProcessFailed(VflError):  # noqa: N818 - it says what happened
@@ -39,8 +42,8 @@ class ProcessFailed(VflError):  # noqa: N818 - it says what happened
 class Process:
     """One of our programs in its own process.
 
-    Its standard error goes to ``<folder>/stderr``. The JSON events on its standard output go to ``events`` if given,
-    else to ``<folder>/stdout``.
+    Its standard error goes to ``<folder>/stderr``. The JSON events on its standard output go to
+    ``events`` if given, else to ``<folder>/stdout``.
 
     Args:
         name: the party's name, or the server's.
@@ -48,7 +51,8 @@ class Process:
         folder: for its output; created if missing.
         threads: for torch and its libraries.
         modules: a folder with the user's own modules (encoders of kind ``custom``).
-        launcher: forks the process, with the launcher's ``threads``; without one it is started afresh.
+        launcher: forks the process, with the launcher's ``threads``; without one it is started
+            afresh.
     """
 
     def __init__(
@@ -65,7 +69,8 @@ class Process:
         self.name, self.args = name, tuple(args)
         self._stderr = folder / "stderr"
         folder.mkdir(parents=True, exist_ok=True)
-        stdin, self._alive = os.pipe()  # nothing is written: the process ends when this end is closed
+        # Nothing is written: the process ends when this end is closed.
+        stdin, self._alive = os.pipe()
         said: int | None = None
         if events is not None:
             said, stdout = os.pipe()
@@ -75,7 +80,12 @@ class Process:
             self._process: subprocess.Popen[bytes] | Forked
             if launcher is not None:
                 self._process = launcher.start(
-                    args, stdin=stdin, stdout=stdout, stderr=stderr.fileno(), cwd=Path.cwd(), modules=modules
+                    args,
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr.fileno(),
+                    cwd=Path.cwd(),
+                    modules=modules,
                 )
             else:
                 self._process = subprocess.Popen(
@@ -84,7 +94,8 @@ class Process:
                     stdout=stdout,
                     stderr=stderr,
                     env=environment(threads, modules),
-                    start_new_session=True,  # Ctrl-C at the terminal reaches `vfl` alone, which ends the others
+                    # Ctrl-C at the terminal reaches `vfl` alone, which ends the others.
+                    start_new_session=True,
                 )
         os.close(stdin)
         os.close(stdout)
@@ -120,7 +131,10 @@ class Process:
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if errors:
             return errors[-1]
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing on its standard error")
+        last = next(
+            (line.strip() for line in reversed(lines) if line.strip()),
+            "nothing on its standard error",
+        )
         return f"ended with exit code {status} ({last})"
 
     def failure(self) -> ProcessFailed:
@@ -130,10 +144,14 @@ class Process:
 
 
 def environment(threads: int, modules: Path | None) -> dict[str, str]:
-    """Returns this process's variables for a child: with threads for its libraries, and a folder to import from."""
+    """Returns this process's variables for a child: with threads for its libraries, and a folder to
+    import from.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     if modules is not None:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), os.environ.get("PYTHONPATH", "")]))
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(modules), os.environ.get("PYTHONPATH", "")])
+        )
     return environment
 
 
@@ -145,7 +163,9 @@ def _read(fd: int, events: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 
 def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yields the events among the lines of a program's standard output; a library may have written others."""
+    """Yields the events among the lines of a program's standard output; a library may have written
+    others.
+    """
     for line in lines:
         try:
             event = json.loads(line)
@@ -156,12 +176,16 @@ def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def culprit(ended: Sequence[Process]) -> Process:
-    """Picks the process that failed on its own account from those that ended badly, given in the order of ending.
+    """Picks the process that failed on its own account from those that ended badly, given in the
+    order of ending.
 
-    Bad input (2) and defects (1) rank before a killed process, then a deadline (3), then processes that another one
-    stopped (4). Among equals a party ranks before the server, which only repeats a party's report.
+    Bad input (2) and defects (1) rank before a killed process, then a deadline (3), then processes
+    that another one stopped (4). Among equals a party ranks before the server, which only repeats a
+    party's report.
     """
-    return min(ended, key=lambda process: (_rank(process.status or 0), "vfl-server" in process.args))
+    return min(
+        ended, key=lambda process: (_rank(process.status or 0), "vfl-server" in process.args)
+    )
 
 
 def _rank(status: int) -> int:
@@ -173,12 +197,15 @@ def _rank(status: int) -> int:
 
 
 def end_all(processes: Sequence[Process]) -> None:
-    """Sends SIGTERM to all that still run, then SIGKILL to the rest; returns when all have ended."""
+    """Sends SIGTERM to all that still run, then SIGKILL to the rest; returns when all have
+    ended.
+    """
     try:
         for process in processes:
             process.signal(signal.SIGTERM)
         wait_all(processes, _ORDERLY_S)
-    finally:  # also after a second Ctrl-C
+    finally:
+        # Also after a second Ctrl-C.
         for process in processes:
             process.signal(signal.SIGKILL)
         for process in processes:

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vfl.leak_meter.report.result import Rehearsed, Spread, as_columns, as_json, drawings, over_seeds
+from vfl.leak_meter.report.result import (
+    Rehearsed,
+    Spread,
+    as_columns,
+    as_json,
+    drawings,
+    over_seeds,
+)
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import rehearse
@@ -21,7 +28,8 @@ from vfl_common.errors import Code, InputError, VflError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_GOOD = ("auc", "accuracy", "rmse", "loss")  # the first that a run has is its utility
+# The first that a run has is its utility.
+_GOOD = ("auc", "accuracy", "rmse", "loss")
 _SPLITS = ("test", "validation", "train")
 
 Given = Recipe | Mapping[str, Any] | str | Path
@@ -48,7 +56,8 @@ class Leaks:
         return draw(self.found)
 
     def images(self) -> dict[str, bytes]:
-        """Returns {file name: PNG}: of each recipe and party, private images above what an attack made of them.
+        """Returns {file name: PNG}: of each recipe and party, private images above what an attack
+        made of them.
 
         It is empty if no attack reads images. ``IPython.display.Image`` shows a PNG in a notebook.
         """
@@ -57,7 +66,10 @@ class Leaks:
         return draw_images(self.found)
 
     def __repr__(self) -> str:
-        return f"Leaks({len(self.found)} recipes, {sum(len(each.lines) for each in self.found)} figures)"
+        return (
+            f"Leaks({len(self.found)} recipes, {sum(len(each.lines) for each in self.found)} "
+            "figures)"
+        )
 
     def _repr_html_(self) -> str:
         from vfl.leak_meter.report.table import render
@@ -86,11 +98,13 @@ def leaks(
         attacks: their names; all that are known, those of plug-ins too, if not given.
         seeds: of the recipe, one run each; its own if not given.
         every: records rounds 0, every, 2 x every, … of each phase.
-        init: as in a party file: whether the parties' own weights, dropout, orders and views follow from secrets, as in
-            a run of parties, or from the recipe's seed. The secrets of a rehearsal are the same each time.
+        init: as in a party file: whether the parties' own weights, dropout, orders and views follow
+            from secrets, as in a run of parties, or from the recipe's seed. The secrets of a
+            rehearsal are the same each time.
         out: the folder of the runs; without it, their files go at the end.
         quiet: whether to show nothing while it goes on.
-        tell: is given what was found of each recipe, as soon as it is, also of the seeds before one that failed.
+        tell: is given what was found of each recipe, as soon as it is, also of the seeds before one
+            that failed.
 
     Raises VflError: bad input, or a run that failed.
     """
@@ -109,7 +123,10 @@ def leaks(
             text = f"{what}: {twice} is there twice, and would count as two"
             raise InputError(Code.CONFIG_INVALID, f"{text}; name each once")
     _refuse_again([Path(each) for each in given if isinstance(each, str | Path)])
-    found, plan = list[Rehearsed](), _Plan(names, seeds, every, init, Path(out) if out is not None else None, quiet)
+    found, plan = (
+        list[Rehearsed](),
+        _Plan(names, seeds, every, init, Path(out) if out is not None else None, quiet),
+    )
     several = len(made) * len(seeds or "1") > 1
     for label, source, each in zip(_labels(given, made), given, made, strict=True):
         with naming(Path(source)) if isinstance(source, str | Path) else contextlib.nullcontext():
@@ -135,7 +152,8 @@ class _Plan:
 def _rehearsed(
     label: str, recipe: Recipe, data: Mapping[str, Any], plan: _Plan, *, several: bool
 ) -> Iterator[Rehearsed]:
-    """Yields what a recipe's runs give away. If one fails, it yields what those before have, and then raises VflError.
+    """Yields what a recipe's runs give away. If one fails, it yields what those before have, and
+    then raises VflError.
 
     ``several``: whether other runs go before or after.
     """
@@ -150,11 +168,16 @@ def _rehearsed(
         if not plan.quiet and several:
             _tell(f"{label}, seed {seed}")
         try:
-            with _folder(plan.out) as place, tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
+            with (
+                _folder(plan.out) as place,
+                tempfile.TemporaryDirectory(prefix="vfl-record-") as record,
+            ):
                 rehearsal = Rehearsal(Path(record), plan.every)
                 made_of = recipe.replace(seed=seed)
                 secrets = _secrets(made_of) if plan.init == "secret" else None
-                run = rehearse(made_of, data, place, rehearsal.attach, quiet=plan.quiet, secrets=secrets)
+                run = rehearse(
+                    made_of, data, place, rehearsal.attach, quiet=plan.quiet, secrets=secrets
+                )
                 figures = rehearsal.play(plan.attacks, seed, tell=_quiet if plan.quiet else _tell)
                 sizes, times = tuple(rehearsal.sizes()), tuple(rehearsal.times())
                 gaps = (*rehearsal.gaps(), *rehearsal.unknown(plan.attacks))
@@ -168,29 +191,52 @@ def _rehearsed(
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
         done = tuple(chosen[: len(played)])
-        of_recipe = (label, done, metric, utility, sent, lines, notes, sizes, gaps, plan.every, times)
+        of_recipe = (
+            label,
+            done,
+            metric,
+            utility,
+            sent,
+            lines,
+            notes,
+            sizes,
+            gaps,
+            plan.every,
+            times,
+        )
         yield Rehearsed(*of_recipe, drawings(played[-1]))
     if failed is not None:
         raise failed
 
 
 def _secrets(recipe: Recipe) -> dict[str, bytes]:
-    """Returns {party: a secret} that attacks do not know, the same in each rehearsal of a recipe and seed."""
+    """Returns {party: a secret} that attacks do not know, the same in each rehearsal of a recipe
+    and seed.
+    """
     settings = recipe.settings
     names = [party.name for party in settings.parties]
-    return {name: hashlib.sha256(f"rehearsal {settings.seed} {name}".encode()).digest() for name in names}
+    return {
+        name: hashlib.sha256(f"rehearsal {settings.seed} {name}".encode()).digest()
+        for name in names
+    }
 
 
 def _refuse_again(paths: Sequence[Path]) -> None:
     """Raises InputError if two paths are of the same file: both runs would be the same."""
     whole = [path.resolve() for path in paths]
-    again = next((path for number, path in enumerate(paths) if whole[number] in whole[:number]), None)
+    again = next(
+        (path for number, path in enumerate(paths) if whole[number] in whole[:number]), None
+    )
     if again is not None:
-        raise InputError(Code.CONFIG_INVALID, f"{again}: this recipe is there twice; name each once")
+        raise InputError(
+            Code.CONFIG_INVALID, f"{again}: this recipe is there twice; name each once"
+        )
 
 
 def _labels(given: Sequence[Given], made: Sequence[Recipe]) -> list[str]:
-    """Returns a label for each recipe: its name; of those with the same name the file, or the name and a number."""
+    """Returns a label for each recipe: its name; of those with the same name the file, or the name
+    and a number.
+    """
     names = [each.name for each in made]
     if len(set(names)) == len(names):
         return names

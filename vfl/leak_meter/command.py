@@ -14,23 +14,43 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog=EXIT_CODES)
-@click.argument("recipes", metavar="RECIPE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument(
+    "recipes", metavar="RECIPE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
 @click.option("--attacks", metavar="A,B,…", help="Which attacks to play; all, if it is left out.")
-@click.option("--seeds", metavar="1,2,…", help="Seeds of the recipe, one run each; its own, if it is left out.")
-@click.option("--every", type=click.IntRange(1), default=1, show_default=True, help="Record each n-th round only.")
+@click.option(
+    "--seeds",
+    metavar="1,2,…",
+    help="Seeds of the recipe, one run each; its own, if it is left out.",
+)
+@click.option(
+    "--every",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Record each n-th round only.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the table.")
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the picture, the JSON and the runs."
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the picture, the JSON and the runs.",
 )
 def leaks(
-    recipes: tuple[Path, ...], attacks: str | None, seeds: str | None, every: int, as_json: bool, out: Path | None
+    recipes: tuple[Path, ...],
+    attacks: str | None,
+    seeds: str | None,
+    every: int,
+    as_json: bool,
+    out: Path | None,
 ) -> None:
     """Rehearse attacks: what could each party of RECIPE read from the messages that it receives?
 
-    All parties run in this process, what arrives at each is recorded, and each attack is played on it. So all parties'
-    data must be in this one place: take data that may be, or data that stand in for the real ones. Beside each leak
-    stands what the same attack finds without the information, and the metric and bytes of the run. Several recipes,
-    such as one for each defence, are compared.
+    All parties run in this process, what arrives at each is recorded, and each attack is played on
+    it. So all parties' data must be in this one place: take data that may be, or data that stand in
+    for the real ones. Beside each leak stands what the same attack finds without the information,
+    and the metric and bytes of the run. Several recipes, such as one for each defence, are
+    compared.
 
     \b
     Examples:
@@ -52,6 +72,7 @@ def leaks(
             quiet=as_json,
             tell=found.append,
         )
-    finally:  # what was found before a run that failed took its time
+    finally:
+        # What was found before a run that failed took its time.
         if found:
             show_leaks(found, as_json=as_json, out=out)

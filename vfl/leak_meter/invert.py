@@ -1,4 +1,5 @@
-"""``python -m vfl.leak_meter.invert``: how much of a party's training images its own bottom gives away, after a run.
+"""``python -m vfl.leak_meter.invert``: how much of a party's training images its own bottom gives
+away, after a run.
 
 Nothing leaves this machine: the party attacks itself, as an honest-but-curious server could.
 """
@@ -21,8 +22,14 @@ from rich.progress import Progress
 from rich.table import Table as Lines
 from torch import Tensor, nn
 
-from vfl.leak_meter.learn.inversion import MOST_IMAGES, PRIVATE_IMAGES, InversionSettings, Inverted, LatentPairs, invert
-from vfl_party.methods.mocosfl.likeness import window
+from vfl.leak_meter.learn.inversion import (
+    MOST_IMAGES,
+    PRIVATE_IMAGES,
+    InversionSettings,
+    Inverted,
+    LatentPairs,
+    invert,
+)
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.data import DataSettings, resolved
 from vfl_common.config.recipe import Recipe
@@ -36,19 +43,28 @@ from vfl_party.base.seeds import Rows, derive_seed, permutation
 from vfl_party.data import Features, Preprocessor, Table, load_table
 from vfl_party.data.rows import Prepared
 from vfl_party.methods import parse_settings
+from vfl_party.methods.mocosfl.likeness import window
 from vfl_party.models import forward
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.predict.prediction import TrainedRun, load_trained
 
-_AT_ONCE = 256  # images that the bottom sees at once
-_OUTSIDE = 0.25  # how far beyond 0 to 1 pixels may be, scaled by the range of the party's
-_SAY_S = 10.0  # between lines of progress, if there is no terminal
-_PIPE_WIDTH = 120  # if there is no terminal
+# Images that the bottom sees at once.
+_AT_ONCE = 256
+# How far beyond 0 to 1 pixels may be, scaled by the range of the party's.
+_OUTSIDE = 0.25
+# Between lines of progress, if there is no terminal.
+_SAY_S = 10.0
+# If there is no terminal.
+_PIPE_WIDTH = 120
 _FAILED = (
-    "The attack failed: the mean image is nearer than the reconstructions are. That does not show that the images are "
+    "The attack failed: the mean image is nearer than the reconstructions are. That does "
+    "not show that the images are "
     "private: the decoder may not be trained enough. Give more --epochs, or more auxiliary images."
 )
-_BETTER = "A larger mean squared error is better privacy. The mean image is what an attacker has without latents."
+_BETTER = (
+    "A larger mean squared error is better privacy. The mean image is what an attacker has "
+    "without latents."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +77,13 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Returns all but the images."""
         inverted = self.inverted
-        measured = {"reconstruction": asdict(inverted.found), "mean_image": asdict(inverted.baseline)}
-        return self.about | measured | {"trained_mse": inverted.trained_mse, "failed": inverted.failed}
+        measured = {
+            "reconstruction": asdict(inverted.found),
+            "mean_image": asdict(inverted.baseline),
+        }
+        return (
+            self.about | measured | {"trained_mse": inverted.trained_mse, "failed": inverted.failed}
+        )
 
 
 def attack(
@@ -87,7 +108,8 @@ def attack(
     """
     trained = load_trained(run, party)
     if trained.recipe.rows.align == "none" and "scale" not in data.model_fields_set:
-        data = data.model_copy(update={"scale": "minmax"})  # as all but few have it; a bare source says nothing
+        # As all but few have it; a bare source says nothing.
+        data = data.model_copy(update={"scale": "minmax"})
     place = trained.recipe.party(party)
     if place is not None and not place.features:
         raise _no_images(party)
@@ -103,12 +125,16 @@ def attack(
     def pairs(table: Table, features: Features, rows: Rows) -> LatentPairs:
         z = _latents(bottom, features, rows, trained.recipe, device)
         if z.dim() not in (2, 4):
-            text = f"{party}: its encoder gives {list(z.shape[1:])} a row; the attack is on latents [C, H, W] or [D]"
+            text = (
+                f"{party}: its encoder gives {list(z.shape[1:])} a row; the attack is on "
+                "latents [C, H, W] or [D]"
+            )
             raise InputError(Code.MODEL_INVALID, text)
         return LatentPairs(z, torch.from_numpy(_pixels(table, rows, features if scaled else None)))
 
     local = prepared.splits["local"]
-    local = local[local < len(prepared.table)]  # rows after them are of data.unaligned
+    # Rows after them are of data.unaligned.
+    local = local[local < len(prepared.table)]
     chosen = _some(local, PRIVATE_IMAGES, settings.seed, "private")
     scaled = data.scale == "minmax" and not _is_unit(prepared.table, chosen)
     private = pairs(prepared.table, features, chosen)
@@ -130,7 +156,9 @@ def attack(
 
 
 def _no_images(party: str) -> InputError:
-    return InputError(Code.DATA_INVALID, f"{party}: its rows are no images; the attack is on those of images")
+    return InputError(
+        Code.DATA_INVALID, f"{party}: its rows are no images; the attack is on those of images"
+    )
 
 
 def _rows_of(trained: TrainedRun, party: str, data: DataSettings) -> Prepared:
@@ -138,13 +166,19 @@ def _rows_of(trained: TrainedRun, party: str, data: DataSettings) -> Prepared:
     opened = open_party(trained.recipe, party, data, trained.encoder)
     prepared = Training(trained.recipe).prepare(opened, expected_rows(opened))
     if prepared.fingerprint != trained.state["data"]:
-        text = f"{opened.table.source}: these are not the rows with which {party} took part in {trained.run_id}"
+        text = (
+            f"{opened.table.source}: these are not the rows with which {party} took part in "
+            f"{trained.run_id}"
+        )
         raise InputError(Code.DATA_INVALID, f"{text}; give its data as they were then")
     return prepared
 
 
-def _auxiliary(settings: DataSettings, preprocessor: Preprocessor, private: Table, seed: int) -> tuple[Table, int]:
-    """Reads the attacker's images. Returns them, and how many are left out because they are the party's.
+def _auxiliary(
+    settings: DataSettings, preprocessor: Preprocessor, private: Table, seed: int
+) -> tuple[Table, int]:
+    """Reads the attacker's images. Returns them, and how many are left out because they are the
+    party's.
 
     Raises InputError if they cannot be used.
     """
@@ -157,8 +191,14 @@ def _auxiliary(settings: DataSettings, preprocessor: Preprocessor, private: Tabl
         found = "no images" if images is None else f"images of {_by(images.shape[1:])}"
         text = f"{table.source}: has {found}, and those of the party are {_by(shape or ())}"
         raise InputError(Code.DATA_INVALID, f"{text} (channels x height x width); give such images")
-    theirs = {each.tobytes() for each in private.images_NCHW} if private.images_NCHW is not None else set()
-    unknown = np.array([row for row, each in enumerate(images) if each.tobytes() not in theirs], np.int64)
+    theirs = (
+        {each.tobytes() for each in private.images_NCHW}
+        if private.images_NCHW is not None
+        else set()
+    )
+    unknown = np.array(
+        [row for row, each in enumerate(images) if each.tobytes() not in theirs], np.int64
+    )
     if len(unknown) < 2:
         text = f"{table.source}: {len(unknown)} of its {len(images)} images are not the party's own"
         raise InputError(Code.DATA_INVALID, f"{text}; give at least 2 others")
@@ -177,40 +217,58 @@ def _is_unit(table: Table, rows: Rows) -> bool:
 
 
 def _pixels(table: Table, rows: Rows, scaled: Features | None) -> npt.NDArray[np.float32]:
-    """Returns images [N, C, H, W]. Raises InputError if they cannot be compared with what a decoder makes.
+    """Returns images [N, C, H, W]. Raises InputError if they cannot be compared with what a decoder
+    makes.
 
     ``scaled``: the bottom's inputs, if these are compared: the party's pixels have another scale.
     """
     assert table.images_NCHW is not None  # noqa: S101 - the callers have looked
     source, images = table.source, np.ascontiguousarray(table.images_NCHW[rows])
     if min(images.shape[2:]) < 2:
-        raise InputError(Code.DATA_INVALID, f"{source}: images of {_by(images.shape[1:])} are too small to be compared")
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{source}: images of {_by(images.shape[1:])} are too small to be compared",
+        )
     if scaled is not None and not bool(np.isnan(images).any()):
         images = np.ascontiguousarray(scaled.inputs(rows)[0].numpy())
         if _is_unit(table, rows) or images.min() < -_OUTSIDE or images.max() > 1.0 + _OUTSIDE:
             text = f"{source}: its pixels have another scale than the party's"
-            raise InputError(Code.DATA_INVALID, f"{text}; give them in the numbers that the party's images have")
+            raise InputError(
+                Code.DATA_INVALID, f"{text}; give them in the numbers that the party's images have"
+            )
         return images.clip(0.0, 1.0)
-    if not bool(((images >= 0.0) & (images <= 1.0)).all()):  # a missing pixel is neither
+    # A missing pixel is neither.
+    if not bool(((images >= 0.0) & (images <= 1.0)).all()):
         text = f"{source}: some pixels are missing, or not from 0 to 1"
-        raise InputError(Code.DATA_INVALID, f"{text}; give bytes (0 to 255), or numbers from 0 to 1")
+        raise InputError(
+            Code.DATA_INVALID, f"{text}; give bytes (0 to 255), or numbers from 0 to 1"
+        )
     return images
 
 
 @torch.no_grad()
-def _latents(bottom: nn.Module, features: Features, rows: Rows, recipe: Recipe, device: torch.device) -> Tensor:
+def _latents(
+    bottom: nn.Module, features: Features, rows: Rows, recipe: Recipe, device: torch.device
+) -> Tensor:
     parts = [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
     inputs = ((each.to(device) for each in features.inputs(part)) for part in parts)
-    return torch.cat([forward(bottom, *each, precision=recipe.model.precision).cpu() for each in inputs])
+    return torch.cat(
+        [forward(bottom, *each, precision=recipe.model.precision).cpu() for each in inputs]
+    )
 
 
 def _depth(recipe: Recipe) -> dict[str, Any]:
-    """Returns how many convolutions the bottom has, and its bottleneck; None if the encoder is not a cut network's."""
+    """Returns how many convolutions the bottom has, and its bottleneck; None if the encoder is not
+    a cut network's.
+    """
     for phase in (*(recipe.start.phases if recipe.start is not None else ()), *recipe.phases):
         settings = parse_settings(phase)
         if hasattr(settings, "cut"):
             neck = getattr(settings, "bottleneck", None)
-            return {"cut": settings.cut, "bottleneck": None if neck is None else f"C{neck.channels}S{neck.stride}"}
+            return {
+                "cut": settings.cut,
+                "bottleneck": None if neck is None else f"C{neck.channels}S{neck.stride}",
+            }
     return {"cut": None, "bottleneck": None}
 
 
@@ -219,7 +277,8 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def read_data(text: str, option: str, party: str | None = None) -> DataSettings:
-    """Reads an option that names data: a source, or a TOML file with the keys of [data], such as a party file.
+    """Reads an option that names data: a source, or a TOML file with the keys of [data], such as a
+    party file.
 
     Raises InputError, also if it is the file of another party than ``party``.
     """
@@ -229,7 +288,9 @@ def read_data(text: str, option: str, party: str | None = None) -> DataSettings:
     tables = read_toml(path)
     name = tables.get("name")
     if party is not None and name not in (None, party):
-        raise InputError(Code.CONFIG_INVALID, f"{path}: is the file of another party than {party}; give its own")
+        raise InputError(
+            Code.CONFIG_INVALID, f"{path}: is the file of another party than {party}; give its own"
+        )
     where = f"{path}: data" if "data" in tables else str(path)
     return parse(DataSettings, tables.get("data", tables), where).absolute(path.resolve().parent)
 
@@ -252,7 +313,10 @@ def show(report: Report, console: Console) -> None:
     lines.add_column(f"{about['private']['images']} training images against")
     for heading in ("MSE", "SSIM", "PSNR (dB)"):
         lines.add_column(heading, justify="right")
-    for name, each in (("their reconstructions", inverted.found), ("the mean auxiliary image", inverted.baseline)):
+    for name, each in (
+        ("their reconstructions", inverted.found),
+        ("the mean auxiliary image", inverted.baseline),
+    ):
         lines.add_row(name, f"{each.mse:.5f}", f"{each.ssim:.3f}", f"{each.psnr:.2f}")
     console.print(lines)
     left = about["auxiliary"]["left_out"]
@@ -263,7 +327,8 @@ def show(report: Report, console: Console) -> None:
 
 
 def write(report: Report, out: Path) -> Path:
-    """Writes the JSON file and, beside it, the picture, which only its owner may read. Returns the picture's path.
+    """Writes the JSON file and, beside it, the picture, which only its owner may read. Returns the
+    picture's path.
 
     Raises InputError.
     """
@@ -280,13 +345,21 @@ def write(report: Report, out: Path) -> Path:
 
 
 @click.command(epilog=EXIT_CODES)
-@click.option("--run", required=True, type=click.Path(path_type=Path), help="The finished run: OUT/RUN-ID.")
+@click.option(
+    "--run", required=True, type=click.Path(path_type=Path), help="The finished run: OUT/RUN-ID."
+)
 @click.option("--party", required=True, metavar="NAME", help="Whose bottom and images.")
 @click.option(
-    "--data", required=True, metavar="DATA", help="The party's data in that run: its party file, or as below."
+    "--data",
+    required=True,
+    metavar="DATA",
+    help="The party's data in that run: its party file, or as below.",
 )
 @click.option(
-    "--auxiliary", required=True, metavar="DATA", help="The attacker's images: a source, or a TOML file as below."
+    "--auxiliary",
+    required=True,
+    metavar="DATA",
+    help="The attacker's images: a source, or a TOML file as below.",
 )
 @click.option(
     "--out",
@@ -295,23 +368,32 @@ def write(report: Report, out: Path) -> Path:
     type=click.Path(path_type=Path),
     help="Where to write the figures; the picture goes beside it, as .png.",
 )
-@click.option("--epochs", default=InversionSettings.epochs, show_default=True, type=click.IntRange(1, 100_000))
-@click.option("--seed", default=InversionSettings.seed, show_default=True, type=click.IntRange(0, 2**62))
+@click.option(
+    "--epochs", default=InversionSettings.epochs, show_default=True, type=click.IntRange(1, 100_000)
+)
+@click.option(
+    "--seed", default=InversionSettings.seed, show_default=True, type=click.IntRange(0, 2**62)
+)
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:N")
-def cli(run: Path, party: str, data: str, auxiliary: str, out: Path, epochs: int, seed: int, device: str) -> None:
+def cli(
+    run: Path, party: str, data: str, auxiliary: str, out: Path, epochs: int, seed: int, device: str
+) -> None:
     """Attack a party's own bottom, by model inversion, to see how much it gives away.
 
-    A decoder learns to undo the bottom from at most 10,000 auxiliary images. Then it reconstructs 128 training images
-    of the party. DATA is a source, as data.source of a party file, or a TOML file with the keys of [data].
+    A decoder learns to undo the bottom from at most 10,000 auxiliary images. Then it reconstructs
+    128 training images of the party. DATA is a source, as data.source of a party file, or a TOML
+    file with the keys of [data].
 
     \b
     Example:
       python -m vfl.leak_meter.invert --run runs/RUN-ID --party north --data north.toml --auxiliary public.npz
-    """
+    """  # noqa: E501
     if out.suffix != ".json":
         raise InputError(Code.FILE_INVALID, f"{out}: the name of the result must end in .json")
     if not out.absolute().parent.is_dir():
-        raise InputError(Code.FILE_INVALID, f"{out}: its folder does not exist; make it, or give another")
+        raise InputError(
+            Code.FILE_INVALID, f"{out}: its folder does not exist; make it, or give another"
+        )
     float32_in_full()
     resolved_device, settings = resolve_device(device), InversionSettings(epochs=epochs, seed=seed)
     sources = read_data(data, "--data", party), read_data(auxiliary, "--auxiliary")
@@ -326,7 +408,9 @@ def cli(run: Path, party: str, data: str, auxiliary: str, out: Path, epochs: int
             live.update(bar, completed=done, description=f"training the decoder: MSE {mse:.5f}")
             if not errors.is_terminal and (done == 1 or time.monotonic() - said_s > _SAY_S):
                 said_s = time.monotonic()
-                click.echo(f"training the decoder: epoch {done} of {epochs}, MSE {mse:.5f}", err=True)
+                click.echo(
+                    f"training the decoder: epoch {done} of {epochs}, MSE {mse:.5f}", err=True
+                )
 
         report = attack(run, party, *sources, settings, device=resolved_device, progress=note)
     console = Console(highlight=False, markup=False)

@@ -1,6 +1,8 @@
-"""A rehearsal: all parties of a run in one process, with what each received recorded, and attacks played on it.
+"""A rehearsal: all parties of a run in one process, with what each received recorded, and attacks
+played on it.
 
-It needs all parties' rows in one place, so it is for research and for data that stand in for the real ones.
+It needs all parties' rows in one place, so it is for research and for data that stand in for the
+real ones.
 """
 
 from __future__ import annotations
@@ -51,14 +53,19 @@ from vfl_party.outbound.filter import Passage, Tensors
 
 log = logging.getLogger(__name__)
 
-_ASSETS: dict[Role, str] = {"passive": "labels", "active": "columns"}  # what attacks of a role read
-_WHAT = {Kind.GRADIENT: "dz", Kind.EMBEDDING: "z"}  # tensors that are recorded, by the kind of their bundle
-_LEAST_SIDE = 2  # pixels of an image's height and width
+# What attacks of a role read.
+_ASSETS: dict[Role, str] = {"passive": "labels", "active": "columns"}
+# Tensors that are recorded, by the kind of their bundle.
+_WHAT = {Kind.GRADIENT: "dz", Kind.EMBEDDING: "z"}
+# Pixels of an image's height and width.
+_LEAST_SIDE = 2
 
 
 @dataclass(frozen=True)
 class Played:
-    """The figures of one attack by one attacker in one run. ``why_not``: the reason if it could not be played."""
+    """The figures of one attack by one attacker in one run. ``why_not``: the reason if it could not
+    be played.
+    """
 
     attack: str
     about: str
@@ -69,14 +76,18 @@ class Played:
 
 @dataclass
 class Rehearsal:
-    """Records a run in memory, then plays attacks. ``folder``: for the record; it must exist and be empty."""
+    """Records a run in memory, then plays attacks. ``folder``: for the record; it must exist and be
+    empty.
+    """
 
     folder: Path
     every: int = 1
     parties: dict[str, Assembled] = field(default_factory=dict)
-    _begun: dict[str, list[Tensor]] = field(default_factory=dict)  # each encoder's parameters before the first phase
+    # Each encoder's parameters before the first phase.
+    _begun: dict[str, list[Tensor]] = field(default_factory=dict)
     _passed: list[Passed] = field(default_factory=list)
-    _seen: list[tuple[Seen, int]] = field(default_factory=list)  # with the rows of the message
+    # With the rows of the message.
+    _seen: list[tuple[Seen, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.record = Record(self.folder, self.every)
@@ -84,7 +95,9 @@ class Rehearsal:
         self.overheard = Record(self.folder / "overheard", self.every)
 
     def attach(self, name: str, party: Assembled) -> None:
-        """Listens at all exchanges that a party's phases have opened; called once the party is assembled."""
+        """Listens at all exchanges that a party's phases have opened; called once the party is
+        assembled.
+        """
         self.parties[name] = party
         self._begun[name] = [each.detach().cpu().clone() for each in self._weights(name)]
         for each in party.party.exchanges.values():
@@ -101,9 +114,12 @@ class Rehearsal:
         payload_bytes: int = 0,
     ) -> None:
         asks = exchange.asks == "server" or self.parties[me].party.role == "passive"
-        if asks and what != "meant":  # of two ends one is enough
+        # Of two ends one is enough.
+        if asks and what != "meant":
             ends = (me, peer) if what == "sent" else (peer, me)
-            self._passed.append(Passed(step.phase, exchange.name, *ends, step.round, time.monotonic()))
+            self._passed.append(
+                Passed(step.phase, exchange.name, *ends, step.round, time.monotonic())
+            )
         if exchange.asks == "server":
             self._hear_shared(me, exchange, what, step, peer, tensors)
             return
@@ -113,20 +129,32 @@ class Rehearsal:
         sender, receiver = (peer, me) if came else (me, peer)
         for tensor_name in _WHAT.values():
             if tensor_name in tensors:
-                self.record.note(exchange.name, step, tensors[tensor_name], sender, receiver, meant=not came)
-        rows = {len(tensors[name]) for name in _WHAT.values() if name in tensors and tensors[name].dim() == 2}
+                self.record.note(
+                    exchange.name, step, tensors[tensor_name], sender, receiver, meant=not came
+                )
+        rows = {
+            len(tensors[name])
+            for name in _WHAT.values()
+            if name in tensors and tensors[name].dim() == 2
+        }
         if came and rows and step.round % self.every == 0:
             message = Seen(step.phase, exchange.name, sender, receiver, step.round, payload_bytes)
             self._seen.append((message, max(rows)))
         if came and exchange.name in self._phase(me, step.phase).overheard:
             for named, tensor in tensors.items():
-                self.overheard.note(exchange.name, step, tensor, peer, me, named=named if len(tensors) > 1 else "")
+                self.overheard.note(
+                    exchange.name, step, tensor, peer, me, named=named if len(tensors) > 1 else ""
+                )
             behind = self._phase(peer, step.phase).behind(exchange.name)
             if behind is not None:
                 self.overheard.note(exchange.name, step, behind, peer, me, meant=True)
 
-    def _hear_shared(self, me: str, exchange: Exchange, what: str, step: StepKey, peer: str, tensors: Tensors) -> None:
-        """Keeps what a party and the server tell each other, tensor by tensor, as the receiver has it."""
+    def _hear_shared(
+        self, me: str, exchange: Exchange, what: str, step: StepKey, peer: str, tensors: Tensors
+    ) -> None:
+        """Keeps what a party and the server tell each other, tensor by tensor, as the receiver has
+        it.
+        """
         if exchange.name not in self._phase(me, step.phase).overheard:
             return
         sender, receiver = (me, peer) if what == "sent" else (peer, me)
@@ -154,7 +182,8 @@ class Rehearsal:
     def play(
         self, attacks: Sequence[str], seed: int, *, tell: Callable[[str], None] = lambda _text: None
     ) -> list[Played]:
-        """Plays attacks, each by every party whose role it is for. Raises InputError if there is no such attack.
+        """Plays attacks, each by every party whose role it is for. Raises InputError if there is no
+        such attack.
 
         ``tell``: called before each attack, with a sentence.
         """
@@ -162,29 +191,44 @@ class Rehearsal:
         for number, name in enumerate(attacks, 1):
             attack = kinds.load(name, "attacks")
             tell(f"attack {number} of {len(attacks)}: {name}")
-            known = {of for (role, _), readable in self._readable().items() if role == attack.by for of in readable}
+            known = {
+                of
+                for (role, _), readable in self._readable().items()
+                if role == attack.by
+                for of in readable
+            }
             known |= self._encoders() | self._weights_shared()
             for attacker in self._attackers(attack):
                 if attack.reads and attack.reads not in known:
-                    found.append(Played(name, attack.about, attacker, why_not=_missing(attack.reads)))
+                    found.append(
+                        Played(name, attack.about, attacker, why_not=_missing(attack.reads))
+                    )
                     continue
                 try:
                     figures = _checked(attack.play(self.scene(attacker, seed)))
                     found.append(Played(name, attack.about, attacker, figures))
                 except UnfitError as why:
                     found.append(Played(name, attack.about, attacker, why_not=str(why)))
-                except Exception as error:  # somebody's own: the figures of the others are kept
+                except Exception as error:
+                    # Somebody's own: the figures of the others are kept.
                     log.exception("the attack %s failed", name)
                     words = f"it failed {where_it_failed(error)}; correct the attack"
                     found.append(Played(name, attack.about, attacker, why_not=words))
         return found
 
     def sizes(self) -> list[MessageSizes]:
-        """Returns what the sizes of embeddings and gradients tell anybody on the network; of the recorded rounds."""
+        """Returns what the sizes of embeddings and gradients tell anybody on the network; of the
+        recorded rounds.
+        """
         seen: dict[int, list[Seen]] = {}
         for message, rows in self._seen:
             seen.setdefault(message.payload_bytes // max(1, rows), []).append(message)
-        return [line for row_bytes, messages in seen.items() if row_bytes for line in told(messages, row_bytes)]
+        return [
+            line
+            for row_bytes, messages in seen.items()
+            if row_bytes
+            for line in told(messages, row_bytes)
+        ]
 
     def times(self) -> list[Times]:
         """Returns what the times of messages tell anybody on the network; of all rounds."""
@@ -197,16 +241,24 @@ class Rehearsal:
         for role, assets in _ASSETS.items():
             reads = {attack.reads for attack in chosen if attack.by == role}
             readable = {kind: here for (of, kind), here in self._readable().items() if of == role}
-            phases = [kind for kind, here in readable.items() if not (here | self._encoders()) & reads]
+            phases = [
+                kind for kind, here in readable.items() if not (here | self._encoders()) & reads
+            ]
             if reads and phases:
-                found.append(f"No attack on {assets} that was chosen knows {listed(phases)}; see docs/security.md.")
+                found.append(
+                    f"No attack on {assets} that was chosen knows {listed(phases)}; see "
+                    "docs/security.md."
+                )
         return found
 
     def gaps(self) -> list[str]:
-        """Returns a sentence for each exchange whose embeddings or gradients lack a transform that others have."""
+        """Returns a sentence for each exchange whose embeddings or gradients lack a transform that
+        others have.
+        """
         found: dict[str, None] = {}
         for party in self.parties.values():
-            of_kind: dict[str, dict[str, set[str]]] = {}  # kind of tensors: {phase and exchange: transforms}
+            # Kind of tensors: {phase and exchange: transforms}.
+            of_kind: dict[str, dict[str, set[str]]] = {}
             for (phase, name), opened in party.party.exchanges.items():
                 passive = party.party.role == "passive"
                 sent = opened.exchange.up if passive else opened.exchange.down
@@ -233,7 +285,17 @@ class Rehearsal:
             labels = _classes(active.targets, active.recipe.task.kind)
             of_server, heard = derive_seed(seed, "attack", attacker), partial(self._heard, attacker)
             task = active.recipe.task
-            return Scene(attacker, "server", task, labels, {}, of_server, _nothing, heard=heard, owners=owners)
+            return Scene(
+                attacker,
+                "server",
+                task,
+                labels,
+                {},
+                of_server,
+                _nothing,
+                heard=heard,
+                owners=owners,
+            )
         own = self.parties[attacker].party
         senders = [name for name in self.parties if name != attacker]
         features = own.features
@@ -246,22 +308,37 @@ class Rehearsal:
             rows=own.splits,
             seed=derive_seed(seed, "attack", attacker),
             gradients=partial(self._batches, active.name, attacker, "gradient"),
-            embeddings={name: partial(self._batches, name, attacker, "embedding") for name in senders},
-            encoder=deterministic(own.models["encoder"].eval()) if self._trained(attacker) else None,
+            embeddings={
+                name: partial(self._batches, name, attacker, "embedding") for name in senders
+            },
+            encoder=deterministic(own.models["encoder"].eval())
+            if self._trained(attacker)
+            else None,
             inputs=features.inputs if features is not None else None,
             make_encoder=own.make_encoder,
             heard=partial(self._heard, attacker),
-            columns={name: each for name in self.parties if (each := self._columns(name)) is not None},
+            columns={
+                name: each for name in self.parties if (each := self._columns(name)) is not None
+            },
             owners=owners,
-            beginnings={name: of for name in senders if (of := self._beginning(attacker, name)) is not None},
+            beginnings={
+                name: of for name in senders if (of := self._beginning(attacker, name)) is not None
+            },
         )
 
     def _beginning(self, attacker: str, name: str) -> Beginning | None:
-        """Returns how a passive party's encoder began; None if it does not begin with split training."""
+        """Returns how a passive party's encoder began; None if it does not begin with split
+        training.
+        """
         me, own = self.parties[attacker].party, self.parties[name].party
         recipe, make = own.recipe, own.make_encoder
         first = recipe.phases[0]
-        if me.role != "active" or make is None or first.kind != "splitnn" or recipe.start is not None:
+        if (
+            me.role != "active"
+            or make is None
+            or first.kind != "splitnn"
+            or recipe.start is not None
+        ):
             return None
         settings: Any = parse_settings(first)
         return Beginning(
@@ -291,8 +368,17 @@ class Rehearsal:
     def _weights_shared(self) -> set[str]:
         """Returns {"weights"} if a phase shares some and lets them be overheard."""
         phases = [phase for each in self.parties.values() for phase in each.phases]
-        opened = [key for each in self.parties.values() for key, own in each.party.exchanges.items() if _shares(own)]
-        return {"weights"} if any((each.name, name) in opened for each in phases for name in each.overheard) else set()
+        opened = [
+            key
+            for each in self.parties.values()
+            for key, own in each.party.exchanges.items()
+            if _shares(own)
+        ]
+        return (
+            {"weights"}
+            if any((each.name, name) in opened for each in phases for name in each.overheard)
+            else set()
+        )
 
     def _weights(self, name: str) -> list[Tensor]:
         models = self.parties[name].party.models
@@ -300,27 +386,43 @@ class Rehearsal:
 
     def _trained(self, name: str) -> bool:
         """Whether a phase, or the run that this one starts from, has trained a party's encoder."""
-        if "encoder" not in self.parties[name].party.models or self.parties[name].party.recipe.start is not None:
+        if (
+            "encoder" not in self.parties[name].party.models
+            or self.parties[name].party.recipe.start is not None
+        ):
             return "encoder" in self.parties[name].party.models
         now, begun = self._weights(name), self._begun[name]
-        return not begun or any(not torch.equal(one.cpu(), other) for one, other in zip(now, begun, strict=True))
+        return not begun or any(
+            not torch.equal(one.cpu(), other) for one, other in zip(now, begun, strict=True)
+        )
 
     def _encoders(self) -> set[str]:
         """Returns {"encoder"} if phases have trained one, whatever they have sent."""
         return {"encoder"} if any(self._trained(name) for name in self._begun) else set()
 
     def _readable(self) -> dict[tuple[Role, str], set[str]]:
-        """Returns {(receiver's role, kind of a phase): what attacks can read of it}, if it sends tensors of rows.
+        """Returns {(receiver's role, kind of a phase): what attacks can read of it}, if it sends
+        tensors of rows.
 
-        It is the phase's kind, and gradients or embeddings if they came and the phase names their rows.
+        It is the phase's kind, and gradients or embeddings if they came and the phase names their
+        rows.
         """
         found: dict[tuple[Role, str], set[str]] = {}
-        of_kind = {phase.name: phase.kind for each in self.parties.values() for phase in each.party.recipe.phases}
+        of_kind = {
+            phase.name: phase.kind
+            for each in self.parties.values()
+            for phase in each.party.recipe.phases
+        }
         for party in self.parties.values():
             me = party.party
             for (phase, _), opened in me.exchanges.items():
                 came = opened.exchange.down if me.role == "passive" else opened.exchange.up
-                if opened.exchange.asks == "active" and came.kind in _WHAT and came.tensors and phase in of_kind:
+                if (
+                    opened.exchange.asks == "active"
+                    and came.kind in _WHAT
+                    and came.tensors
+                    and phase in of_kind
+                ):
                     found.setdefault((me.role, of_kind[phase]), {of_kind[phase]})
         seen: set[tuple[str, str, str]] = set()
         for key in self.record.keys():  # noqa: SIM118 - it is no dict
@@ -331,7 +433,10 @@ class Rehearsal:
             party = self.parties[key.receiver]
             asked = next(each for each in party.phases if each.name == key.phase)
             if _rows_of(asked, key) is not None:
-                role, exchange = party.party.role, party.party.exchanges[key.phase, key.exchange].exchange
+                role, exchange = (
+                    party.party.role,
+                    party.party.exchanges[key.phase, key.exchange].exchange,
+                )
                 kind = (exchange.down if role == "passive" else exchange.up).kind.label
                 found.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(f"{kind}s")
         return found
@@ -344,7 +449,9 @@ class Rehearsal:
         for key, tensor in self.record.messages(sender=sender, receiver=receiver):
             exchange = party.party.exchanges[key.phase, key.exchange].exchange
             asks = exchange.asks == "active" and self.parties[sender].party.role == "passive"
-            if (exchange.up if asks else exchange.down).kind.label != kind or key.phase not in phases:
+            if (
+                exchange.up if asks else exchange.down
+            ).kind.label != kind or key.phase not in phases:
                 continue
             rows = _rows_of(phases[key.phase], key)
             if rows is None or len(rows) != len(tensor):
@@ -352,17 +459,26 @@ class Rehearsal:
             if key.meant:
                 meant[key] = tensor
                 continue
-            before = Key(key.phase, key.exchange, key.round, key.batch, key.sender, key.receiver, meant=True)
-            yield Intercepted(key.phase, key.round, key.batch, rows, tensor, meant.pop(before, None), key.exchange)
+            before = Key(
+                key.phase, key.exchange, key.round, key.batch, key.sender, key.receiver, meant=True
+            )
+            yield Intercepted(
+                key.phase, key.round, key.batch, rows, tensor, meant.pop(before, None), key.exchange
+            )
 
     def _columns(self, name: str) -> EncoderInputs | None:
-        features, preprocessor = self.parties[name].party.features, self.parties[name].prepared.preprocessor
+        features, preprocessor = (
+            self.parties[name].party.features,
+            self.parties[name].prepared.preprocessor,
+        )
         if features is None or preprocessor is None:
             return None
         values = features.x.flatten(1)
         numbers, groups = preprocessor.numeric_names, dict[str, range]()
         names = [*numbers]
-        for column, words in zip(preprocessor.categorical_names, preprocessor.vocabularies, strict=True):
+        for column, words in zip(
+            preprocessor.categorical_names, preprocessor.vocabularies, strict=True
+        ):
             groups[column] = range(len(names), len(names) + 1 + len(words))
             names += [f"{column}={word}" for word in ("missing", *words)]
         if features.categories is not None:
@@ -371,7 +487,9 @@ class Rehearsal:
             return EncoderInputs(tuple(names), values, hot, groups)
         if preprocessor.image_shape is not None:
             image = _image(preprocessor)
-            return EncoderInputs(tuple(f"x{number}" for number in range(values.shape[1])), values, image=image)
+            return EncoderInputs(
+                tuple(f"x{number}" for number in range(values.shape[1])), values, image=image
+            )
         return EncoderInputs(tuple(names), values, groups=groups)
 
 
@@ -402,13 +520,21 @@ def _missing(reads: str) -> str:
     if reads == "encoder":
         return "no phase trains an encoder"
     rows = reads in ("gradients", "embeddings")
-    return f"no {reads} came whose rows a phase names" if rows else f"there is no phase of kind {reads}"
+    return (
+        f"no {reads} came whose rows a phase names"
+        if rows
+        else f"there is no phase of kind {reads}"
+    )
 
 
 def _transforms(recipe: Recipe, phase: str, exchange: str, sent: Sent, role: Role) -> set[str]:
-    """Returns the names of the transforms, the method's and the recipe's, through which a direction is sent."""
+    """Returns the names of the transforms, the method's and the recipe's, through which a direction
+    is sent.
+    """
     own = {_named(use.kind, use.settings) for use in sent.through if use.role in (None, role)}
-    asked = [each for settings in recipe.phases if settings.name == phase for each in settings.transforms]
+    asked = [
+        each for settings in recipe.phases if settings.name == phase for each in settings.transforms
+    ]
     used = [each for each in asked if each.exchange == exchange and each.sent_by == role]
     return own | {_named(each.kind, each.settings) for each in used}
 
@@ -426,11 +552,15 @@ def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str
 
 
 def _as_heard(key: Key, tensor: Tensor, behind: Tensor | None) -> Heard:
-    return Heard(key.phase, key.exchange, key.round, key.sender, key.receiver, tensor, behind, key.tensor)
+    return Heard(
+        key.phase, key.exchange, key.round, key.sender, key.receiver, tensor, behind, key.tensor
+    )
 
 
 def _image(preprocessor: Preprocessor) -> Image | None:
-    """Returns how pixels are an image; None if it is a line of them, which has no structure to compare."""
+    """Returns how pixels are an image; None if it is a line of them, which has no structure to
+    compare.
+    """
     channels, height, width = preprocessor.image_shape or (0, 0, 0)
     if min(height, width) < _LEAST_SIDE:
         return None
@@ -447,4 +577,6 @@ def _classes(targets: Tensor | None, kind: str) -> Tensor:
 
 def _numbers(targets: Tensor | None, kind: str) -> Tensor | None:
     """Returns each row's label of a regression, float64 [N]."""
-    return targets.reshape(-1).double().cpu() if targets is not None and kind == "regression" else None
+    return (
+        targets.reshape(-1).double().cpu() if targets is not None and kind == "regression" else None
+    )

@@ -1,4 +1,6 @@
-"""Encoders that have no module of their own to be imported from: classes and functions of a notebook or a script."""
+"""Encoders that have no module of their own to be imported from: classes and functions of a
+notebook or a script.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,23 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def named(tables: dict[str, Any]) -> dict[str, Any]:
-    """Puts ``kind = "custom"`` and a factory's name where a recipe has a class or a function as an encoder."""
+    """Puts ``kind = "custom"`` and a factory's name where a recipe has a class or a function as an
+    encoder.
+    """
     model = tables.get("model")
     places = [model] if isinstance(model, dict) else []
     places += [party for party in tables.get("parties", ()) if isinstance(party, dict)]
     for table in places:
         given = table.get("encoder")
-        if given is not None and not isinstance(given, dict | str) and not (isclass(given) or isroutine(given)):
-            text = f"encoder: give the class itself, which makes the encoder, not {type(given).__name__}(…)"
+        if (
+            given is not None
+            and not isinstance(given, dict | str)
+            and not (isclass(given) or isroutine(given))
+        ):
+            text = (
+                "encoder: give the class itself, which makes the encoder, not "
+                f"{type(given).__name__}(…)"
+            )
             raise InputError(Code.MODEL_INVALID, text)
         if callable(given):
             table["encoder"] = {"kind": "custom", "factory": factory(table["encoder"])}
@@ -38,22 +49,38 @@ def named(tables: dict[str, Any]) -> dict[str, Any]:
 
 def factory(made_by: Callable[..., Any]) -> str:
     """Returns ``module:name`` of an encoder's factory; one that cannot be imported is kept here."""
-    module, name = str(getattr(made_by, "__module__", "")), str(getattr(made_by, "__qualname__", ""))
-    if name.isidentifier() and module != "__main__" and getattr(sys.modules.get(module), name, None) is made_by:
+    module, name = (
+        str(getattr(made_by, "__module__", "")),
+        str(getattr(made_by, "__qualname__", "")),
+    )
+    if (
+        name.isidentifier()
+        and module != "__main__"
+        and getattr(sys.modules.get(module), name, None) is made_by
+    ):
         return f"{module}:{name}"
     own = name.rpartition(".")[2] if name.rpartition(".")[2].isidentifier() else "encoder"
-    while _HERE.get(own, made_by) is not made_by:  # a cell that was run again made another class of that name
+    # A cell that was run again made another class of that name.
+    while _HERE.get(own, made_by) is not made_by:
         own += "_"
     _HERE[own] = made_by
     return f"{__name__}:{own}"
 
 
 def refuse_here(recipe: Recipe, what: str, instead: str = "processes=False") -> None:
-    """Raises InputError if an encoder of the recipe is one that only this process has, and ``what`` cannot name it.
+    """Raises InputError if an encoder of the recipe is one that only this process has, and ``what``
+    cannot name it.
 
     ``instead``: the argument with which that does not matter.
     """
-    for name, encoder in [("model", recipe.model.encoder), *((each.name, each.encoder) for each in recipe.parties)]:
-        if getattr(encoder, "kind", "") == "custom" and str(getattr(encoder, "factory", "")).startswith(f"{__name__}:"):
+    for name, encoder in [
+        ("model", recipe.model.encoder),
+        *((each.name, each.encoder) for each in recipe.parties),
+    ]:
+        if getattr(encoder, "kind", "") == "custom" and str(
+            getattr(encoder, "factory", "")
+        ).startswith(f"{__name__}:"):
             text = f"{name}: an encoder of this notebook or script cannot be found by {what}"
-            raise InputError(Code.MODEL_INVALID, f"{text}; put it into a module of its own, or set {instead}")
+            raise InputError(
+                Code.MODEL_INVALID, f"{text}; put it into a module of its own, or set {instead}"
+            )

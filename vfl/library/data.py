@@ -18,12 +18,13 @@ class Data:
     """One party's rows, and what its columns mean.
 
     Args:
-        frame: a pandas or polars frame, an Arrow table, a dict of NumPy arrays, the path of a file, or any other source
-            of a ``[data]`` table.
-        id: the column of ids, by which the parties' rows are compared, or several that are one id together; a dict may
-            do without, if all parties have the same rows in the same order.
+        frame: a pandas or polars frame, an Arrow table, a dict of NumPy arrays, the path of a file,
+            or any other source of a ``[data]`` table.
+        id: the column of ids, by which the parties' rows are compared, or several that are one id
+            together; a dict may do without, if all parties have the same rows in the same order.
         label: the column to predict; the active party's.
-        settings: any other key of a party's ``[data]`` table, such as ``drop`` or ``missing`` (``docs/how-to.md``).
+        settings: any other key of a party's ``[data]`` table, such as ``drop`` or ``missing``
+            (``docs/how-to.md``).
     """
 
     frame: Any
@@ -34,20 +35,30 @@ class Data:
     def table(self) -> dict[str, Any]:
         """Returns the keys that are set, as in a party's [data] table."""
         named = {"id": self.id, "label": self.label}
-        return {**self.settings, **{key: value for key, value in named.items() if value is not None}}
+        return {
+            **self.settings,
+            **{key: value for key, value in named.items() if value is not None},
+        }
 
 
-def with_data(tables: dict[str, Any], data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def with_data(
+    tables: dict[str, Any], data: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a recipe's tables with each party's data in memory, and {party: its frame}.
 
-    ``data``: {party: a frame, ``Data``, or a path}. What the recipe's ``[simulate.parties.NAME]`` says of the columns
-    holds, unless ``Data`` says otherwise. Raises InputError for a name that is no party.
+    ``data``: {party: a frame, ``Data``, or a path}. What the recipe's ``[simulate.parties.NAME]``
+    says of the columns holds, unless ``Data`` says otherwise. Raises InputError for a name that is
+    no party.
     """
     if not isinstance(data, Mapping):
-        raise InputError(Code.CONFIG_INVALID, f"data: give {{party: its rows}}, not {type(data).__name__}")
+        raise InputError(
+            Code.CONFIG_INVALID, f"data: give {{party: its rows}}, not {type(data).__name__}"
+        )
     if not data:
         return tables, {}
-    roles = {str(p.get("name")): p.get("role") for p in tables.get("parties", ()) if isinstance(p, dict)}
+    roles = {
+        str(p.get("name")): p.get("role") for p in tables.get("parties", ()) if isinstance(p, dict)
+    }
     names = list(roles)
     for name in data:
         if name not in names:
@@ -62,17 +73,23 @@ def with_data(tables: dict[str, Any], data: Mapping[str, Any]) -> tuple[dict[str
             continue
         found = given if isinstance(given, Data) else Data(given)
         if found.label is not None and roles[name] == "passive":
-            text = f"data: {name} is passive and has no label; leave label={found.label!r} out, or drop the column"
+            text = (
+                f"data: {name} is passive and has no label; leave label={found.label!r} out, "
+                "or drop the column"
+            )
             raise InputError(Code.CONFIG_INVALID, text)
         if isinstance(found.frame, str | os.PathLike):
-            parties[name] = known | found.table() | {"source": resolved(os.fspath(found.frame), Path())}
+            parties[name] = (
+                known | found.table() | {"source": resolved(os.fspath(found.frame), Path())}
+            )
             continue
         frames[name] = found.frame
         parties[name] = _with_id(known | found.table(), found.frame) | {"source": f"{FRAME}{name}"}
     missing = [name for name in names if name not in parties and "data" not in simulate]
     if missing:
         raise InputError(
-            Code.CONFIG_INVALID, f"data: rows of {', '.join(missing)} are missing; give {{party: its rows}}"
+            Code.CONFIG_INVALID,
+            f"data: rows of {', '.join(missing)} are missing; give {{party: its rows}}",
         )
     return tables | {"simulate": simulate | {"parties": parties}}, frames
 
@@ -81,17 +98,22 @@ def _with_id(table: dict[str, Any], frame: Any) -> dict[str, Any]:
     """Takes the column ``id`` if nothing says which column has the ids."""
     from vfl_party.data.sources.frames import is_lazy
 
-    if is_lazy(frame):  # refused when it is read
+    # Refused when it is read.
+    if is_lazy(frame):
         return table
     columns = frame.keys() if isinstance(frame, Mapping) else getattr(frame, "columns", ())
-    names = getattr(frame, "column_names", columns)  # of an Arrow table, whose ``columns`` are the values
+    # Of an Arrow table, whose ``columns`` are the values.
+    names = getattr(frame, "column_names", columns)
     return table if "id" in table or "id" not in list(names) else table | {"id": "id"}
 
 
-def write_frames(frames: Mapping[str, Any], parties: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def write_frames(
+    frames: Mapping[str, Any], parties: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
     """Writes frames as files that only their owner may read, for parties in processes.
 
-    ``parties``: the recipe's ``[simulate.parties]``. Returns them with the files as sources. Raises InputError.
+    ``parties``: the recipe's ``[simulate.parties]``. Returns them with the files as sources. Raises
+    InputError.
     """
     import pyarrow.parquet
 
@@ -104,10 +126,17 @@ def write_frames(frames: Mapping[str, Any], parties: Mapping[str, Any], folder: 
         ids = id_columns(table.get("id"))
         path = folder / f"{name}.{'npz' if is_arrays(frame) else 'parquet'}"
         try:
-            with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+            with os.fdopen(
+                os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb"
+            ) as file:
                 if is_arrays(frame):
                     write_arrays(frame, file)
-                    left_out = {*ids, table.get("label"), table.get("split"), *table.get("drop", ())}
+                    left_out = {
+                        *ids,
+                        table.get("label"),
+                        table.get("split"),
+                        *table.get("drop", ()),
+                    }
                     table.setdefault("columns", [str(key) for key in frame if key not in left_out])
                 else:
                     pyarrow.parquet.write_table(as_arrow(frame, f"{FRAME}{name}", ids), file)

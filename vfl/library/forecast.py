@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class Forecast:
-    """The bytes that a recipe will send, counted exactly; the sessions with the server are not in it.
+    """The bytes that a recipe will send, counted exactly; the sessions with the server are not in
+    it.
 
-    ``total``: of all phases; ``by_phase``: {phase: bytes}; ``rows``: that all parties hold. Of a phase with early
-    stopping, or one that grows trees, it is the most that may be sent.
+    ``total``: of all phases; ``by_phase``: {phase: bytes}; ``rows``: that all parties hold. Of a
+    phase with early stopping, or one that grows trees, it is the most that may be sent.
     """
 
     def __init__(self, counted: CountedForecast) -> None:
@@ -31,11 +32,14 @@ class Forecast:
         self.rows = counted.rows
         self.total: ByteCount = total(counted.links)
         self.by_phase: dict[str, ByteCount] = {
-            phase.name: total(link for link in counted.links if link.phase == phase.name) for phase in counted.phases
+            phase.name: total(link for link in counted.links if link.phase == phase.name)
+            for phase in counted.phases
         }
 
     def seconds(self, bandwidth: str = "100Mbit/s", latency: str = "20ms") -> float:
-        """Times the exchanges alone. ``bandwidth``: of each link; ``latency``: one way. Raises VflError."""
+        """Times the exchanges alone. ``bandwidth``: of each link; ``latency``: one way. Raises
+        VflError.
+        """
         from vfl.forecasting.network import Network
         from vfl.forecasting.show import seconds
 
@@ -43,7 +47,10 @@ class Forecast:
         return sum(seconds(network, phase) for phase in self._counted.phases)
 
     def __repr__(self) -> str:
-        return f"Forecast({self._counted.recipe!r}, {self.rows:,} rows, {self.total.payload_bytes:,} bytes of tensors)"
+        return (
+            f"Forecast({self._counted.recipe!r}, {self.rows:,} rows, "
+            f"{self.total.payload_bytes:,} bytes of tensors)"
+        )
 
     def _repr_html_(self) -> str:
         """Shows the tables of ``vfl forecast`` in a notebook."""
@@ -55,7 +62,10 @@ class Forecast:
 
 
 def forecast(
-    recipe: Recipe | Mapping[str, Any] | str | Path, data: Mapping[str, Any] | None = None, *, rows: int | None = None
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    data: Mapping[str, Any] | None = None,
+    *,
+    rows: int | None = None,
 ) -> Forecast:
     """Counts what a recipe will send.
 

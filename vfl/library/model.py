@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 class Model:
     """One party's trained models, on the CPU, in evaluation mode.
 
-    ``party``, ``run_id``: whose they are. ``encoder``: the party's encoder; None if it has labels only. ``top``: the
-    active party's model on all parties' embeddings; None at the others. ``tail``: its half of a network that is cut in
-    two, whose ``features`` of what ``embed`` gives are what ``top`` takes; None otherwise. ``classes``: of a
-    classification at the active party, in the order of the top model's outputs.
+    ``party``, ``run_id``: whose they are. ``encoder``: the party's encoder; None if it has labels
+    only. ``top``: the active party's model on all parties' embeddings; None at the others.
+    ``tail``: its half of a network that is cut in two, whose ``features`` of what ``embed`` gives
+    are what ``top`` takes; None otherwise. ``classes``: of a classification at the active party, in
+    the order of the top model's outputs.
     """
 
     def __init__(self, trained: TrainedParty) -> None:
@@ -30,14 +31,18 @@ class Model:
         self.encoder: nn.Module | None = trained.models.get("encoder")
         self.tail: nn.Module | None = trained.models.get("tail")
         self.top: nn.Module | None = trained.models.get("top")
-        self.classes: tuple[str | int | float, ...] = trained.labels.classes if trained.labels is not None else ()
+        self.classes: tuple[str | int | float, ...] = (
+            trained.labels.classes if trained.labels is not None else ()
+        )
 
     @classmethod
     def load(cls, path: str | Path, party: str | None = None) -> Model:
-        """Loads a party's models from the folder of a finished run, or from a file that ``save`` has written.
+        """Loads a party's models from the folder of a finished run, or from a file that ``save``
+        has written.
 
-        ``party``: its name; if not given, the only party whose folder is there, or the active one. Encoders of your own
-        are found where the run found them, on this machine, or where Python finds modules. Raises VflError.
+        ``party``: its name; if not given, the only party whose folder is there, or the active one.
+        Encoders of your own are found where the run found them, on this machine, or where Python
+        finds modules. Raises VflError.
         """
         from vfl.simulation.origin import Origin
         from vfl_party.assembly.trial import modules_of
@@ -46,35 +51,41 @@ class Model:
         path = Path(path)
         run = path.resolve().parent if (path / "run.json").is_file() else path
         own: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        with contextlib.suppress(InputError):  # a run of separate machines has no such note
+        # A run of separate machines has no such note.
+        with contextlib.suppress(InputError):
             own = modules_of(Origin.of(run).base)
         with own:
             return cls(load(path, party))
 
     def prepare(self, rows: Any) -> tuple[Tensor, ...]:
-        """Returns what the encoder is called with for rows, in their order: ``model.encoder(*model.prepare(rows))``.
+        """Returns what the encoder is called with for rows, in their order:
+        ``model.encoder(*model.prepare(rows))``.
 
         Args:
-            rows: a pandas or polars frame, an Arrow table, or a dict of NumPy arrays with the columns of training; more
-                columns, such as ids, are left out. For images an array [N, C, H, W]: this party's part of each.
+            rows: a pandas or polars frame, an Arrow table, or a dict of NumPy arrays with the
+                columns of training; more columns, such as ids, are left out. For images an array
+                [N, C, H, W]: this party's part of each.
 
-        Numbers are scaled, and categories coded, by the statistics of the training rows. Returns float32 [N, …]; a
-        tabular encoder also takes int64 [N, K]. Raises VflError if columns are missing or differ.
+        Numbers are scaled, and categories coded, by the statistics of the training rows. Returns
+        float32 [N, …]; a tabular encoder also takes int64 [N, K]. Raises VflError if columns are
+        missing or differ.
         """
         return self._trained.inputs(rows)
 
     def embed(self, rows: Any) -> Tensor:
-        """Returns the embeddings of rows, float32 [N, D], without gradient: what the party computes before any noise.
+        """Returns the embeddings of rows, float32 [N, D], without gradient: what the party computes
+        before any noise.
 
         ``rows``: as for ``prepare``.
         """
         return self._trained.embed(rows)
 
     def save(self, path: str | Path) -> None:
-        """Writes a new safetensors file, which only you may read, with all that ``load`` needs. Raises VflError.
+        """Writes a new safetensors file, which only you may read, with all that ``load`` needs.
+        Raises VflError.
 
-        Tensors have their names in the modules, after ``encoder.``, ``tail.`` or ``top.``. It holds column names,
-        categories and statistics of the training rows too: private.
+        Tensors have their names in the modules, after ``encoder.``, ``tail.`` or ``top.``. It holds
+        column names, categories and statistics of the training rows too: private.
         """
         self._trained.save(Path(path))
 

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """A prediction. ``columns``: as ``Run.predict`` returns them; ``rows``: of the active party's table.
+    """A prediction. ``columns``: as ``Run.predict`` returns them; ``rows``: of the active party's
+    table.
 
-    ``meaning``: what the numbers are, in one line. ``notes``: sentences about what is odd in rows and file.
+    ``meaning``: what the numbers are, in one line. ``notes``: sentences about what is odd in rows
+    and file.
     """
 
     columns: dict[str, list[Any]]
@@ -39,8 +41,8 @@ def predict_rows(
 ) -> Result:
     """Predicts rows with the run in the folder ``run``; ``data`` is that of ``Run.predict``.
 
-    ``output``: where and how the result is written, too; None: nowhere.
-    ``queries``: {party: the SELECT that gives its new rows}, of a database in ``data`` or of that of training.
+    ``output``: where and how the result is written, too; None: nowhere. ``queries``: {party: the
+    SELECT that gives its new rows}, of a database in ``data`` or of that of training.
 
     Raises VflError.
     """
@@ -67,7 +69,12 @@ def predict_rows(
         result = Output(Path(place) / "predictions.parquet")
         outputs = [result] if output is None else [result, output]
         rows, meaning, notes = predict_in_process(
-            run, settings, outputs, Path(place) / "prediction", load=loading(frames), modules=origin.base
+            run,
+            settings,
+            outputs,
+            Path(place) / "prediction",
+            load=loading(frames),
+            modules=origin.base,
         )
         table = pyarrow.parquet.read_table(result.path)
     notes += [text for text in [output.advice(table) if output is not None else ""] if text]
@@ -75,17 +82,23 @@ def predict_rows(
 
 
 def _own_rows(run: Path, origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:
-    """Returns each party's data of training, and no frames. Raises InputError if the rows were in memory."""
+    """Returns each party's data of training, and no frames. Raises InputError if the rows were in
+    memory.
+    """
     sources = {name: known.source for name, known in origin.parts().items()}
     gone = [name for name, source in sources.items() if source.startswith(FRAME)]
     if gone:
-        text = f"{run}: the rows of {', '.join(gone)} were in memory in training; say which to predict"
+        text = (
+            f"{run}: the rows of {', '.join(gone)} were in memory in training; say which to predict"
+        )
         raise InputError(Code.DATA_INVALID, text)
     return dict(origin.data), {}
 
 
 def _asked(data: Mapping[str, Any], queries: Mapping[str, str], origin: Origin) -> dict[str, Any]:
-    """Returns ``data`` with the queries of their databases. Raises InputError for a query of something else."""
+    """Returns ``data`` with the queries of their databases. Raises InputError for a query of
+    something else.
+    """
     found, trained = dict(data), origin.parts()
     for name, query in queries.items():
         if name not in trained:
@@ -93,7 +106,10 @@ def _asked(data: Mapping[str, Any], queries: Mapping[str, str], origin: Origin) 
             raise InputError(Code.DATA_INVALID, text)
         source = str(found.get(name, trained[name].source))
         if "://" not in source:
-            text = f"--query {name}=…: is for a database, and its source is {shown(source)}; give --data {name}=URL"
+            text = (
+                f"--query {name}=…: is for a database, and its source is {shown(source)}; give "
+                f"--data {name}=URL"
+            )
             raise InputError(Code.CONFIG_INVALID, text)
         found[name] = Data(source, settings={"query": query})
     return found
@@ -102,7 +118,9 @@ def _asked(data: Mapping[str, Any], queries: Mapping[str, str], origin: Origin) 
 def _new_rows(
     recipe: Recipe, data: Mapping[str, Any], origin: Origin
 ) -> tuple[dict[str, DataSettings], dict[str, Any]]:
-    """Returns each party's data settings of training with the new rows as source, and {party: its frame}."""
+    """Returns each party's data settings of training with the new rows as source, and {party: its
+    frame}.
+    """
     whole, trained = origin.data, origin.parts()
     settings, frames = {}, {}
     if not isinstance(data, Mapping) or not data:
@@ -119,10 +137,14 @@ def _new_rows(
     for name, known in trained.items():
         of = name if name in data else next(iter(data)) if name in without else ""
         if not of:
-            raise InputError(Code.DATA_INVALID, f"predict: rows of {name} are missing; the model needs its columns")
+            raise InputError(
+                Code.DATA_INVALID,
+                f"predict: rows of {name} are missing; the model needs its columns",
+            )
         given = data[of]
         found = given if isinstance(given, Data) else Data(given)
-        if of != name:  # a party with labels only takes another's ids
+        # A party with labels only takes another's ids.
+        if of != name:
             found = Data(found.frame, id=found.id or trained[of].id)
         is_source = isinstance(found.frame, str | Path)
         source = resolved(str(found.frame), Path()) if is_source else f"{FRAME}{name}"

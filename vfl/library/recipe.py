@@ -34,7 +34,9 @@ class Recipe:
     """
 
     def __init__(self, tables: Mapping[str, Any], base: Path, source: str) -> None:
-        """Use ``load`` or ``from_dict``. ``base``: where relative paths start; ``source``: for messages."""
+        """Use ``load`` or ``from_dict``. ``base``: where relative paths start; ``source``: for
+        messages.
+        """
         self._tables, self.base, self._source = cells.named(_plain(dict(tables))), base, source
         self.settings = parse(schema.Recipe, self._tables, source)
 
@@ -46,14 +48,18 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any], base: str | Path = ".") -> Recipe:
-        """Makes a recipe of the tables of a file. ``base``: where relative paths start. Raises VflError."""
+        """Makes a recipe of the tables of a file. ``base``: where relative paths start. Raises
+        VflError.
+        """
         if not isinstance(tables, Mapping):
             raise _no_recipe(tables)
         return cls(tables, Path(base).resolve(), "recipe")
 
     @classmethod
     def of(cls, given: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
-        """Returns a recipe, as it is or made of a dict or of the path of a file. Raises VflError."""
+        """Returns a recipe, as it is or made of a dict or of the path of a file. Raises
+        VflError.
+        """
         if isinstance(given, Recipe):
             return given
         if isinstance(given, str | Path):
@@ -67,7 +73,8 @@ class Recipe:
     def save(self, path: str | Path) -> None:
         """Writes a TOML file, which the commands take; relative paths then start at its folder.
 
-        Raises VflError if it cannot be written, or if an encoder is a class that only this process has.
+        Raises VflError if it cannot be written, or if an encoder is a class that only this process
+        has.
         """
         cells.refuse_here(self.settings, "a file")
         write_atomic(Path(path), to_toml(self._tables))
@@ -76,12 +83,13 @@ class Recipe:
         """Returns a recipe with other values.
 
         Args:
-            changes: {key: value}; a dotted key goes into tables, a phase or a party goes by its name or number:
-                ``{"phases.splitnn.optimizer.lr": 0.01, "parties.shop.features": True}``.
+            changes: {key: value}; a dotted key goes into tables, a phase or a party goes by its
+                name or number: ``{"phases.splitnn.optimizer.lr": 0.01, "parties.shop.features":
+                True}``.
             named: keys of the recipe itself: ``seed=3``.
 
-        Raises VflError if a key leads nowhere, or if the recipe does not hold with the new value. What a phase makes of
-        its own settings is checked when the recipe runs.
+        Raises VflError if a key leads nowhere, or if the recipe does not hold with the new value.
+        What a phase makes of its own settings is checked when the recipe runs.
         """
         tables = self.to_dict()
         for key, value in {**(changes or {}), **named}.items():
@@ -127,7 +135,10 @@ def _plain(value: Any) -> Any:
 
 
 def _no_recipe(given: object) -> InputError:
-    text = f"recipe: give vfl.Recipe, a dict of tables, or the path of a file, not {type(given).__name__}"
+    text = (
+        "recipe: give vfl.Recipe, a dict of tables, or the path of a file, not "
+        f"{type(given).__name__}"
+    )
     return InputError(Code.CONFIG_INVALID, text)
 
 
@@ -153,7 +164,9 @@ def _put(tables: dict[str, Any], keys: Sequence[str], value: Any, whole: str) ->
 
 def _place(entries: list[Any], key: str, whole: str) -> int:
     """Returns which entry of an array of tables has that name or number."""
-    names = [str(entry.get("name", entry.get("kind"))) for entry in entries if isinstance(entry, dict)]
+    names = [
+        str(entry.get("name", entry.get("kind"))) for entry in entries if isinstance(entry, dict)
+    ]
     if key in names:
         return names.index(key)
     if key.isdecimal() and int(key) < len(entries):

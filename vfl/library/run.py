@@ -21,13 +21,16 @@ class _Metrics(dict[str, dict[str, float]]):
 
     def __missing__(self, split: str) -> dict[str, float]:
         there = ", ".join(self) or "none"
-        raise KeyError(f"no metrics of {split!r} rows (there are: {there}); add a phase of kind 'evaluate'")
+        raise KeyError(
+            f"no metrics of {split!r} rows (there are: {there}); add a phase of kind 'evaluate'"
+        )
 
 
 class Run:
     """A finished run in its folder.
 
-    ``folder``: as ``vfl simulate`` leaves it, so that ``vfl report`` and ``vfl export`` take it, too.
+    ``folder``: as ``vfl simulate`` leaves it, so that ``vfl report`` and ``vfl export`` take it,
+    too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +52,9 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """The metrics of the whole model: {split: {name: value}}; a KeyError says why a split has none."""
+        """The metrics of the whole model: {split: {name: value}}; a KeyError says why a split has
+        none.
+        """
         return _Metrics((str(split), dict(named)) for split, named in self.summary.metrics.items())
 
     @property
@@ -58,10 +63,12 @@ class Run:
         return self.summary.bytes
 
     def curves(self, party: str | None = None) -> dict[str, list[Any]]:
-        """Returns the metrics round by round, as columns: ``phase``, ``round``, ``train loss``, ``validation auc``, ….
+        """Returns the metrics round by round, as columns: ``phase``, ``round``, ``train loss``,
+        ``validation auc``, ….
 
-        ``pandas.DataFrame(run.curves())`` takes them as they are; a metric that a round lacks is None. ``party``: whose
-        notes; the active party's if not given. Raises VflError if that party's folder is not in the run's.
+        ``pandas.DataFrame(run.curves())`` takes them as they are; a metric that a round lacks is
+        None. ``party``: whose notes; the active party's if not given. Raises VflError if that
+        party's folder is not in the run's.
         """
         from vfl.report.reading import history
 
@@ -69,7 +76,9 @@ class Run:
         if not (self.folder / name / "run.json").exists():
             raise InputError(Code.FILE_INVALID, f"{self.folder}: the folder of {name} is not in it")
         rounds = history(self.folder / name)
-        names = dict.fromkeys(f"{s} {n}" for each in rounds for s, named in each.metrics.items() for n in named)
+        names = dict.fromkeys(
+            f"{s} {n}" for each in rounds for s, named in each.metrics.items() for n in named
+        )
         columns: dict[str, list[Any]] = {
             "phase": [each.phase for each in rounds],
             "round": [each.round for each in rounds],
@@ -81,10 +90,11 @@ class Run:
 
     @property
     def predictions(self) -> dict[str, list[Any]]:
-        """The predictions behind the final metrics, as columns: ``phase``, ``split``, the ids, ``truth``, then scores.
+        """The predictions behind the final metrics, as columns: ``phase``, ``split``, the ids,
+        ``truth``, then scores.
 
-        ``truth`` is as in the label's column; ids and scores are named as in ``predict``. Raises VflError if the active
-        party's folder has none.
+        ``truth`` is as in the label's column; ids and scores are named as in ``predict``. Raises
+        VflError if the active party's folder has none.
         """
         import pyarrow
         import pyarrow.parquet
@@ -95,39 +105,50 @@ class Run:
         try:
             found: dict[str, list[Any]] = pyarrow.parquet.read_table(path).to_pydict()
         except FileNotFoundError:
-            text = f"{path}: no such file; a phase of kind evaluate or gbdt writes it, at the active party"
+            text = (
+                f"{path}: no such file; a phase of kind evaluate or gbdt writes it, at the "
+                "active party"
+            )
             raise InputError(Code.FILE_INVALID, text) from None
         except (OSError, pyarrow.ArrowException) as error:
             raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error})") from None
         return found
 
-    def predict(self, data: Mapping[str, Any] | None = None, *, output: str | Path | None = None) -> dict[str, Any]:
+    def predict(
+        self, data: Mapping[str, Any] | None = None, *, output: str | Path | None = None
+    ) -> dict[str, Any]:
         """Predicts new rows, with all parties in this process.
 
         Args:
-            data: {party: its part of the rows}: a frame, ``vfl.Data``, or a path; one for each party that has features,
-                also for a baseline of their joined columns. The columns are those of training; no label is needed.
-                Without it, the run's own rows are predicted. With ``rows.align = "psi"`` it is the rows that all
-                parties hold that are predicted.
+            data: {party: its part of the rows}: a frame, ``vfl.Data``, or a path; one for each
+                party that has features, also for a baseline of their joined columns. The columns
+                are those of training; no label is needed. Without it, the run's own rows are
+                predicted. With ``rows.align = "psi"`` it is the rows that all parties hold that are
+                predicted.
             output: a new file for the result: CSV or Parquet, by its ending. Only you may read it.
 
-        Returns columns, with all rows of the active party, in their order: its own ids, under the names of their
-        columns (with ``id_`` in front if a result has such a name itself), the ids by which the parties have matched
-        them (``matched_<name>``), and ``state``: ``scored``, or why there is no score; ``value`` (regression); or
-        ``class``, and a ``score_<class>`` for each class, of two for the positive one. Raises VflError.
+        Returns columns, with all rows of the active party, in their order: its own ids, under the
+        names of their columns (with ``id_`` in front if a result has such a name itself), the ids
+        by which the parties have matched them (``matched_<name>``), and ``state``: ``scored``, or
+        why there is no score; ``value`` (regression); or ``class``, and a ``score_<class>`` for
+        each class, of two for the positive one. Raises VflError.
 
-        Warns (``UserWarning``) of what training never had: categories, and numbers far outside those of training.
+        Warns (``UserWarning``) of what training never had: categories, and numbers far outside
+        those of training.
         """
         from vfl.library.predicting import predict_rows
         from vfl_party.predict.results import Output
 
-        found = predict_rows(self.folder, data, Output(Path(output)) if output is not None else None)
+        found = predict_rows(
+            self.folder, data, Output(Path(output)) if output is not None else None
+        )
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
         return found.columns
 
     def model(self, party: str | None = None) -> Model:
-        """Returns a party's trained models, with the way to prepare rows for them; the active party's if not given.
+        """Returns a party's trained models, with the way to prepare rows for them; the active
+        party's if not given.
 
         Raises VflError.
         """
@@ -136,7 +157,9 @@ class Run:
         return Model.load(self.folder, party)
 
     def plot(self) -> Figure:
-        """Draws loss and metrics by round; a notebook shows the figure, ``.savefig(path)`` keeps it."""
+        """Draws loss and metrics by round; a notebook shows the figure, ``.savefig(path)`` keeps
+        it.
+        """
         from vfl.report.charts import figure_of
 
         return figure_of(self._found)

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 class Round:
     """A round that a party has finished.
 
-    ``round``: of ``rounds``, from 1. ``metrics``: {split: {name: value}}; of split training, the active party has them.
+    ``round``: of ``rounds``, from 1. ``metrics``: {split: {name: value}}; of split training, the
+    active party has them.
     """
 
     party: str
@@ -60,22 +61,28 @@ def simulate(
 
     Args:
         recipe: a recipe, a dict of its tables, or the path of its file.
-        data: {party: its rows}: a frame, ``vfl.Data`` (which also names the columns of ids and labels), or a path.
-            The active party's has the label. Without it, the recipe says under ``simulate`` where data lie.
-        processes: whether each party is a process of its own, over gRPC, as under ``vfl simulate``; otherwise each is a
-            part of this process. Both compute the same, bit for bit.
-        baseline: what to run instead of the federation, on the same rows: ``alone`` (the active party trains by
-            itself), ``combined`` (one party has all columns), ``gbdt`` (boosted trees over all columns) or
-            ``gbdt-alone`` (over the active party's).
-        out: the folder of runs; a new one is made in it. Without it, the run's files go when the ``Run`` does.
+        data: {party: its rows}: a frame, ``vfl.Data`` (which also names the columns of ids and
+            labels), or a path. The active party's has the label. Without it, the recipe says under
+            ``simulate`` where data lie.
+        processes: whether each party is a process of its own, over gRPC, as under ``vfl simulate``;
+            otherwise each is a part of this process. Both compute the same, bit for bit.
+        baseline: what to run instead of the federation, on the same rows: ``alone`` (the active
+            party trains by itself), ``combined`` (one party has all columns), ``gbdt`` (boosted
+            trees over all columns) or ``gbdt-alone`` (over the active party's).
+        out: the folder of runs; a new one is made in it. Without it, the run's files go when the
+            ``Run`` does.
         quiet: whether to show nothing on standard error while the run goes on.
-        on_round: called after each round of each party; not with ``processes``. What it raises ends the run, and comes
-            out as it is.
+        on_round: called after each round of each party; not with ``processes``. What it raises ends
+            the run, and comes out as it is.
 
-    Raises VflError: bad input, or a party that failed. Its traceback leads to the line of an encoder of your own.
+    Raises VflError: bad input, or a party that failed. Its traceback leads to the line of an
+    encoder of your own.
     """
     if processes and on_round is not None:
-        raise InputError(Code.CONFIG_INVALID, "on_round: parties in processes call nothing here; set processes=False")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "on_round: parties in processes call nothing here; set processes=False",
+        )
     how = partial(_in_processes, quiet) if processes else partial(_in_process, quiet, on_round)
     return carry_out(Recipe.of(recipe), data, how, baseline=baseline, out=out)
 
@@ -84,9 +91,9 @@ def simulate(
 class Order:
     """A run to be made.
 
-    ``tables``: of the recipe to run, with relative paths from ``base``. ``folder``: of the run, which does not exist
-    yet. ``frames``: {party: its frame}; ``federation``: the tables of the recipe whose parties have them, which are
-    others if a baseline is run.
+    ``tables``: of the recipe to run, with relative paths from ``base``. ``folder``: of the run,
+    which does not exist yet. ``frames``: {party: its frame}; ``federation``: the tables of the
+    recipe whose parties have them, which are others if a baseline is run.
     """
 
     tables: dict[str, Any]
@@ -101,7 +108,8 @@ class Order:
     def in_files(self, instead: str) -> dict[str, Any]:
         """Returns the tables with frames as files in the run's folder, for other processes.
 
-        Raises InputError, also if only this process has an encoder; ``instead``: the argument with which it needs none.
+        Raises InputError, also if only this process has an encoder; ``instead``: the argument with
+        which it needs none.
         """
         cells.refuse_here(self.settings, "other processes", instead)
         if not self.frames:
@@ -119,7 +127,9 @@ def carry_out(
     baseline: str | None,
     out: str | Path | None,
 ) -> Run:
-    """Has ``how`` make a run, and returns it; the other arguments are those of ``simulate``. Raises VflError."""
+    """Has ``how`` make a run, and returns it; the other arguments are those of ``simulate``. Raises
+    VflError.
+    """
     federation, frames = with_data(recipe.to_dict(), data or {})
     parse(Settings, federation, "recipe")
     tables, settings = _chosen(federation, baseline, recipe.base)
@@ -133,7 +143,9 @@ def carry_out(
         return run
 
 
-def _chosen(tables: dict[str, Any], baseline: str | None, base: Path) -> tuple[dict[str, Any], Settings]:
+def _chosen(
+    tables: dict[str, Any], baseline: str | None, base: Path
+) -> tuple[dict[str, Any], Settings]:
     """Returns the recipe to run, as written and parsed: the federation's, or that of a baseline."""
     if baseline is not None:
         tables = baseline_of(tables, baseline, base, "recipe")
@@ -141,14 +153,18 @@ def _chosen(tables: dict[str, Any], baseline: str | None, base: Path) -> tuple[d
 
 
 def _remove(place: Path, pid: int) -> None:
-    """Removes a run's temporary folder, unless this process was forked from the one that made it."""
+    """Removes a run's temporary folder, unless this process was forked from the one that made
+    it.
+    """
     if os.getpid() == pid:
         shutil.rmtree(place, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _place(out: str | Path | None) -> Iterator[tuple[Path, bool]]:
-    """Yields the folder of runs, and whether it is to go with the run; it goes at once if the run fails."""
+    """Yields the folder of runs, and whether it is to go with the run; it goes at once if the run
+    fails.
+    """
     if out is not None:
         require_folder(Path(out))
         yield Path(out), False
@@ -174,7 +190,9 @@ def _in_process(
 
     told = ours()
 
-    def observe(party: str, phase: str, round_: int, rounds: int, metrics: dict[str, dict[str, float]]) -> None:
+    def observe(
+        party: str, phase: str, round_: int, rounds: int, metrics: dict[str, dict[str, float]]
+    ) -> None:
         if on_round is not None:
             try:
                 on_round(Round(party, phase, round_, rounds, metrics))
@@ -198,9 +216,13 @@ def _in_process(
 
 
 def run_files(tables: dict[str, Any], base: Path, folder: Path) -> None:
-    """Runs a recipe whose data lie in files, in this process. ``folder``: of the run. Raises VflError."""
+    """Runs a recipe whose data lie in files, in this process. ``folder``: of the run. Raises
+    VflError.
+    """
     settings = parse(Settings, tables, "recipe")
-    _in_process(True, None, Order(tables, settings, divide(settings, base), base, folder, tables, None, {}))
+    _in_process(
+        True, None, Order(tables, settings, divide(settings, base), base, folder, tables, None, {})
+    )
 
 
 def rehearse(
@@ -212,7 +234,8 @@ def rehearse(
     quiet: bool,
     secrets: Mapping[str, bytes] | None = None,
 ) -> Run:
-    """Runs a recipe in this process, as ``simulate`` does; ``attach``: called with each party once it is assembled.
+    """Runs a recipe in this process, as ``simulate`` does; ``attach``: called with each party once
+    it is assembled.
 
     ``secrets``: see ``run_in_process``.
     """
@@ -231,7 +254,11 @@ class ours:  # noqa: N801 - reads as a word in a with statement
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, VflError) and error is not self.passes:
+        if (
+            isinstance(error, Exception)
+            and not isinstance(error, VflError)
+            and error is not self.passes
+        ):
             raise InternalError(f"{type(error).__name__}: {error}") from error
 
 
@@ -244,7 +271,8 @@ def _written(
     load, active = loading(frames), settings.active.name
     for name, of_party in divide(settings, base).items():
         if name in frames:
-            load(of_party, name == active)  # what is wrong with a frame is said at once
+            # What is wrong with a frame is said at once.
+            load(of_party, name == active)
     parties = write_frames(frames, tables["simulate"]["parties"], folder / "federation" / "data")
     return {**tables, "simulate": tables["simulate"] | {"parties": parties}}
 
@@ -260,4 +288,6 @@ def _in_processes(quiet: bool, order: Order) -> None:
         settings = parse(Settings, tables, "recipe")
         threads = settings_of(settings).threads
         with launching(threads) as launcher, View(settings) if quiet else view(settings) as screen:
-            run_federation(json.loads(json.dumps(tables)), settings, order.base, order.folder, screen, launcher)
+            run_federation(
+                json.loads(json.dumps(tables)), settings, order.base, order.folder, screen, launcher
+            )

@@ -1,4 +1,6 @@
-"""Runs a recipe with other values, one run after the other or several at a time, and compares them."""
+"""Runs a recipe with other values, one run after the other or several at a time, and compares
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +24,35 @@ from vfl_common.errors import Code, InputError, VflError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_BASELINE = "baseline"  # a key of ``over`` that is none of the recipe
-_TICK_S = 0.2  # after which Ctrl-C is seen, also if another thread got the signal
-_GOOD = ("accuracy", "auc", "f1", "rmse", "loss")  # drawn: the first of these that all runs have
+# A key of ``over`` that is none of the recipe.
+_BASELINE = "baseline"
+# After which Ctrl-C is seen, also if another thread got the signal.
+_TICK_S = 0.2
+# Drawn: the first of these that all runs have.
+_GOOD = ("accuracy", "auc", "f1", "rmse", "loss")
 
 
 @dataclass(frozen=True)
 class Study:
-    """Finished runs. ``over``: {key of the recipe: its values}; ``values``: what each of ``runs`` had of them."""
+    """Finished runs. ``over``: {key of the recipe: its values}; ``values``: what each of ``runs``
+    had of them.
+    """
 
     over: Mapping[str, Sequence[Any]]
     values: tuple[dict[str, Any], ...]
     runs: tuple[Run, ...]
 
     def columns(self) -> dict[str, list[Any]]:
-        """Returns a row a run, as columns: the keys of ``over``, ``seed``, ``validation auc``, ``test auc``, ….
+        """Returns a row a run, as columns: the keys of ``over``, ``seed``, ``validation auc``,
+        ``test auc``, ….
 
-        ``pandas.DataFrame(study.columns())`` takes them as they are; a metric that a run lacks is None.
+        ``pandas.DataFrame(study.columns())`` takes them as they are; a metric that a run lacks is
+        None.
         """
-        found = [{f"{s} {n}": v for s, named in run.metrics.items() for n, v in named.items()} for run in self.runs]
+        found = [
+            {f"{s} {n}": v for s, named in run.metrics.items() for n, v in named.items()}
+            for run in self.runs
+        ]
         names = dict.fromkeys(name for each in found for name in each)
         keys = dict.fromkeys(key for each in self.values for key in each)
         return {
@@ -49,10 +61,11 @@ class Study:
         }
 
     def plot(self, metric: str | None = None) -> Figure:
-        """Draws a metric over the first key of ``over``: a line for each value of the second, the mean of all others.
+        """Draws a metric over the first key of ``over``: a line for each value of the second, the
+        mean of all others.
 
-        ``metric``: such as ``validation auc``; without it, a metric of the validation rows that all runs have. Raises
-        VflError if no run has it.
+        ``metric``: such as ``validation auc``; without it, a metric of the validation rows that all
+        runs have. Raises VflError if no run has it.
         """
         from vfl.report.picture import Picture
 
@@ -74,7 +87,8 @@ class Study:
             if numbers:
                 (line,) = axes.plot(xs, means, marker="o", label=label)
                 axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
-            else:  # nothing lies between two names, so no line does
+            else:
+                # Nothing lies between two names, so no line does.
                 below = [middle - least for middle, least in zip(means, low, strict=True)]
                 above = [most - middle for middle, most in zip(means, high, strict=True)]
                 axes.errorbar(xs, means, [below, above], fmt="o", capsize=3, label=label)
@@ -89,13 +103,21 @@ class Study:
             axes.legend(frameon=False)
         return figure
 
-    def _points(self, metrics: Sequence[Any], key: str, fixed: Mapping[str, Any]) -> list[tuple[Any, list[float]]]:
-        """Returns [(value of ``key``, the metric of its runs)], of the runs with the ``fixed`` values."""
+    def _points(
+        self, metrics: Sequence[Any], key: str, fixed: Mapping[str, Any]
+    ) -> list[tuple[Any, list[float]]]:
+        """Returns [(value of ``key``, the metric of its runs)], of the runs with the ``fixed``
+        values.
+        """
         found = []
         for x in self.over[key]:
             wanted = {key: x, **fixed}
             of_runs = zip(self.values, metrics, strict=True)
-            ys = [y for each, y in of_runs if y is not None and all(each[k] == v for k, v in wanted.items())]
+            ys = [
+                y
+                for each, y in of_runs
+                if y is not None and all(each[k] == v for k, v in wanted.items())
+            ]
             if ys:
                 found.append((x, ys))
         return found
@@ -141,44 +163,59 @@ def study(
 
     Args:
         recipe: a recipe, a dict of its tables, or the path of its file.
-        over: {key: values}, with keys as in ``Recipe.replace``: ``{"phases.splitnn.optimizer.lr": [0.001, 0.01]}``.
-            The key ``baseline`` compares the federation with baselines, as ``simulate`` names them:
-            ``{"baseline": [None, "alone", "combined", "gbdt"]}``; None is the federation.
+        over: {key: values}, with keys as in ``Recipe.replace``: ``{"phases.splitnn.optimizer.lr":
+            [0.001, 0.01]}``. The key ``baseline`` compares the federation with baselines, as
+            ``simulate`` names them: ``{"baseline": [None, "alone", "combined", "gbdt"]}``; None is
+            the federation.
         data: as in ``simulate``.
         seeds: of the recipe; its own if not given.
         out: the folder of runs, as in ``simulate``.
         quiet: whether to show nothing while it goes on.
-        jobs: the number of runs at a time. With 1, they are made in this process; otherwise as many processes make
-            them, each with all parties of its run in itself. The results are the same. Each process needs the memory of
-            a run, and a core for each of the recipe's ``simulate.threads``.
+        jobs: the number of runs at a time. With 1, they are made in this process; otherwise as many
+            processes make them, each with all parties of its run in itself. The results are the
+            same. Each process needs the memory of a run, and a core for each of the recipe's
+            ``simulate.threads``.
 
-    Choose by the metrics of the validation rows: what is chosen by the test rows is not tested any more. Raises
-    VflError: before the first run if a combination makes no recipe, else if a run fails.
+    Choose by the metrics of the validation rows: what is chosen by the test rows is not tested any
+    more. Raises VflError: before the first run if a combination makes no recipe, else if a run
+    fails.
     """
     made = Recipe.of(recipe)
     if not all(isinstance(each, Iterable) and not isinstance(each, str) for each in over.values()):
         raise InputError(Code.CONFIG_INVALID, "over: give {key: [values]}")
-    over = {key: each.tolist() if hasattr(each, "tolist") else list(each) for key, each in over.items()}
+    over = {
+        key: each.tolist() if hasattr(each, "tolist") else list(each) for key, each in over.items()
+    }
     if not over or not all(over.values()):
-        raise InputError(Code.CONFIG_INVALID, "over: give {key: [values]}, with at least one value for each key")
+        raise InputError(
+            Code.CONFIG_INVALID, "over: give {key: [values]}, with at least one value for each key"
+        )
     if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
-        raise InputError(Code.CONFIG_INVALID, f"seeds: give whole numbers, like [1, 2, 3], not {seeds!r}")
+        raise InputError(
+            Code.CONFIG_INVALID, f"seeds: give whole numbers, like [1, 2, 3], not {seeds!r}"
+        )
     with_seeds = [None] if seeds is None else list(seeds)
     if not with_seeds:
-        raise InputError(Code.CONFIG_INVALID, "seeds: give at least one, or leave it out for the recipe's own")
+        raise InputError(
+            Code.CONFIG_INVALID, "seeds: give at least one, or leave it out for the recipe's own"
+        )
     values = [
         dict(zip(over, chosen, strict=True)) | ({} if seed is None else {"seed": seed})
         for chosen in itertools.product(*over.values())
         for seed in with_seeds
     ]
     _check_baselines(over.get(_BASELINE, []))
-    recipes = [made.replace(_without_baseline(each)) for each in values]  # all, before the first run
+    # All, before the first run.
+    recipes = [made.replace(_without_baseline(each)) for each in values]
     planned = []
     for number, (each, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
         which = ", ".join(f"{key} = {_named(value)}" for key, value in each.items())
-        planned.append(_Planned(with_values, each.get(_BASELINE), f"run {number} of {len(values)}: {which}"))
+        planned.append(
+            _Planned(with_values, each.get(_BASELINE), f"run {number} of {len(values)}: {which}")
+        )
     say = _silent if quiet else _speaker()
-    place = Path(out).absolute() if out is not None else None  # wherever this process goes meanwhile
+    # Wherever this process goes meanwhile.
+    place = Path(out).absolute() if out is not None else None
     at_a_time = min(_jobs(jobs), len(planned))
     if at_a_time > 1:
         with ours():
@@ -188,7 +225,9 @@ def study(
         for run in planned:
             say(run.title)
             with run.noting():
-                runs.append(simulate(run.recipe, data, baseline=run.baseline, out=place, quiet=True))
+                runs.append(
+                    simulate(run.recipe, data, baseline=run.baseline, out=place, quiet=True)
+                )
     return Study(dict(over), tuple(values), tuple(runs))
 
 
@@ -209,9 +248,15 @@ class _Planned:
 
 
 def _at_a_time(
-    jobs: int, planned: Sequence[_Planned], data: Mapping[str, Any] | None, out: Path | None, say: Callable[[str], None]
+    jobs: int,
+    planned: Sequence[_Planned],
+    data: Mapping[str, Any] | None,
+    out: Path | None,
+    say: Callable[[str], None],
 ) -> list[Run]:
-    """Makes runs in ``jobs`` processes; returns them in the order of the plan. The first error ends all."""
+    """Makes runs in ``jobs`` processes; returns them in the order of the plan. The first error ends
+    all.
+    """
     from vfl.library.workers import Workers
 
     simulate = planned[0].recipe.settings.simulate
@@ -230,12 +275,14 @@ def _at_a_time(
                 done, left = wait(left, timeout=_TICK_S, return_when=FIRST_COMPLETED)
                 for each in done:
                     each.result()
-        except BaseException:  # also Ctrl-C
+        except BaseException:
+            # Also Ctrl-C.
             pool.shutdown(wait=False, cancel_futures=True)
             workers.close()
             raise
         finally:
-            pool.shutdown()  # nothing waits any more: all are finished, or their processes are gone
+            # Nothing waits any more: all are finished, or their processes are gone.
+            pool.shutdown()
         return [each.result() for each in made]
 
 
@@ -250,7 +297,9 @@ def _silent(_text: str) -> None: ...
 
 
 def _speaker() -> Callable[[str], None]:
-    """Returns what writes a line to standard error, ready at once: threads that import would overtake each other."""
+    """Returns what writes a line to standard error, ready at once: threads that import would
+    overtake each other.
+    """
     from rich.console import Console
 
     return partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
@@ -261,7 +310,10 @@ def _check_baselines(named: Iterable[Any]) -> None:
 
     for each in named:
         if each is not None and each not in BASELINES:
-            text = f"there is no baseline {each!r}; give None, for the federation, or one of {', '.join(BASELINES)}"
+            text = (
+                f"there is no baseline {each!r}; give None, for the federation, or one of "
+                f"{', '.join(BASELINES)}"
+            )
             raise InputError(Code.CONFIG_INVALID, f"over: {text}")
 
 

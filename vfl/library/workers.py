@@ -2,8 +2,9 @@
 
     python -m vfl.library.workers
 
-That is the side of such a process: an order is a line of JSON on its standard input, an answer a line on its standard
-output. It ends when its standard input does, so it does not outlive the process that started it.
+That is the side of such a process: an order is a line of JSON on its standard input, an answer a
+line on its standard output. It ends when its standard input does, so it does not outlive the
+process that started it.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from vfl_common.errors import Code, InternalError, VflError
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - it says what it is
-    """The traceback of an error in another process, as text: the cause of the error that is raised here."""
+    """The traceback of an error in another process, as text: the cause of the error that is raised
+    here.
+    """
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Workers:
-    """A number of processes for a block. At its end, or when ``close`` is called, they end, whatever they are doing.
+    """A number of processes for a block. At its end, or when ``close`` is called, they end,
+    whatever they are doing.
 
     ``threads``: for torch and its libraries in each. Raises OSError if they cannot be started.
     """
@@ -54,13 +58,20 @@ class Workers:
         tables = order.in_files("jobs=1")
         worker = self._idle.get()
         try:
-            worker.run({"recipe": tables, "base": str(order.base.resolve()), "folder": str(order.folder.resolve())})
+            worker.run(
+                {
+                    "recipe": tables,
+                    "base": str(order.base.resolve()),
+                    "folder": str(order.folder.resolve()),
+                }
+            )
         finally:
             self._idle.put(worker)
 
     def close(self) -> None:
         """Ends all processes; what they were doing fails."""
-        for worker in self._all:  # all of them, before an interruption can come while one is waited for
+        # All of them, before an interruption can come while one is waited for.
+        for worker in self._all:
             worker.kill()
         for worker in self._all:
             worker.close()
@@ -81,18 +92,27 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(threads, None),
-            start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
+            # Ctrl-C reaches this process alone, which ends the others.
+            start_new_session=True,
             text=True,
         )
-        self._send([each for each in sys.path if isinstance(each, str)])  # as the interpreter, which skips others
+        # As the interpreter, which skips others.
+        self._send([each for each in sys.path if isinstance(each, str)])
 
     def run(self, order: dict[str, Any]) -> None:
         self._send(order)
         line = self._output.readline()
         if not line.endswith("\n"):
             status = self._process.wait()
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-            text = f"a process of the study {how}, so its run is not finished; if memory was short, set fewer jobs"
+            how = (
+                f"was killed by {signal.Signals(-status).name}"
+                if status < 0
+                else f"ended with exit code {status}"
+            )
+            text = (
+                f"a process of the study {how}, so its run is not finished; if memory was "
+                "short, set fewer jobs"
+            )
             raise VflError(Code.PARTY_LOST, text)
         answer = json.loads(line)
         if answer:
@@ -100,18 +120,23 @@ class _Worker:
             raise VflError(Code(answer["code"]), answer["text"], party=answer["party"]) from cause
 
     def kill(self) -> None:
-        """Ends the process at once: a run that nobody waits for leaves nothing behind that is needed."""
+        """Ends the process at once: a run that nobody waits for leaves nothing behind that is
+        needed.
+        """
         self._process.kill()
 
     def close(self) -> None:
         """Waits for its end, after ``kill``."""
         self._process.wait()
-        with contextlib.suppress(OSError):  # what it has not read
+        # What it has not read.
+        with contextlib.suppress(OSError):
             self._input.close()
-        self._output.close()  # waits for a thread that reads from it, which is at the end now
+        # Waits for a thread that reads from it, which is at the end now.
+        self._output.close()
 
     def _send(self, what: Any) -> None:
-        with contextlib.suppress(OSError):  # it has ended: the missing answer says so
+        # It has ended: the missing answer says so.
+        with contextlib.suppress(OSError):
             self._input.write(json.dumps(what) + "\n")
             self._input.flush()
 
@@ -126,11 +151,14 @@ class _Worker:
         return self._process.stdout
 
 
-# -- the process's own side ------------------------------------------------------------------------------------------
+# -- the process's own side
+# ----------------------------------------------------------------------
 
 
 def _serve() -> None:
-    """Keeps both pipes for itself: an encoder that reads finds nothing, and what it prints is no answer."""
+    """Keeps both pipes for itself: an encoder that reads finds nothing, and what it prints is no
+    answer.
+    """
     asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -146,7 +174,8 @@ def _serve() -> None:
 def _read(asked: IO[str], orders: queue.SimpleQueue[str]) -> None:
     for line in asked:
         orders.put(line)
-    os._exit(0)  # nobody waits for the run any more
+    # Nobody waits for the run any more.
+    os._exit(0)
 
 
 def _answer(order: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +183,11 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
     try:
         run_files(order["recipe"], Path(order["base"]), Path(order["folder"]))
     except BaseException as error:  # noqa: BLE001 - raised by the other process
-        found = error if isinstance(error, VflError) else InternalError(f"{type(error).__name__}: {error}")
+        found = (
+            error
+            if isinstance(error, VflError)
+            else InternalError(f"{type(error).__name__}: {error}")
+        )
         text = "".join(traceback.format_exception(error))
         return {"code": found.code, "text": str(found), "party": found.party, "traceback": text}
     return {}

@@ -1,4 +1,6 @@
-"""Answers: a flag of the command, or a question at a terminal, or a sentence about the missing flag."""
+"""Answers: a flag of the command, or a question at a terminal, or a sentence about the missing
+flag.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def answer(
         given: the flag's value, None if it is missing.
         flag: its name, for the sentence about it.
         question: for the person.
-        check: returns an answer as it is used. It raises InputError for a wrong one; the question is then asked again.
+        check: returns an answer as it is used. It raises InputError for a wrong one; the question
+            is then asked again.
         default: the proposal, '' for none.
         sure: whether to take the proposal if nobody can be asked.
         hint: what a person chooses from, for the sentence about the missing flag.
@@ -71,7 +74,9 @@ def among(names: Sequence[str], source: str, flag: str) -> Check:
             near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
             found = listed([printable(each) for each in near or names])
             hint = f"the nearest: {found}" if near else f"it has {found}"
-            raise InputError(Code.DATA_INVALID, f"{source}: has no column {name!r}, which {flag} names; {hint}")
+            raise InputError(
+                Code.DATA_INVALID, f"{source}: has no column {name!r}, which {flag} names; {hint}"
+            )
         return name
 
     return check

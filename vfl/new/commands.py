@@ -16,23 +16,36 @@ _data = click.option(
     "--data",
     metavar="FILE",
     help=(
-        "Your table: a CSV or text file (.csv, .tsv, .txt, each also .gz), Excel (.xlsx, .xlsm), .parquet or a folder"
+        "Your table: a CSV or text file (.csv, .tsv, .txt, each also .gz), Excel (.xlsx, "
+        ".xlsm), .parquet or a folder"
         ' of such files, or the URL of a database, with --set query="SELECT …".'
     ),
 )
-_id = click.option("--id", "id_", multiple=True, metavar="COLUMN", help="Says who a row is about; several are one id.")
+_id = click.option(
+    "--id",
+    "id_",
+    multiple=True,
+    metavar="COLUMN",
+    help="Says who a row is about; several are one id.",
+)
 _drop = click.option("--drop", multiple=True, metavar="COLUMN", help="A column to leave out.")
 _set = click.option(
     "--set",
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="How the table is read: sheet, query, separator, encoding, skip_lines, decimal, thousands, dates, na,"
-    " categorical, numeric or limit, as in [data] of a party file; once for each key. A value is TOML or plain text.",
+    help="How the table is read: sheet, query, separator, encoding, skip_lines, decimal, "
+    "thousands, dates, na,"
+    " categorical, numeric or limit, as in [data] of a party file; once for each key. A "
+    "value is TOML or plain text.",
 )
-_server = click.option("--server", metavar="HOST:PORT", help="Where the server will listen. [default: this machine]")
+_server = click.option(
+    "--server", metavar="HOST:PORT", help="Where the server will listen. [default: this machine]"
+)
 _advertise = click.option(
-    "--advertise", metavar="HOST:PORT", help="Active party: where the others reach it, if not on this machine."
+    "--advertise",
+    metavar="HOST:PORT",
+    help="Active party: where the others reach it, if not on this machine.",
 )
 _out = click.option(
     "--out",
@@ -45,7 +58,9 @@ _force = click.option("--force", is_flag=True, help="Replace existing files.")
 
 
 def _shared(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of both commands, in this order, and gives their values as one: ``flow.Given``."""
+    """Adds the options of both commands, in this order, and gives their values as one:
+    ``flow.Given``.
+    """
 
     @functools.wraps(command)
     def with_given(
@@ -74,9 +89,9 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
 def new() -> None:
     """Write a recipe and party files from your own tables.
 
-    The active party, which knows the label, writes the recipe and sends it to the others; each of them writes its party
-    file with it. What was guessed is printed, a line each, with the key or the flag that changes it. At a terminal,
-    what is missing is asked.
+    The active party, which knows the label, writes the recipe and sends it to the others; each of
+    them writes its party file with it. What was guessed is printed, a line each, with the key or
+    the flag that changes it. At a terminal, what is missing is asked.
 
     \b
       vfl new recipe --data bank.csv --active bank --passive shop --label default     at the bank
@@ -86,14 +101,22 @@ def new() -> None:
 
 @new.command()
 @_shared
-@click.option("--active", metavar="NAME", help="Your own name in the recipe. [default: the table's]")
-@click.option("--passive", "passives", multiple=True, metavar="NAME", help="Another party; once for each.")
-@click.option("--label", metavar="COLUMN", help="The column to predict.")
 @click.option(
-    "--task", type=click.Choice(["binary", "multiclass", "regression"]), help="[default: by the label's values]"
+    "--active", metavar="NAME", help="Your own name in the recipe. [default: the table's]"
 )
 @click.option(
-    "--positive", metavar="VALUE", help="Of two classes, the one that scores, AUC and f1 are of. [default: the second]"
+    "--passive", "passives", multiple=True, metavar="NAME", help="Another party; once for each."
+)
+@click.option("--label", metavar="COLUMN", help="The column to predict.")
+@click.option(
+    "--task",
+    type=click.Choice(["binary", "multiclass", "regression"]),
+    help="[default: by the label's values]",
+)
+@click.option(
+    "--positive",
+    metavar="VALUE",
+    help="Of two classes, the one that scores, AUC and f1 are of. [default: the second]",
 )
 @click.option(
     "--align",
@@ -124,7 +147,7 @@ def recipe(
     Examples:
       vfl new recipe --data bank.csv --active bank --passive shop --label default
       vfl new recipe --data bank.csv --passive shop --label default --method secureboost      trees, not networks
-    """
+    """  # noqa: E501
     from vfl.new.flow import Wishes, new_recipe
 
     new_recipe(given, Wishes(active, passives, task, align, positive, method))
@@ -140,7 +163,9 @@ def recipe(
     show_default=True,
     help="The recipe that the active party has sent.",
 )
-@click.option("--name", metavar="NAME", help="Your own name in the recipe. [default: the only passive one]")
+@click.option(
+    "--name", metavar="NAME", help="Your own name in the recipe. [default: the only passive one]"
+)
 @click.option("--label", metavar="COLUMN", help="Active party: the column to predict.")
 def party(
     given: Given,

@@ -1,4 +1,6 @@
-"""The files that ``vfl new`` writes: a recipe, and a party file in which nothing stands that is a default."""
+"""The files that ``vfl new`` writes: a recipe, and a party file in which nothing stands that is a
+default.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 
 RECIPE = "recipe.toml"
-_HEADER = "# The same at every party; `vfl new recipe` wrote it. docs/how-to.md explains each key.\n\n"
+_HEADER = (
+    "# The same at every party; `vfl new recipe` wrote it. docs/how-to.md explains each key.\n\n"
+)
 
 
 def recipe_tables(
@@ -42,9 +46,13 @@ def recipe_tables(
         training: its tables about the model and the training.
         features: whether the active party has feature columns.
     """
-    known: dict[str, Any] = {"kind": task.kind} | ({"classes": task.classes} if task.classes is not None else {})
+    known: dict[str, Any] = {"kind": task.kind} | (
+        {"classes": task.classes} if task.classes is not None else {}
+    )
     known |= {"positive": task.positive} if task.positive is not None else {}
-    first: dict[str, Any] = {"name": active, "role": "active"} | ({} if features else {"features": False})
+    first: dict[str, Any] = {"name": active, "role": "active"} | (
+        {} if features else {"features": False}
+    )
     return {
         "name": name,
         "task": known,
@@ -88,7 +96,8 @@ def party_tables(
 ) -> dict[str, Any]:
     """Returns the keys of a party file in ``out``.
 
-    ``advertise``: as in ``PartyFile``; ``table``: how it is read; ``trees``: whether the recipe grows trees.
+    ``advertise``: as in ``PartyFile``; ``table``: how it is read; ``trees``: whether the recipe
+    grows trees.
     """
     data: dict[str, Any] = {
         "source": _source(table.source, out),
@@ -111,14 +120,18 @@ def party_tables(
 
 
 def _source(source: str, out: Path) -> str:
-    """Returns a source as a file in ``out`` names it; a file of SQLite has its full path if ``out`` is elsewhere."""
+    """Returns a source as a file in ``out`` names it; a file of SQLite has its full path if ``out``
+    is elsewhere.
+    """
     if is_path(source):
         return relative(source, out)
     return source if out.resolve() == Path.cwd().resolve() else resolved(source, Path())
 
 
 def relative(path: str, folder: Path) -> str:
-    """Returns a path as a file in ``folder`` names it, with forward slashes; absolute if it is on another drive."""
+    """Returns a path as a file in ``folder`` names it, with forward slashes; absolute if it is on
+    another drive.
+    """
     try:
         return Path(os.path.relpath(path, folder)).as_posix()
     except ValueError:
@@ -126,12 +139,16 @@ def relative(path: str, folder: Path) -> str:
 
 
 def recipe_text(tables: Mapping[str, Any], where: Path) -> tuple[str, Recipe]:
-    """Returns a recipe's file and what is read from it. Raises InputError if a name in it cannot be used."""
+    """Returns a recipe's file and what is read from it. Raises InputError if a name in it cannot be
+    used.
+    """
     return _HEADER + to_toml(tables), parse(Recipe, tables, str(where))
 
 
 def party_text(tables: Mapping[str, Any], where: Path) -> str:
-    """Returns a party file, a line for each key. Raises InputError if something in it cannot be used."""
+    """Returns a party file, a line for each key. Raises InputError if something in it cannot be
+    used.
+    """
     parse(PartyFile, tables, str(where))
     return to_lines(tables)
 
@@ -142,7 +159,9 @@ def refuse_existing(path: Path, *, force: bool) -> None:
         text = f"{path}: exists already; move it away, or replace it with --force"
         raise InputError(Code.FILE_INVALID, text)
     if not path.absolute().parent.is_dir():
-        raise InputError(Code.FILE_INVALID, f"{path.parent}: no such folder; make it, or give another --out")
+        raise InputError(
+            Code.FILE_INVALID, f"{path.parent}: no such folder; make it, or give another --out"
+        )
 
 
 def write_all(texts: Mapping[Path, str], *, force: bool) -> None:

@@ -1,4 +1,6 @@
-"""The two walks of ``vfl new``: from a table to a recipe and a party file, and from a recipe to another party file."""
+"""The two walks of ``vfl new``: from a table to a recipe and a party file, and from a recipe to
+another party file.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     refuse_existing(recipe_path, force=given.force)
     table, names = _table(given)
     source = shown(table.source)
-    active = _name(wishes.active, "--active", "Name of this party, which knows the label", _stem(source))
+    active = _name(
+        wishes.active, "--active", "Name of this party, which knows the label", _stem(source)
+    )
     path = out / f"{active}.toml"
     refuse_existing(path, force=given.force)
     passives = _passives(wishes.passives)
@@ -87,7 +91,15 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     id_rules = rules.id_rules_for(read_values(table, id_).different)
     trees = wishes.method == "secureboost"
     most = MOST_CATEGORIES if trees else None
-    found = look(table, id_, id_rules, lambda name: values((name,)), label=label, drop=drop, most_categories=most)
+    found = look(
+        table,
+        id_,
+        id_rules,
+        lambda name: values((name,)),
+        label=label,
+        drop=drop,
+        most_categories=most,
+    )
     what = f"{source}: label column {label!r}"
     task = rules.task_of(found.labels, what, label, wishes.task)
     task = rules.with_positive(task, found.labels, what, wishes.positive)
@@ -95,10 +107,14 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     settings = rules.rows_for(found.rows, task, wishes.align, id_rules)
     features = bool(found.numbers or found.categories)
     name = rules.recipe_name(label, (active, *passives))
-    training = training_for(found.rows, task) if trees else split_training(rules.sizes_for(found.rows))
+    training = (
+        training_for(found.rows, task) if trees else split_training(rules.sizes_for(found.rows))
+    )
     tables = recipe_tables(name, task, active, passives, settings, training, features=features)
     text, recipe = recipe_text(tables, recipe_path)
-    own = party_tables(active, recipe_path, server, advertise, table, id_, found, label=label, out=out, trees=trees)
+    own = party_tables(
+        active, recipe_path, server, advertise, table, id_, found, label=label, out=out, trees=trees
+    )
     write_all({recipe_path: text, path: party_text(own, path)}, force=given.force)
     say_table(found, id_, path, classes=task.kind != "regression", trees=trees)
     if not features:
@@ -124,14 +140,20 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     name = _place(recipe, recipe_path, name)
     path = given.out / f"{name}.toml"
     if path.exists() and path.samefile(recipe_path):
-        text = f"{path}: is the recipe, and the file of {name} would replace it; give the recipe another file name"
+        text = (
+            f"{path}: is the recipe, and the file of {name} would replace it; give the recipe "
+            "another file name"
+        )
         raise InputError(Code.CONFIG_INVALID, text)
     refuse_existing(path, force=given.force)
     table, names = _table(given)
     source = shown(table.source)
     active = name == recipe.active.name
     if given.label is not None and not active:
-        text = f"--label is for {recipe.active.name}, the recipe's active party; remove it, or put the column in --drop"
+        text = (
+            f"--label is for {recipe.active.name}, the recipe's active party; remove it, or "
+            "put the column in --drop"
+        )
         raise InputError(Code.CONFIG_INVALID, text)
     drop = _drop(given, names, source)
     label = _label(given, names, table) if active else None
@@ -139,17 +161,37 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     id_rules = recipe.rows.id_rules
     trees = grows_trees(recipe)
     most = MOST_CATEGORIES if trees else None
-    found = look(table, id_, id_rules, lambda each: values((each,)), label=label, drop=drop, most_categories=most)
+    found = look(
+        table,
+        id_,
+        id_rules,
+        lambda each: values((each,)),
+        label=label,
+        drop=drop,
+        most_categories=most,
+    )
     features = bool(found.numbers or found.categories)
     place = recipe.party(name)
     if not features and place is not None and place.features:
-        text = f"{source}: has no columns of use beside the id; left out: {listed(list(map(printable, found.drop)))}"
+        text = (
+            f"{source}: has no columns of use beside the id; left out: "
+            f"{listed(list(map(printable, found.drop)))}"
+        )
         raise InputError(Code.DATA_INVALID, text)
     if label is not None:
         rules.task_of(found.labels, f"{source}: label column {label!r}", label, recipe.task.kind)
     server, advertise = _addresses(given, name) if active else (_server(given), None)
     tables = party_tables(
-        name, recipe_path, server, advertise, table, id_, found, label=label, out=given.out, trees=trees
+        name,
+        recipe_path,
+        server,
+        advertise,
+        table,
+        id_,
+        found,
+        label=label,
+        out=given.out,
+        trees=trees,
     )
     write_all({path: party_text(tables, path)}, force=given.force)
     say("recipe", f"{recipe.name}, {said_digest(recipe)}")
@@ -164,7 +206,8 @@ def new_party(given: Given, recipe_path: Path, name: str | None) -> None:
     say("next", f"{first}vfl-party check {path} --offline")
 
 
-# --- questions ------------------------------------------------------------------------------------------------------
+# --- questions
+# ------------------------------------------------------------
 
 
 def _table(given: Given) -> tuple[DataSettings, tuple[str, ...]]:
@@ -172,7 +215,8 @@ def _table(given: Given) -> tuple[DataSettings, tuple[str, ...]]:
     here = [path.name for path in sorted(Path().iterdir()) if path.name.lower().endswith(TABLES)]
 
     def names_in(source: str) -> tuple[str, ...]:
-        known = {"id": tuple(dict.fromkeys(given.id)), "label": given.label}  # the line that names these is the header
+        # The line that names these is the header.
+        known = {"id": tuple(dict.fromkeys(given.id)), "label": given.label}
         return column_names(settings_for(source, given.sets).model_copy(update=known))
 
     @telling_flags()
@@ -180,7 +224,9 @@ def _table(given: Given) -> tuple[DataSettings, tuple[str, ...]]:
         names_in(text)
         return text
 
-    source = ask.answer(given.data, "--data", "Your table", readable, default=here[0] if len(here) == 1 else "")
+    source = ask.answer(
+        given.data, "--data", "Your table", readable, default=here[0] if len(here) == 1 else ""
+    )
     return settings_for(source, given.sets), names_in(source)
 
 
@@ -205,13 +251,17 @@ def own_name(name: str) -> str:
 
 
 def _passives(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the names of the other parties, which may be separated by commas. Raises InputError."""
+    """Returns the names of the other parties, which may be separated by commas. Raises
+    InputError.
+    """
 
     def checked(text: str) -> str:
         names = [name.strip() for name in text.split(",")]
         return ",".join(own_name(name) for name in names)
 
-    text = ask.answer(",".join(given) or None, "--passive", "Names of the other parties, with commas", checked)
+    text = ask.answer(
+        ",".join(given) or None, "--passive", "Names of the other parties, with commas", checked
+    )
     return tuple(text.split(","))
 
 
@@ -223,24 +273,35 @@ def _label(given: Given, names: Sequence[str], table: DataSettings) -> str:
         return check(given.label)
     _show_columns(None, names)
     few = few_valued(table, names)
-    hint = f"with two to twenty different values: {listed(list(map(printable, few)))}" if few else ""
+    hint = (
+        f"with two to twenty different values: {listed(list(map(printable, few)))}" if few else ""
+    )
     if hint and ask.at_terminal():
         click.echo(f"Columns {hint}", err=True)
     question, likely = "The column to predict", rules.likely_label(names, few)
-    return ask.answer(None, "--label", question, check, default=likely, hint=f"columns {hint}" if hint else "")
+    return ask.answer(
+        None, "--label", question, check, default=likely, hint=f"columns {hint}" if hint else ""
+    )
 
 
-def _id(given: Given, names: Sequence[str], label: str | None, table: DataSettings) -> tuple[tuple[str, ...], Read]:
+def _id(
+    given: Given, names: Sequence[str], label: str | None, table: DataSettings
+) -> tuple[tuple[str, ...], Read]:
     """Returns the id columns, and what reads columns. Raises InputError."""
     source = shown(table.source)
     dropped = [name for name in names if name in given.drop]
     names = [name for name in names if name != label and name not in dropped]
     if not names:
-        raise InputError(Code.DATA_INVALID, f"{source}: has no column beside the label; add the id column")
+        raise InputError(
+            Code.DATA_INVALID, f"{source}: has no column beside the label; add the id column"
+        )
     values, check = reader(table), ask.among(names, source, "--id")
     if given.id:
         if label in given.id or len(set(given.id)) < len(given.id):
-            text = f"--id {' --id '.join(given.id)}: the columns of the id and the label must be different ones"
+            text = (
+                f"--id {' --id '.join(given.id)}: the columns of the id and the label must be "
+                "different ones"
+            )
             raise InputError(Code.CONFIG_INVALID, text)
         return tuple(check(name) for name in given.id), values
     guess = rules.guess_id(names, lambda name: values((name,)))
@@ -249,23 +310,40 @@ def _id(given: Given, names: Sequence[str], label: str | None, table: DataSettin
     if not ask.at_terminal():
         _refuse_dropped_id(guess, rules.guess_id(dropped, lambda name: values((name,))), source)
     if not guess.name and all(values((name,)) is None for name in names):
-        read_values(table, (names[0],))  # says why, such as that there are no rows
+        # Says why, such as that there are no rows.
+        read_values(table, (names[0],))
     if not guess.name and not ask.at_terminal():
-        text = f"{source}: no column has another value in each row, as an id has; name the id column with --id"
+        text = (
+            f"{source}: no column has another value in each row, as an id has; name the id "
+            "column with --id"
+        )
         raise InputError(Code.DATA_INVALID, text)
     _show_columns(None, names)
-    return (ask.answer(None, "--id", "The column that says who a row is about", check, default=guess.name),), values
+    return (
+        ask.answer(
+            None, "--id", "The column that says who a row is about", check, default=guess.name
+        ),
+    ), values
 
 
 def _refuse_dropped_id(guess: rules.IdGuess, dropped: rules.IdGuess, source: str) -> None:
-    """Raises InputError if the best id is a column that --drop leaves out. ``guess``: of the other columns."""
+    """Raises InputError if the best id is a column that --drop leaves out. ``guess``: of the other
+    columns.
+    """
     if dropped.name and (dropped.sure or not guess.name):
-        text = f"{source}: column {dropped.name!r}, which --drop leaves out, is the only one that looks like an id"
-        raise InputError(Code.DATA_INVALID, f"{text}; name another with --id, or remove this --drop")
+        text = (
+            f"{source}: column {dropped.name!r}, which --drop leaves out, is the only one that "
+            "looks like an id"
+        )
+        raise InputError(
+            Code.DATA_INVALID, f"{text}; name another with --id, or remove this --drop"
+        )
 
 
 def _drop(given: Given, names: Sequence[str], source: str) -> tuple[str, ...]:
-    """Returns the columns to leave out. Raises InputError if one is unknown, the id or the label."""
+    """Returns the columns to leave out. Raises InputError if one is unknown, the id or the
+    label.
+    """
     check = ask.among(names, source, "--drop")
     for flag, roles in (("--id", given.id), ("--label", (given.label,))):
         twice = next((name for name in given.drop if name in roles), None)
@@ -282,12 +360,17 @@ def _place(recipe: Recipe, path: Path, given: str | None) -> str:
 
     def known(name: str) -> str:
         if name not in names:
-            text = f"{path}: {name!r} is not a party of the recipe (parties: {listed(names)}); correct --name"
+            text = (
+                f"{path}: {name!r} is not a party of the recipe (parties: {listed(names)}); "
+                "correct --name"
+            )
             raise InputError(Code.NOT_IN_RECIPE, text)
         return name
 
     default = others[0] if len(others) == 1 else ""
-    return ask.answer(given, "--name", f"Which party is this ({listed(names)})", known, default=default, sure=True)
+    return ask.answer(
+        given, "--name", f"Which party is this ({listed(names)})", known, default=default, sure=True
+    )
 
 
 def _server(given: Given) -> str:
@@ -296,12 +379,16 @@ def _server(given: Given) -> str:
 
 
 def _addresses(given: Given, active: str) -> tuple[str, str | None]:
-    """Returns the server's address and that of the active party, None if it is on this machine as the server is."""
+    """Returns the server's address and that of the active party, None if it is on this machine as
+    the server is.
+    """
     server = _server(given)
     if given.advertise is None and is_here(server):
         return server, None
     question, proposal = f"Where the others reach {active}, host:port", f"{active}.example.org:7001"
-    return server, ask.answer(given.advertise, "--advertise", question, ask.address, default=proposal)
+    return server, ask.answer(
+        given.advertise, "--advertise", question, ask.address, default=proposal
+    )
 
 
 def _show_columns(given: str | None, names: Sequence[str]) -> None:

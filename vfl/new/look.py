@@ -1,4 +1,6 @@
-"""Looks at a party's table with the reader that a run uses, so that what is written down is what a run finds."""
+"""Looks at a party's table with the reader that a run uses, so that what is written down is what a
+run finds.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,22 @@ from vfl_party.data.notes.smells import smells
 from vfl_party.data.notes.target_leakage import leaks
 from vfl_party.data.table import counted
 
-SAMPLE = 10_000  # rows in which values are counted before anybody has named a column
-Read = Callable[[tuple[str, ...]], Values | None]  # reads columns that are one id together; None: they cannot be one
+# Rows in which values are counted before anybody has named a column.
+SAMPLE = 10_000
+# Reads columns that are one id together; None: they cannot be one.
+Read = Callable[[tuple[str, ...]], Values | None]
 
 
 @dataclass(frozen=True)
 class Look:
     """What a table shows.
 
-    rows: with an id, each id once; all_rows: of the source; left_out: of these, those without an id or with a repeated
-    one. numbers, categories: the feature columns. drop: {column: why it is of no use}. missing, blank: the columns in
-    which numbers, and categories, are missing. ids: as the rules spell them. notes: what the reader has guessed.
-    odd: what looks wrong. told: sentences about columns that tell the label, if that is of classes. labels: how many
-    rows each value has; none if no label was read.
+    rows: with an id, each id once; all_rows: of the source; left_out: of these, those without an id
+    or with a repeated one. numbers, categories: the feature columns. drop: {column: why it is of no
+    use}. missing, blank: the columns in which numbers, and categories, are missing. ids: as the
+    rules spell them. notes: what the reader has guessed. odd: what looks wrong. told: sentences
+    about columns that tell the label, if that is of classes. labels: how many rows each value has;
+    none if no label was read.
     """
 
     rows: int
@@ -61,7 +66,9 @@ def reader(table: DataSettings) -> Read:
 
 
 def _values(table: DataSettings, names: tuple[str, ...]) -> Values | None:
-    """Reads columns as an id is read. Returns None if they cannot be one. Raises InputError for an unreadable file."""
+    """Reads columns as an id is read. Returns None if they cannot be one. Raises InputError for an
+    unreadable file.
+    """
     try:
         return read_values(table, names)
     except InputError as error:
@@ -72,13 +79,21 @@ def _values(table: DataSettings, names: tuple[str, ...]) -> Values | None:
 
 def read_values(table: DataSettings, names: tuple[str, ...]) -> Values:
     """Reads columns as an id is read. Raises InputError if they cannot be one."""
-    alone: dict[str, Any] = {"id": names, "columns": (), "numeric": (), "categorical": (), "duplicates": "first"}
+    alone: dict[str, Any] = {
+        "id": names,
+        "columns": (),
+        "numeric": (),
+        "categorical": (),
+        "duplicates": "first",
+    }
     found = load_table(table.model_copy(update=alone), with_label=False)
     return Values(found.counts.rows if found.counts is not None else len(found), found.ids)
 
 
 def few_valued(table: DataSettings, names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the columns with two to twenty different values in the first rows; none if these cannot be read."""
+    """Returns the columns with two to twenty different values in the first rows; none if these
+    cannot be read.
+    """
     found: list[str] = []
     with contextlib.suppress(InputError, pa.ArrowNotImplementedError):
         for name, column in first_rows(table, names, SAMPLE).items():
@@ -121,15 +136,27 @@ def look(
     for name in table.categorical_names:
         if name not in said and left_out_text(values(name)):
             kind = mostly.get(name)
-            useless[name] = f"most cells are {kind}, but some are not read" if kind else "too many different texts"
+            useless[name] = (
+                f"most cells are {kind}, but some are not read"
+                if kind
+                else "too many different texts"
+            )
     counts = _category_counts(table)
     for name, each in counts.items():
-        if most_categories is not None and np.count_nonzero(each) > most_categories and name not in {*said, *useless}:
-            useless[name] = f"more than {most_categories} different texts, the most that trees tell apart"
+        if (
+            most_categories is not None
+            and np.count_nonzero(each) > most_categories
+            and name not in {*said, *useless}
+        ):
+            useless[name] = (
+                f"more than {most_categories} different texts, the most that trees tell apart"
+            )
     for name in table.numeric_names:
         if name not in said and left_out_number(name, values):
             useless[name] = "looks like an id"
-    useless |= dict.fromkeys((name for name in _missing(rows, all_rows=True) if name not in said), "empty in all rows")
+    useless |= dict.fromkeys(
+        (name for name in _missing(rows, all_rows=True) if name not in said), "empty in all rows"
+    )
     return Look(
         rows=len(table),
         all_rows=len(rows),
@@ -149,7 +176,8 @@ def look(
 
 
 def _missing(rows: Rows, *, all_rows: bool = False) -> tuple[str, ...]:
-    """Returns the columns in which numbers are missing, which a run would refuse: in all rows, with an id or not.
+    """Returns the columns in which numbers are missing, which a run would refuse: in all rows, with
+    an id or not.
 
     ``all_rows``: those that have no number at all.
     """
@@ -160,9 +188,15 @@ def _missing(rows: Rows, *, all_rows: bool = False) -> tuple[str, ...]:
 
 
 def _category_counts(table: Table) -> dict[str, npt.NDArray[np.int64]]:
-    """Returns how many cells of each column of categories hold each word, and then how many are missing."""
+    """Returns how many cells of each column of categories hold each word, and then how many are
+    missing.
+    """
     words = table.categorical
-    return {} if words is None else {name: counted(words, k) for k, name in enumerate(table.categorical_names)}
+    return (
+        {}
+        if words is None
+        else {name: counted(words, k) for k, name in enumerate(table.categorical_names)}
+    )
 
 
 def _counts(table: Table) -> Counts:

@@ -1,4 +1,6 @@
-"""The rules by which ``vfl new`` fills in what it is not told. They are pure: they see names, counts and texts."""
+"""The rules by which ``vfl new`` fills in what it is not told. They are pure: they see names,
+counts and texts.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,20 @@ from vfl_common.errors import Code, InputError
 
 Kind = Literal["binary", "multiclass", "regression"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Counts = Mapping[str | float, int]  # {value of the label: rows}
+# {value of the label: rows}.
+Counts = Mapping[str | float, int]
 
-MOST_NUMBERED = 20  # classes that are whole numbers; a label with more different numbers is a quantity
+# Classes that are whole numbers; a label with more different numbers is a quantity.
+MOST_NUMBERED = 20
 MOST_CLASSES = 100
-ROWS_A_CLASS = 10  # a class, or a category, has that many rows on average
-FEW = 50  # different texts that are always categories, however few the rows
-ALMOST_ALL = 0.9  # the share of different values with which a column called "customer" is the id
-_LOOKED_AT = 10_000  # ids whose spelling is looked at
+# A class, or a category, has that many rows on average.
+ROWS_A_CLASS = 10
+# Different texts that are always categories, however few the rows.
+FEW = 50
+# The share of different values with which a column called "customer" is the id.
+ALMOST_ALL = 0.9
+# Ids whose spelling is looked at.
+_LOOKED_AT = 10_000
 
 _PEOPLE = {
     "account",
@@ -34,7 +42,22 @@ _PEOPLE = {
     "kunde",
     "kunden",
 }
-_NUMBERS = {"code", "email", "iban", "id", "ids", "key", "mail", "no", "nr", "num", "number", "nummer", "phone", "ssn"}
+_NUMBERS = {
+    "code",
+    "email",
+    "iban",
+    "id",
+    "ids",
+    "key",
+    "mail",
+    "no",
+    "nr",
+    "num",
+    "number",
+    "nummer",
+    "phone",
+    "ssn",
+}
 _NUMBERS |= {"idx", "kdnr", "knr", "kundennr", "kundennummer", "pid", "uid", "uuid"}
 _LABELS = {"class", "churn", "churned", "default", "label", "outcome", "target", "y"}
 _DECIMAL = re.compile(r"\s*[-+]?\d*[.,]\d+\s*")
@@ -42,7 +65,9 @@ _DECIMAL = re.compile(r"\s*[-+]?\d*[.,]\d+\s*")
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The model and the training that suit a number of rows. ``validation``: the share that early stopping looks at."""
+    """The model and the training that suit a number of rows. ``validation``: the share that early
+    stopping looks at.
+    """
 
     hidden: int
     embedding_size: int
@@ -52,15 +77,38 @@ class ModelSizes:
     validation: float
 
 
-# Rows of the active party below which a line holds. More rows: wider layers, larger batches, fewer epochs, so that
-# training takes from some hundred steps to some ten thousand; epochs are the most, since early stopping ends them.
+# Rows of the active party below which a line holds. More rows: wider layers, larger batches, fewer
+# epochs, so that training takes from some hundred steps to some ten thousand; epochs are the most,
+# since early stopping ends them.
 _SIZES: tuple[tuple[int, ModelSizes], ...] = (
-    (1_000, ModelSizes(hidden=32, embedding_size=8, batch_size=32, epochs=60, patience=12, validation=0.2)),
-    (10_000, ModelSizes(hidden=64, embedding_size=16, batch_size=64, epochs=40, patience=8, validation=0.15)),
-    (100_000, ModelSizes(hidden=64, embedding_size=16, batch_size=256, epochs=20, patience=4, validation=0.1)),
-    (1_000_000, ModelSizes(hidden=128, embedding_size=32, batch_size=1024, epochs=10, patience=3, validation=0.1)),
+    (
+        1_000,
+        ModelSizes(
+            hidden=32, embedding_size=8, batch_size=32, epochs=60, patience=12, validation=0.2
+        ),
+    ),
+    (
+        10_000,
+        ModelSizes(
+            hidden=64, embedding_size=16, batch_size=64, epochs=40, patience=8, validation=0.15
+        ),
+    ),
+    (
+        100_000,
+        ModelSizes(
+            hidden=64, embedding_size=16, batch_size=256, epochs=20, patience=4, validation=0.1
+        ),
+    ),
+    (
+        1_000_000,
+        ModelSizes(
+            hidden=128, embedding_size=32, batch_size=1024, epochs=10, patience=3, validation=0.1
+        ),
+    ),
 )
-_MANY = ModelSizes(hidden=128, embedding_size=32, batch_size=4096, epochs=5, patience=2, validation=0.05)
+_MANY = ModelSizes(
+    hidden=128, embedding_size=32, batch_size=4096, epochs=5, patience=2, validation=0.05
+)
 
 
 def sizes_for(rows: int) -> ModelSizes:
@@ -69,7 +117,9 @@ def sizes_for(rows: int) -> ModelSizes:
 
 
 def least_in_common(rows: int) -> int:
-    """Returns how many common rows there must be: a tenth of the active party's, at least 10 and at most 100."""
+    """Returns how many common rows there must be: a tenth of the active party's, at least 10 and at
+    most 100.
+    """
     return max(10, min(100, rows // 10))
 
 
@@ -77,8 +127,8 @@ def least_in_common(rows: int) -> int:
 class Task:
     """What is predicted.
 
-    ``classes``: how many, of a multiclass task. ``positive``: the class that a person wants the scores of a binary one
-    to be of.
+    ``classes``: how many, of a multiclass task. ``positive``: the class that a person wants the
+    scores of a binary one to be of.
     """
 
     kind: Kind
@@ -99,7 +149,10 @@ def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> 
     """
     values, rows = len(counts), sum(counts.values())
     if values == 1:
-        raise _unusable(f"{what} has the same value in all rows, so there is nothing to learn; name another column")
+        raise _unusable(
+            f"{what} has the same value in all rows, so there is nothing to learn; name "
+            "another column"
+        )
     text = any(isinstance(value, str) for value in counts)
     if wanted == "binary":
         _refuse_alike(counts, what)
@@ -110,15 +163,26 @@ def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> 
         return Task("binary")
     if text:
         if values > MOST_CLASSES or rows < 2 * values:
-            found = f"{values:,} different texts in {rows:,} rows, and looks like an id or free text"
-            raise _unusable(f"{what} has {found}; name another column, or give --task multiclass if these are classes")
+            found = (
+                f"{values:,} different texts in {rows:,} rows, and looks like an id or free text"
+            )
+            raise _unusable(
+                f"{what} has {found}; name another column, or give --task multiclass if "
+                "these are classes"
+            )
         _refuse_alike(counts, what)
         return Task("multiclass", values)
     numbers = cast(Iterable[float], counts)
     whole = all(float(value).is_integer() for value in numbers)
-    if whole and values == rows and (looks_like_id(name) or max(numbers) - min(numbers) == rows - 1):
+    if (
+        whole
+        and values == rows
+        and (looks_like_id(name) or max(numbers) - min(numbers) == rows - 1)
+    ):
         found = f"{what} has another whole number in each row, and looks like an id"
-        raise _unusable(f"{found}; name another column, or give --task regression if it is a quantity")
+        raise _unusable(
+            f"{found}; name another column, or give --task regression if it is a quantity"
+        )
     if whole and values <= MOST_NUMBERED and rows >= ROWS_A_CLASS * values:
         return Task("multiclass", values)
     return Task("regression")
@@ -127,12 +191,15 @@ def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> 
 def with_positive(task: Task, counts: Counts, what: str, wanted: str | None) -> Task:
     """Returns the task whose scores are of the class ``wanted``; None: as it is.
 
-    ``what``: the beginning of an error's sentence. Raises InputError if the label has no such value, or not two.
+    ``what``: the beginning of an error's sentence. Raises InputError if the label has no such
+    value, or not two.
     """
     if wanted is None:
         return task
     if task.kind != "binary":
-        raise _unusable(f"{what} makes a {task.kind} task, and --positive is for a binary one; remove it")
+        raise _unusable(
+            f"{what} makes a {task.kind} task, and --positive is for a binary one; remove it"
+        )
     found = next((value for value in counts if class_text(value) == wanted.strip()), None)
     if found is None:
         raise _unusable(f"{what} has no value {wanted!r}, which --positive names; correct it")
@@ -141,7 +208,9 @@ def with_positive(task: Task, counts: Counts, what: str, wanted: str | None) -> 
 
 
 def _refuse_alike(counts: Counts, what: str) -> None:
-    """Raises InputError if values differ by capitals or blanks alone: few people mean two classes by them."""
+    """Raises InputError if values differ by capitals or blanks alone: few people mean two classes
+    by them.
+    """
     texts = [value for value in counts if isinstance(value, str)]
     if len({" ".join(text.casefold().split()) for text in texts}) < len(texts):
         text = f"{what} has values that differ by capitals or blanks alone; write them alike"
@@ -150,25 +219,35 @@ def _refuse_alike(counts: Counts, what: str) -> None:
 
 def _as_wanted(wanted: str, values: int, text: bool, what: str) -> Task:
     if wanted == "binary" and values != 2:
-        raise _unusable(f"{what} has {values:,} different values, but a binary task has two; give another --task")
+        raise _unusable(
+            f"{what} has {values:,} different values, but a binary task has two; give "
+            "another --task"
+        )
     if wanted == "regression" and text:
         raise _unusable(f"{what} holds text, but a regression needs numbers; give another --task")
     return Task(cast(Kind, wanted), values if wanted == "multiclass" else None)
 
 
 def rows_for(rows: int, task: Task, align: str, id_rules: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the recipe's table ``[rows]``: every split has its share of each class, if there are classes."""
-    found: dict[str, Any] = {"align": "psi", "at_least": least_in_common(rows)} if align == "psi" else {}
+    """Returns the recipe's table ``[rows]``: every split has its share of each class, if there are
+    classes.
+    """
+    found: dict[str, Any] = (
+        {"align": "psi", "at_least": least_in_common(rows)} if align == "psi" else {}
+    )
     found |= {"id_rules": list(id_rules), "validation": sizes_for(rows).validation}
     return found if task.kind == "regression" else found | {"split": "stratified"}
 
 
-# --- ids ------------------------------------------------------------------------------------------------------------
+# --- ids
+# ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Values:
-    """A column, or several that are one id together: how many rows it has, and its different values as text."""
+    """A column, or several that are one id together: how many rows it has, and its different values
+    as text.
+    """
 
     rows: int
     different: Sequence[str]
@@ -181,7 +260,9 @@ class Values:
 
 @dataclass(frozen=True)
 class IdGuess:
-    """``name``: the column that is likely to be the id, '' for none; ``sure``: nobody needs to be asked."""
+    """``name``: the column that is likely to be the id, '' for none; ``sure``: nobody needs to be
+    asked.
+    """
 
     name: str
     sure: bool
@@ -189,12 +270,16 @@ class IdGuess:
 
 
 def guess_id(names: Sequence[str], values: Callable[[str], Values | None]) -> IdGuess:
-    """Guesses the id column: one that is called like an id and has (almost) another value in each row.
+    """Guesses the id column: one that is called like an id and has (almost) another value in each
+    row.
 
-    If there are several, or none, the guess is unsure: the first of them, or else the first other column with another
-    value in each row. Decimal numbers are no ids. ``values`` reads a column; None: it cannot be an id.
+    If there are several, or none, the guess is unsure: the first of them, or else the first other
+    column with another value in each row. Decimal numbers are no ids. ``values`` reads a column;
+    None: it cannot be an id.
     """
-    found = [name for name in names if looks_like_id(name) and _identifies(values(name), ALMOST_ALL)]
+    found = [
+        name for name in names if looks_like_id(name) and _identifies(values(name), ALMOST_ALL)
+    ]
     if found:
         return IdGuess(found[0], len(found) == 1, tuple(found[1:]))
     found = [name for name in names if _identifies(values(name), 1.0)]
@@ -208,13 +293,17 @@ def _identifies(values: Values | None, share: float) -> bool:
 
 
 def looks_like_id(name: str) -> bool:
-    """Whether a column is called like an id: ``customer``, ``client_no``, ``PatientID``; but not ``customer_age``."""
+    """Whether a column is called like an id: ``customer``, ``client_no``, ``PatientID``; but not
+    ``customer_age``.
+    """
     words = re.findall(r"[^\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).casefold())
     return bool(words) and (words[-1] in _NUMBERS or all(word in _PEOPLE for word in words))
 
 
 def likely_label(names: Sequence[str], few: Sequence[str]) -> str:
-    """Returns the column that a person is offered as the label: one that is called so, or the only one of ``few``."""
+    """Returns the column that a person is offered as the label: one that is called so, or the only
+    one of ``few``.
+    """
     called = next((name for name in reversed(names) if name.casefold() in _LABELS), "")
     return called or (few[0] if len(few) == 1 else "")
 
@@ -222,8 +311,9 @@ def likely_label(names: Sequence[str], few: Sequence[str]) -> str:
 def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
     """Returns rules that spell ids alike at all parties, by how these look.
 
-    E-mail addresses: ``email``. Others: ``nfkc`` if there is more than ASCII, always ``trim``, and ``casefold`` if
-    there are letters: the other parties may have blanks and capitals that are not in these.
+    E-mail addresses: ``email``. Others: ``nfkc`` if there is more than ASCII, always ``trim``, and
+    ``casefold`` if there are letters: the other parties may have blanks and capitals that are not
+    in these.
     """
     looked_at = ids[:_LOOKED_AT]
     if sum("@" in text for text in looked_at) > len(looked_at) / 2:
@@ -236,11 +326,14 @@ def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
     return tuple(rules)
 
 
-# --- columns --------------------------------------------------------------------------------------------------------
+# --- columns
+# ------------------------------------------------------------
 
 
 def left_out_text(values: Values | None) -> bool:
-    """Whether a column of text has too many different values to be of use: names, addresses, notes."""
+    """Whether a column of text has too many different values to be of use: names, addresses,
+    notes.
+    """
     return values is not None and len(values.different) > max(FEW, values.rows / ROWS_A_CLASS)
 
 
@@ -250,7 +343,9 @@ def left_out_number(name: str, values: Callable[[str], Values | None]) -> bool:
 
 
 def recipe_name(label: str, parties: Sequence[str]) -> str:
-    """Returns a name for a recipe, by which its runs are called: who predicts what. More than three are not named."""
+    """Returns a name for a recipe, by which its runs are called: who predicts what. More than three
+    are not named.
+    """
     words = [*parties[: 3 if len(parties) <= 3 else 1], label]
     found = "-".join(re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-") for word in words)
     return found.strip("-")[:60].strip("-")

@@ -15,8 +15,10 @@ from vfl_common.text import LINE, clean, host_and_port, listed, percent, printab
 from vfl_party.data.ids import ASK, about_zeros
 
 _WIDTH = 12
-_FEW_KEPT = 0.8  # the share of the rows below which an id is doubtful
-_LONGEST = 40  # characters of a label's value
+# The share of the rows below which an id is doubtful.
+_FEW_KEPT = 0.8
+# Characters of a label's value.
+_LONGEST = 40
 
 
 def say(about: str, text: str, change: str = "") -> None:
@@ -27,7 +29,8 @@ def say(about: str, text: str, change: str = "") -> None:
 def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool, trees: bool) -> None:
     """Says what a table shows.
 
-    ``path``: the party file; ``classes``: whether the label is of classes; ``trees``: whether the recipe grows trees.
+    ``path``: the party file; ``classes``: whether the label is of classes; ``trees``: whether the
+    recipe grows trees.
     """
     for note in found.notes:
         say("table", note, ", ".join(flags_of(note)))
@@ -35,7 +38,11 @@ def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool, t
         say("look at", text, ", ".join(flags_of(text)))
     if found.rows < _FEW_KEPT * found.all_rows:
         what = f"{found.rows:,} of {found.all_rows:,} rows ({percent(found.rows, found.all_rows)})"
-        say("look at", f"only {what} have an id of their own, and the others are left out; is this the id?", "--id")
+        say(
+            "look at",
+            f"only {what} have an id of their own, and the others are left out; is this the id?",
+            "--id",
+        )
     say("id", f"{listed(list(map(repr, id_)))}, of {found.rows:,} rows", "--id")
     if found.left_out:
         first = "; of rows that share an id the first stays" if found.repeated else ""
@@ -51,7 +58,11 @@ def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool, t
         say("missing", f"{where}, in some rows; trees take empty cells as they are")
     elif found.missing:
         where = listed(list(map(printable, found.missing)))
-        say("missing", f"{where}, in some rows; the column's mean takes their place", f"data.missing in {path}")
+        say(
+            "missing",
+            f"{where}, in some rows; the column's mean takes their place",
+            f"data.missing in {path}",
+        )
 
 
 def say_alike(found: Look, id_rules: Sequence[str]) -> None:
@@ -68,7 +79,11 @@ def say_recipe(recipe: Recipe, label: str, found: Look, path: Path) -> None:
     several = f" with {task.classes} classes" if task.classes is not None else ""
     text = f"{label!r} has {len(found.labels):,} different values: {task.kind}{several}"
     if task.kind == "binary":
-        whose = _second(found.labels) if task.positive is None else f"{_short(task.positive)}, as you say"
+        whose = (
+            _second(found.labels)
+            if task.positive is None
+            else f"{_short(task.positive)}, as you say"
+        )
         text = f"{label!r} is binary; scores, AUC and f1 are of {whose}"
     change = "--positive, or task.positive" if task.kind == "binary" else "--task, or task.kind"
     say("label", text, f"{change} in {path}")
@@ -82,7 +97,9 @@ def say_recipe(recipe: Recipe, label: str, found: Look, path: Path) -> None:
 def say_training(sizes: ModelSizes, found: Look, path: Path) -> None:
     """Says how the recipe in the file ``path`` trains networks."""
     model = f"{sizes.hidden} hidden units, embeddings of {sizes.embedding_size} numbers"
-    training = f"for {found.rows:,} rows: batches of {sizes.batch_size}, at most {sizes.epochs} epochs"
+    training = (
+        f"for {found.rows:,} rows: batches of {sizes.batch_size}, at most {sizes.epochs} epochs"
+    )
     say("model", model, f"[model] in {path}; trees: --method secureboost")
     say("training", training, f"[[phases]] in {path}")
 
@@ -91,15 +108,23 @@ def say_trees(recipe: Recipe, found: Look, path: Path) -> None:
     """Says how the recipe in the file ``path`` grows trees."""
     of = recipe.phases[0].settings
     each = " for each class" if recipe.task.kind == "multiclass" else ""
-    text = f"for {found.rows:,} rows: at most {of['trees']} rounds, each of a tree{each}, of depth {of['depth']}"
+    text = (
+        f"for {found.rows:,} rows: at most {of['trees']} rounds, each of a tree{each}, of "
+        f"depth {of['depth']}"
+    )
     say("training", text, f"[[phases]] in {path}")
-    text = 'of gradients, by Paillier; "ou" is about ten times as fast, and needs HEU at all parties'
+    text = (
+        'of gradients, by Paillier; "ou" is about ten times as fast, and needs HEU at all parties'
+    )
     say("encryption", text, f"encryption in {path}")
 
 
 def _second(labels: Counts) -> str:
-    """Words the class of a binary label to which scores belong, as ``vfl_party.data.inputs.labels`` sorts them."""
-    first, second = sorted(labels)  # all are numbers, or all are text
+    """Words the class of a binary label to which scores belong, as ``vfl_party.data.inputs.labels``
+    sorts them.
+    """
+    # All are numbers, or all are text.
+    first, second = sorted(labels)
     if not isinstance(second, str) or not isinstance(first, str):
         return f"{second:g}, the larger number"
     capitals = ", capitals first" if second.casefold() < first.casefold() else ""
@@ -108,7 +133,9 @@ def _second(labels: Counts) -> str:
 
 def _short(value: object) -> str:
     """Words a class as a sentence has it: text in quotes, and not too long."""
-    short = value if not isinstance(value, str) or len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    short = (
+        value if not isinstance(value, str) or len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    )
     return f"{short!r}"
 
 
@@ -116,7 +143,11 @@ def say_addresses(server: str, advertise: str | None, path: Path) -> None:
     """Says where the server is and, if others reach this party, where."""
     say("server", f"{server}{' on this machine' if is_here(server) else ''}", f"server in {path}")
     if advertise is not None:
-        say("listens", f"on all addresses; the others reach it at {advertise}", f"listen, advertise in {path}")
+        say(
+            "listens",
+            f"on all addresses; the others reach it at {advertise}",
+            f"listen, advertise in {path}",
+        )
 
 
 def said_digest(recipe: Recipe) -> str:

@@ -1,4 +1,6 @@
-"""How a table is read: the keys of ``[data]`` that ``--set`` gives, and sentences about keys that name the flag."""
+"""How a table is read: the keys of ``[data]`` that ``--set`` gives, and sentences about keys that
+name the flag.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,16 @@ from vfl_common.errors import Code, InputError
 
 _TEXTS = ("sheet", "query", "separator", "encoding", "decimal", "thousands", "dates")
 _LISTS = ("numeric", "categorical", "na")
-READING = (*_TEXTS, "skip_lines", "limit", *_LISTS)  # the keys that say how a table is read
+# The keys that say how a table is read.
+READING = (*_TEXTS, "skip_lines", "limit", *_LISTS)
 _OTHER_FLAGS = {"source": "--data", "id": "--id", "label": "--label", "drop": "--drop"}
 _NAMED = re.compile(r'\bdata\.([a-z_]+)(?:(?: =| to) (?:(\d+)|"([^"]*)")(?! or "))?')
 
 
 def settings_for(source: str, given: Sequence[str]) -> DataSettings:
-    """Returns the settings by which a table is read. ``given``: ``KEY=VALUE``, each. Raises InputError."""
+    """Returns the settings by which a table is read. ``given``: ``KEY=VALUE``, each. Raises
+    InputError.
+    """
     keys: dict[str, Any] = {}
     for each in given:
         key, is_given, text = each.partition("=")
@@ -83,7 +88,10 @@ def _wrong(given: str, key: str, *, twice: bool) -> InputError:
     elif key in READING:
         text = f"has no value; write --set {key}=VALUE"
     elif key in DataSettings.model_fields:
-        text = f"does not say how the table is read; change data.{key} in the party file that is written"
+        text = (
+            f"does not say how the table is read; change data.{key} in the party file that is "
+            "written"
+        )
     else:
         near = difflib.get_close_matches(key, READING, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(READING))}"

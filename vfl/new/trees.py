@@ -9,9 +9,12 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.methods.secureboost.settings import MOST_CODES
 
 Method = Literal["splitnn", "secureboost"]
-MOST_CATEGORIES = MOST_CODES  # of a column; a missing cell is one of them
-DEEPER = 10_000  # rows of the active party from which a tree has one level more
-_LEAST_ROWS = 5  # of a regression's leaf
+# Of a column; a missing cell is one of them.
+MOST_CATEGORIES = MOST_CODES
+# Rows of the active party from which a tree has one level more.
+DEEPER = 10_000
+# Of a regression's leaf.
+_LEAST_ROWS = 5
 
 
 def grows_trees(recipe: Recipe) -> bool:
@@ -22,9 +25,9 @@ def grows_trees(recipe: Recipe) -> bool:
 def training_for(rows: int, task: Task) -> dict[str, Any]:
     """Returns the tables of a recipe about its training, for ``rows`` rows.
 
-    Early stopping ends it, so the number of trees is the most. A round of a multiclass task grows a tree for each
-    class, which takes so many times as long: so there are fewer rounds, of larger steps. Paillier is for every version
-    of Python.
+    Early stopping ends it, so the number of trees is the most. A round of a multiclass task grows a
+    tree for each class, which takes so many times as long: so there are fewer rounds, of larger
+    steps. Paillier is for every version of Python.
     """
     few = task.kind == "multiclass"
     phase: dict[str, Any] = {
@@ -35,6 +38,7 @@ def training_for(rows: int, task: Task) -> dict[str, Any]:
         "early_stopping": 5 if few else 8,
         "encryption": "paillier",
     }
-    if task.kind == "regression":  # the second derivative of each row is 1
+    # The second derivative of each row is 1.
+    if task.kind == "regression":
         phase["min_child_weight"] = float(_LEAST_ROWS)
     return {"phases": [phase]}

@@ -21,12 +21,14 @@ from vfl_common.files import unwritable
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
 
-_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#999999"  # distinct for colour-blind readers too
+# Distinct for colour-blind readers too.
+_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 _PINK, _SKY = "#CC79A7", "#56B4E9"
 _COLORS = {"train": _BLUE, "validation": _ORANGE, "test": _GREEN, "cross": _PINK, "local": _SKY}
 _PARTIES = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, "#E69F00", "#000000", _GREY)
 NOBODY: Mapping[str, Mapping[str, Rounds]] = MappingProxyType({})
-_SHOWN = ("accuracy", "auc", "rmse")  # beside the loss
+# Beside the loss.
+_SHOWN = ("accuracy", "auc", "rmse")
 _LABELS = {"auc": "AUC", "rmse": "RMSE (unit of the label)", "loss": "mean loss"}
 _TITLES = {
     "align": "align (finding the rows in common)",
@@ -35,20 +37,28 @@ _TITLES = {
 }
 _LINES, _MARKERS = ("-", "--", ":"), ("o", "s", "^")
 _DPI = 130
-_MOST_ROWS = 24  # links in one column of panels; more need two columns
+# Links in one column of panels; more need two columns.
+_MOST_ROWS = 24
 
 
 def draw_folder(folder: Path) -> list[Path]:
-    """Draws the run in ``folder``: the ``vfl.reports`` entry point of ``vfl-party run --report``. Raises InputError."""
+    """Draws the run in ``folder``: the ``vfl.reports`` entry point of ``vfl-party run --report``.
+    Raises InputError.
+    """
     return draw(find(folder))
 
 
 def draw(run: RunRecord) -> list[Path]:
-    """Writes ``learning-curves.png`` (if the folder has metrics that make a curve), ``bytes.png`` and ``times.png``."""
+    """Writes ``learning-curves.png`` (if the folder has metrics that make a curve), ``bytes.png``
+    and ``times.png``.
+    """
     paths = []
     rounds, own = curves(run), own_curves(run)
     phases = _in_phases(run, rounds, own)
-    if any(has_curve(each) for each in (*rounds.values(), *(each for of in own.values() for each in of.values()))):
+    if any(
+        has_curve(each)
+        for each in (*rounds.values(), *(each for of in own.values() for each in of.values()))
+    ):
         paths.append(draw_curves(run.summary, phases, run.folder / "learning-curves.png", own))
     if run.summary.bytes.by_link:
         paths.append(draw_bytes(run.summary, run.phases, run.folder / "bytes.png"))
@@ -58,7 +68,10 @@ def draw(run: RunRecord) -> list[Path]:
 
 
 def draw_curves(
-    summary: Summary, phases: Mapping[str, Rounds], path: Path, own: Mapping[str, Mapping[str, Rounds]] = NOBODY
+    summary: Summary,
+    phases: Mapping[str, Rounds],
+    path: Path,
+    own: Mapping[str, Mapping[str, Rounds]] = NOBODY,
 ) -> Path:
     """Draws what ``curves_of`` returns. Returns ``path``."""
     return save(curves_of(summary, phases, own), path)
@@ -73,7 +86,11 @@ def figure_of(run: RunRecord) -> Figure:
 def _in_phases(
     run: RunRecord, rounds: Mapping[str, Rounds], own: Mapping[str, Mapping[str, Rounds]]
 ) -> dict[str, Rounds]:
-    return {phase: rounds.get(phase, {}) for phase in (*run.phases, *rounds) if phase in rounds or phase in own}
+    return {
+        phase: rounds.get(phase, {})
+        for phase in (*run.phases, *rounds)
+        if phase in rounds or phase in own
+    }
 
 
 def curves_of(
@@ -81,8 +98,8 @@ def curves_of(
 ) -> Figure:
     """Draws one row of panels a phase: the loss, and the task's metrics, by round.
 
-    A metric of one round alone is no curve, and stands only in the title.
-    ``phases``: the active party's rounds; ``own``: {phase: {party: rounds}} of phases with a loss at each party.
+    A metric of one round alone is no curve, and stands only in the title. ``phases``: the active
+    party's rounds; ``own``: {phase: {party: rounds}} of phases with a loss at each party.
     """
 
     def has_any(name: str) -> bool:
@@ -103,7 +120,9 @@ def curves_of(
             names = _metric_names(rounds, least)
             if names:
                 _curve(row[1], rounds, names)
-                row[1].set_title(f"{name}: {' and '.join(_short(metric) for metric in names)}", loc="left")
+                row[1].set_title(
+                    f"{name}: {' and '.join(_short(metric) for metric in names)}", loc="left"
+                )
             else:
                 row[1].axis("off")
     figure.suptitle(f"{summary.run_id}\n{_final(summary)}", fontsize="medium", x=0.01, ha="left")
@@ -111,30 +130,52 @@ def curves_of(
 
 
 def has_curve(rounds: Rounds) -> bool:
-    """Returns whether there is more than one point to draw: one round, or an idle party, makes no curve."""
+    """Returns whether there is more than one point to draw: one round, or an idle party, makes no
+    curve.
+    """
     return (
-        sum(any(name in named for named in splits.values() for name in (*_SHOWN, "loss")) for splits in rounds.values())
+        sum(
+            any(name in named for named in splits.values() for name in (*_SHOWN, "loss"))
+            for splits in rounds.values()
+        )
         > 1
     )
 
 
 def _metric_names(rounds: Rounds, least: int) -> list[str]:
     """Returns the metrics to draw: those that some split has in ``least`` rounds or more."""
-    points = Counter((split, name) for splits in rounds.values() for split, named in splits.items() for name in named)
+    points = Counter(
+        (split, name)
+        for splits in rounds.values()
+        for split, named in splits.items()
+        for name in named
+    )
     return [name for name in _SHOWN if any(points[split, name] >= least for split in _COLORS)][:2]
 
 
 def _curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
-    """Draws the metrics ``names``, with a colour for each split, and a line style and marker for each metric."""
+    """Draws the metrics ``names``, with a colour for each split, and a line style and marker for
+    each metric.
+    """
     drawn = 0
     for split, color in _COLORS.items():
         for name, line, shape in zip(names, _LINES, _MARKERS, strict=False):
-            values = {r: m[split][name] for r, m in rounds.items() if m.get(split, {}).get(name) is not None}
+            values = {
+                r: m[split][name]
+                for r, m in rounds.items()
+                if m.get(split, {}).get(name) is not None
+            }
             if values:
                 label = split if len(names) == 1 else f"{split} {_short(name)}"
                 marker = shape if len(values) <= 40 else ""
                 axes.plot(
-                    list(values), list(values.values()), line, color=color, label=label, marker=marker, markersize=3
+                    list(values),
+                    list(values.values()),
+                    line,
+                    color=color,
+                    label=label,
+                    marker=marker,
+                    markersize=3,
                 )
                 drawn += 1
     _by_round(axes, _LABELS.get(names[0], names[0]) if len(names) == 1 else "")
@@ -143,13 +184,26 @@ def _curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
 
 
 def _own_curves(axes: Axes, parties: Mapping[str, Rounds]) -> None:
-    """Draws each party's own losses, with a colour for each party and a line style for each step (local, cross)."""
+    """Draws each party's own losses, with a colour for each party and a line style for each step
+    (local, cross).
+    """
     for place, (party, rounds) in enumerate(parties.items()):
         for split, line in zip(OWN, _LINES, strict=False):
-            values = {r: m[split]["loss"] for r, m in rounds.items() if m.get(split, {}).get("loss") is not None}
+            values = {
+                r: m[split]["loss"]
+                for r, m in rounds.items()
+                if m.get(split, {}).get("loss") is not None
+            }
             if values:
                 color = _PARTIES[place % len(_PARTIES)]
-                axes.plot(list(values), list(values.values()), line, color=color, label=f"{split} {party}", linewidth=1)
+                axes.plot(
+                    list(values),
+                    list(values.values()),
+                    line,
+                    color=color,
+                    label=f"{split} {party}",
+                    linewidth=1,
+                )
     _by_round(axes, _LABELS["loss"])
     axes.legend(frameon=False, fontsize=8, ncols=1 if len(parties) <= 4 else 2)
 
@@ -168,19 +222,27 @@ def _short(metric: str) -> str:
 
 def _final(summary: Summary) -> str:
     """Words ``test accuracy 0.975, AUC 0.999 · 600 steps in 3.9 s``."""
-    split = next((name for name in ("test", "validation", "train") if name in summary.metrics), None)
+    split = next(
+        (name for name in ("test", "validation", "train") if name in summary.metrics), None
+    )
     named = summary.metrics[split] if split is not None else {}
-    values = ", ".join(f"{_short(name)} {named[name]:.4g}" for name in (*_SHOWN, "loss") if name in named)
+    values = ", ".join(
+        f"{_short(name)} {named[name]:.4g}" for name in (*_SHOWN, "loss") if name in named
+    )
     done = f"{summary.steps:,} steps in {summary.wall_s:.1f} s"
     return f"{split} {values} · {done}" if values else done
 
 
 def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
-    """Draws a panel a phase and a bar a link and direction: payload below, envelope on top. Returns ``path``."""
+    """Draws a panel a phase and a bar a link and direction: payload below, envelope on top. Returns
+    ``path``.
+    """
     panels = [(name, _bars(summary, name)) for name in in_order(summary, phases)]
     columns = 2 if sum(len(bars) for _, bars in panels) > _MOST_ROWS and len(panels) > 1 else 1
     rows = math.ceil(len(panels) / columns)
-    tallest = [max(len(bars) for _, bars in panels[r * columns : (r + 1) * columns]) for r in range(rows)]
+    tallest = [
+        max(len(bars) for _, bars in panels[r * columns : (r + 1) * columns]) for r in range(rows)
+    ]
     heights = [0.27 * most + 0.85 for most in tallest]
     figure = Figure(figsize=(8.2 * columns, sum(heights) + 0.9), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"height_ratios": heights})
@@ -191,16 +253,22 @@ def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
         axes.axis("off")
     total = summary.bytes.total
     envelope = total.message_bytes - total.payload_bytes
-    text = f"{size(total.payload_bytes)} of tensors (payload), {size(envelope)} around them (envelope); TLS not counted"
+    text = (
+        f"{size(total.payload_bytes)} of tensors (payload), {size(envelope)} around them "
+        "(envelope); TLS not counted"
+    )
     text += "; each panel has its own scale" if len(panels) > 1 else ""
     figure.suptitle(f"{summary.run_id}\n{text}", fontsize="medium", x=0.01, ha="left")
     handles, labels = cells[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)  # above it the title is too wide
+    # Above it the title is too wide.
+    figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)
     return save(figure, path)
 
 
 def _bars(summary: Summary, phase: str) -> list[tuple[str, int, int]]:
-    """Returns (link, payload bytes, envelope bytes) of one phase: links to the active party first, then its answers."""
+    """Returns (link, payload bytes, envelope bytes) of one phase: links to the active party first,
+    then its answers.
+    """
     roles = {party.name: party.role for party in summary.parties}
     order = {party.name: place for place, party in enumerate(summary.parties)}
     sums: dict[tuple[str, str], list[int]] = {}
@@ -224,7 +292,9 @@ def _envelope(link: LinkBytes) -> int:
 
 def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) -> None:
     most = max((payload + envelope for _, payload, envelope in bars), default=1) or 1
-    factor, unit = next(((f, u) for f, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if most >= f), (1.0, "bytes"))
+    factor, unit = next(
+        ((f, u) for f, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if most >= f), (1.0, "bytes")
+    )
     places = range(len(bars))
     payloads = [payload / factor for _, payload, _ in bars]
     envelopes = [envelope / factor for _, _, envelope in bars]
@@ -233,11 +303,19 @@ def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) -> None
     for place, (_, payload, envelope) in zip(places, bars, strict=True):
         total = payload + envelope
         text = size(total) + (f", {envelope / total:.1%} envelope" if payload else "")
-        axes.annotate(text, (total / factor, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(
+            text,
+            (total / factor, place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
     axes.set_yticks(places, [name for name, _, _ in bars], fontsize=8)
     axes.invert_yaxis()
     axes.set_ylim(len(bars) - 0.5, -0.5)
-    axes.set_xlim(0, most / factor * 1.32)  # room for the numbers
+    # Room for the numbers.
+    axes.set_xlim(0, most / factor * 1.32)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(unit, fontsize=8)
     axes.tick_params(axis="x", labelsize=8)

@@ -12,9 +12,12 @@ from typing import Any
 from vfl.report.rounds import Source
 from vfl_common.text import LINE, clean
 
-_ENDS = ("failed", "stopped")  # events that a process logs last
-_TAIL = 65_536  # bytes of a log that hold its last line
-_OTHERS = "ABORTED"  # the code of a process that another one has stopped
+# Events that a process logs last.
+_ENDS = ("failed", "stopped")
+# Bytes of a log that hold its last line.
+_TAIL = 65_536
+# The code of a process that another one has stopped.
+_OTHERS = "ABORTED"
 _ERROR = "error: "
 
 
@@ -22,8 +25,9 @@ _ERROR = "error: "
 class End:
     """The end of a run.
 
-    ``state``: ``set aside``, ``failed``, ``stopped``, or ``unfinished``: it runs now, or was killed. ``why``: a
-    sentence, '' if none is known. ``resumes``: whether the same commands resume it: not a simulation, not a prediction.
+    ``state``: ``set aside``, ``failed``, ``stopped``, or ``unfinished``: it runs now, or was
+    killed. ``why``: a sentence, '' if none is known. ``resumes``: whether the same commands resume
+    it: not a simulation, not a prediction.
     """
 
     state: str
@@ -41,23 +45,36 @@ class End:
         what += f" ({self.why})" if self.why and self.state == "failed" else ""
         if not self.resumes:
             return what
-        return f"{what}; the same commands resume it{', once that is mended' if self.state == 'failed' else ''}"
+        return (
+            f"{what}; the same commands resume "
+            f"it{', once that is mended' if self.state == 'failed' else ''}"
+        )
 
 
 def end_of(processes: Sequence[Source]) -> End:
-    """Returns how an unfinished run has ended, as far as a log, or what a process said before it had one, says so."""
+    """Returns how an unfinished run has ended, as far as a log, or what a process said before it
+    had one, says so.
+    """
     aside = [each.read("run.json").get("set_aside") for each in processes]
     if whys := [str(noted.get("why", "")) for noted in aside if isinstance(noted, dict)]:
         return End("set aside", clean(whys[0], LINE), resumes=False)
     lines = [_last(each.folder / "log.jsonl") for each in processes]
     paths = {path for each in processes for path in each.folder.parent.glob("*/stderr")}
-    said = [line for line in (_last_line(path).decode("utf-8", "replace") for path in sorted(paths)) if line]
+    said = [
+        line
+        for line in (_last_line(path).decode("utf-8", "replace") for path in sorted(paths))
+        if line
+    ]
     errors = [line.removeprefix(_ERROR) for line in said if line.startswith(_ERROR)]
     events = {str(line.get("event", "")) for line in lines} | ({"failed"} if errors else set())
     state = next((event for event in _ENDS if event in events), "unfinished")
     failed = [line for line in lines if line.get("event") == "failed"]
-    failed.sort(key=lambda line: line.get("code") == _OTHERS)  # who has stopped because of another says less
-    why = next((str(line["message"]) for line in failed if line.get("message")), errors[0] if errors else "")
+    # Who has stopped because of another says less.
+    failed.sort(key=lambda line: line.get("code") == _OTHERS)
+    why = next(
+        (str(line["message"]) for line in failed if line.get("message")),
+        errors[0] if errors else "",
+    )
     alone = any((each.folder.parent / "federation").is_dir() for each in processes)
     resumes = not alone and all(each.read("run.json").get("job") != "predict" for each in processes)
     return End(state, clean(why, LINE), resumes)

@@ -1,4 +1,6 @@
-"""The notes of a run's report: what labels and columns can be read from, and how gradients are encrypted."""
+"""The notes of a run's report: what labels and columns can be read from, and how gradients are
+encrypted.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +8,56 @@ from collections.abc import Iterable, Iterator
 
 from vfl_common.summary import ExchangeSummary, Summary
 
-_SENT, _CAME = 2, 1  # filters of a chain without transforms, as the active party has it: its policy, and the codec
+# Filters of a chain without transforms, as the active party has it: its policy, and the codec.
+_SENT, _CAME = 2, 1
 _WHERE = "in our rehearsals on a public data set, not on yours"
 
 
 def unprotected(summary: Summary) -> Iterator[str]:
-    """Yields a note if gradients of the labels' loss, and one if embeddings of passive parties, leave as they are.
+    """Yields a note if gradients of the labels' loss, and one if embeddings of passive parties,
+    leave as they are.
 
     Nothing is said of gradients if labels are numbers: the attacks find classes.
     """
     active = {party.name for party in summary.parties if party.role == "active"}
     classes = any("accuracy" in named for named in summary.metrics.values())
-    sent = [each for each in summary.exchanges if each.sender in active and each.sent.startswith("gradient dz ")]
-    came = [each for each in summary.exchanges if each.receiver in active and each.sent.startswith("embedding z ")]
+    sent = [
+        each
+        for each in summary.exchanges
+        if each.sender in active and each.sent.startswith("gradient dz ")
+    ]
+    came = [
+        each
+        for each in summary.exchanges
+        if each.receiver in active and each.sent.startswith("embedding z ")
+    ]
     gradients, embeddings = _plain(sent, _SENT), _plain(came, _CAME)
     if classes and gradients:
         read = f"a passive party can read the labels from them (AUC 1.00 by direction {_WHERE})"
         yield f"Gradients of {gradients} leave as they are: {read}. Try vfl leaks; add a defence."
     if embeddings:
-        read = f"the active party can read the passive parties' columns from them (R² 0.80 in the mean {_WHERE})"
+        read = (
+            "the active party can read the passive parties' columns from them (R² 0.80 in the "
+            f"mean {_WHERE})"
+        )
         yield f"Embeddings of {embeddings} leave as they are: {read}. Try vfl leaks; add a defence."
 
 
 def encryption(summary: Summary) -> str:
-    """Says how the phases that encrypt their gradients have done so, or that they have not; '' if there is none."""
-    found = [f"Gradients of {each.phase} left {each.how}." for each in summary.exchanges if "encrypted" in each.how]
+    """Says how the phases that encrypt their gradients have done so, or that they have not; '' if
+    there is none.
+    """
+    found = [
+        f"Gradients of {each.phase} left {each.how}."
+        for each in summary.exchanges
+        if "encrypted" in each.how
+    ]
     return " ".join(dict.fromkeys(found))
 
 
 def _plain(exchanges: Iterable[ExchangeSummary], filters: int) -> str:
-    """Names the phases of the exchanges that no method protects, and whose chains have no more filters than these."""
+    """Names the phases of the exchanges that no method protects, and whose chains have no more
+    filters than these.
+    """
     few = [each for each in exchanges if len(each.chain.split(" -> ")) <= filters]
     return ", ".join(dict.fromkeys(each.phase for each in few if not each.how.startswith("drawn")))

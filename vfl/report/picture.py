@@ -9,7 +9,9 @@ from matplotlib.figure import Figure
 
 
 class Picture(Figure):
-    """A figure that any notebook shows as its cell's value, without ``%matplotlib inline`` before."""
+    """A figure that any notebook shows as its cell's value, without ``%matplotlib inline``
+    before.
+    """
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()

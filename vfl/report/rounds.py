@@ -21,13 +21,15 @@ FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class RoundLine:
-    """One line. ``metrics``: {split: {name: value}}; ``values``: {``splitnn/validation/auc``: 0.97}, bytes and seconds
-    among them; ``time_s``: Unix time."""
+    """One line. ``metrics``: {split: {name: value}}; ``values``: {``splitnn/validation/auc``:
+    0.97}, bytes and seconds among them; ``time_s``: Unix time.
+    """
 
     generation: int
     phase: str
     round: int
-    steps: int  # since the run began
+    # Since the run began.
+    steps: int
     time_s: float
     metrics: dict[str, dict[str, float]]
     values: dict[str, float]
@@ -67,12 +69,21 @@ class Source:
 
 
 def find_sources(path: Path) -> list[Source]:
-    """Finds the parties in a run's folder, or the one party whose folder it is. Raises InputError if there are none."""
-    folders = [path] if Source(path).has_rounds else sorted(each for each in path.glob("*") if Source(each).has_rounds)
+    """Finds the parties in a run's folder, or the one party whose folder it is. Raises InputError
+    if there are none.
+    """
+    folders = (
+        [path]
+        if Source(path).has_rounds
+        else sorted(each for each in path.glob("*") if Source(each).has_rounds)
+    )
     if not folders:
-        what = f"no {FILE} in it or in a party's folder below" if path.is_dir() else "no such folder"
+        what = (
+            f"no {FILE} in it or in a party's folder below" if path.is_dir() else "no such folder"
+        )
         raise InputError(
-            Code.FILE_INVALID, f"{path}: {what}; give a run's folder, OUT/RUN-ID, after its first round is done"
+            Code.FILE_INVALID,
+            f"{path}: {what}; give a run's folder, OUT/RUN-ID, after its first round is done",
         )
     return [Source(folder) for folder in folders]
 
@@ -83,11 +94,14 @@ class History:
 
     source: Source
     rounds: list[RoundLine] = field(default_factory=list)
-    _part: int = 0  # the inode of the file that was read last: its name changes when it is full
+    # The inode of the file that was read last: its name changes when it is full.
+    _part: int = 0
     _offset: int = 0
 
     def update(self) -> None:
-        """Reads the new complete lines, of older files too. Raises InputError if a file cannot be read."""
+        """Reads the new complete lines, of older files too. Raises InputError if a file cannot be
+        read.
+        """
         path = self.source.folder / FILE
         try:
             for data, written_s in self._new(path):
@@ -96,7 +110,9 @@ class History:
                     if found is not None:
                         self._append(found)
         except OSError as error:
-            raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})"
+            ) from None
 
     def _new(self, path: Path) -> Iterator[tuple[bytes, float]]:
         """Yields (new complete lines, time of writing) of each file, the oldest first."""
@@ -141,12 +157,25 @@ def parse(line: bytes, written_s: float) -> RoundLine | None:
             str(split): {str(name): number(value) for name, value in named.items()}
             for split, named in entry["metrics"].items()
         }
-        values = {f"{phase}/{split}/{name}": value for split, named in metrics.items() for name, value in named.items()}
-        values["bytes/sent"], values["bytes/received"] = float(entry["sent_bytes"]), float(entry["received_bytes"])
+        values = {
+            f"{phase}/{split}/{name}": value
+            for split, named in metrics.items()
+            for name, value in named.items()
+        }
+        values["bytes/sent"], values["bytes/received"] = (
+            float(entry["sent_bytes"]),
+            float(entry["received_bytes"]),
+        )
         values["seconds"] = float(entry["seconds"])
         time_s = datetime.fromisoformat(entry["time"]).timestamp() if "time" in entry else written_s
         return RoundLine(
-            int(entry["generation"]), phase, int(entry["round"]), int(entry["steps"]), time_s, metrics, values
+            int(entry["generation"]),
+            phase,
+            int(entry["round"]),
+            int(entry["steps"]),
+            time_s,
+            metrics,
+            values,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None

@@ -1,4 +1,6 @@
-"""The argument RUN of commands: the folder of a run; the newest finished run of a federation if it is left out."""
+"""The argument RUN of commands: the folder of a run; the newest finished run of a federation if it
+is left out.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from pathlib import Path
 
 import click
 
-RUNS = Path("runs")  # where the commands put runs if they are not told otherwise
+# Where the commands put runs if they are not told otherwise.
+RUNS = Path("runs")
 
 
 def _or_newest(_context: click.Context, _parameter: click.Parameter, given: Path | None) -> Path:
@@ -20,4 +23,6 @@ def _or_newest(_context: click.Context, _parameter: click.Parameter, given: Path
     return found.folder
 
 
-run_argument = click.argument("run", required=False, type=click.Path(path_type=Path), callback=_or_newest)
+run_argument = click.argument(
+    "run", required=False, type=click.Path(path_type=Path), callback=_or_newest
+)

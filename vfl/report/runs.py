@@ -22,18 +22,20 @@ from vfl_common.summary import Summary, load_summary
 from vfl_common.text import clean
 
 _MAIN = ("accuracy", "auc", "rmse")
-_WIDEST = 400  # characters of a line
-_MOST = 60  # characters of a name that somebody else chose
+# Characters of a line.
+_WIDEST = 400
+# Characters of a name that somebody else chose.
+_MOST = 60
 
 
 @dataclass(frozen=True)
 class Listed:
     """One folder in a folder of runs.
 
-    ``state``: ``finished``; ``failed`` or ``stopped``, if a process's log ends so; ``set aside``: nobody resumes it;
-    ``unfinished``: it runs now, or was killed; ``damaged``: its summary cannot be read; ``study``: it is a folder of
-    ``runs`` more runs.
-    ``began_s``: Unix time. ``summary``: of a finished run, if it is here.
+    ``state``: ``finished``; ``failed`` or ``stopped``, if a process's log ends so; ``set aside``:
+    nobody resumes it; ``unfinished``: it runs now, or was killed; ``damaged``: its summary cannot
+    be read; ``study``: it is a folder of ``runs`` more runs. ``began_s``: Unix time. ``summary``:
+    of a finished run, if it is here.
     """
 
     folder: Path
@@ -48,11 +50,17 @@ class Listed:
     @property
     def alone(self) -> bool:
         """Whether the run is known to have had one party only, as a baseline has."""
-        return self.summary is not None and all(each.role != "passive" for each in self.summary.parties)
+        return self.summary is not None and all(
+            each.role != "passive" for each in self.summary.parties
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Returns what ``vfl runs --json`` prints; null for what is not known."""
-        found: dict[str, Any] = {"run": self.folder.name, "folder": str(self.folder), "began": utc(self.began_s)}
+        found: dict[str, Any] = {
+            "run": self.folder.name,
+            "folder": str(self.folder),
+            "began": utc(self.began_s),
+        }
         found |= {"state": self.state, "job": self.job, "method": self.method, "seed": self.seed}
         if self.state == "study":
             return {**found, "runs": self.runs}
@@ -67,15 +75,25 @@ class Listed:
 
 
 def find_runs(out: Path) -> tuple[list[Listed], list[Path]]:
-    """Returns the runs in ``out``, newest first, and the folders that hold none. Raises InputError."""
+    """Returns the runs in ``out``, newest first, and the folders that hold none. Raises
+    InputError.
+    """
     try:
-        folders = sorted(each for each in out.iterdir() if each.is_dir() and not each.name.startswith("."))
+        folders = sorted(
+            each for each in out.iterdir() if each.is_dir() and not each.name.startswith(".")
+        )
     except FileNotFoundError:
-        raise InputError(Code.FILE_INVALID, f"{out}: no such folder; give the folder of runs with --out") from None
+        raise InputError(
+            Code.FILE_INVALID, f"{out}: no such folder; give the folder of runs with --out"
+        ) from None
     except OSError as error:
         raise InputError(Code.FILE_INVALID, f"{out}: cannot be read ({error.strerror})") from None
     found = {folder: listed(folder) for folder in folders}
-    runs = sorted((each for each in found.values() if each is not None), key=lambda each: each.began_s, reverse=True)
+    runs = sorted(
+        (each for each in found.values() if each is not None),
+        key=lambda each: each.began_s,
+        reverse=True,
+    )
     return runs, [folder for folder, each in found.items() if each is None]
 
 
@@ -88,7 +106,9 @@ def listed(folder: Path) -> Listed | None:
             return None
         return Listed(folder, "study", _time(folder), runs=len(runs))
     facts = [each.read("run.json") for each in processes]
-    recipe: dict[str, Any] = next((each for each in (of.read("recipe.json") for of in processes) if each), {})
+    recipe: dict[str, Any] = next(
+        (each for each in (of.read("recipe.json") for of in processes) if each), {}
+    )
     job = str(next((each["job"] for each in facts if "job" in each), "train"))
     began_s = _began(folder, processes)
     method, seed = _method(recipe), recipe.get("seed")
@@ -96,22 +116,29 @@ def listed(folder: Path) -> Listed | None:
     try:
         summary = load_summary(folder / "summary.json")
     except FileNotFoundError:
-        state = "finished" if all(each.get("finished") for each in facts) else end_of(processes).state
+        state = (
+            "finished" if all(each.get("finished") for each in facts) else end_of(processes).state
+        )
         return Listed(folder, state, began_s, job, method, seed)
     except (OSError, ValueError, RecursionError):
         return Listed(folder, "damaged", began_s, job, method, seed)
-    return Listed(folder, "finished", began_s, summary.job, summary.method, summary.seed, summary=summary)
+    return Listed(
+        folder, "finished", began_s, summary.job, summary.method, summary.seed, summary=summary
+    )
 
 
 def newest(out: Path) -> Listed:
-    """Returns the newest finished training run of a federation in ``out``; if there is none, the newest of one party.
+    """Returns the newest finished training run of a federation in ``out``; if there is none, the
+    newest of one party.
 
     Raises InputError if there is none at all.
     """
     runs = find_runs(out)[0] if out.is_dir() else []
     found = [each for each in runs if each.state == "finished" and each.job == "train"]
     if not found:
-        raise InputError(Code.FILE_INVALID, f"{out}: holds no finished run; give RUN, or run one first: vfl demo")
+        raise InputError(
+            Code.FILE_INVALID, f"{out}: holds no finished run; give RUN, or run one first: vfl demo"
+        )
     return next((each for each in found if not each.alone), found[0])
 
 
@@ -133,7 +160,8 @@ def show_runs(runs: list[Listed], others: list[Path], console: Console | None = 
         parts += [Text(f"no run in {names}", "dim")]
     console = console or wide_console()
     whole = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
-    console.width = max(console.width, PIPE_WIDTH, whole)  # a narrow terminal folds the lines; names and numbers stay
+    # A narrow terminal folds the lines; names and numbers stay.
+    console.width = max(console.width, PIPE_WIDTH, whole)
     console.print(Group(*parts))
 
 
@@ -151,11 +179,18 @@ def _row(each: Listed, shown: list[str]) -> tuple[str, ...]:
     if each.summary is None:
         return start
     metrics = [f"{_tested(each)[name]:.4g}" if name in _tested(each) else "" for name in shown]
-    return (*start, *metrics, size(each.summary.bytes.total.message_bytes), f"{each.summary.wall_s:.1f}")
+    return (
+        *start,
+        *metrics,
+        size(each.summary.bytes.total.message_bytes),
+        f"{each.summary.wall_s:.1f}",
+    )
 
 
 def _began(folder: Path, processes: Sequence[Source]) -> float:
-    """Returns when a run began: by its id, else by the oldest copy of its recipe, whose time a copy has changed."""
+    """Returns when a run began: by its id, else by the oldest copy of its recipe, whose time a copy
+    has changed.
+    """
     with contextlib.suppress(ValueError):
         return datetime.strptime(folder.name[:15] + "+0000", "%Y%m%d-%H%M%S%z").timestamp()
     recipes = [each.folder / "recipe.json" for each in processes]

@@ -20,9 +20,14 @@ from vfl_common.text import clean, percent
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
-FIRST = ("align", "open")  # the phases before those of the recipe
-PIPE_WIDTH = 120  # if there is no terminal
-_WHY_DIFFERENT = "a process that was killed or stopped explains it: it loses what it counted after its last checkpoint"
+# The phases before those of the recipe.
+FIRST = ("align", "open")
+# If there is no terminal.
+PIPE_WIDTH = 120
+_WHY_DIFFERENT = (
+    "a process that was killed or stopped explains it: it loses what it counted after its last "
+    "checkpoint"
+)
 _WITHOUT_STOPPED = ", without the processes that were killed or stopped"
 WORDS = (
     "align: the rows in common are found. open: the rows are compared.\n"
@@ -34,7 +39,11 @@ def size(count: int) -> str:
     """Formats bytes in the decimal unit that fits: ``1.25 MB``."""
     for factor, unit in _UNITS:
         if count >= factor:
-            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"
+            return (
+                f"{count / factor:.3g} {unit}"
+                if count < 1000 * factor
+                else f"{count / factor:,.0f} {unit}"
+            )
     return f"{count} B"
 
 
@@ -47,7 +56,9 @@ def show(summary: Summary, phases: Sequence[str] = (), console: Console | None =
 
 
 def show_own(own: Own) -> None:
-    """Prints what one process has noted of a run without a summary: its ledger, and its newest round if it goes on."""
+    """Prints what one process has noted of a run without a summary: its ledger, and its newest
+    round if it goes on.
+    """
     table = new_table(f"What {own.name} has counted{' so far' if own.goes_on else ''}")
     for heading in ("phase", "peer", "what", "direction"):
         table.add_column(heading)
@@ -55,7 +66,9 @@ def show_own(own: Own) -> None:
         table.add_column(heading, justify="right")
     for each in own.entries:
         counts = (size(each.payload_bytes), size(each.message_bytes), f"{each.messages:,}")
-        table.add_row(clean(each.phase), clean(each.peer), clean(each.kind), each.direction, *counts)
+        table.add_row(
+            clean(each.phase), clean(each.peer), clean(each.kind), each.direction, *counts
+        )
     words = f"\n{WORDS}\ncontrol: the session with the server, and opening streams.\n"
     newest = [Text(f"{_round(own.last)}\n")] if own.goes_on and own.last is not None else []
     wide_console().print(Group(Text(), table, Text(words, "dim"), *newest))
@@ -68,12 +81,18 @@ def _round(last: RoundLine) -> str:
         for split, named in last.metrics.items()
         if named
     ]
-    return f"newest round: {last.round} of phase {clean(last.phase)}{': ' if splits else ''}{'; '.join(splits)}"
+    return (
+        f"newest round: {last.round} of phase "
+        f"{clean(last.phase)}{': ' if splits else ''}{'; '.join(splits)}"
+    )
 
 
 def wide_console(width: int = PIPE_WIDTH) -> Console:
-    """Returns a console on standard output that is as wide as our tables; ``width``: if it is no terminal."""
-    console = Console(highlight=False, markup=False)  # peers choose some of the words
+    """Returns a console on standard output that is as wide as our tables; ``width``: if it is no
+    terminal.
+    """
+    # Peers choose some of the words.
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = max(console.width, width)
     return console
@@ -82,18 +101,28 @@ def wide_console(width: int = PIPE_WIDTH) -> Console:
 def as_html(tables: Group) -> str:
     """Returns tables as HTML, for a notebook."""
     out = io.StringIO()
-    console = Console(record=True, width=PIPE_WIDTH, file=out, force_jupyter=False, markup=False)  # else it shows them
+    # Else it shows them.
+    console = Console(record=True, width=PIPE_WIDTH, file=out, force_jupyter=False, markup=False)
     console.print(tables)
-    return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
+    return console.export_html(
+        inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>"
+    )
 
 
 def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
     """Returns all tables of a run, one above the other."""
     order = in_order(summary, phases)
-    parts: list[Text | Table] = [Text.assemble("\n", (summary.run_id, "bold"), f"\n{_headline(summary)}")]
+    parts: list[Text | Table] = [
+        Text.assemble("\n", (summary.run_id, "bold"), f"\n{_headline(summary)}")
+    ]
     if summary.privacy is not None:
         parts += [Text(f"\nDifferential privacy: {summary.privacy.statement}")]
-    for table in (_metrics(summary), _processes(summary), _by_party(summary, order), _by_phase(summary, order)):
+    for table in (
+        _metrics(summary),
+        _processes(summary),
+        _by_party(summary, order),
+        _by_phase(summary, order),
+    ):
         if table.row_count:
             parts += [Text(), table]
     if not summary.bytes.agrees:
@@ -105,33 +134,51 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
     if note := encryption(summary):
         parts += [Text(f"\n{clean(note)}", "yellow" if "NOT" in note else "")]
     kernel = _WITHOUT_STOPPED if _disturbed(summary) else ""
-    words = f"{WORDS}\ncontrol: sessions with the server, and opening streams. TCP: as the kernel counts{kernel}."
+    words = (
+        f"{WORDS}\ncontrol: sessions with the server, and opening streams. TCP: as the kernel "
+        f"counts{kernel}."
+    )
     parts += [Text(f"\n{words}", "dim")]
     return Group(*parts, Text())
 
 
 def _disturbed(summary: Summary) -> bool:
     """Whether a process may have died during the run."""
-    return bool(summary.interruptions or summary.absences or any(party.returns for party in summary.parties))
+    return bool(
+        summary.interruptions or summary.absences or any(party.returns for party in summary.parties)
+    )
 
 
 def in_order(summary: Summary, phases: Sequence[str] = ()) -> list[str]:
-    """Orders the phases that moved bytes: the comparison of rows, the recipe's phases, then the sessions (control)."""
+    """Orders the phases that moved bytes: the comparison of rows, the recipe's phases, then the
+    sessions (control).
+    """
     known = [*FIRST, *phases]
     found = list(summary.bytes.by_phase)
-    return sorted(found, key=lambda name: (name == CONTROL, known.index(name) if name in known else len(known)))
+    return sorted(
+        found,
+        key=lambda name: (name == CONTROL, known.index(name) if name in known else len(known)),
+    )
 
 
 def _headline(summary: Summary) -> str:
     parts = [
-        ", ".join([summary.method, *([f"preset {summary.preset}"] if summary.preset else []), f"seed {summary.seed}"]),
+        ", ".join(
+            [
+                summary.method,
+                *([f"preset {summary.preset}"] if summary.preset else []),
+                f"seed {summary.seed}",
+            ]
+        ),
         f"{summary.steps:,} steps",
         f"{summary.wall_s:.1f} s",
     ]
     held = {party.name: party.rows for party in summary.parties if party.rows}
     if held:
         common = next(party.common_rows for party in summary.parties if party.rows)
-        shares = ", ".join(f"{name} {percent(common, rows)} of {rows:,}" for name, rows in held.items())
+        shares = ", ".join(
+            f"{name} {percent(common, rows)} of {rows:,}" for name, rows in held.items()
+        )
         parts.append(f"{common:,} rows in common ({shares})")
     if summary.without:
         parts.append(f"trained without {', '.join(summary.without)}, too late")
@@ -172,7 +219,10 @@ def new_table(title: str, show_footer: bool = False) -> Table:
 
 def splits(summary: Summary) -> list[str]:
     """Returns the splits that have metrics, in their usual order."""
-    return sorted(summary.metrics, key=lambda name: (_SPLITS.index(name) if name in _SPLITS else len(_SPLITS), name))
+    return sorted(
+        summary.metrics,
+        key=lambda name: (_SPLITS.index(name) if name in _SPLITS else len(_SPLITS), name),
+    )
 
 
 def _metrics(summary: Summary) -> Table:
@@ -203,12 +253,20 @@ def _processes(summary: Summary) -> Table:
 
 
 def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
-    """Shows message bytes by phase; then, for all phases, message bytes, payload, and the kernel's counts."""
+    """Shows message bytes by phase; then, for all phases, message bytes, payload, and the kernel's
+    counts.
+    """
     table = new_table("Message bytes by party, direction and phase")
     table.add_column("party")
     table.add_column("direction")
     machines = summary.bytes.interfaces
-    for heading in (*phases, "all", "payload", "on TCP", *(["on the interface"] if machines else [])):
+    for heading in (
+        *phases,
+        "all",
+        "payload",
+        "on TCP",
+        *(["on the interface"] if machines else []),
+    ):
         table.add_column(heading, justify="right")
     links, kernel = summary.bytes.by_link, _on_tcp(summary)
     for party in summary.parties:
@@ -218,8 +276,15 @@ def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
             ("received", [link for link in links if link.receiver == party.name]),
         )
         for direction, own in ends:
-            on_tcp = sum(count for pair, count in kernel.items() if pair[direction == "received"] == party.name)
-            on_it = sum(each.sent_bytes if direction == "sent" else each.received_bytes for each in own_machine)
+            on_tcp = sum(
+                count
+                for pair, count in kernel.items()
+                if pair[direction == "received"] == party.name
+            )
+            on_it = sum(
+                each.sent_bytes if direction == "sent" else each.received_bytes
+                for each in own_machine
+            )
             table.add_row(
                 party.name if direction == "sent" else "",
                 direction,

@@ -1,4 +1,6 @@
-"""Draws where a step's time goes: encode, wait, decode and compute, a bar for each party. Imports matplotlib."""
+"""Draws where a step's time goes: encode, wait, decode and compute, a bar for each party. Imports
+matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from vfl.report.picture import Picture
 from vfl_common.summary import PhaseTimes, Summary
 
 _PARTS = ("compute", "encode", "wait", "decode")
-_COLORS = {"compute": "#009E73", "encode": "#0072B2", "wait": "#CCCCCC", "decode": "#D55E00"}  # wait: nothing is done
-_LEAST = 0.06  # of the longest bar: a part that is shorter gets no number
+# Wait: nothing is done.
+_COLORS = {"compute": "#009E73", "encode": "#0072B2", "wait": "#CCCCCC", "decode": "#D55E00"}
+# Of the longest bar: a part that is shorter gets no number.
+_LEAST = 0.06
 
 
 def times_of(summary: Summary, phases: Sequence[str] = ()) -> Picture:
-    """Returns a panel for each phase in which a party made steps, in the order of ``phases``, with a bar a party."""
+    """Returns a panel for each phase in which a party made steps, in the order of ``phases``, with
+    a bar a party.
+    """
     found: dict[str, list[tuple[str, PhaseTimes]]] = {name: [] for name in phases}
     for party in summary.parties:
         for each in party.times:
@@ -26,12 +32,16 @@ def times_of(summary: Summary, phases: Sequence[str] = ()) -> Picture:
     figure = Picture(figsize=(8.2, sum(heights) + 0.9), layout="constrained")
     text = "no phase has steps"
     if panels:
-        grid = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
+        grid = figure.subplots(
+            len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights}
+        )
         for axes, (name, bars) in zip(grid.flat, panels.items(), strict=True):
             _panel(axes, name, bars)
         handles, labels = grid.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower right", ncols=len(_PARTS), frameon=False)
-        text = "a step's time at each party, on average" + ("; each panel has its own scale" if len(panels) > 1 else "")
+        text = "a step's time at each party, on average" + (
+            "; each panel has its own scale" if len(panels) > 1 else ""
+        )
     figure.suptitle(f"{summary.run_id}\n{text}", fontsize="medium", x=0.01, ha="left")
     return figure
 
@@ -48,21 +58,33 @@ def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, PhaseTimes]]) -> No
     begins = dict.fromkeys(of, 0.0)
     for part in _PARTS:
         values = [factor * each[part] for each in of.values()]
-        axes.barh(range(len(of)), values, left=list(begins.values()), color=_COLORS[part], label=part, height=0.7)
+        axes.barh(
+            range(len(of)),
+            values,
+            left=list(begins.values()),
+            color=_COLORS[part],
+            label=part,
+            height=0.7,
+        )
         for place, (name, value) in enumerate(zip(of, values, strict=True)):
             if value >= _LEAST * factor * most_s:
                 middle = begins[name] + value / 2
                 color = "black" if part == "wait" else "white"
-                axes.text(middle, place, f"{value:.3g}", ha="center", va="center", fontsize=8, color=color)
+                axes.text(
+                    middle, place, f"{value:.3g}", ha="center", va="center", fontsize=8, color=color
+                )
             begins[name] += value
     for place, (name, times) in enumerate(bars):
         end = begins[name]
         waits = of[name]["wait"] * factor / end if end else 0.0
         text = f"{end:.3g} {unit}, {100 * waits:.0f} % wait, {times.steps:,} steps"
-        axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(
+            text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8
+        )
     axes.set_yticks(range(len(of)), list(of), fontsize=8)
     axes.set_ylim(len(of) - 0.5, -0.5)
-    axes.set_xlim(0, factor * most_s * 1.4)  # room for the words
+    # Room for the words.
+    axes.set_xlim(0, factor * most_s * 1.4)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_xlabel(f"{unit} a step", fontsize=8)

@@ -1,4 +1,6 @@
-"""Writes a whole federation's files on one machine: a throwaway authority, certificates, party files, the recipe."""
+"""Writes a whole federation's files on one machine: a throwaway authority, certificates, party
+files, the recipe.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
 
-REJOIN_S = 60.0  # nobody has to be called to start a process again
-_OFTEN = 10**9  # alignments a day, and rows of another party: whoever simulates has all tables
+# Nobody has to be called to start a process again.
+REJOIN_S = 60.0
+# Alignments a day, and rows of another party: whoever simulates has all tables.
+_OFTEN = 10**9
 
 
 @dataclass(frozen=True)
@@ -41,18 +45,23 @@ class Federation:
         return self.folder / f"{name}.toml"
 
     def write(self, source: Mapping[str, Any]) -> None:
-        """Writes all but the party files, which need the server's address. ``source``: the recipe's tables."""
+        """Writes all but the party files, which need the server's address. ``source``: the recipe's
+        tables.
+        """
         tables = {key: value for key, value in source.items() if key != "simulate"}
         certs = self.folder / "certs"
         try:
             certs.mkdir(parents=True)
             write_atomic(self.recipe_path, to_toml(tables))
         except OSError as error:
-            raise InputError(Code.FILE_INVALID, f"{certs}: cannot be written ({error.strerror})") from None
+            raise InputError(
+                Code.FILE_INVALID, f"{certs}: cannot be written ({error.strerror})"
+            ) from None
         create_authority(certs, f"simulation of {self.recipe.name}"[:64], days=7)
         for name in (self.recipe.server, *(party.name for party in self.recipe.parties)):
             issue(certs, name, days=7)
-        (certs / "ca.key").unlink()  # nobody else joins
+        # Nobody else joins.
+        (certs / "ca.key").unlink()
 
     def write_party(self, name: str, server: str) -> None:
         """Writes the party file of ``name``, with the server's address, for ``vfl-party run``."""
@@ -67,28 +76,40 @@ class Federation:
             "out": str(self.out.resolve()),
             "alignments_a_day": _OFTEN,
             "peer_rows_at_most": _OFTEN,
-            "trees": {"least_key_bits": 1024},  # a rehearsal
-            "init": "recipe",  # so that runs of one recipe are equal
-            "allow_code": [code] if code is not None else [],  # the recipe is of the person who runs it here
+            # A rehearsal.
+            "trees": {"least_key_bits": 1024},
+            # So that runs of one recipe are equal.
+            "init": "recipe",
+            # The recipe is of the person who runs it here.
+            "allow_code": [code] if code is not None else [],
             "tls": {
                 "ca": f"{certs.name}/ca.pem",
                 "certificate": f"{certs.name}/{name}.pem",
                 "key": f"{certs.name}/{name}.key",
             },
-            "data": self.data[name].model_dump(mode="json", exclude_defaults=True, exclude_none=True),
+            "data": self.data[name].model_dump(
+                mode="json", exclude_defaults=True, exclude_none=True
+            ),
         }
-        with private_file(self.party_path(name)) as file:  # the URL of a database may hold a password
+        # The URL of a database may hold a password.
+        with private_file(self.party_path(name)) as file:
             file.write(to_toml(tables).encode())
 
 
 def on_one_machine(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a recipe's tables with a short deadline for lost parties, unless they set one."""
     run = tables.get("run", {})
-    return {**tables, "run": {"rejoin_deadline_s": REJOIN_S} | run} if isinstance(run, dict) else dict(tables)
+    return (
+        {**tables, "run": {"rejoin_deadline_s": REJOIN_S} | run}
+        if isinstance(run, dict)
+        else dict(tables)
+    )
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:
-    """Returns a TOML document: plain keys first, then tables and arrays of tables, their values inline."""
+    """Returns a TOML document: plain keys first, then tables and arrays of tables, their values
+    inline.
+    """
     plain, sections = [], []
     for key, value in tables.items():
         if isinstance(value, dict):
@@ -107,7 +128,9 @@ def to_lines(table: Mapping[str, Any]) -> str:
 
 def _inline(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(key)} = {_inline(item)}" for key, item in value.items()) + " }"
+        return (
+            "{ " + ", ".join(f"{_key(key)} = {_inline(item)}" for key, item in value.items()) + " }"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_inline(item) for item in value) + "]"
     return _quoted(value)

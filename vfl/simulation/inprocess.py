@@ -1,8 +1,8 @@
 """Runs a whole federation in this process: the parties take turns, with the exchange in memory.
 
-What comes of it is what separate processes compute, bit for bit: one party computes at a time, with torch's state as it
-left it (``vfl_party.base.turns``). Nobody is ever late or lost: an error of one party ends the run for all, and is raised
-here, with its own traceback.
+What comes of it is what separate processes compute, bit for bit: one party computes at a time, with
+torch's state as it left it (``vfl_party.base.turns``). Nobody is ever late or lost: an error of one
+party ends the run for all, and is raised here, with its own traceback.
 """
 
 from __future__ import annotations
@@ -44,14 +44,19 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 Observe = Callable[[str, str, int, int, dict[str, dict[str, float]]], None]
 Attach = Callable[[str, "Assembled"], None]
-_NEVER = 10**9  # rounds
+# Rounds.
+_NEVER = 10**9
 
-_RUNNING = threading.RLock()  # torch's generators and its number of threads belong to the whole process
-_runs = 0  # of the thread that has the lock
+# Torch's generators and its number of threads belong to the whole process.
+_RUNNING = threading.RLock()
+# Of the thread that has the lock.
+_runs = 0
 
 
 class PartyConsole(Console):
-    """Passes on what a party says of its own table; of all else, the server's events tell how the run goes."""
+    """Passes on what a party says of its own table; of all else, the server's events tell how the
+    run goes.
+    """
 
     def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
         super().__init__("vfl", json_lines=False)
@@ -97,17 +102,22 @@ def run_in_process(
     attach: Attach | None = None,
     secrets: Mapping[str, bytes] | None = None,
 ) -> Summary:
-    """Runs a federation to its end; returns its summary. One run at a time in a process: another one waits.
+    """Runs a federation to its end; returns its summary. One run at a time in a process: another
+    one waits.
 
     Args:
         data: {party: its data}.
-        folder: of the run, named after it; it must not exist yet. The parties' folders are in it, as with processes.
+        folder: of the run, named after it; it must not exist yet. The parties' folders are in it,
+            as with processes.
         load: reads a party's table; None: from the files that ``data`` names.
         modules: a folder with the user's own modules.
         show: called with the events of the server, as ``vfl simulate`` shows them.
-        observe: called after each round of each party with its name, phase, rounds done, rounds and metrics.
-        attach: called with each party once it is assembled, before it runs; a rehearsal of attacks listens there.
-        secrets: {party: 32 bytes that its own weights, dropout, orders and views follow from}; None: the recipe's seed.
+        observe: called after each round of each party with its name, phase, rounds done, rounds and
+            metrics.
+        attach: called with each party once it is assembled, before it runs; a rehearsal of attacks
+            listens there.
+        secrets: {party: 32 bytes that its own weights, dropout, orders and views follow from};
+            None: the recipe's seed.
 
     Raises VflError; whatever else a party raises is raised as it is.
     """
@@ -125,7 +135,9 @@ def run_in_process(
 
     def note(opened: RunFolder) -> None:
         opened.note(job="train")
-        opened.checkpoints = CheckpointStore(opened.path / "checkpoints", recipe.run.kept_checkpoints)
+        opened.checkpoints = CheckpointStore(
+            opened.path / "checkpoints", recipe.run.kept_checkpoints
+        )
 
     with _federation(recipe, "train", folder, modules, show, observe) as federation:
         federation.attach, federation.secrets = attach, secrets
@@ -141,10 +153,11 @@ def predict_in_process(
     load: Load | None = None,
     modules: Path | None = None,
 ) -> tuple[Predicted, str, list[str]]:
-    """Predicts new rows with the models of a finished run, of which all parties' folders are in ``run``.
+    """Predicts new rows with the models of a finished run, of which all parties' folders are in
+    ``run``.
 
-    Returns how many of the active party's rows are predicted, what the numbers of the result are, and sentences about
-    columns with categories that training never had.
+    Returns how many of the active party's rows are predicted, what the numbers of the result are,
+    and sentences about columns with categories that training never had.
 
     Args:
         data: {party: the data of training, with the new rows as source}.
@@ -162,11 +175,18 @@ def predict_in_process(
         from vfl_party.runtime import versions
 
     trained = {name: load_joint(run, name) for name in data}
-    of = {name: RunFolder(each.path, each.run_id).facts().get("run_id") for name, each in trained.items()}
-    one, other = next(iter(of)), next((name for name in of if of[name] != next(iter(of.values()))), None)
+    of = {
+        name: RunFolder(each.path, each.run_id).facts().get("run_id")
+        for name, each in trained.items()
+    }
+    one, other = (
+        next(iter(of)),
+        next((name for name in of if of[name] != next(iter(of.values()))), None),
+    )
     if other is not None:
         text = (
-            f"{run}: the folders of {one} and {other} are of two runs, {of[one]} and {of[other]}; restore the right one"
+            f"{run}: the folders of {one} and {other} are of two runs, {of[one]} and "
+            f"{of[other]}; restore the right one"
         )
         raise InputError(Code.CHECKPOINT_INVALID, text)
     recipe = trained[one].recipe
@@ -180,17 +200,27 @@ def predict_in_process(
         settings = recipe.party(name)
         assert settings is not None  # noqa: S101 - its folder is in the run's
         own = prediction_data(data[name], None, trained[name].state)
-        opened = assembly.open_party(recipe, name, own, trained[name].encoder, load or assembly.load, labels=False)
+        opened = assembly.open_party(
+            recipe, name, own, trained[name].encoder, load or assembly.load, labels=False
+        )
         versions.require_same(trained[name].path, trained[name].plugins, versions.modelling(opened))
         tables[name] = opened.table
-        new.extend(f"{name}: {text}" for text in unseen(trained[name], opened.table) if settings.features)
+        new.extend(
+            f"{name}: {text}" for text in unseen(trained[name], opened.table) if settings.features
+        )
         return opened, Prediction(trained[name], settings, id_names(own), outputs)
 
     with _federation(recipe, "predict", folder, modules, lambda _event: None, None) as federation:
-        summary = federation.run(cast, lambda opened: opened.note(job="predict", trained_run=run.name))
+        summary = federation.run(
+            cast, lambda opened: opened.note(job="predict", trained_run=run.name)
+        )
     table, said = tables[active], next(each for each in summary.parties if each.name == active)
     predicted = Predicted.of(table, said.common_rows if said.rows else len(table))
-    return predicted, meaning(Labels.from_state(trained[active].state["labels"]), label_name(data[active])), new
+    return (
+        predicted,
+        meaning(Labels.from_state(trained[active].state["labels"]), label_name(data[active])),
+        new,
+    )
 
 
 @contextlib.contextmanager
@@ -208,7 +238,10 @@ def _federation(
     from vfl_party.base.turns import alone
 
     simulate = recipe.simulate if recipe.simulate is not None else SimulateSettings()
-    devices = {party.name: resolve_device(simulate.devices.get(party.name, "cpu")) for party in recipe.parties}
+    devices = {
+        party.name: resolve_device(simulate.devices.get(party.name, "cpu"))
+        for party in recipe.parties
+    }
     own = contextlib.nullcontext() if modules is None else modules_of(modules)
     with _one_at_a_time(), own, alone(simulate.threads, list(devices.values())) as turns:
         yield _Federation(recipe, job, folder, turns, devices, show, observe)
@@ -216,7 +249,9 @@ def _federation(
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Waits for a run of another thread. Raises InputError if this thread is in one: that would wait for ever."""
+    """Waits for a run of another thread. Raises InputError if this thread is in one: that would
+    wait for ever.
+    """
     global _runs
     with _RUNNING:
         if _runs:
@@ -260,21 +295,32 @@ class _Federation:
         self._exchange = MemoryHub(
             active,
             [party.name for party in recipe.passives],
-            timeout_s=recipe.run.step_timeout_s * (1 + len(recipe.parties)),  # they compute one after the other
+            # They compute one after the other.
+            timeout_s=recipe.run.step_timeout_s * (1 + len(recipe.parties)),
             ledger=self._ledgers[active],
             turns=turns,
             punctual=True,
             in_flight=in_flight(recipe),
         )
-        self._weights = MemoryHub(recipe.server, list(self._ledgers), timeout_s=math.inf, turns=turns, punctual=True)
+        self._weights = MemoryHub(
+            recipe.server, list(self._ledgers), timeout_s=math.inf, turns=turns, punctual=True
+        )
         opened = create(folder.parent, folder.name, recipe.server, recipe)
         opened.note(job=job)
         self._server = LocalServer(
-            recipe, job, opened, self._weights, turns, partial(_but_waiting, show), partial(turns.join, helps=True)
+            recipe,
+            job,
+            opened,
+            self._weights,
+            turns,
+            partial(_but_waiting, show),
+            partial(turns.join, helps=True),
         )
 
     def run(self, cast: Callable[[str], Cast], note: Callable[[RunFolder], None]) -> Summary:
-        """Runs all to the end. ``cast``: gives a party's data and work; ``note``: prepares a party's folder."""
+        """Runs all to the end. ``cast``: gives a party's data and work; ``note``: prepares a
+        party's folder.
+        """
         server = self._server
         # All parties are made before any of them runs: they share torch's generators.
         parts = {name: self._part(name, *cast(name), note) for name in self._ledgers}
@@ -293,7 +339,9 @@ class _Federation:
         server.folder.finishing()()
         return server.summary
 
-    def _part(self, name: str, opened: Opened, work: Work, note: Callable[[RunFolder], None]) -> Part:
+    def _part(
+        self, name: str, opened: Opened, work: Work, note: Callable[[RunFolder], None]
+    ) -> Part:
         """Makes a party, as before joining."""
         from vfl_party.align import Aligned, alignment_of
         from vfl_party.assembly.party import assemble
@@ -318,7 +366,9 @@ class _Federation:
             return folder
 
         alignment = alignment_of(recipe, AllowAll(), divides=opened.divides)
-        jobs = Jobs(opened, alignment, make, secret=self.secrets[name] if self.secrets is not None else None)
+        jobs = Jobs(
+            opened, alignment, make, secret=self.secrets[name] if self.secrets is not None else None
+        )
         session, console = self._server.session(name, ledger), PartyConsole(name, self._show)
         opened.tell(console.show)
         progress = Progress(console, session, ledger, name == recipe.active.name, Clock(used=None))
@@ -338,7 +388,8 @@ class _Federation:
             plugins=plugins,
             trained=work.run_id,
             plan=jobs.expected.plan,
-            checkpoint_every=_NEVER,  # but at the end of each phase: nothing here can be resumed
+            # But at the end of each phase: nothing here can be resumed.
+            checkpoint_every=_NEVER,
         )
 
     def _tell(self, observe: Observe, *said: Any) -> None:

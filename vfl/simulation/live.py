@@ -1,4 +1,6 @@
-"""Shows a person how a federation runs, on standard error: a moving bar at a terminal, plain lines elsewhere."""
+"""Shows a person how a federation runs, on standard error: a moving bar at a terminal, plain lines
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from vfl_common.process.logs import interrupted
 from vfl_common.text import listed, number
 
 Event = dict[str, Any]
-_METRICS = ("accuracy", "rmse", "auc", "loss")  # shown: the first of these that the validation rows have
+# Shown: the first of these that the validation rows have.
+_METRICS = ("accuracy", "rmse", "auc", "loss")
 _DOING = {"ready": "starting", "started": "beginning", "lost": "waiting", "restarted": "waiting"}
-_LINE_S = 1.0  # between two plain lines of progress
+# Between two plain lines of progress.
+_LINE_S = 1.0
 
 
 @dataclass
@@ -32,19 +36,25 @@ class Track:
 
     rounds: dict[str, int] = field(default_factory=dict)
     phase: str = ""
-    done: float = 0.0  # rounds of the phase, with the fraction of the current one
-    _began: tuple[float, float] = (0.0, 0.0)  # time of the phase's first event, and ``done`` at that time
+    # Rounds of the phase, with the fraction of the current one.
+    done: float = 0.0
+    # Time of the phase's first event, and ``done`` at that time.
+    _began: tuple[float, float] = (0.0, 0.0)
     _within: str = ""
     _metrics: dict[str, float] = field(default_factory=dict)
-    _parties: dict[str, dict[str, float]] = field(default_factory=dict)  # in phases with a loss at each party
+    # In phases with a loss at each party.
+    _parties: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def update(self, event: Event, now_s: float) -> None:
-        """Takes one progress event. Within a round ``round`` counts from 0 and has batches; after it, from 1."""
+        """Takes one progress event. Within a round ``round`` counts from 0 and has batches; after
+        it, from 1.
+        """
         phase, round_, batches = event["phase"], int(event["round"]), int(event.get("batches") or 0)
         if event.get("rounds"):
             self.rounds[phase] = int(event["rounds"])
         done = round_ + int(event["batch"]) / batches if batches else float(round_)
-        if phase != self.phase or done < self.done:  # the next phase, or a rollback
+        # The next phase, or a rollback.
+        if phase != self.phase or done < self.done:
             self.phase, self._began = phase, (now_s, done)
         self.done, self._metrics = done, _numbers(event.get("metrics", {}))
         self._parties = {name: _numbers(each) for name, each in event.get("parties", {}).items()}
@@ -63,21 +73,35 @@ class Track:
         return (now_s - began_s) / (self.done - begin) * max(0.0, self.total - self.done)
 
     def _self_supervised(self) -> list[str]:
-        """Words ``local loss a -0.71 b -0.69  variance kept 93%``: each party's loss, and the smallest share kept."""
+        """Words ``local loss a -0.71 b -0.69  variance kept 93%``: each party's loss, and the
+        smallest share kept.
+        """
         parts, kept = [], []
         for step in ("cross", "local"):
             found = {name: each for name, each in self._parties.items() if f"{step} loss" in each}
             if found:
-                losses = " ".join(f"{name} {each[f'{step} loss']:.3g}" for name, each in found.items())
+                losses = " ".join(
+                    f"{name} {each[f'{step} loss']:.3g}" for name, each in found.items()
+                )
                 parts.append(f"{step} loss {losses}")
-                kept += [each[f"{step} variance_kept"] for each in found.values() if f"{step} variance_kept" in each]
+                kept += [
+                    each[f"{step} variance_kept"]
+                    for each in found.values()
+                    if f"{step} variance_kept" in each
+                ]
         return [*parts, f"variance kept {min(kept):.0%}"] if kept else parts
 
     def text(self, now_s: float) -> str:
         """Words ``round 3/20  batch 5/22  train loss 0.31  validation accuracy 0.94  2 s left``."""
         under_way = math.ceil(self.done) if self._within else int(self.done)
-        parts = [f"round {under_way}/{self.total}" if self.total else f"round {under_way}", self._within]
-        shown = ["train loss", *(name for name in (f"validation {m}" for m in _METRICS) if name in self._metrics)][:2]
+        parts = [
+            f"round {under_way}/{self.total}" if self.total else f"round {under_way}",
+            self._within,
+        ]
+        shown = [
+            "train loss",
+            *(name for name in (f"validation {m}" for m in _METRICS) if name in self._metrics),
+        ][:2]
         parts += [f"{name} {self._metrics[name]:.3g}" for name in shown if name in self._metrics]
         parts += self._self_supervised()
         left_s = self.left_s(now_s)
@@ -121,7 +145,9 @@ class View(AbstractContextManager["View"]):
 
     def __init__(self, recipe: Recipe) -> None:
         epochs = {phase.name: phase.settings.get("epochs") for phase in recipe.phases}
-        self.track = Track({name: count for name, count in epochs.items() if isinstance(count, int)})
+        self.track = Track(
+            {name: count for name, count in epochs.items() if isinstance(count, int)}
+        )
 
     def say(self, text: str) -> None:
         """Shows a sentence that stays."""
@@ -152,7 +178,8 @@ class Lines(View):
             text = sentence(event)
             if text is not None:
                 self._write(text)
-                self.track.phase = ""  # after any other event the pace so far no longer holds
+                # After any other event the pace so far no longer holds.
+                self.track.phase = ""
             return
         now_s, before = time.monotonic(), self.track.phase
         self.track.update(event, now_s)
@@ -185,7 +212,10 @@ class Live(View):
         if event["event"] == "progress":
             self.track.update(event, time.monotonic())
             self._bar.update(
-                self._task, description=self.track.phase, total=self.track.total, completed=self.track.done
+                self._task,
+                description=self.track.phase,
+                total=self.track.total,
+                completed=self.track.done,
             )
             self.tick()
             return
@@ -195,7 +225,12 @@ class Live(View):
         if event["event"] in ("interrupted", "lost", "away", "back", "restarted", "note"):
             self.say(text)
         self.track.phase = ""
-        self._bar.update(self._task, description=_DOING.get(event["event"], event["event"]), total=None, text=text)
+        self._bar.update(
+            self._task,
+            description=_DOING.get(event["event"], event["event"]),
+            total=None,
+            text=text,
+        )
 
     def tick(self) -> None:
         if self.track.phase:
@@ -210,4 +245,6 @@ def view(recipe: Recipe) -> View:
     console = Console(stderr=True)
     if console.is_terminal:
         return Live(recipe, console)
-    return Lines(recipe, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))
+    return Lines(
+        recipe, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    )

@@ -1,4 +1,6 @@
-"""Where the data and modules of a run on this machine came from: noted in its folder, so that it can predict."""
+"""Where the data and modules of a run on this machine came from: noted in its folder, so that it
+can predict.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,31 @@ FILE = "simulated.json"
 
 @dataclass(frozen=True)
 class Origin:
-    """``base``: the folder with the recipe's own modules. ``data``: {party: its [data]}, with absolute paths."""
+    """``base``: the folder with the recipe's own modules. ``data``: {party: its [data]}, with
+    absolute paths.
+    """
 
     base: Path
     data: Mapping[str, DataSettings]
 
     def parts(self) -> dict[str, DataSettings]:
         """Returns the data of each party, also of those whose columns a baseline has joined."""
-        return {name: own for each, of in self.data.items() for name, own in (of.parts or {each: of}).items()}
+        return {
+            name: own
+            for each, of in self.data.items()
+            for name, own in (of.parts or {each: of}).items()
+        }
 
     def note(self, folder: Path) -> None:
         """Writes it into a run's folder, which is made if missing. Raises InputError.
 
-        Only the owner may read it: the URL of a database may hold a password, without which nothing can be predicted.
+        Only the owner may read it: the URL of a database may hold a password, without which nothing
+        can be predicted.
         """
-        data = {name: each.model_dump(mode="json", exclude_defaults=True) for name, each in self.data.items()}
+        data = {
+            name: each.model_dump(mode="json", exclude_defaults=True)
+            for name, each in self.data.items()
+        }
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -41,7 +53,9 @@ class Origin:
 
     @classmethod
     def of(cls, folder: Path) -> Origin:
-        """Reads the note of a run. Raises InputError if there is none: the run's parties have their own machines."""
+        """Reads the note of a run. Raises InputError if there is none: the run's parties have their
+        own machines.
+        """
         path = folder / FILE
         try:
             found = json.loads(path.read_bytes())
@@ -50,9 +64,14 @@ class Origin:
         except FileNotFoundError:
             text = f"{folder}: does not say what data the parties had ({FILE} is missing)"
             raise InputError(
-                Code.FILE_INVALID, f"{text}; for a run of separate machines, every party runs vfl-party predict"
+                Code.FILE_INVALID,
+                f"{text}; for a run of separate machines, every party runs vfl-party predict",
             ) from None
         except OSError as error:
-            raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})"
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise InputError(Code.FILE_INVALID, f"{path}: is damaged; train again, or restore it") from None
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: is damaged; train again, or restore it"
+            ) from None

@@ -1,4 +1,6 @@
-"""A federation tried on one machine with its own party files, before there are keys, addresses or a network."""
+"""A federation tried on one machine with its own party files, before there are keys, addresses or a
+network.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ Tables = dict[str, Any]
 def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
     """Returns the recipe of party files, with [simulate] for their tables, and the recipe's folder.
 
-    Each party trains with what its file says of its data, encoder, device and threads. Raises InputError if a party has
-    no file, or two, or if the files name different recipes.
+    Each party trains with what its file says of its data, encoder, device and threads. Raises
+    InputError if a party has no file, or two, or if the files name different recipes.
     """
     files = {path: load_party(_party_path(path)) for path in paths}
     first, own = next(iter(files.items()))
@@ -28,34 +30,58 @@ def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
     recipe = parse(Recipe, tables, own.recipe)
     found: dict[str, PartyFile] = {}
     for path, file in files.items():
-        if parse(Recipe, read_tables(Path(file.recipe), "recipe"), file.recipe).digest() != recipe.digest():
-            text = f"{path}: recipe: differs from that of {first}; all parties must have the same one"
+        if (
+            parse(Recipe, read_tables(Path(file.recipe), "recipe"), file.recipe).digest()
+            != recipe.digest()
+        ):
+            text = (
+                f"{path}: recipe: differs from that of {first}; all parties must have the same one"
+            )
             raise InputError(Code.CONFIG_INVALID, text)
         if recipe.party(file.name) is None or file.name in found:
             why = "is a second file of" if file.name in found else f"is no party of {own.recipe}:"
-            raise InputError(Code.NOT_IN_RECIPE, f"{path}: {why} {file.name}; give one file of each party")
+            raise InputError(
+                Code.NOT_IN_RECIPE, f"{path}: {why} {file.name}; give one file of each party"
+            )
         if file.data is None:
-            raise InputError(Code.CONFIG_INVALID, f"{path}: data: missing; name the table of {file.name}")
+            raise InputError(
+                Code.CONFIG_INVALID, f"{path}: data: missing; name the table of {file.name}"
+            )
         found[file.name] = file
     missing = [party.name for party in recipe.parties if party.name not in found]
     if missing:
-        text = f"{first}: the recipe has other parties, whose files are missing here: {listed(missing)}"
+        text = (
+            f"{first}: the recipe has other parties, whose files are missing here: "
+            f"{listed(missing)}"
+        )
         raise InputError(Code.CONFIG_INVALID, f"{text}; give them, too")
-    return tables | {"parties": _roster(tables, found), "simulate": _simulate(found)}, Path(own.recipe).parent
+    return tables | {"parties": _roster(tables, found), "simulate": _simulate(found)}, Path(
+        own.recipe
+    ).parent
 
 
 def _party_path(path: Path) -> Path:
     if kind_of(read_toml(path)) != "party file":
-        text = f"{path}: is no party file; give one recipe with [simulate], or the files of all parties"
+        text = (
+            f"{path}: is no party file; give one recipe with [simulate], or the files of all "
+            "parties"
+        )
         raise InputError(Code.CONFIG_INVALID, text)
     return path
 
 
 def _roster(tables: Tables, files: dict[str, PartyFile]) -> list[Tables]:
     """Returns the parties of a recipe, with the encoders that their own files give them."""
-    own = {name: file.encoder.model_dump(mode="json") for name, file in files.items() if file.encoder is not None}
+    own = {
+        name: file.encoder.model_dump(mode="json")
+        for name, file in files.items()
+        if file.encoder is not None
+    }
     roster = [dict(party) for party in tables["parties"]]
-    return [party | ({"encoder": own[party["name"]]} if party["name"] in own else {}) for party in roster]
+    return [
+        party | ({"encoder": own[party["name"]]} if party["name"] in own else {})
+        for party in roster
+    ]
 
 
 def _simulate(files: dict[str, PartyFile]) -> Tables:
@@ -65,4 +91,8 @@ def _simulate(files: dict[str, PartyFile]) -> Tables:
         if file.data is not None
     }
     devices = {name: file.device for name, file in files.items()}
-    return {"threads": max(file.threads for file in files.values()), "devices": devices, "parties": data}
+    return {
+        "threads": max(file.threads for file in files.values()),
+        "devices": devices,
+        "parties": data,
+    }

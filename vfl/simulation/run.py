@@ -1,4 +1,6 @@
-"""Runs a whole federation on one machine: the server and every party of a recipe, each in its own process."""
+"""Runs a whole federation on one machine: the server and every party of a recipe, each in its own
+process.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,14 @@ from vfl_common.process.logs import NOTICED, noticed
 from vfl_common.psi import MOST_ROWS
 
 _TICK_S = 0.1
-_GRACE_S = 10.0  # for the others to end by themselves once one has failed
-_SHORT_GRACE_S = 3.0  # if they cannot know of the failure: before the start, or after a kill
-_LINGER_S = 60.0  # for the parties to end once the server has ended
-_MOST_RESTARTS = 3  # of each party
+# For the others to end by themselves once one has failed.
+_GRACE_S = 10.0
+# If they cannot know of the failure: before the start, or after a kill.
+_SHORT_GRACE_S = 3.0
+# For the parties to end once the server has ended.
+_LINGER_S = 60.0
+# Of each party.
+_MOST_RESTARTS = 3
 
 
 def simulate(
@@ -46,14 +52,16 @@ def simulate(
     """Runs a recipe and returns the run's folder, which holds ``summary.json``.
 
     Args:
-        recipe_path: the recipe, with a [simulate] table; or, for a baseline of its party alone, a party file.
+        recipe_path: the recipe, with a [simulate] table; or, for a baseline of its party alone, a
+            party file.
         others: if that is a party file, those of all other parties.
         out: the folder of runs; a new one is made in it.
         seed: replaces the recipe's seed.
         keep_going: restart a party that was killed, so that it rejoins.
         baseline: one of ``vfl.simulation.baselines.BASELINES``, run instead of the federation.
 
-    Raises InputError if the recipe cannot be used, ProcessFailed if a process of the federation failed.
+    Raises InputError if the recipe cannot be used, ProcessFailed if a process of the federation
+    failed.
     """
     its_own = not others and kind_of(read_toml(recipe_path)) == "party file"
     if others:
@@ -67,7 +75,8 @@ def simulate(
         tables = baseline_of(tables, baseline, base, str(recipe_path))
     recipe = parse(Recipe, tables, str(recipe_path))
     folder = out / new_run_id(recipe.name, baseline)
-    divide(recipe, base)  # reports wrong settings before anything starts
+    # Reports wrong settings before anything starts.
+    divide(recipe, base)
     require_folder(out)
     with launching(settings_of(recipe).threads) as launcher, view(recipe) as screen:
         screen.say(f"run {folder.name}: all its files are in {folder}")
@@ -110,27 +119,39 @@ class Simulation:
     folder: Path
     screen: View
     keep_going: bool = False
-    launcher: Launcher | None = None  # without one, processes are started afresh
+    # Without one, processes are started afresh.
+    launcher: Launcher | None = None
     stop: threading.Event | None = None
     processes: dict[str, Process] = field(default_factory=dict)
     _events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     _started: bool = False
     _restarts: dict[str, int] = field(default_factory=dict)
-    _failed: list[Process] = field(default_factory=list)  # in the order in which the failures were noticed
+    # In the order in which the failures were noticed.
+    _failed: list[Process] = field(default_factory=list)
 
     def run(self) -> None:
-        """Starts all processes and returns when all have succeeded. Leaves nothing running in any case."""
+        """Starts all processes and returns when all have succeeded. Leaves nothing running in any
+        case.
+        """
         try:
             self._start_server()
             self._until_all_ended()
         finally:
             end_all(list(self.processes.values()))
             self._show_noticed()
-        self._show(0.0)  # what the server said last
+        # What the server said last.
+        self._show(0.0)
 
     def _start_server(self) -> None:
         recipe, federation = self.federation.recipe, self.federation
-        args = ["vfl-server", "serve", str(federation.recipe_path), "--listen", "127.0.0.1:0", "--fresh"]
+        args = [
+            "vfl-server",
+            "serve",
+            str(federation.recipe_path),
+            "--listen",
+            "127.0.0.1:0",
+            "--fresh",
+        ]
         args += ["--rows-at-most", str(MOST_ROWS)]
         args += ["--ca", str(federation.folder / "certs" / "ca.pem")]
         args += ["--out", str(federation.out), "--run-id", self.folder.name]
@@ -147,7 +168,12 @@ class Simulation:
         threads = settings_of(self.federation.recipe).threads
         args = ["vfl-party", "run", str(self.federation.party_path(name)), *options]
         self.processes[name] = Process(
-            name, args, self.folder / name, threads=threads, modules=self.federation.base, launcher=self.launcher
+            name,
+            args,
+            self.folder / name,
+            threads=threads,
+            modules=self.federation.base,
+            launcher=self.launcher,
         )
 
     def _until_all_ended(self) -> None:
@@ -163,15 +189,23 @@ class Simulation:
             if self.processes[server].status == 0:
                 server_ended_s = server_ended_s or time.monotonic()
                 if time.monotonic() - server_ended_s > _LINGER_S:
-                    late = next(name for name, process in self.processes.items() if process.status is None)
-                    raise ProcessFailed(late, f"did not end within {_LINGER_S:g} s of the server", 3)
+                    late = next(
+                        name for name, process in self.processes.items() if process.status is None
+                    )
+                    raise ProcessFailed(
+                        late, f"did not end within {_LINGER_S:g} s of the server", 3
+                    )
         if self._note_failures():
             raise self._failure()
 
     def _failure(self) -> ProcessFailed:
-        """Returns the failure to raise. Of the recipe it says no file: the parties read a copy that nobody edits."""
+        """Returns the failure to raise. Of the recipe it says no file: the parties read a copy that
+        nobody edits.
+        """
         found = culprit(self._failed)
-        sentence = found.sentence().replace(f"{self.federation.recipe_path.resolve()}: ", "recipe: ")
+        sentence = found.sentence().replace(
+            f"{self.federation.recipe_path.resolve()}: ", "recipe: "
+        )
         return ProcessFailed(found.name, sentence, found.failure().exit_code)
 
     def _show(self, timeout_s: float) -> None:
@@ -185,11 +219,14 @@ class Simulation:
             self.screen.tick()
 
     def _show_noticed(self) -> None:
-        """Shows what the parties said of their own tables: their standard output goes into files."""
+        """Shows what the parties said of their own tables: their standard output goes into
+        files.
+        """
         for party in self.federation.recipe.parties:
             path = self.folder / party.name / "stdout"
             lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-            for event in events_of(dict.fromkeys(lines)):  # a party that was started again says the same again
+            # A party that was started again says the same again.
+            for event in events_of(dict.fromkeys(lines)):
                 if event["event"] in NOTICED:
                     self.screen.show(noticed(party.name, event["event"], event))
 
@@ -202,7 +239,9 @@ class Simulation:
         self._started = self._started or event["event"] == "started"
 
     def _note_failures(self) -> list[Process]:
-        """Returns the processes that have failed so far; restarts killed parties if ``keep_going`` is set."""
+        """Returns the processes that have failed so far; restarts killed parties if ``keep_going``
+        is set.
+        """
         for name, process in list(self.processes.items()):
             status = process.status
             if status in (None, 0) or process in self._failed:
@@ -213,7 +252,8 @@ class Simulation:
                 self._restarts[name] = restarts + 1
                 process.wait()
                 self.screen.show({"event": "restarted", "party": name, "how": process.sentence()})
-                self._start_party(name)  # without --fresh: it offers its checkpoints
+                # Without --fresh: it offers its checkpoints.
+                self._start_party(name)
                 continue
             self._failed.append(process)
         return self._failed
@@ -222,7 +262,9 @@ class Simulation:
         """Gives the others time to end by themselves: their error may be the cause."""
         known = self._started and all((process.status or 0) > 0 for process in self._failed)
         give_up_s = time.monotonic() + (_GRACE_S if known else _SHORT_GRACE_S)
-        while time.monotonic() < give_up_s and any(process.status is None for process in self.processes.values()):
+        while time.monotonic() < give_up_s and any(
+            process.status is None for process in self.processes.values()
+        ):
             self._show(_TICK_S)
             self._note_failures()
 

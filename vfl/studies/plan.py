@@ -1,4 +1,6 @@
-"""Reads a study (methods x seeds x label counts over one recipe) and makes the recipes of its runs."""
+"""Reads a study (methods x seeds x label counts over one recipe) and makes the recipes of its
+runs.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,20 @@ class StudyMethod(Section):
     """A method of the study: one line of the result."""
 
     name: Name
-    pretrain: Phases = ()  # its encoders serve all label counts
-    pretrain_of: Name | None = None  # an earlier method, whose pretraining this one shares
-    tower: Literal["cross", "local"] | None = None  # start from only this one of the pretraining's two encoders
-    finetune: Phases = ()  # instead of the study's
-    alone: Name | None = None  # Solo: this party trains by itself, with the labels
-    combined: bool = False  # Combine: one party has all columns and the labels
-    overrides: dict[str, Any] = Field(default_factory=dict)  # {"model.encoder.channels": value}: changes to the recipe
+    # Its encoders serve all label counts.
+    pretrain: Phases = ()
+    # An earlier method, whose pretraining this one shares.
+    pretrain_of: Name | None = None
+    # Start from only this one of the pretraining's two encoders.
+    tower: Literal["cross", "local"] | None = None
+    # Instead of the study's.
+    finetune: Phases = ()
+    # Solo: this party trains by itself, with the labels.
+    alone: Name | None = None
+    # Combine: one party has all columns and the labels.
+    combined: bool = False
+    # {"model.encoder.channels": value}: changes to the recipe.
+    overrides: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> StudyMethod:
@@ -47,7 +56,9 @@ class StudyMethod(Section):
         if self.alone is not None and self.combined:
             raise ValueError("give alone or combined, not both")
         if self.tower is not None and self.pretrain_of is None:
-            raise ValueError("tower selects an encoder of another method's pretraining: it needs pretrain_of")
+            raise ValueError(
+                "tower selects an encoder of another method's pretraining: it needs pretrain_of"
+            )
         return self
 
     @property
@@ -60,16 +71,23 @@ class StudyFile(Section):
     """A study file."""
 
     name: Name
-    recipe: str  # with [simulate]; its phases, seed and rows.labelled are replaced
+    # With [simulate]; its phases, seed and rows.labelled are replaced.
+    recipe: str
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
-    labels: tuple[PositiveInt, ...] = ()  # rows.labelled; empty: one column, with the recipe's own
-    metric: str = "accuracy"  # of the test rows
+    # rows.labelled; empty: one column, with the recipe's own.
+    labels: tuple[PositiveInt, ...] = ()
+    # Of the test rows.
+    metric: str = "accuracy"
     finetune: Phases = ()
     methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _check(self) -> StudyFile:
-        named = {"methods": [method.name for method in self.methods], "seeds": self.seeds, "labels": self.labels}
+        named = {
+            "methods": [method.name for method in self.methods],
+            "seeds": self.seeds,
+            "labels": self.labels,
+        }
         for key, values in named.items():
             double = next((value for value in values if list(values).count(value) > 1), None)
             if double is not None:
@@ -79,13 +97,18 @@ class StudyFile(Section):
                 earlier = self.methods[: self.methods.index(method)]
                 other = next((each for each in earlier if each.name == method.pretrain_of), None)
                 if other is None or not other.pretrain:
-                    text = f"pretrain_of: no method {method.pretrain_of!r} above it has its own pretraining"
+                    text = (
+                        f"pretrain_of: no method {method.pretrain_of!r} above it has its own "
+                        "pretraining"
+                    )
                     raise ValueError(f"methods: {method.name}: {text}")
                 if other.federation != method.federation:
                     text = "the two methods have different overrides or different parties"
                     raise ValueError(f"methods: {method.name}: pretrain_of: {text}")
             if not self.finetune and not method.finetune:
-                raise ValueError(f"methods: {method.name} has no phases; give [[finetune]], or its own finetune")
+                raise ValueError(
+                    f"methods: {method.name} has no phases; give [[finetune]], or its own finetune"
+                )
         return self
 
 
@@ -103,7 +126,9 @@ class PlannedRun:
 
     @property
     def title(self) -> str:
-        """The run's name for people: ``FedHSSL, seed 1, 100 labels``, or ``FedHSSL, seed 1, pretraining``."""
+        """The run's name for people: ``FedHSSL, seed 1, 100 labels``, or ``FedHSSL, seed 1,
+        pretraining``.
+        """
         parts = [self.method, f"seed {self.seed}"]
         if self.stage == "pretrain":
             parts.append("pretraining")
@@ -128,14 +153,22 @@ class Pipeline:
 
 
 def load_study(path: Path) -> tuple[StudyFile, list[Pipeline]]:
-    """Reads a study file and plans it, seed by seed. Raises InputError if it, or a recipe that it makes, is wrong."""
+    """Reads a study file and plans it, seed by seed. Raises InputError if it, or a recipe that it
+    makes, is wrong.
+    """
     study = parse(StudyFile, read_tables(path, "study"), str(path))
     base = path.resolve().parent / study.recipe
     tables = on_one_machine(read_tables(base, "recipe"))
     if "start" in tables:
-        raise InputError(Code.CONFIG_INVALID, f"{base}: start: the study sets what its runs start from; remove it here")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{base}: start: the study sets what its runs start from; remove it here",
+        )
     if parse(Recipe, tables, str(base)).simulate is None:
-        raise InputError(Code.CONFIG_INVALID, f"{base}: simulate: missing; a study runs federations on this machine")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{base}: simulate: missing; a study runs federations on this machine",
+        )
     chains = []
     for seed in study.seeds:
         pretrained: dict[str, PlannedRun] = {}
@@ -164,14 +197,20 @@ def _chain(
     seed: int,
     pretrained: Mapping[str, PlannedRun],
 ) -> Pipeline:
-    """Plans one method with one seed. ``pretrained``: {method: its pretraining} of the methods above."""
+    """Plans one method with one seed. ``pretrained``: {method: its pretraining} of the methods
+    above.
+    """
     where = f"{path}: methods: {method.name}"
     tables = copy.deepcopy(base) | {"seed": seed}
     for key, value in method.overrides.items():
         _set(tables, key, value, where)
     shared = _written(study.finetune)
     if method.alone is not None or method.combined:
-        recipe, folder, shared = parse(Recipe, tables, where), (path.parent / study.recipe).parent, by_oneself(shared)
+        recipe, folder, shared = (
+            parse(Recipe, tables, where),
+            (path.parent / study.recipe).parent,
+            by_oneself(shared),
+        )
         if method.alone is not None:
             tables = alone(tables, recipe, method.alone, folder, where)
         else:
@@ -183,8 +222,11 @@ def _chain(
     if method.pretrain:
         phases = _written(method.pretrain)
         first = tables | {"phases": phases}
-        if study.labels:  # One pretraining serves all label counts, so it must not depend on `rows.labelled`.
-            first["rows"] = {key: value for key, value in tables.get("rows", {}).items() if key != "labelled"}
+        # One pretraining serves all label counts, so it must not depend on `rows.labelled`.
+        if study.labels:
+            first["rows"] = {
+                key: value for key, value in tables.get("rows", {}).items() if key != "labelled"
+            }
         first = _wired(first)
         recipe = parse(Recipe, first, f"{where}: pretrain")
         pretrain = PlannedRun(name, "pretrain", method.name, seed, None, first, recipe)
@@ -197,7 +239,13 @@ def _chain(
     runs = []
     for labels in study.labels or (None,):
         # Always a suffix, so that the run never shares the pretraining's name.
-        run_id = f"{name}.n{labels}" if labels is not None else f"{name}.finetune" if pretrain is not None else name
+        run_id = (
+            f"{name}.n{labels}"
+            if labels is not None
+            else f"{name}.finetune"
+            if pretrain is not None
+            else name
+        )
         own = dict(tuning)
         if labels is not None:
             own["rows"] = tables.get("rows", {}) | {"labelled": labels}
@@ -212,11 +260,15 @@ def _wired(tables: dict[str, Any]) -> dict[str, Any]:
     if "wire" not in tables:
         return tables
     names = {phase.get("name", phase["kind"]) for phase in tables["phases"]}
-    return tables | {"wire": [each for each in tables["wire"] if each.get("phase") in (None, *names)]}
+    return tables | {
+        "wire": [each for each in tables["wire"] if each.get("phase") in (None, *names)]
+    }
 
 
 def _overrides(key: str, value: Any, ours: str) -> bool:
-    """Returns whether ``key = value`` sets ``ours`` or a key below it, directly or inside a table."""
+    """Returns whether ``key = value`` sets ``ours`` or a key below it, directly or inside a
+    table.
+    """
     if key == ours or key.startswith(f"{ours}."):
         return True
     if not ours.startswith(f"{key}."):
@@ -231,22 +283,31 @@ def _overrides(key: str, value: Any, ours: str) -> bool:
 def _written(phases: Phases) -> list[dict[str, Any]]:
     """Returns phases in the form of a recipe."""
     return [
-        _beside(phase) | ({"transforms": [_beside(each) for each in phase.transforms]} if phase.transforms else {})
+        _beside(phase)
+        | ({"transforms": [_beside(each) for each in phase.transforms]} if phase.transforms else {})
         for phase in phases
     ]
 
 
 def _beside(written: PhaseSettings | TransformSettings) -> dict[str, Any]:
     """Returns a phase or transform as people write it: its own settings beside its kind."""
-    return written.model_dump(exclude_defaults=True, exclude={"settings", "transforms"}) | written.settings
+    return (
+        written.model_dump(exclude_defaults=True, exclude={"settings", "transforms"})
+        | written.settings
+    )
 
 
 def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Sets ``a.b.c`` and makes missing tables. Raises InputError if ``a`` or ``a.b`` is no table."""
+    """Sets ``a.b.c`` and makes missing tables. Raises InputError if ``a`` or ``a.b`` is no
+    table.
+    """
     *path, last = key.split(".")
     table = tables
     for part in path:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise InputError(Code.CONFIG_INVALID, f"{where}: overrides: {key!r}: {part} is no table of the recipe")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: overrides: {key!r}: {part} is no table of the recipe",
+            )
     table[last] = value

@@ -18,7 +18,8 @@ from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
 
 KINDS = ("embedding", "gradient", "weights")
-_SHARES = ("accuracy", "auc", "f1")  # shown in points of 100
+# Shown in points of 100.
+_SHARES = ("accuracy", "auc", "f1")
 _SPLITS = ("validation", "test")
 
 
@@ -54,11 +55,17 @@ class FineTuned:
 
     def row(self) -> dict[str, str | int | float]:
         """Returns the result as a line of the CSV."""
-        cells: dict[str, str | int | float] = {"study": self.study, "method": self.method, "seed": self.seed}
+        cells: dict[str, str | int | float] = {
+            "study": self.study,
+            "method": self.method,
+            "seed": self.seed,
+        }
         cells |= {"preset": self.preset} if self.preset else {}
         cells["labels"] = "" if self.labels is None else self.labels
         for split in _SPLITS:
-            cells |= {f"{split}_{name}": value for name, value in self.metrics.get(split, {}).items()}
+            cells |= {
+                f"{split}_{name}": value for name, value in self.metrics.get(split, {}).items()
+            }
         for stage, cost in (("pretrain", self.pretrain), ("finetune", self.finetune)):
             cells[f"{stage}_bytes"] = cost.message_bytes
             cells |= {f"{stage}_{kind}_bytes": cost.kinds.get(kind, 0) for kind in KINDS}
@@ -69,12 +76,17 @@ class FineTuned:
 
 def cost_of(summary: Summary) -> Cost:
     """Returns a run's seconds and bytes."""
-    kinds = {kind: sum(link.message_bytes for link in summary.bytes.by_link if link.kind == kind) for kind in KINDS}
+    kinds = {
+        kind: sum(link.message_bytes for link in summary.bytes.by_link if link.kind == kind)
+        for kind in KINDS
+    }
     return Cost(summary.run_id, summary.wall_s, summary.bytes.total.message_bytes, kinds)
 
 
 def write_csv(path: Path, results: Sequence[FineTuned]) -> None:
-    """Writes one line for each result; a column that a result lacks stays empty. Raises InputError."""
+    """Writes one line for each result; a column that a result lacks stays empty. Raises
+    InputError.
+    """
     rows = [result.row() for result in results]
     names = sorted({name for row in rows for name in row}, key=lambda name: _place(name, rows))
     text = io.StringIO()
@@ -94,7 +106,9 @@ def points(metric: str) -> tuple[float, str]:
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
-    """Returns mean and sample standard deviation over the seeds; the latter is None for a single value."""
+    """Returns mean and sample standard deviation over the seeds; the latter is None for a single
+    value.
+    """
     return mean(values), stdev(values) if len(values) > 1 else None
 
 
@@ -109,7 +123,9 @@ def cell(values: Sequence[float], metric: str) -> str:
 
 
 def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
-    """Returns a table with methods as rows and label counts as columns; cells are means over the finished seeds."""
+    """Returns a table with methods as rows and label counts as columns; cells are means over the
+    finished seeds.
+    """
     found = list(results)
     _, unit = points(study.metric)
     seeds = len({result.seed for result in found})
@@ -133,7 +149,10 @@ def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
     for method in study.methods:
         own = [result for result in found if result.method == method.name]
         values = [
-            cell([result.value(study.metric) for result in own if result.labels == labels], study.metric)
+            cell(
+                [result.value(study.metric) for result in own if result.labels == labels],
+                study.metric,
+            )
             for labels in columns
         ]
         shown.add_row(method.name, *values, *_costs(own))

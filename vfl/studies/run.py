@@ -1,7 +1,8 @@
 """``vfl study``: runs many federations; a finished run is never repeated.
 
-Everything lies in ``<out>/<study name>/``: a folder for each run, ``results.csv`` and ``results.png``. The runs' own
-summaries say which are finished, so the same command resumes a study that was killed.
+Everything lies in ``<out>/<study name>/``: a folder for each run, ``results.csv`` and
+``results.png``. The runs' own summaries say which are finished, so the same command resumes a study
+that was killed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class StudyFailed(VflError):  # noqa: N818 - it says what happened
     def __init__(self, failures: Sequence[Failure], results: list[FineTuned]) -> None:
         lines = [f"{each.title}: {each.sentence}" for each in failures]
         what = "1 run failed" if len(lines) == 1 else f"{len(lines)} runs failed"
-        super().__init__(failures[0].code, "\n  ".join([f"{what}; the same command retries:", *lines]))
+        super().__init__(
+            failures[0].code, "\n  ".join([f"{what}; the same command retries:", *lines])
+        )
         self.results, self._exit_code = results, failures[0].exit_code
 
     @property
@@ -60,7 +63,9 @@ class StudyFailed(VflError):  # noqa: N818 - it says what happened
         return self._exit_code
 
 
-def run_study(path: Path, out: Path, *, jobs: int = 1, tell: Tell = SILENT, live: bool = False) -> list[FineTuned]:
+def run_study(
+    path: Path, out: Path, *, jobs: int = 1, tell: Tell = SILENT, live: bool = False
+) -> list[FineTuned]:
     """Runs the rest of a study; returns the results of all its runs, in the plan's order.
 
     Args:
@@ -76,11 +81,23 @@ def run_study(path: Path, out: Path, *, jobs: int = 1, tell: Tell = SILENT, live
     require_folder(out)
     folder = out / study.name
     with _locked(folder):
-        running = Running(study, path.resolve().parent / study.recipe, folder, chains, tell, jobs, live and jobs == 1)
+        running = Running(
+            study,
+            path.resolve().parent / study.recipe,
+            folder,
+            chains,
+            tell,
+            jobs,
+            live and jobs == 1,
+        )
         running.begin()
         if running.left:
             running.try_out()
-            threads = next(run.recipe.simulate.threads for run in running.runs if run.recipe.simulate is not None)
+            threads = next(
+                run.recipe.simulate.threads
+                for run in running.runs
+                if run.recipe.simulate is not None
+            )
             with launching(threads) as launcher:
                 running.run(launcher)
         running.record()
@@ -100,38 +117,53 @@ def _locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{folder}: cannot be written ({error.strerror})") from None
+        raise InputError(
+            Code.FILE_INVALID, f"{folder}: cannot be written ({error.strerror})"
+        ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(Code.FILE_INVALID, f"{folder}: another study is running in this folder") from None
+            raise InputError(
+                Code.FILE_INVALID, f"{folder}: another study is running in this folder"
+            ) from None
         yield
 
 
 def finished(folder: Path, run: PlannedRun) -> Summary | None:
-    """Returns the summary of a finished run, None for an unfinished one. Raises InputError if its recipe differs."""
+    """Returns the summary of a finished run, None for an unfinished one. Raises InputError if its
+    recipe differs.
+    """
     try:
         summary = load_summary(folder / run.run_id / "summary.json")
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:
         text = f"{folder / run.run_id / 'summary.json'}: cannot be read ({error.strerror})"
-        raise InputError(Code.FILE_INVALID, f"{text}; the run may be finished, so it is not repeated") from None
+        raise InputError(
+            Code.FILE_INVALID, f"{text}; the run may be finished, so it is not repeated"
+        ) from None
     if summary.recipe_digest != run.recipe.digest():
         theirs = _recipe_of(folder / run.run_id, run.recipe.active.name)
-        found = first_difference(run.recipe.canonical_json(), theirs) if theirs is not None else None
+        found = (
+            first_difference(run.recipe.canonical_json(), theirs) if theirs is not None else None
+        )
         if theirs is None or found is not None:
             why = f"at {found[0]}" if found is not None else "or its recipe.json cannot be read"
-            text = f"was run with a recipe that differs from method {run.method}'s present one ({why})"
+            text = (
+                f"was run with a recipe that differs from method {run.method}'s present one ({why})"
+            )
             raise InputError(
-                Code.CONFIG_INVALID, f"{folder / run.run_id}: {text}; delete that folder, or give another --out"
+                Code.CONFIG_INVALID,
+                f"{folder / run.run_id}: {text}; delete that folder, or give another --out",
             )
     return summary
 
 
 def _recipe_of(folder: Path, party: str) -> str | None:
-    """Reads the run's recipe in today's canonical form: newer keys get their defaults. Returns None if unreadable."""
+    """Reads the run's recipe in today's canonical form: newer keys get their defaults. Returns None
+    if unreadable.
+    """
     path = folder / party / "recipe.json"
     try:
         return recorded_recipe(json.loads(path.read_text()), str(path)).canonical_json()
@@ -139,10 +171,13 @@ def _recipe_of(folder: Path, party: str) -> str | None:
         return None
 
 
-def left_s(done: Sequence[tuple[PlannedRun, float]], left: Sequence[PlannedRun], jobs: int = 1) -> float | None:
+def left_s(
+    done: Sequence[tuple[PlannedRun, float]], left: Sequence[PlannedRun], jobs: int = 1
+) -> float | None:
     """Returns the seconds that the remaining runs will take; None if no run is finished.
 
-    Estimate per run: the mean of finished runs of the same method and stage; else of that stage; else of all.
+    Estimate per run: the mean of finished runs of the same method and stage; else of that stage;
+    else of all.
     """
     if not done:
         return None
@@ -160,7 +195,8 @@ class Running:
     """A study while it runs."""
 
     study: StudyFile
-    base: Path  # the study's recipe file
+    # The study's recipe file.
+    base: Path
     folder: Path
     chains: list[Pipeline]
     tell: Tell
@@ -168,7 +204,8 @@ class Running:
     live: bool
     failures: list[Failure] = field(default_factory=list)
     _summaries: dict[str, Summary] = field(default_factory=dict)
-    _failed: set[str] = field(default_factory=set)  # run ids, of this process only
+    # Run ids, of this process only.
+    _failed: set[str] = field(default_factory=set)
     _took: list[tuple[PlannedRun, float]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -186,33 +223,51 @@ class Running:
     def results(self) -> list[FineTuned]:
         """The results of the finished fine-tuning runs, in the plan's order."""
         return [
-            self._result(chain, run) for chain in self.chains for run in chain.finetune if run.run_id in self._summaries
+            self._result(chain, run)
+            for chain in self.chains
+            for run in chain.finetune
+            if run.run_id in self._summaries
         ]
 
     def begin(self) -> None:
-        """Finds the finished runs. Raises InputError, before anything is run, if their recipes differ."""
+        """Finds the finished runs. Raises InputError, before anything is run, if their recipes
+        differ.
+        """
         for run in self.runs:
             summary = finished(self.folder, run)
             if summary is not None:
                 self._check_metric(run, summary)
                 self._summaries[run.run_id] = summary
                 self._took.append((run, summary.wall_s))
-        self.tell({"event": "study", "folder": str(self.folder), "runs": len(self.runs), "left": self.left})
+        self.tell(
+            {
+                "event": "study",
+                "folder": str(self.folder),
+                "runs": len(self.runs),
+                "left": self.left,
+            }
+        )
 
     def try_out(self) -> None:
         """Makes the parties of one unfinished run of each kind, without training.
 
-        Seeds change nothing here. If the study varies the label count, the smallest and the largest are tried. Raises
-        InputError with the sentence that a party would end with.
+        Seeds change nothing here. If the study varies the label count, the smallest and the largest
+        are tried. Raises InputError with the sentence that a party would end with.
         """
-        from vfl_party.assembly.trial import Tried, try_all  # imports torch
+        # Imports torch.
+        from vfl_party.assembly.trial import Tried, try_all
 
         ends = {min(self.study.labels), max(self.study.labels)} if self.study.labels else {None}
         left = [run for run in self.runs if run.run_id not in self._summaries]
         alike = {(run.method, run.stage, run.labels): run for run in reversed(left)}
-        tried = [run for run in reversed(alike.values()) if run.stage == "pretrain" or run.labels in ends]
+        tried = [
+            run for run in reversed(alike.values()) if run.stage == "pretrain" or run.labels in ends
+        ]
         try:
-            try_all([Tried(run.title, run.recipe, run.stage == "finetune") for run in tried], self.base.parent)
+            try_all(
+                [Tried(run.title, run.recipe, run.stage == "finetune") for run in tried],
+                self.base.parent,
+            )
         except InputError as error:
             raise InputError(error.code, f"{error}; nothing has been run") from None
 
@@ -222,7 +277,8 @@ class Running:
             for chain in self.chains:
                 self._chain(chain, launcher)
             return
-        groups: dict[str, list[Pipeline]] = {}  # chains that share a pretraining run one after the other
+        # Chains that share a pretraining run one after the other.
+        groups: dict[str, list[Pipeline]] = {}
         for chain in self.chains:
             groups.setdefault(chain.runs[0].run_id, []).append(chain)
 
@@ -232,15 +288,20 @@ class Running:
 
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
-                for future in as_completed([pool.submit(group, chains) for chains in groups.values()]):
+                for future in as_completed(
+                    [pool.submit(group, chains) for chains in groups.values()]
+                ):
                     future.result()
-            except BaseException:  # also Ctrl-C
+            except BaseException:
+                # Also Ctrl-C.
                 self._stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
 
     def record(self) -> None:
-        """Writes ``results.csv`` and deletes the checkpoints of its runs: only pretraining's are needed later."""
+        """Writes ``results.csv`` and deletes the checkpoints of its runs: only pretraining's are
+        needed later.
+        """
         results = self.results
         if results:
             write_csv(self.folder / "results.csv", results)
@@ -252,7 +313,11 @@ class Running:
         for run in chain.runs:
             if run.run_id in self._summaries or run.run_id in self._failed or self._stop.is_set():
                 continue
-            if run.stage == "finetune" and chain.pretrain is not None and not self._has(chain.pretrain):
+            if (
+                run.stage == "finetune"
+                and chain.pretrain is not None
+                and not self._has(chain.pretrain)
+            ):
                 self._fail(Failure(run.title, "its pretraining failed"), run)
                 continue
             self.tell({"event": "begin", "run": run.run_id, "title": run.title, **self._place()})
@@ -269,10 +334,16 @@ class Running:
             self._done(run, summary, time.monotonic() - began_s)
 
     def _check_metric(self, run: PlannedRun, summary: Summary) -> None:
-        """Raises InputError if a finished run lacks the study's metric: the other runs would lack it too."""
+        """Raises InputError if a finished run lacks the study's metric: the other runs would lack
+        it too.
+        """
         known = summary.metrics.get("test", {})
         if run.stage == "finetune" and self.study.metric not in known:
-            what = f"they have {', '.join(known)}" if known else "[[finetune]] needs a phase that evaluates them"
+            what = (
+                f"they have {', '.join(known)}"
+                if known
+                else "[[finetune]] needs a phase that evaluates them"
+            )
             text = f"{run.title}: the test rows have no metric {self.study.metric!r}; {what}"
             raise InputError(Code.CONFIG_INVALID, text)
 
@@ -281,9 +352,12 @@ class Running:
 
     def _federation(self, run: PlannedRun, launcher: Launcher | None) -> None:
         folder = self.folder / run.run_id
-        shutil.rmtree(folder, ignore_errors=True)  # of an unfinished attempt
+        # Of an unfinished attempt.
+        shutil.rmtree(folder, ignore_errors=True)
         with view(run.recipe) if self.live else View(run.recipe) as screen:
-            run_federation(run.tables, run.recipe, self.base.parent, folder, screen, launcher, stop=self._stop)
+            run_federation(
+                run.tables, run.recipe, self.base.parent, folder, screen, launcher, stop=self._stop
+            )
 
     def _place(self) -> dict[str, int]:
         return {"number": len(self._summaries) + len(self.failures) + 1, "of": len(self.runs)}
@@ -293,7 +367,11 @@ class Running:
             place = self._place()
             self._summaries[run.run_id] = summary
             self._took.append((run, seconds))
-            left = [r for r in self.runs if r.run_id not in self._summaries and r.run_id not in self._failed]
+            left = [
+                r
+                for r in self.runs
+                if r.run_id not in self._summaries and r.run_id not in self._failed
+            ]
             value = summary.metrics.get("test", {}).get(self.study.metric)
             self.tell(
                 {
@@ -313,10 +391,31 @@ class Running:
             place = self._place()
             self.failures.append(failure)
             self._failed.add(run.run_id)
-            self.tell({"event": "failed", "run": run.run_id, "title": run.title, **place, "error": failure.sentence})
+            self.tell(
+                {
+                    "event": "failed",
+                    "run": run.run_id,
+                    "title": run.title,
+                    **place,
+                    "error": failure.sentence,
+                }
+            )
 
     def _result(self, chain: Pipeline, run: PlannedRun) -> FineTuned:
         summary = self._summaries[run.run_id]
-        before = cost_of(self._summaries[chain.pretrain.run_id]) if chain.pretrain is not None else Cost()
+        before = (
+            cost_of(self._summaries[chain.pretrain.run_id])
+            if chain.pretrain is not None
+            else Cost()
+        )
         name, preset = self.study.name, summary.preset
-        return FineTuned(name, run.method, run.seed, preset, run.labels, summary.metrics, before, cost_of(summary))
+        return FineTuned(
+            name,
+            run.method,
+            run.seed,
+            preset,
+            run.labels,
+            summary.metrics,
+            before,
+            cost_of(summary),
+        )

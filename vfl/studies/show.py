@@ -14,7 +14,8 @@ from vfl.studies.report import FineTuned, table
 from vfl.studies.run import StudyFailed, run_study
 from vfl_common.text import to_json
 
-_PIPE_WIDTH = 120  # if there is no terminal
+# If there is no terminal.
+_PIPE_WIDTH = 120
 
 
 class _Failed(click.ClickException):
@@ -51,7 +52,9 @@ def _duration(seconds: float) -> str:
 
 
 def show_study(path: Path, out: Path, *, jobs: int, as_json: bool) -> None:
-    """Runs the command: shows progress, then the table; ``as_json``: prints events as JSON lines instead."""
+    """Runs the command: shows progress, then the table; ``as_json``: prints events as JSON lines
+    instead.
+    """
     study, _ = load_study(path)
     errors = Console(stderr=True)
 
@@ -59,7 +62,9 @@ def show_study(path: Path, out: Path, *, jobs: int, as_json: bool) -> None:
         if as_json:
             click.echo(to_json(event, compact=True))
         elif event["event"] != "begin" or errors.is_terminal:
-            errors.print(sentence(event, study.metric), markup=False, highlight=False, soft_wrap=True)
+            errors.print(
+                sentence(event, study.metric), markup=False, highlight=False, soft_wrap=True
+            )
 
     live = errors.is_terminal and not as_json
     try:

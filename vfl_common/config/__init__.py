@@ -1,1 +1,3 @@
-"""Reads recipes and party files (TOML) into frozen models; refuses unknown keys and names the nearest known one."""
+"""Reads recipes and party files (TOML) into frozen models; refuses unknown keys and names the
+nearest known one.
+"""

@@ -18,8 +18,10 @@ from vfl_common.text import clean
 
 S = TypeVar("S", bound="Section")
 
-_MOST_SHOWN = 60  # characters of a wrong value in a message
-_WORDS = {  # pydantic's types, for a person
+# Characters of a wrong value in a message.
+_MOST_SHOWN = 60
+# Pydantic's types, for a person.
+_WORDS = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -29,7 +31,8 @@ _WORDS = {  # pydantic's types, for a person
     "model": "a table",
     "model_attributes": "a table",
 }
-_BARE = ("int", "float", "bool")  # a file has them without quotes
+# A file has them without quotes.
+_BARE = ("int", "float", "bool")
 _UNQUOTED = re.compile(r"true|false|[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
@@ -41,26 +44,42 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_as_written(cls, value: Any) -> Any:
-        """Refuses unknown keys, and "3" or 3.0 where 3 is meant, which pydantic would take for it."""
+        """Refuses unknown keys, and "3" or 3.0 where 3 is meant, which pydantic would take for
+        it.
+        """
         if isinstance(value, dict):
             known = {field.alias or name: field for name, field in cls.model_fields.items()}
             for key, item in value.items():
                 if key not in known:
-                    within = [f"{name}.{key}" for name, field in known.items() if _holds(field.annotation, key)]
+                    within = [
+                        f"{name}.{key}"
+                        for name, field in known.items()
+                        if _holds(field.annotation, key)
+                    ]
                     near = within or difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-                    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+                    hint = (
+                        f"did you mean {near[0]!r}?"
+                        if near
+                        else f"known keys: {', '.join(sorted(known))}"
+                    )
                     raise ValueError(f"unknown key {key!r}; {hint}")
                 wrong = _other_type(_kinds(known[key].annotation), item)
                 if wrong is not None:
-                    raise ValidationError.from_exception_data(key, [{**wrong, "loc": (key, *wrong["loc"])}])
+                    raise ValidationError.from_exception_data(
+                        key, [{**wrong, "loc": (key, *wrong["loc"])}]
+                    )
         return value
 
 
 def _holds(annotation: Any, key: Any) -> bool:
-    """Returns whether a field is a table with this key, or one of several tables of which one has it."""
+    """Returns whether a field is a table with this key, or one of several tables of which one has
+    it.
+    """
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return key in annotation.model_fields
-    return get_origin(annotation) in (Union, UnionType) and any(_holds(each, key) for each in get_args(annotation))
+    return get_origin(annotation) in (Union, UnionType) and any(
+        _holds(each, key) for each in get_args(annotation)
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -72,12 +91,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(Code.FILE_INVALID, f"{path}: no such file") from None
     except OSError as error:
         raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:  # a TOMLDecodeError is a ValueError
+    except (ValueError, RecursionError) as error:
+        # A TOMLDecodeError is a ValueError.
         raise InputError(Code.CONFIG_INVALID, f"{path}: is not valid TOML: {error}") from None
 
 
 def spelt(pattern: str, words: str) -> AfterValidator:
-    """Makes the check that a text has a form. Its message says in ``words`` what to write, and shows no pattern."""
+    """Makes the check that a text has a form. Its message says in ``words`` what to write, and
+    shows no pattern.
+    """
     form = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -89,16 +111,22 @@ def spelt(pattern: str, words: str) -> AfterValidator:
 
 
 def parse(model: type[S], value: Any, where: str) -> S:
-    """Returns ``value`` as ``model``. Raises InputError with the first mistake: ``where: key: what``."""
+    """Returns ``value`` as ``model``. Raises InputError with the first mistake: ``where: key:
+    what``.
+    """
     try:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise InputError(Code.CONFIG_INVALID, f"{where}: {key + ': ' if key else ''}{_sentence(first)}") from None
+        raise InputError(
+            Code.CONFIG_INVALID, f"{where}: {key + ': ' if key else ''}{_sentence(first)}"
+        ) from None
 
 
-KindName = Annotated[str, spelt(r"[a-z][a-z0-9_]*", "lower-case letters, digits and '_', a letter first")]
+KindName = Annotated[
+    str, spelt(r"[a-z][a-z0-9_]*", "lower-case letters, digits and '_', a letter first")
+]
 
 
 def gathered(value: Any, own: tuple[str, ...]) -> Any:
@@ -122,7 +150,8 @@ def _sentence(error: ErrorDetails) -> str:
         return "has no 'kind'; add it"
     if kind.endswith("_type") and kind.removesuffix("_type") in _WORDS:
         return _wrong(kind.removesuffix("_type"), error["input"])
-    if text.startswith("Input should be "):  # a choice, or a bound
+    # A choice, or a bound.
+    if text.startswith("Input should be "):
         return f"must be {text.removeprefix('Input should be ')}, and is {_shown(error['input'])}"
     return text
 
@@ -135,7 +164,9 @@ def _wrong(wanted: str, value: Any) -> str:
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """Returns the types in a field's annotation: int and None of ``tuple[PositiveInt, ...] | None``."""
+    """Returns the types in a field's annotation: int and None of ``tuple[PositiveInt, ...] |
+    None``.
+    """
     if get_origin(annotation) is Annotated:
         return _kinds(get_args(annotation)[0])
     parts = [part for part in get_args(annotation) if part is not Ellipsis]
@@ -143,7 +174,8 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 def _other_type(kinds: set[Any], value: Any) -> InitErrorDetails | None:
-    """Returns pydantic's error if a field of numbers has a value of another type; None if it may be right.
+    """Returns pydantic's error if a field of numbers has a value of another type; None if it may be
+    right.
 
     A whole number may stand for any other. What is neither text nor number is left to pydantic.
     """
@@ -165,7 +197,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict | list | tuple):
         return "a table" if isinstance(value, dict) else "a list"
     if isinstance(value, str):
-        value = shown(value)  # data = "postgresql://…" has no table, and may have a password
+        # Data = "postgresql://…" has no table, and may have a password.
+        value = shown(value)
         text = clean(value, _MOST_SHOWN)
         return repr(text if len(value) <= _MOST_SHOWN else f"{text}…")
-    return str(value).lower()  # true, false, inf, nan
+    # True, false, inf, nan.
+    return str(value).lower()

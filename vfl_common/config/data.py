@@ -1,4 +1,6 @@
-"""Settings of a party's own data: where it lies, which columns it has, and how they are prepared."""
+"""Settings of a party's own data: where it lies, which columns it has, and how they are
+prepared.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +12,50 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, PrivateAttr, field_validator
 
 from vfl_common.config.base import Section, spelt
-from vfl_common.passwords import shown as shown  # for those who have a source
 
-FRAME = "frame of "  # before a party's name: the source is a table in memory, which the library was given
-_NAMED = re.compile(r"([a-z][a-z0-9_]+):")  # before the rest of a source that is no path; C:\ is one
+# For those who have a source.
+from vfl_common.passwords import shown as shown
+
+# Before a party's name: the source is a table in memory, which the library was given.
+FRAME = "frame of "
+# Before the rest of a source that is no path; C:\ is one.
+_NAMED = re.compile(r"([a-z][a-z0-9_]+):")
 _SETS = ("sklearn", "torchvision")
-_URL = re.compile(r"([a-z][a-z0-9_]*)(\+[a-z0-9_]+)?://", re.IGNORECASE)  # SQLAlchemy's: DIALECT+DRIVER://
+# SQLAlchemy's: DIALECT+DRIVER://.
+_URL = re.compile(r"([a-z][a-z0-9_]*)(\+[a-z0-9_]+)?://", re.IGNORECASE)
 _SQLITE = re.compile(r"(sqlite(?:\+[a-z0-9_]+)?:///)([^?]+)(.*)", re.DOTALL | re.IGNORECASE)
-_DATABASES = ("postgresql", "postgres", "sqlite", "mysql", "mariadb", "oracle", "mssql")  # need no +DRIVER to be known
+# Need no +DRIVER to be known.
+_DATABASES = ("postgresql", "postgres", "sqlite", "mysql", "mariadb", "oracle", "mssql")
 TEXT_FILES = tuple(ending + packed for packed in ("", ".gz") for ending in (".csv", ".tsv", ".txt"))
-IMAGES = "index.csv"  # in a folder of images: lists them
-_EXCEL = (".xlsx", ".xlsm", ".xls", ".xlsb")  # the last two are old formats, and are refused in a sentence
+# In a folder of images: lists them.
+IMAGES = "index.csv"
+# The last two are old formats, and are refused in a sentence.
+_EXCEL = (".xlsx", ".xlsm", ".xls", ".xlsb")
 
-IdRule = Annotated[  # a step that spells an id as the other parties do; ``vfl_party.data.ids`` has them
+# A step that spells an id as the other parties do; ``vfl_party.data.ids`` has them.
+IdRule = Annotated[
     str,
     spelt(
         r"trim|casefold|nfkc|digits|zeros|email|phone:[A-Z]{2}",
-        "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a country such as DE for CC",
+        "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a "
+        "country such as DE for CC",
     ),
 ]
 Duplicates = Literal["error", "first", "drop"]
 
 
 def reader_of(source: str) -> str | None:
-    """Returns the NAME of a source ``NAME:…``: sklearn, torchvision, or a plug-in; None for all other sources."""
+    """Returns the NAME of a source ``NAME:…``: sklearn, torchvision, or a plug-in; None for all
+    other sources.
+    """
     named = None if is_database(source) else _NAMED.match(source)
     return named[1] if named else None
 
 
 def is_database(source: str) -> bool:
-    """Returns whether a source is the URL of a database by its spelling; ``data.query`` makes any URL one."""
+    """Returns whether a source is the URL of a database by its spelling; ``data.query`` makes any
+    URL one.
+    """
     url = _URL.match(source)
     return url is not None and (url[2] is not None or url[1].lower() in _DATABASES)
 
@@ -60,7 +76,9 @@ def is_path(source: str) -> bool:
 
 
 def resolved(source: str, base: Path) -> str:
-    """Returns a source; if it is a path, or a file of SQLite, it is absolute, and a relative one starts at ``base``."""
+    """Returns a source; if it is a path, or a file of SQLite, it is absolute, and a relative one
+    starts at ``base``.
+    """
     sqlite = _SQLITE.fullmatch(source)
     if sqlite is not None and sqlite[2] != ":memory:":
         return f"{sqlite[1]}{normpath(base.absolute() / sqlite[2])}{sqlite[3]}"
@@ -68,12 +86,13 @@ def resolved(source: str, base: Path) -> str:
 
 
 class ViewSettings(Section):
-    """The part of a data set that this party holds, for experiments in which one file has all of it.
+    """The part of a data set that this party holds, for experiments in which one file has all of
+    it.
 
-    ``columns``: contiguous runs of columns, as equal as can be; ``quadrants``: the four quarters of an image in
-    reading order (top left, top right, bottom left, bottom right); ``halves``: left and right half of an image. An
-    image party with an ``mlp`` encoder sees its part flattened. ``rows``: each of ``parts`` parties holds every
-    ``parts``-th row, whole.
+    ``columns``: contiguous runs of columns, as equal as can be; ``quadrants``: the four quarters of
+    an image in reading order (top left, top right, bottom left, bottom right); ``halves``: left and
+    right half of an image. An image party with an ``mlp`` encoder sees its part flattened.
+    ``rows``: each of ``parts`` parties holds every ``parts``-th row, whole.
     """
 
     scheme: Literal["columns", "quadrants", "halves", "rows"]
@@ -86,56 +105,88 @@ class ViewSettings(Section):
         if self.scheme == "halves" and self.parts != 2:
             raise ValueError("halves has parts = 2")
         if self.part >= self.parts:
-            raise ValueError(f"part {self.part} of {self.parts}: give a part from 0 to {self.parts - 1}")
+            raise ValueError(
+                f"part {self.part} of {self.parts}: give a part from 0 to {self.parts - 1}"
+            )
 
 
 class DataSettings(Section):
     """One party's data.
 
-    ``source`` is a path (``TEXT_FILES``, ``.parquet`` or a folder of such files, ``.xlsx``, ``.xlsm``, ``.npz``, or a
-    folder of images with an index file); a database (``postgresql://…``, ``sqlite:///PATH`` and other URLs of
-    SQLAlchemy), from which ``query`` takes a table; or a named set: ``sklearn:digits``, ``torchvision:MNIST``, ….
-    ``NAME:REST`` is what the plug-in NAME reads: a table. A path that looks so is written as ``./NAME:REST``.
+    ``source`` is a path (``TEXT_FILES``, ``.parquet`` or a folder of such files, ``.xlsx``,
+    ``.xlsm``, ``.npz``, or a folder of images with an index file); a database (``postgresql://…``,
+    ``sqlite:///PATH`` and other URLs of SQLAlchemy), from which ``query`` takes a table; or a named
+    set: ``sklearn:digits``, ``torchvision:MNIST``, …. ``NAME:REST`` is what the plug-in NAME reads:
+    a table. A path that looks so is written as ``./NAME:REST``.
 
-    ``parts``: each is read and prepared by its own settings, the first has the label, and ``source`` is only words for
-    messages; ``in_common``: other rows than those of all parts are left out. ``vfl.simulation.baselines`` makes such
-    settings. ``as_trained``: columns and their kinds are those of a trained run; a prediction makes such settings.
+    ``parts``: each is read and prepared by its own settings, the first has the label, and
+    ``source`` is only words for messages; ``in_common``: other rows than those of all parts are
+    left out. ``vfl.simulation.baselines`` makes such settings. ``as_trained``: columns and their
+    kinds are those of a trained run; a prediction makes such settings.
     """
 
     source: str
-    sheet: str | None = None  # of an Excel workbook; default: the only visible one that is not empty
-    query: str | None = None  # of a database: the SELECT whose rows are the table
-    id: tuple[str, ...] = ()  # id columns (NPZ: arrays), one id together; named sets and NPZ without: the row's number
-    id_rules: tuple[IdRule, ...] | None = None  # how each of them is spelt alike, in order; None: rows.id_rules
-    duplicates: Duplicates = "error"  # rows that share an id: refuse them, keep the source's first, or drop them all
-    expect_common: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5  # the share of the rows that should be common to all
+    # Of an Excel workbook; default: the only visible one that is not empty.
+    sheet: str | None = None
+    # Of a database: the SELECT whose rows are the table.
+    query: str | None = None
+    # Id columns (NPZ: arrays), one id together; named sets and NPZ without: the row's number.
+    id: tuple[str, ...] = ()
+    # How each of them is spelt alike, in order; None: rows.id_rules.
+    id_rules: tuple[IdRule, ...] | None = None
+    # Rows that share an id: refuse them, keep the source's first, or drop them all.
+    duplicates: Duplicates = "error"
+    # The share of the rows that should be common to all.
+    expect_common: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     # parties; with less the party gets a warning
-    label: str | None = None  # label column (NPZ: array); active party only. Named sets: "target"
-    split: str | None = None  # column (NPZ: array) with each row's split, for rows.split = "column"; active party only,
+    # Label column (NPZ: array); active party only. Named sets: "target".
+    label: str | None = None
+    # Column (NPZ: array) with each row's split, for rows.split = "column"; active party only,.
+    split: str | None = None
     # or with rows.align = "none" every passive party
-    columns: tuple[str, ...] | None = None  # feature columns; default: all but id, label, split and `drop`
+    # Feature columns; default: all but id, label, split and `drop`.
+    columns: tuple[str, ...] | None = None
     drop: tuple[str, ...] = ()
-    numeric: tuple[str, ...] = ()  # columns that must be numbers; the type of the others is inferred
-    categorical: tuple[str, ...] = ()  # columns that are categories even if they hold numbers
-    missing: Literal["error", "mean", "median", "zero"] = "error"  # numeric; a missing category is its own category
-    na: tuple[str, ...] = ()  # texts that mean that a cell of a table is empty, such as "unknown"
-    scale: Literal["standard", "minmax", "none"] = "standard"  # numeric columns, from this party's training rows
-    label_scale: Literal["standard", "minmax"] = "standard"  # a regression's labels, scaled by the training rows
-    image_shape: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field()] | None = None  # C, H, W of a row
-    download: bool = False  # torchvision sets
+    # Columns that must be numbers; the type of the others is inferred.
+    numeric: tuple[str, ...] = ()
+    # Columns that are categories even if they hold numbers.
+    categorical: tuple[str, ...] = ()
+    # Numeric; a missing category is its own category.
+    missing: Literal["error", "mean", "median", "zero"] = "error"
+    # Texts that mean that a cell of a table is empty, such as "unknown".
+    na: tuple[str, ...] = ()
+    # Numeric columns, from this party's training rows.
+    scale: Literal["standard", "minmax", "none"] = "standard"
+    # A regression's labels, scaled by the training rows.
+    label_scale: Literal["standard", "minmax"] = "standard"
+    # C, H, W of a row.
+    image_shape: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field()] | None = None
+    # Torchvision sets.
+    download: bool = False
     download_dir: str = "data"
     view: ViewSettings | None = None
-    separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None  # of a text file's cells; default: found
-    decimal: Literal[".", ","] | None = None  # of numbers that are written as text; default: found
-    thousands: Literal["", ".", ",", " ", "'"] | None = None  # likewise; "" for none
-    encoding: str | None = None  # of a text file, such as "cp1252"; default: UTF-8 or Windows-1252, as found
-    skip_lines: NonNegativeInt = 0  # of a text file or a sheet, before the line that names the columns
-    dates: str | None = None  # how dates are written, such as "%d/%m/%Y"; default: found, if it can only be one
-    memory_mib: NonNegativeInt = 256  # an array of rows that is larger lies in a file in `scratch`
-    scratch: str | None = None  # a folder; default: the party's `out`
-    unaligned: str | None = None  # a file with more rows that only this party has: for local self-supervision
-    limit: PositiveInt | None = None  # only the first rows, to try things out
-    parts: dict[str, DataSettings] = Field(default_factory=dict)  # of a baseline: {party: its data}, joined by id
+    # Of a text file's cells; default: found.
+    separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    # Of numbers that are written as text; default: found.
+    decimal: Literal[".", ","] | None = None
+    # Likewise; "" for none.
+    thousands: Literal["", ".", ",", " ", "'"] | None = None
+    # Of a text file, such as "cp1252"; default: UTF-8 or Windows-1252, as found.
+    encoding: str | None = None
+    # Of a text file or a sheet, before the line that names the columns.
+    skip_lines: NonNegativeInt = 0
+    # How dates are written, such as "%d/%m/%Y"; default: found, if it can only be one.
+    dates: str | None = None
+    # An array of rows that is larger lies in a file in `scratch`.
+    memory_mib: NonNegativeInt = 256
+    # A folder; default: the party's `out`.
+    scratch: str | None = None
+    # A file with more rows that only this party has: for local self-supervision.
+    unaligned: str | None = None
+    # Only the first rows, to try things out.
+    limit: PositiveInt | None = None
+    # Of a baseline: {party: its data}, joined by id.
+    parts: dict[str, DataSettings] = Field(default_factory=dict)
     in_common: bool = False
     as_trained: bool = False
     _like: tuple[str, str] | None = PrivateAttr(default=None)
@@ -143,22 +194,30 @@ class DataSettings(Section):
 
     @property
     def like(self) -> tuple[str, str] | None:
-        """The decimal point and the thousands sign of the table of training, for rows to predict; else None."""
+        """The decimal point and the thousands sign of the table of training, for rows to predict;
+        else None.
+        """
         return self._like
 
     def written_like(self, style: tuple[str, str] | None) -> DataSettings:
-        """Returns the same settings for a table that is written as that of training, if it can be read in two ways."""
+        """Returns the same settings for a table that is written as that of training, if it can be
+        read in two ways.
+        """
         found = self.model_copy()
         found._like = style
         return found
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the table keeps which rows the source has, and how it spells their ids: for results."""
+        """Whether the table keeps which rows the source has, and how it spells their ids: for
+        results.
+        """
         return self._keeps_rows
 
     def keeping_rows(self) -> DataSettings:
-        """Returns the same settings for a table that keeps its source's rows; of ``parts``, the first one does."""
+        """Returns the same settings for a table that keeps its source's rows; of ``parts``, the
+        first one does.
+        """
         name = next(iter(self.parts), "")
         parts = {name: self.parts[name].keeping_rows()} if name else {}
         found = self.model_copy(update={"parts": self.parts | parts})
@@ -184,32 +243,54 @@ class DataSettings(Section):
             raise ValueError("decimal and thousands are two signs; both are the same here")
         text_only = [key for key in ("separator", "encoding") if getattr(self, key)]
         if text_only and is_excel(self.source):
-            raise ValueError(f"{text_only[0]} is for text files, and {shown(self.source)} is a workbook; remove it")
+            raise ValueError(
+                f"{text_only[0]} is for text files, and {shown(self.source)} is a "
+                "workbook; remove it"
+            )
         roles = [name for name in (*self.id, self.label, self.split) if name is not None]
         if len(set(roles)) < len(roles):
-            raise ValueError("id, label and split are columns of their own; two of them have the same name")
+            raise ValueError(
+                "id, label and split are columns of their own; two of them have the same name"
+            )
         if self.query is not None and not self.is_database:
-            raise ValueError("query is for a database; remove it, or give a source such as postgresql://USER@HOST/NAME")
+            raise ValueError(
+                "query is for a database; remove it, or give a source such as "
+                "postgresql://USER@HOST/NAME"
+            )
         if self.sheet is not None and not is_excel(self.source):
-            raise ValueError("sheet is for an Excel workbook; remove it, or give a source that ends in .xlsx or .xlsm")
+            raise ValueError(
+                "sheet is for an Excel workbook; remove it, or give a source that ends in "
+                ".xlsx or .xlsm"
+            )
 
     @property
     def is_table(self) -> bool:
-        """Whether the source is a file of a table, a database, a table in memory, or what a plug-in reads."""
+        """Whether the source is a file of a table, a database, a table in memory, or what a plug-in
+        reads.
+        """
         if is_path(self.source):
             return not self.source.lower().endswith(".npz") and not _has_images(self.source)
         return not self.is_named
 
     @property
     def is_database(self) -> bool:
-        """Whether the source is the URL of a database: of a known one, or of any if there is a query."""
-        return is_database(self.source) or (self.query is not None and _URL.match(self.source) is not None)
+        """Whether the source is the URL of a database: of a known one, or of any if there is a
+        query.
+        """
+        return is_database(self.source) or (
+            self.query is not None and _URL.match(self.source) is not None
+        )
 
     def absolute(self, base: Path) -> DataSettings:
         """Returns the same settings, with relative paths taken from ``base``."""
         if self.parts:
-            return self.model_copy(update={"parts": {name: each.absolute(base) for name, each in self.parts.items()}})
-        paths = {"source": resolved(self.source, base), "download_dir": normpath(base / self.download_dir)}
+            return self.model_copy(
+                update={"parts": {name: each.absolute(base) for name, each in self.parts.items()}}
+            )
+        paths = {
+            "source": resolved(self.source, base),
+            "download_dir": normpath(base / self.download_dir),
+        }
         if self.unaligned is not None:
             paths["unaligned"] = resolved(self.unaligned, base)
         if self.scratch is not None:
@@ -223,21 +304,26 @@ class DataSettings(Section):
         return self.model_copy(update={"parts": parts, "id_rules": own})
 
     def with_missing(self) -> DataSettings:
-        """Returns the same settings for a method that takes missing numbers as they are, unless they refuse them."""
+        """Returns the same settings for a method that takes missing numbers as they are, unless
+        they refuse them.
+        """
         parts = {name: each.with_missing() for name, each in self.parts.items()}
         missing = self.missing if "missing" in self.model_fields_set else "mean"
         return self.model_copy(update={"parts": parts, "missing": missing})
 
     @property
     def is_named(self) -> bool:
-        """Whether the source is one of scikit-learn's or torchvision's sets, whose label is always ``target``."""
+        """Whether the source is one of scikit-learn's or torchvision's sets, whose label is always
+        ``target``.
+        """
         return reader_of(self.source) in _SETS
 
 
 def _has_images(source: str) -> bool:
     try:
         return (Path(source) / IMAGES).is_file()
-    except OSError:  # a name that is too long, a folder that may not be looked into: told when it is read
+    except OSError:
+        # A name that is too long, a folder that may not be looked into: told when it is read.
         return False
 
 

@@ -23,10 +23,12 @@ def settings_of(recipe: Recipe) -> SimulateSettings:
 
 
 def divide(recipe: Recipe, base: Path) -> dict[str, DataSettings]:
-    """Returns each party's data: its own, or its part of the one data set. Relative paths start at ``base``.
+    """Returns each party's data: its own, or its part of the one data set. Relative paths start at
+    ``base``.
 
-    The parts go to the parties that have features, in roster order. An active party without features reads only the
-    label. Raises InputError if a party has no data, or if the scheme does not fit the number of parties.
+    The parts go to the parties that have features, in roster order. An active party without
+    features reads only the label. Raises InputError if a party has no data, or if the scheme does
+    not fit the number of parties.
     """
     simulate = settings_of(recipe)
     roster = [party.name for party in recipe.parties]
@@ -40,7 +42,10 @@ def divide(recipe: Recipe, base: Path) -> dict[str, DataSettings]:
     for party in recipe.parties:
         own = simulate.parties.get(party.name)
         if own is None and simulate.data is None:
-            raise _invalid(recipe, f"parties.{party.name}: missing; give every party its own data, or all a part")
+            raise _invalid(
+                recipe,
+                f"parties.{party.name}: missing; give every party its own data, or all a part",
+            )
         data[party.name] = (own or _part(recipe, simulate, party)).absolute(base.resolve())
     return data
 
@@ -52,7 +57,9 @@ def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings) -> D
     if whole.view is not None:
         raise _invalid(recipe, "data.view: simulate.scheme divides the data set; remove the view")
     if not party.features:
-        return whole.model_copy(update={"columns": (), "image_shape": None, "numeric": (), "categorical": ()})
+        return whole.model_copy(
+            update={"columns": (), "image_shape": None, "numeric": (), "categorical": ()}
+        )
     sharing = recipe.sharing
     view = {"scheme": simulate.scheme, "part": sharing.index(party.name), "parts": len(sharing)}
     where = f"recipe {recipe.name}: simulate.scheme ({len(sharing)} parties share the data set)"

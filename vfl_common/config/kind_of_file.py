@@ -1,4 +1,6 @@
-"""Reads a file of tables, and refuses one of another kind: a party file is soon given where its recipe is wanted."""
+"""Reads a file of tables, and refuses one of another kind: a party file is soon given where its
+recipe is wanted.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ def kind_of(tables: dict[str, Any]) -> Kind | None:
 
 
 def read_tables(path: Path, wanted: Kind) -> dict[str, Any]:
-    """Reads the tables of a file. Raises InputError if it is missing, is not TOML, or is of another kind."""
+    """Reads the tables of a file. Raises InputError if it is missing, is not TOML, or is of another
+    kind.
+    """
     tables = read_toml(path)
     found = kind_of(tables)
     if found is not None and found != wanted:
-        raise InputError(Code.CONFIG_INVALID, f"{path}: is a {found}; {_advice(path, tables, wanted)}")
+        raise InputError(
+            Code.CONFIG_INVALID, f"{path}: is a {found}; {_advice(path, tables, wanted)}"
+        )
     return tables
 
 

@@ -8,10 +8,14 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from vfl_common.config.base import KindName, Section, gathered, spelt
 
-PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]  # widths and sizes: more is a typing mistake
-Rate = Annotated[float, Field(gt=0.0, le=1e3)]  # learning rates
-Norm = Annotated[float, Field(ge=1e-6, le=1e6)]  # the norm to which gradients are clipped
-Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]  # cosines are divided by it
+# Widths and sizes: more is a typing mistake.
+PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]
+# Learning rates.
+Rate = Annotated[float, Field(gt=0.0, le=1e3)]
+# The norm to which gradients are clipped.
+Norm = Annotated[float, Field(ge=1e-6, le=1e6)]
+# Cosines are divided by it.
+Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -26,11 +30,14 @@ class MlpSettings(Section):
 
 
 class TabularSettings(Section):
-    """One embedding table a categorical column, concatenated with the numeric columns, then an MLP."""
+    """One embedding table a categorical column, concatenated with the numeric columns, then an
+    MLP.
+    """
 
     kind: Literal["tabular"]
     hidden: tuple[PositiveInt, ...] = (128,)
-    category_size: PositiveInt = 8  # width of each category's embedding
+    # Width of each category's embedding.
+    category_size: PositiveInt = 8
     batch_norm: bool = False
     dropout: Probability = 0.0
 
@@ -41,14 +48,16 @@ class CnnSettings(Section):
     kind: Literal["cnn"]
     channels: tuple[PositiveInt, ...] = (16, 32)
     batch_norm: bool = True
-    # The layers above the first block that FedHSSL aggregates: all, or the blocks without the linear layer, whose
-    # weights belong to positions of the image.
+    # The layers above the first block that FedHSSL aggregates: all, or the blocks without the
+    # linear layer, whose weights belong to positions of the image.
     shared: Literal["all", "blocks"] = "all"
 
     @model_validator(mode="after")
     def _something_shared(self) -> Self:
         if self.shared == "blocks" and len(self.channels) < 2:
-            raise ValueError('shared = "blocks" needs two channels or more: the first block is never shared')
+            raise ValueError(
+                'shared = "blocks" needs two channels or more: the first block is never shared'
+            )
         return self
 
 
@@ -56,11 +65,14 @@ class ResNet18Settings(Section):
     """torchvision's ResNet-18 without weights from outside."""
 
     kind: Literal["resnet18"]
-    small_images: bool = True  # a 3x3 stem with stride 1 and no pooling, for images below 64 pixels
+    # A 3x3 stem with stride 1 and no pooling, for images below 64 pixels.
+    small_images: bool = True
 
 
 class CustomSettings(Section):
-    """The user's own encoder: ``factory(input_spec, embedding_size, **options) -> torch.nn.Module``."""
+    """The user's own encoder: ``factory(input_spec, embedding_size, **options) ->
+    torch.nn.Module``.
+    """
 
     kind: Literal["custom"]
     factory: Annotated[str, spelt(r"[\w.]+:\w+", "module:callable")]
@@ -68,7 +80,9 @@ class CustomSettings(Section):
 
 
 class PluginSettings(Section):
-    """The encoder of a plug-in, which checks its own ``settings``: see ``vfl_party/models/encoders/plugin.py``."""
+    """The encoder of a plug-in, which checks its own ``settings``: see
+    ``vfl_party/models/encoders/plugin.py``.
+    """
 
     kind: KindName
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -79,7 +93,8 @@ class PluginSettings(Section):
         return gathered(value, ("kind",))
 
 
-ENCODERS = ("mlp", "tabular", "cnn", "resnet18", "custom")  # ours; any other kind is a plug-in's
+# Ours; any other kind is a plug-in's.
+ENCODERS = ("mlp", "tabular", "cnn", "resnet18", "custom")
 
 
 def _whose(value: Any) -> str | None:
@@ -100,7 +115,9 @@ EncoderSettings = Annotated[
 
 
 class TopSettings(Section):
-    """The active party's model on the combined embeddings: linear, or an MLP if ``hidden`` is not empty."""
+    """The active party's model on the combined embeddings: linear, or an MLP if ``hidden`` is not
+    empty.
+    """
 
     hidden: tuple[PositiveInt, ...] = ()
     dropout: Probability = 0.0
@@ -109,7 +126,8 @@ class TopSettings(Section):
 class ModelSettings(Section):
     """The split model: an encoder for each party, one rule of combination, one top model.
 
-    ``precision``: the type in which forward and backward passes multiply; tensors are stored and sent as float32.
+    ``precision``: the type in which forward and backward passes multiply; tensors are stored and
+    sent as float32.
     """
 
     embedding_size: PositiveInt
@@ -124,10 +142,13 @@ class OptimizerSettings(Section):
 
     kind: Literal["sgd", "adam", "adagrad"] = "adam"
     lr: Rate = 1e-3
-    momentum: Probability = 0.0  # SGD only
+    # SGD only.
+    momentum: Probability = 0.0
     weight_decay: Annotated[float, Field(ge=0.0, le=1e3)] = 0.0
-    schedule: Literal["constant", "cosine"] = "constant"  # cosine: to zero over the phase, stepped by epoch
-    clip_norm: Norm | None = None  # clips each party's own gradient before its step
+    # Cosine: to zero over the phase, stepped by epoch.
+    schedule: Literal["constant", "cosine"] = "constant"
+    # Clips each party's own gradient before its step.
+    clip_norm: Norm | None = None
 
     def model_post_init(self, _context: Any) -> None:
         if self.momentum and self.kind != "sgd":
@@ -137,12 +158,15 @@ class OptimizerSettings(Section):
 class TaskSettings(Section):
     """The kind of labels, and with it the loss and the metrics.
 
-    ``positive``: the class of a binary task that scores, AUC and f1 are of; None: the second one in sorted order.
+    ``positive``: the class of a binary task that scores, AUC and f1 are of; None: the second one in
+    sorted order.
     """
 
     kind: Literal["binary", "multiclass", "regression"]
-    classes: Annotated[int, Field(ge=2)] | None = None  # multiclass: how many
-    metrics: tuple[KindName, ...] = ()  # of plug-ins, beside our own
+    # Multiclass: how many.
+    classes: Annotated[int, Field(ge=2)] | None = None
+    # Of plug-ins, beside our own.
+    metrics: tuple[KindName, ...] = ()
     positive: bool | int | float | str | None = None
 
     def model_post_init(self, _context: Any) -> None:
@@ -159,7 +183,10 @@ class TaskSettings(Section):
     def all_metrics(self) -> tuple[str, ...]:
         """The metrics of ``evaluate``; it leaves out auc if the rows have only one class."""
         regression = self.kind == "regression"
-        return (*(("loss", "rmse", "rmse_scaled") if regression else ("loss", "accuracy", "auc", "f1")), *self.metrics)
+        return (
+            *(("loss", "rmse", "rmse_scaled") if regression else ("loss", "accuracy", "auc", "f1")),
+            *self.metrics,
+        )
 
     @property
     def outputs(self) -> int:

@@ -22,15 +22,20 @@ def _address(text: str) -> str:
 
 
 AllowedCode = Annotated[str, spelt(r"[\w.]+(:\w+)?", "module or module:callable")]
-Address = Annotated[str, AfterValidator(_address)]  # host:port
-Pin = Annotated[str, spelt(r"sha256:[0-9a-f]{64}", "a pin as `vfl certs show` prints it, 'sha256:' and 64 digits")]
+# host:port.
+Address = Annotated[str, AfterValidator(_address)]
+Pin = Annotated[
+    str,
+    spelt(r"sha256:[0-9a-f]{64}", "a pin as `vfl certs show` prints it, 'sha256:' and 64 digits"),
+]
 
 
 Init = Literal["secret", "recipe"]
 
 
 class TlsSettings(Section):
-    """PEM files: the federation's CA, this party's certificate and key; and the list of revoked certificates.
+    """PEM files: the federation's CA, this party's certificate and key; and the list of revoked
+    certificates.
 
     An intermediate certificate lies in ``certificate``, behind the party's own.
     """
@@ -38,21 +43,26 @@ class TlsSettings(Section):
     ca: str
     certificate: str
     key: str
-    passphrase_file: str | None = None  # of an encrypted key; default: the variable VFL_TLS_PASSPHRASE
-    revoked: str | None = None  # plain or signed; default: `revoked.txt` and `revoked.crl` beside the CA, if they exist
+    # Of an encrypted key; default: the variable VFL_TLS_PASSPHRASE.
+    passphrase_file: str | None = None
+    # Plain or signed; default: `revoked.txt` and `revoked.crl` beside the CA, if they exist.
+    revoked: str | None = None
 
 
 class PredictionLimits(Section):
-    """What this party asks of a joint prediction. ``at_least``: how many rows must be common, so that it answers."""
+    """What this party asks of a joint prediction. ``at_least``: how many rows must be common, so
+    that it answers.
+    """
 
     at_least: PositiveInt = 1
 
 
 class TreeLimits(Section):
-    """What a party asks of recipes with secureboost: a recipe that gives less is refused before the party joins.
+    """What a party asks of recipes with secureboost: a recipe that gives less is refused before the
+    party joins.
 
-    ``least_rows``: on each side of a split, and ``most_bits``: that a row's sides tell in a run; both at a passive
-    party. ``least_key_bits``: of the key that encrypts gradients.
+    ``least_rows``: on each side of a split, and ``most_bits``: that a row's sides tell in a run;
+    both at a passive party. ``least_key_bits``: of the key that encrypts gradients.
     """
 
     least_rows: PositiveInt = 1
@@ -67,24 +77,35 @@ class PartyFile(Section):
     recipe: str
     server: Address
     active: Address | None = (
-        None  # passive: the active party's address, if the one that the server relays is not reachable
+        # Passive: the active party's address, if the one that the server relays is not reachable.
+        None
     )
-    listen: Address = "127.0.0.1:0"  # active: where it waits for passive parties; port 0 takes a free one
-    advertise: Address | None = None  # active: the address that the server relays; default: `listen` with its real port
+    # Active: where it waits for passive parties; port 0 takes a free one.
+    listen: Address = "127.0.0.1:0"
+    # Active: the address that the server relays; default: `listen` with its real port.
+    advertise: Address | None = None
     device: Annotated[str, spelt(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:N'")] = "cpu"
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
-    out: str = "runs"  # a folder for this party's runs
+    # A folder for this party's runs.
+    out: str = "runs"
     tls: TlsSettings
-    pins: dict[str, Pin] = Field(default_factory=dict)  # {the server or a party: its key}; others may have any
+    # {the server or a party: its key}; others may have any.
+    pins: dict[str, Pin] = Field(default_factory=dict)
     data: DataSettings | None = None
-    policy: str = "allow_all"  # decides what may leave this party
-    alignments_a_day: PositiveInt = 24  # of one table, by psi: who may ask often can guess ids
-    peer_rows_at_most: PositiveInt = 10_000_000  # by psi: who has many rows can guess ids, and all mask them
+    # Decides what may leave this party.
+    policy: str = "allow_all"
+    # Of one table, by psi: who may ask often can guess ids.
+    alignments_a_day: PositiveInt = 24
+    # By psi: who has many rows can guess ids, and all mask them.
+    peer_rows_at_most: PositiveInt = 10_000_000
     predict: PredictionLimits = PredictionLimits()
     trees: TreeLimits = TreeLimits()
-    init: Init = "secret"  # what own weights, dropout, orders and views follow from; of "recipe" all know it
-    allow_code: tuple[AllowedCode, ...] = ()  # what the recipe may have this party import and call
-    encoder: EncoderSettings | None = None  # replaces the recipe's encoder; must give the recipe's embedding size
+    # What own weights, dropout, orders and views follow from; of "recipe" all know it.
+    init: Init = "secret"
+    # What the recipe may have this party import and call.
+    allow_code: tuple[AllowedCode, ...] = ()
+    # Replaces the recipe's encoder; must give the recipe's embedding size.
+    encoder: EncoderSettings | None = None
 
 
 def load_party(path: Path) -> PartyFile:
@@ -96,14 +117,23 @@ def load_party(path: Path) -> PartyFile:
         return str(base / text)
 
     data = party.data.absolute(base) if party.data is not None else None
-    tls = TlsSettings(**{name: absolute(value) for name, value in party.tls.model_dump(exclude_none=True).items()})
+    tls = TlsSettings(
+        **{name: absolute(value) for name, value in party.tls.model_dump(exclude_none=True).items()}
+    )
     return party.model_copy(
-        update={"recipe": absolute(party.recipe), "out": absolute(party.out), "tls": tls, "data": data}
+        update={
+            "recipe": absolute(party.recipe),
+            "out": absolute(party.out),
+            "tls": tls,
+            "data": data,
+        }
     )
 
 
 def code_named(recipe: Recipe, name: str) -> str | None:
-    """Returns the ``module:callable`` that a recipe has a party import as its encoder; None if it names none."""
+    """Returns the ``module:callable`` that a recipe has a party import as its encoder; None if it
+    names none.
+    """
     place = recipe.party(name)
     if place is None or not place.features:
         return None
@@ -112,7 +142,9 @@ def code_named(recipe: Recipe, name: str) -> str | None:
 
 
 def check_code(path: Path, file: PartyFile, recipe: Recipe) -> None:
-    """Raises InputError if the recipe would have this party run code that its own file does not allow."""
+    """Raises InputError if the recipe would have this party run code that its own file does not
+    allow.
+    """
     named = code_named(recipe, file.name) if file.encoder is None else None
     if named is None:
         return

@@ -23,14 +23,18 @@ from vfl_common.config.stands_alone import has_no_encoder
 from vfl_common.errors import VflError
 from vfl_common.files import PLAIN_NAME
 
-Name = Annotated[  # a party's name also serves as a host name and a folder
+# A party's name also serves as a host name and a folder.
+Name = Annotated[
     str,
     spelt(
         r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?",
         "1 to 64 letters, digits, '.', '_' or '-', with a letter or digit at both ends",
     ),
 ]
-RunName = Annotated[str, spelt(PLAIN_NAME.pattern, "the name of a folder of runs: letters, digits, '.', '_' and '-'")]
+RunName = Annotated[
+    str,
+    spelt(PLAIN_NAME.pattern, "the name of a folder of runs: letters, digits, '.', '_' and '-'"),
+]
 Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -38,19 +42,26 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 def _count_or_share(value: int | float) -> int | float:
     fits = value >= 1 if isinstance(value, int) else 0.0 < value < 1.0
     if not fits:
-        text = "a number of rows, such as 1000, or a share of each party's rows between 0 and 1, such as 0.8"
+        text = (
+            "a number of rows, such as 1000, or a share of each party's rows between 0 and 1, "
+            "such as 0.8"
+        )
         raise ValueError(f"must be {text}, and is {value}")
     return value
 
 
-CountOrShare = Annotated[int | float, AfterValidator(_count_or_share)]  # 0.8 is a share, 1000 a count
+# 0.8 is a share, 1000 a count.
+CountOrShare = Annotated[int | float, AfterValidator(_count_or_share)]
 
 
-RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})  # the runner's own, in step keys and the ledger
-RESERVED_FOLDERS = frozenset({"federation", "summary.json"})  # beside the parties' folders of a simulated run
-# {table: the keys that the canonical form has at their defaults, too}. A key that is added later is in none of them:
-# it stands in the canonical form only with another value than its default, so that digests stay what they were. If its
-# default ever changes, it is added here: a run that began with the former default is then not resumed with the other.
+# The runner's own, in step keys and the ledger.
+RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})
+# Beside the parties' folders of a simulated run.
+RESERVED_FOLDERS = frozenset({"federation", "summary.json"})
+# {table: the keys that the canonical form has at their defaults, too}. A key that is added later is
+# in none of them: it stands in the canonical form only with another value than its default, so that
+# digests stay what they were. If its default ever changes, it is added here: a run that began with
+# the former default is then not resumed with the other.
 _FIRST = {
     table: frozenset(keys.split())
     for table, keys in {
@@ -59,24 +70,27 @@ _FIRST = {
         "parties": "name role features encoder",
         "rows": "split validation test aligned labelled",
         "model": "embedding_size combine encoder top precision",
-        "encoder": "kind hidden activation batch_norm dropout category_size channels shared small_images factory"
+        "encoder": "kind hidden activation batch_norm dropout category_size channels shared "
+        "small_images factory"
         " options settings",
         "top": "hidden dropout",
         "phases": "kind name codec transforms settings",
         "transforms": "kind exchange sent_by settings",
         "wire": "codec phase exchange direction settings",
         "start": "run phases tower",
-        "run": "rejoin_deadline_s join_deadline_s step_timeout_s heartbeat_s lost_after_s server_absent_s"
+        "run": "rejoin_deadline_s join_deadline_s step_timeout_s heartbeat_s lost_after_s "
+        "server_absent_s"
         " checkpoint_every kept_checkpoints",
     }.items()
 }
+# Kinds, or (kind, objective), that read `preset`.
 _OF_PRESET = (
     "fedcvt",
     "fedhssl",
     "mocosfl",
     "contrastive",
     ("fedonce", "contrastive"),
-)  # kinds, or (kind, objective), that read `preset`
+)
 
 
 class PartySettings(Section):
@@ -84,27 +98,34 @@ class PartySettings(Section):
 
     name: Name
     role: Literal["active", "passive"]
-    features: bool = True  # false: an active party with labels only
-    encoder: EncoderSettings | None = None  # replaces model.encoder
+    # False: an active party with labels only.
+    features: bool = True
+    # Replaces model.encoder.
+    encoder: EncoderSettings | None = None
 
 
 class RowsSettings(Section):
-    """How the parties find the rows that all of them hold, and how these are divided, alike at every party.
+    """How the parties find the rows that all of them hold, and how these are divided, alike at
+    every party.
 
-    ``align``: ``digest``: all parties hold the same ids already, and verify it; ``psi``: they find the ids in common
-    by private set intersection, and no party learns another's other ids; ``none``: each passive party holds other rows
-    of the same columns, and divides them by itself (mocosfl). ``at_least``: fewer rows in common end the
-    run before any party learns which; a count, or a share, below 1, of each party's own rows. ``alignment``: an earlier
-    run of the same parties and tables, whose common rows are taken instead of finding them again.
+    ``align``: ``digest``: all parties hold the same ids already, and verify it; ``psi``: they find
+    the ids in common by private set intersection, and no party learns another's other ids;
+    ``none``: each passive party holds other rows of the same columns, and divides them by itself
+    (mocosfl). ``at_least``: fewer rows in common end the run before any party learns which; a
+    count, or a share, below 1, of each party's own rows. ``alignment``: an earlier run of the same
+    parties and tables, whose common rows are taken instead of finding them again.
 
-    ``split``: ``random``: every party draws it from the seed, without regard to labels; ``stratified``: the active
-    party draws it, and every split has its share of each class; ``column``: a column of the active party's data says
-    it. In the last two the active party tells the others the split of each row.
+    ``split``: ``random``: every party draws it from the seed, without regard to labels;
+    ``stratified``: the active party draws it, and every split has its share of each class;
+    ``column``: a column of the active party's data says it. In the last two the active party tells
+    the others the split of each row.
 
-    ``aligned`` and ``labelled`` are for experiments with few aligned, and fewer labelled, rows. The other training rows
-    are treated as rows that a party cannot match with the others' rows, or as rows whose labels nobody knows.
+    ``aligned`` and ``labelled`` are for experiments with few aligned, and fewer labelled, rows. The
+    other training rows are treated as rows that a party cannot match with the others' rows, or as
+    rows whose labels nobody knows.
 
-    ``id_rules``: spell every id alike, in order, before ids are compared; a party's ``data.id_rules`` replace them.
+    ``id_rules``: spell every id alike, in order, before ids are compared; a party's
+    ``data.id_rules`` replace them.
     """
 
     align: Literal["digest", "psi", "none"] = "digest"
@@ -113,16 +134,19 @@ class RowsSettings(Section):
     split: Literal["random", "stratified", "column"] = "random"
     validation: Fraction = 0.1
     test: Fraction = 0.2
-    aligned: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # share of the training rows
-    labelled: PositiveInt | None = None  # how many of the aligned training rows; default: all
+    # Share of the training rows.
+    aligned: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    # How many of the aligned training rows; default: all.
+    labelled: PositiveInt | None = None
     id_rules: tuple[IdRule, ...] = ()
 
 
 class TransformSettings(Section):
-    """A transform of tensors that a phase sends, beside its method's transforms; ``settings`` are the transform's own.
+    """A transform of tensors that a phase sends, beside its method's transforms; ``settings`` are
+    the transform's own.
 
-    ``exchange``: the exchange's name, as `vfl-party check` prints it. ``sent_by``: who applies it, passive parties to
-    their requests, or the active party to its replies.
+    ``exchange``: the exchange's name, as `vfl-party check` prints it. ``sent_by``: who applies it,
+    passive parties to their requests, or the active party to its replies.
     """
 
     kind: KindName
@@ -139,11 +163,14 @@ class TransformSettings(Section):
 class PhaseSettings(Section):
     """One phase: ``kind`` names a method; the method checks its own ``settings``.
 
-    ``codec``: the wire format of the phase's float32 tensors between parties. ``transforms``: applied before the codec.
+    ``codec``: the wire format of the phase's float32 tensors between parties. ``transforms``:
+    applied before the codec.
     """
 
     kind: KindName
-    name: Annotated[str, spelt(r"[a-z][a-z0-9_-]*", "lower-case letters, digits, '_' and '-', a letter first")]
+    name: Annotated[
+        str, spelt(r"[a-z][a-z0-9_-]*", "lower-case letters, digits, '_' and '-', a letter first")
+    ]
     codec: KindName = "identity"
     transforms: tuple[TransformSettings, ...] = ()
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -151,19 +178,23 @@ class PhaseSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, value: Any) -> Any:
-        """Turns ``{kind, name?, rest…}``, as people write it, into ``{kind, name, settings: {rest…}}``."""
+        """Turns ``{kind, name?, rest…}``, as people write it, into ``{kind, name, settings:
+        {rest…}}``.
+        """
         if isinstance(value, dict) and "kind" in value:
             value = {"name": value["kind"], **value}
         return gathered(value, ("kind", "name", "codec", "transforms"))
 
 
 class WireSettings(Section):
-    """The codec of what crosses, for one phase, exchange and direction, or for all; ``settings`` are the codec's own.
+    """The codec of what crosses, for one phase, exchange and direction, or for all; ``settings``
+    are the codec's own.
 
-    Of the tables that hold for a direction of an exchange, one that names the phase goes before one that does not, then
-    one that names the exchange, then one that names the direction. ``direction``: ``up``: what the side that asks
-    sends (embeddings, weights to the server); ``down``: the answers. What the server averages is meant only by a table
-    that names the exchange.
+    Of the tables that hold for a direction of an exchange, one that names the phase goes before one
+    that does not, then one that names the exchange, then one that names the direction.
+    ``direction``: ``up``: what the side that asks sends (embeddings, weights to the server);
+    ``down``: the answers. What the server averages is meant only by a table that names the
+    exchange.
     """
 
     codec: KindName
@@ -194,36 +225,47 @@ class WireSettings(Section):
 class StartSettings(Section):
     """The finished run whose encoders every party starts with, from its own folder of runs.
 
-    ``phases``: the phases in that run's recipe; they decide the encoder's structure. ``held_by``: ``active``: only the
-    active party has that run, and gives the others what it has trained (mocosfl).
+    ``phases``: the phases in that run's recipe; they decide the encoder's structure. ``held_by``:
+    ``active``: only the active party has that run, and gives the others what it has trained
+    (mocosfl).
     """
 
     run: RunName
     held_by: Literal["every party", "active"] = "every party"
     phases: tuple[PhaseSettings, ...] = ()
-    tower: Literal["cross", "local"] | None = None  # start from only this one of two encoders (FedGSSL*, FedHSSL*)
+    # Start from only this one of two encoders (FedGSSL*, FedHSSL*).
+    tower: Literal["cross", "local"] | None = None
 
 
 class RunSettings(Section):
     """Deadlines and intervals of a run.
 
-    ``resume_within_s``: so long after it has trained last, a run that was interrupted is kept although rows or columns
-    have changed since it began. After that it is set aside, and the same commands begin a new one.
+    ``resume_within_s``: so long after it has trained last, a run that was interrupted is kept
+    although rows or columns have changed since it began. After that it is set aside, and the same
+    commands begin a new one.
     """
 
-    rejoin_deadline_s: Seconds = 900.0  # how long the others wait for a lost party: its people have to be called
-    join_deadline_s: Seconds = 300.0  # how long the server waits for all parties at the start
-    step_timeout_s: Seconds = 600.0  # for one step of a living party; at the server, since the first party's arrival
+    # How long the others wait for a lost party: its people have to be called.
+    rejoin_deadline_s: Seconds = 900.0
+    # How long the server waits for all parties at the start.
+    join_deadline_s: Seconds = 300.0
+    # For one step of a living party; at the server, since the first party's arrival.
+    step_timeout_s: Seconds = 600.0
     heartbeat_s: Seconds = 2.0
-    lost_after_s: Seconds = 15.0  # a party that is silent for longer counts as lost
-    server_absent_s: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0  # how long training goes on without the server
+    # A party that is silent for longer counts as lost.
+    lost_after_s: Seconds = 15.0
+    # How long training goes on without the server.
+    server_absent_s: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
     resume_within_s: Annotated[float, Field(ge=0.0, le=1e8)] = 86_400.0
-    checkpoint_every: PositiveInt = 1  # rounds
+    # Rounds.
+    checkpoint_every: PositiveInt = 1
     kept_checkpoints: Annotated[int, Field(ge=2)] = 2
 
     def model_post_init(self, _context: Any) -> None:
         if self.lost_after_s < 2 * self.heartbeat_s:
-            raise ValueError("lost_after_s must be at least twice heartbeat_s, or living parties count as lost")
+            raise ValueError(
+                "lost_after_s must be at least twice heartbeat_s, or living parties count as lost"
+            )
         if self.server_absent_s and self.step_timeout_s <= self.lost_after_s:
             text = "with server_absent_s, step_timeout_s must be above lost_after_s"
             raise ValueError(f"{text}, after which a party that has died is reported")
@@ -232,33 +274,41 @@ class RunSettings(Section):
 class PredictSettings(Section):
     """What a prediction with a run of this recipe refuses.
 
-    ``refuse_outside``: the share of a column's rows whose numbers may be far outside those of training; with more, the
-    party that has the column does not predict. None: every share; the party says which columns these are.
+    ``refuse_outside``: the share of a column's rows whose numbers may be far outside those of
+    training; with more, the party that has the column does not predict. None: every share; the
+    party says which columns these are.
     """
 
     refuse_outside: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
 
 
 class SimulateSettings(Section):
-    """The data of each party, if all run on one machine. For ``vfl simulate`` only; not part of the digest."""
+    """The data of each party, if all run on one machine. For ``vfl simulate`` only; not part of the
+    digest.
+    """
 
-    data: DataSettings | None = None  # one data set, divided by `scheme`; only the active party reads the label
+    # One data set, divided by `scheme`; only the active party reads the label.
+    data: DataSettings | None = None
     scheme: Literal["columns", "quadrants", "halves", "rows"] = "columns"
-    parties: dict[str, DataSettings] = Field(default_factory=dict)  # or each party's own
-    devices: dict[str, str] = Field(default_factory=dict)  # default cpu
+    # Or each party's own.
+    parties: dict[str, DataSettings] = Field(default_factory=dict)
+    # Default cpu.
+    devices: dict[str, str] = Field(default_factory=dict)
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
 
 
 class Recipe(Section):
     """An ordered list of phases, with all settings on which the parties must agree.
 
-    The active party may be the only one: a baseline for one party, or for all columns in one place (Solo, Combine).
+    The active party may be the only one: a baseline for one party, or for all columns in one place
+    (Solo, Combine).
     """
 
     name: Name
     preset: Literal["paper", "released"] = "paper"
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
-    server: Name = "server"  # the name in the server's certificate
+    # The name in the server's certificate.
+    server: Name = "server"
     task: TaskSettings
     parties: tuple[PartySettings, ...]
     rows: RowsSettings = RowsSettings()
@@ -290,11 +340,16 @@ class Recipe(Section):
         names = [party.name for party in self.parties] + [self.server]
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
-            raise ValueError(f"the name {doubles[0]!r} is used twice among the parties and the server")
+            raise ValueError(
+                f"the name {doubles[0]!r} is used twice among the parties and the server"
+            )
         plain = [name.lower() for name in names]
         alike = sorted(name for name in names if plain.count(name.lower()) > 1)
         if alike:
-            text = f"the names {alike[0]!r} and {alike[1]!r} differ by capitals alone, which TLS takes for the same"
+            text = (
+                f"the names {alike[0]!r} and {alike[1]!r} differ by capitals alone, which TLS "
+                "takes for the same"
+            )
             raise ValueError(f"{text}; take other names")
         if sum(party.role == "active" for party in self.parties) != 1:
             raise ValueError('parties: exactly one party has role = "active"')
@@ -302,18 +357,29 @@ class Recipe(Section):
             if party.role == "passive" and not party.features:
                 raise ValueError(f"parties: {party.name} is passive and must have features")
         if not any(party.features for party in self.parties):
-            raise ValueError(f"parties: {self.active.name} is alone and must have features, or add a passive party")
+            raise ValueError(
+                f"parties: {self.active.name} is alone and must have features, or add a "
+                "passive party"
+            )
         if self.rows.validation + self.rows.test >= 1.0:
             raise ValueError("rows: validation + test leave no training rows")
         if self.rows.align == "none":
             self._check_own_rows()
         if self.start is not None and self.start.held_by == "active" and self.rows.align != "none":
-            raise ValueError('start: held_by = "active" is for parties that hold rows of their own; remove it')
-        if self.rows.align != "psi" and (self.rows.alignment is not None or self.rows.at_least != 1):
-            raise ValueError('rows: alignment and at_least are for align = "psi"; add that, or remove them')
+            raise ValueError(
+                'start: held_by = "active" is for parties that hold rows of their own; remove it'
+            )
+        if self.rows.align != "psi" and (
+            self.rows.alignment is not None or self.rows.at_least != 1
+        ):
+            raise ValueError(
+                'rows: alignment and at_least are for align = "psi"; add that, or remove them'
+            )
         for name in names:
             if name in RESERVED_FOLDERS:
-                raise ValueError(f"parties: {name!r} is reserved in a run's folder; take another name")
+                raise ValueError(
+                    f"parties: {name!r} is reserved in a run's folder; take another name"
+                )
         phase_names = [phase.name for phase in self.phases]
         if len(set(phase_names)) < len(phase_names):
             raise ValueError("phases: two phases have the same name; rename one")
@@ -324,16 +390,23 @@ class Recipe(Section):
         return self
 
     def _check_wire(self, phases: list[str]) -> None:
-        """Raises ValueError if a table of ``wire`` names no phase, or two say something of the same."""
+        """Raises ValueError if a table of ``wire`` names no phase, or two say something of the
+        same.
+        """
         seen: list[tuple[str | None, str | None, str | None]] = []
         seen += [(phase.name, None, None) for phase in self.phases if phase.codec != "identity"]
         for number, each in enumerate(self.wire, 1):
             if each.phase is not None and each.phase not in phases:
                 near = difflib.get_close_matches(each.phase, phases, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"the recipe has {', '.join(phases)}"
+                hint = (
+                    f"did you mean {near[0]!r}?" if near else f"the recipe has {', '.join(phases)}"
+                )
                 raise ValueError(f"wire: table {number}: there is no phase {each.phase!r}; {hint}")
             if each.named in seen:
-                text = "another table, or the phase's codec, is for the same phase, exchange and direction"
+                text = (
+                    "another table, or the phase's codec, is for the same phase, exchange and "
+                    "direction"
+                )
                 raise ValueError(f"wire: table {number}: {text}; remove one")
             seen.append(each.named)
 
@@ -345,7 +418,9 @@ class Recipe(Section):
             raise ValueError(f'rows: align = "none": {text}; remove them')
         if self.active.features or not self.passives:
             text = "the active party has labels, and no rows of its own"
-            raise ValueError(f'rows: align = "none": {text}; give it features = false, and add passive parties')
+            raise ValueError(
+                f'rows: align = "none": {text}; give it features = false, and add passive parties'
+            )
 
     @property
     def method(self) -> str:
@@ -355,9 +430,14 @@ class Recipe(Section):
 
     @property
     def follows_preset(self) -> bool:
-        """Whether ``preset`` changes what a phase does, of this run or of the one that it starts from."""
+        """Whether ``preset`` changes what a phase does, of this run or of the one that it starts
+        from.
+        """
         phases = (*(self.start.phases if self.start is not None else ()), *self.phases)
-        return any(p.kind in _OF_PRESET or (p.kind, p.settings.get("objective")) in _OF_PRESET for p in phases)
+        return any(
+            p.kind in _OF_PRESET or (p.kind, p.settings.get("objective")) in _OF_PRESET
+            for p in phases
+        )
 
     @property
     def active(self) -> PartySettings:
@@ -371,24 +451,30 @@ class Recipe(Section):
     def sharing(self) -> tuple[str, ...]:
         """The parties among whom ``simulate.data`` is divided, in the order of its parts."""
         own = self.simulate.parties if self.simulate is not None else {}
-        return tuple(party.name for party in self.parties if party.features and party.name not in own)
+        return tuple(
+            party.name for party in self.parties if party.features and party.name not in own
+        )
 
     def party(self, name: str) -> PartySettings | None:
         return next((party for party in self.parties if party.name == name), None)
 
     def canonical_json(self) -> str:
-        """Returns the recipe without ``simulate``, with sorted keys and defaults: equal for equal recipes.
+        """Returns the recipe without ``simulate``, with sorted keys and defaults: equal for equal
+        recipes.
 
-        Equal from release to release, too: it leaves out keys that not all releases know, unless they are set.
+        Equal from release to release, too: it leaves out keys that not all releases know, unless
+        they are set.
         """
         full = self.model_dump(mode="json", exclude={"simulate"})
         least = self.model_dump(mode="json", exclude={"simulate"}, exclude_defaults=True)
         return json.dumps(_without_newer(full, least), sort_keys=True, separators=(",", ":"))
 
     def spelling(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> Spelling:
-        """Returns the recipe for a comparison with that of another release. See ``Spelling.difference``.
+        """Returns the recipe for a comparison with that of another release. See
+        ``Spelling.difference``.
 
-        ``defaults``: tables like the recipe's, with defaults of methods and filters, if the caller knows these.
+        ``defaults``: tables like the recipe's, with defaults of methods and filters, if the caller
+        knows these.
         """
         full = self.model_dump(mode="json", exclude={"simulate"})
         written = self.model_dump(mode="json", exclude={"simulate"}, exclude_unset=True)
@@ -408,14 +494,22 @@ def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:
 
 
 def recorded_recipe(value: Any, where: str) -> Recipe:
-    """Reads the copy of a recipe that a run keeps, also one of before, with the key ``method``. Raises InputError."""
-    known = {key: item for key, item in value.items() if key != "method"} if isinstance(value, dict) else value
+    """Reads the copy of a recipe that a run keeps, also one of before, with the key ``method``.
+    Raises InputError.
+    """
+    known = (
+        {key: item for key, item in value.items() if key != "method"}
+        if isinstance(value, dict)
+        else value
+    )
     return parse(Recipe, known, where)
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Names the recipe's file in errors of the block: code that has only the recipe begins them with ``recipe: ``."""
+    """Names the recipe's file in errors of the block: code that has only the recipe begins them
+    with ``recipe: ``.
+    """
     try:
         yield
     except VflError as error:
@@ -426,7 +520,8 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def first_difference(ours: str, theirs: str) -> tuple[str, Any, Any] | None:
-    """Finds the first key, in sorted order, by which two canonical JSON texts differ: (dotted key, our value, theirs).
+    """Finds the first key, in sorted order, by which two canonical JSON texts differ: (dotted key,
+    our value, theirs).
 
     A value that is missing on one side is ``None``. Returns None if the texts are equal.
     """
@@ -439,16 +534,20 @@ def first_difference(ours: str, theirs: str) -> tuple[str, Any, Any] | None:
 
 @dataclass(frozen=True)
 class Spelling:
-    """A recipe as one side has it. ``filled``: {dotted key: value}, with defaults. ``written``: keys of its file."""
+    """A recipe as one side has it. ``filled``: {dotted key: value}, with defaults. ``written``:
+    keys of its file.
+    """
 
     filled: Mapping[str, Any]
     written: frozenset[str]
 
     def difference(self, theirs: Spelling) -> tuple[str, Any, Any] | None:
-        """Finds a key by which the recipes of two releases differ: (dotted key, our value, theirs). None: they agree.
+        """Finds a key by which the recipes of two releases differ: (dotted key, our value, theirs).
+        None: they agree.
 
-        A key that both know must have one value, written or not. A key that only one of them knows must not be written
-        there: its default is what the other does. What is missing on one side is ``None`` in the result.
+        A key that both know must have one value, written or not. A key that only one of them knows
+        must not be written there: its default is what the other does. What is missing on one side
+        is ``None`` in the result.
         """
         ours, others = self.filled, theirs.filled
         for key in sorted(ours.keys() | others.keys()):
@@ -457,7 +556,8 @@ class Spelling:
                     return key, ours[key], others[key]
             elif key in (self.written if key in ours else theirs.written):
                 return key, ours.get(key), others.get(key)
-        for key in _tables(ours, others):  # a default that is a table in one release alone
+        # A default that is a table in one release alone.
+        for key in _tables(ours, others):
             return key, ours[key], "a table"
         for key in _tables(others, ours):
             return key, "a table", others[key]
@@ -465,7 +565,9 @@ class Spelling:
 
 
 def _without_newer(full: Any, least: Any, table: str = "") -> Any:
-    """Returns ``full`` without the keys that ``least``, which has no defaults, and ``_FIRST`` both lack."""
+    """Returns ``full`` without the keys that ``least``, which has no defaults, and ``_FIRST`` both
+    lack.
+    """
     if isinstance(full, list):
         items = least if isinstance(least, list) else [{}] * len(full)
         return [_without_newer(each, few, table) for each, few in zip(full, items, strict=True)]
@@ -480,7 +582,11 @@ def _tables(keys: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
     """Returns those of ``keys``, sorted, that are tables in ``others``."""
     known = sorted(others)
     after = {key: bisect.bisect_left(known, f"{key}.") for key in sorted(keys)}
-    return [key for key, place in after.items() if place < len(known) and known[place].startswith(f"{key}.")]
+    return [
+        key
+        for key, place in after.items()
+        if place < len(known) and known[place].startswith(f"{key}.")
+    ]
 
 
 def _leaves(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -491,12 +597,15 @@ def _leaves(value: Mapping[str, Any]) -> dict[str, Any]:
 def _flatten(value: Any, prefix: str = "", *, whole: bool = False) -> dict[str, Any]:
     if isinstance(value, dict):
         items = value.items()
-    elif isinstance(value, list) and not (whole and not any(isinstance(each, dict) for each in value)):
+    elif isinstance(value, list) and not (
+        whole and not any(isinstance(each, dict) for each in value)
+    ):
         items = ((str(index), item) for index, item in enumerate(value))  # type: ignore[assignment]
     else:
         return {prefix: value}
     flat: dict[str, Any] = {}
     for key, item in items:
-        path = prefix if key == "settings" else f"{prefix}.{key}" if prefix else str(key)  # people write no "settings"
+        # People write no "settings".
+        path = prefix if key == "settings" else f"{prefix}.{key}" if prefix else str(key)
         flat |= _flatten(item, path, whole=whole)
     return flat

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Kinds of phases that train no encoder, and share no model with other phases. Plug-ins are not known here: their
-# recipes have a model, and ``vfl_party.methods.check_fit`` says if they must be alone.
+# Kinds of phases that train no encoder, and share no model with other phases. Plug-ins are not
+# known here: their recipes have a model, and ``vfl_party.methods.check_fit`` says if they must be
+# alone.
 _NO_ENCODER = ("gbdt", "secureboost")
 
 
 def has_no_encoder(recipe: Mapping[str, Any]) -> bool:
-    """Whether the tables of a recipe have a phase of a kind that trains no encoder. Raises ValueError if not alone."""
+    """Whether the tables of a recipe have a phase of a kind that trains no encoder. Raises
+    ValueError if not alone.
+    """
     phases = recipe.get("phases")
     if not isinstance(phases, (list, tuple)):
         return False
@@ -26,7 +29,10 @@ def has_no_encoder(recipe: Mapping[str, Any]) -> bool:
 
 def must_be_alone(phase: str) -> str:
     """Says that a phase has other phases beside it, and cannot."""
-    return f"phases: {phase} has a model of its own that no other phase works with; remove the other phases"
+    return (
+        f"phases: {phase} has a model of its own that no other phase works with; remove the "
+        "other phases"
+    )
 
 
 def must_not_start(phase: str) -> str:

@@ -1,1 +1,3 @@
-"""A party's identity: its certificate and key, their checks, and the diagnosis of failed connections."""
+"""A party's identity: its certificate and key, their checks, and the diagnosis of failed
+connections.
+"""

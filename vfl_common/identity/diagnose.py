@@ -1,6 +1,8 @@
-"""Finds why a connection fails. gRPC says "failed to connect to all addresses"; this gives a sentence to act on.
+"""Finds why a connection fails. gRPC says "failed to connect to all addresses"; this gives a
+sentence to act on.
 
-It repeats the connection with Python's own TLS, step by step: resolve, connect, shake hands, first words of HTTP/2.
+It repeats the connection with Python's own TLS, step by step: resolve, connect, shake hands, first
+words of HTTP/2.
 """
 
 from __future__ import annotations
@@ -20,17 +22,24 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity import pem
 from vfl_common.identity.credentials import Credentials
 
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # preface, empty SETTINGS
+# Preface, empty SETTINGS.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
-_HUNG_UP = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)  # Python 3.11.2 raises the last one
-_READ_BYTES, _MOST_READS = 16_384, 64  # of a handshake; a peer's part has some kilobytes
-_EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_… of OpenSSL
-_OTHER_CA = (7, 18, 19, 20, 21)  # wrong signature; self-signed, alone or in a chain; issuer unknown; no signature
+# Python 3.11.2 raises the last one.
+_HUNG_UP = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+# Of a handshake; a peer's part has some kilobytes.
+_READ_BYTES, _MOST_READS = 16_384, 64
+# X509_V_ERR_… of OpenSSL.
+_EXPIRED, _NOT_YET_VALID = 10, 9
+# Wrong signature; self-signed, alone or in a chain; issuer unknown; no signature.
+_OTHER_CA = (7, 18, 19, 20, 21)
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """One attempt: the address, the credentials, the expected peer and the deadline (``deadline_s``, monotonic)."""
+    """One attempt: the address, the credentials, the expected peer and the deadline
+    (``deadline_s``, monotonic).
+    """
 
     address: str
     peer: str
@@ -47,7 +56,8 @@ class _Probe:
 
 
 def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float) -> VflError:
-    """Finds out why gRPC cannot connect, and returns (does not raise) the error for the person at this machine.
+    """Finds out why gRPC cannot connect, and returns (does not raise) the error for the person at
+    this machine.
 
     Args:
         address: ``host:port`` as it was dialled.
@@ -55,8 +65,9 @@ def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float
         peer: the name that the peer's certificate must have.
         timeout_s: for the whole diagnosis, except the resolver's own time.
 
-    Returns an InputError whose ``party`` is ``peer``: CERTIFICATE_INVALID if one side does not accept the other's
-    certificate, IDENTITY_MISMATCH if another party answers, else UNREACHABLE, even if TLS works.
+    Returns an InputError whose ``party`` is ``peer``: CERTIFICATE_INVALID if one side does not
+    accept the other's certificate, IDENTITY_MISMATCH if another party answers, else UNREACHABLE,
+    even if TLS works.
     """
     probe = _Probe(address, peer, credentials, timeout_s, time.monotonic() + timeout_s)
     try:
@@ -65,47 +76,63 @@ def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float
             _first_words(probe, tls)
     except InputError as error:
         return error
-    except (OSError, ValueError) as error:  # no memory for the key; a certificate that cannot be parsed
-        return probe.error(f"{peer!r} at {address} does not answer, and the diagnosis failed: {error}")
+    except (OSError, ValueError) as error:
+        # No memory for the key; a certificate that cannot be parsed.
+        return probe.error(
+            f"{peer!r} at {address} does not answer, and the diagnosis failed: {error}"
+        )
     return probe.error(
-        f"TLS with {peer!r} at {address} works, but the service does not answer; is it busy, or another version?"
+        f"TLS with {peer!r} at {address} works, but the service does not answer; is it "
+        "busy, or another version?"
     )
 
 
-def certificate_of(address: str, credentials: Credentials, peer: str, timeout_s: float) -> x509.Certificate:
-    """Connects once, and returns the certificate that ``peer`` shows; it is for ``peer`` and for no other member.
+def certificate_of(
+    address: str, credentials: Credentials, peer: str, timeout_s: float
+) -> x509.Certificate:
+    """Connects once, and returns the certificate that ``peer`` shows; it is for ``peer`` and for no
+    other member.
 
-    In TLS 1.3 the peer shows its certificate first. So this needs no key, and hangs up before it is asked for one.
-    Raises InputError, as ``diagnose`` returns it.
+    In TLS 1.3 the peer shows its certificate first. So this needs no key, and hangs up before it is
+    asked for one. Raises InputError, as ``diagnose`` returns it.
     """
     probe = _Probe(address, peer, credentials, timeout_s, time.monotonic() + timeout_s)
     try:
         with _dial(probe) as raw:
             return _check_peer(probe, _shown(probe, raw))
     except (OSError, ValueError) as error:
-        raise probe.error(f"the certificate of {peer!r} at {address} cannot be looked at: {error}") from None
+        raise probe.error(
+            f"the certificate of {peer!r} at {address} cannot be looked at: {error}"
+        ) from None
 
 
 def _dial(probe: _Probe) -> socket.socket:
     host, _, port = probe.address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise probe.error(f"{probe.address!r} is not an address: host:port, with a port from 1 to 65535")
+        raise probe.error(
+            f"{probe.address!r} is not an address: host:port, with a port from 1 to 65535"
+        )
     try:
         return socket.create_connection((host, int(port)), timeout=probe.left_s)
     except (socket.gaierror, UnicodeError) as error:
         raise probe.error(
-            f"the host name {host!r} of {probe.peer!r} does not resolve; is the address {probe.address} right?"
+            f"the host name {host!r} of {probe.peer!r} does not resolve; is the address "
+            f"{probe.address} right?"
         ) from error
     except ConnectionRefusedError as error:
-        raise probe.error(f"nothing listens at {probe.address}; is {probe.peer!r} started?") from error
+        raise probe.error(
+            f"nothing listens at {probe.address}; is {probe.peer!r} started?"
+        ) from error
     except TimeoutError as error:
         raise probe.error(
             f"no connection to {probe.peer!r} at {probe.address} within {probe.timeout_s:g} s; "
             "is the address right, and does a firewall let it pass?"
         ) from error
     except OSError as error:
-        raise probe.error(f"{probe.peer!r} at {probe.address} cannot be reached: {error.strerror or error}") from error
+        raise probe.error(
+            f"{probe.peer!r} at {probe.address} cannot be reached: {error.strerror or error}"
+        ) from error
 
 
 def _shake_hands(probe: _Probe, raw: socket.socket) -> ssl.SSLSocket:
@@ -145,14 +172,17 @@ def _explained(probe: _Probe) -> Iterator[None]:
         raise _untrusted(probe, error) from error
     except TimeoutError as error:
         raise probe.error(
-            f"{probe.address} accepts connections but does not answer within {probe.timeout_s:g} s; "
+            f"{probe.address} accepts connections but does not answer within "
+            f"{probe.timeout_s:g} s; "
             f"is it the port of {probe.peer!r}?"
         ) from error
     except _HUNG_UP as error:
         raise probe.error(
-            f"{probe.address} hangs up at once; is it the port of {probe.peer!r}, or has it too many connections?"
+            f"{probe.address} hangs up at once; is it the port of {probe.peer!r}, or has "
+            "it too many connections?"
         ) from error
-    except OSError as error:  # an SSLError is one too
+    except OSError as error:
+        # An SSLError is one too.
         raise _refused(probe, error) or probe.error(
             f"{probe.address} does not speak TLS; is it the port of {probe.peer!r}?"
         ) from error
@@ -165,19 +195,23 @@ def _check_peer(probe: _Probe, tls: ssl.SSLSocket | ssl.SSLObject) -> x509.Certi
         words = members.words(certificate, probe.peer)
         if "also for" not in words:
             words += f", not {probe.peer!r}; is the address right?"
-        raise probe.error(f"{probe.address} answers with a certificate {words}", Code.IDENTITY_MISMATCH)
+        raise probe.error(
+            f"{probe.address} answers with a certificate {words}", Code.IDENTITY_MISMATCH
+        )
     return certificate
 
 
 def _first_words(probe: _Probe, tls: ssl.SSLSocket) -> None:
-    """Reads the peer's verdict on our certificate: in TLS 1.3 it comes after our side of the handshake.
+    """Reads the peer's verdict on our certificate: in TLS 1.3 it comes after our side of the
+    handshake.
 
-    A gRPC server that accepts it sends its SETTINGS at once. One that refuses it closes without an alert (grpcio 1.85);
-    other servers and proxies send the alert.
+    A gRPC server that accepts it sends its SETTINGS at once. One that refuses it closes without an
+    alert (grpcio 1.85); other servers and proxies send the alert.
     """
     tls.settimeout(probe.left_s)
     try:
-        with suppress(*_HUNG_UP):  # already closed: the alert can still be read
+        # Already closed: the alert can still be read.
+        with suppress(*_HUNG_UP):
             tls.sendall(_HELLO)
         answer = tls.recv(9)
     except TimeoutError:
@@ -185,7 +219,9 @@ def _first_words(probe: _Probe, tls: ssl.SSLSocket) -> None:
     except OSError as error:
         raise _refused(probe, error) or _closed(probe) from error
     if tls.selected_alpn_protocol() != "h2":
-        raise probe.error(f"{probe.address} speaks TLS but not gRPC; is it the port of {probe.peer!r}?")
+        raise probe.error(
+            f"{probe.address} speaks TLS but not gRPC; is it the port of {probe.peer!r}?"
+        )
     if not answer:
         raise _closed(probe)
 
@@ -194,7 +230,10 @@ def _untrusted(probe: _Probe, error: ssl.SSLCertVerificationError) -> InputError
     """Words why we do not accept the peer's certificate."""
     of_peer = f"the certificate of {probe.peer!r} at {probe.address}"
     if error.verify_code in _OTHER_CA:
-        reason = f"is not from the CA in {probe.credentials.ca_file}; do both sides have the same ca.pem?"
+        reason = (
+            f"is not from the CA in {probe.credentials.ca_file}; do both sides have the same "
+            "ca.pem?"
+        )
     elif error.verify_code == _EXPIRED:
         reason = f"has expired{_dates(probe)}; a new one must be issued for it"
     elif error.verify_code == _NOT_YET_VALID:
@@ -205,9 +244,12 @@ def _untrusted(probe: _Probe, error: ssl.SSLCertVerificationError) -> InputError
 
 
 def _dates(probe: _Probe) -> str:
-    """Returns when the peer's certificate is valid and what this machine's clock says, or '' if it does not show it."""
+    """Returns when the peer's certificate is valid and what this machine's clock says, or '' if it
+    does not show it.
+    """
     context = _context(probe.credentials)
-    context.verify_mode = ssl.CERT_NONE  # nothing but the dates is read
+    # Nothing but the dates is read.
+    context.verify_mode = ssl.CERT_NONE
     try:
         with _dial(probe) as raw, context.wrap_socket(raw, server_hostname=_sni(probe.peer)) as tls:
             shown = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
@@ -232,7 +274,8 @@ def _refused(probe: _Probe, error: OSError) -> InputError | None:
     expiry = pem.utc(probe.credentials.not_after)
     sentences = {
         "unknown_ca": f"{at} does not trust the CA of {ours}; do both sides have the same ca.pem?",
-        "certificate_expired": f"{at} finds {ours}, expired (it ends at {expiry}); issue a new one or check the clocks",
+        "certificate_expired": f"{at} finds {ours}, expired (it ends at {expiry}); issue a new one or check the "  # noqa: E501
+        "clocks",
         "bad_certificate": f"{at} does not accept {ours}; is it not valid yet by its clock "
         f"({_valid(probe.credentials.certificate)})?",
         "certificate_required": f"{at} got no certificate from us",
@@ -240,8 +283,12 @@ def _refused(probe: _Probe, error: OSError) -> InputError | None:
     if alert in sentences:
         return probe.error(sentences[alert], Code.CERTIFICATE_INVALID)
     if "certificate" in alert:
-        return probe.error(f"{at} does not accept {ours} (TLS alert {alert})", Code.CERTIFICATE_INVALID)
-    return probe.error(f"{at} refuses the TLS connection (TLS alert {alert}); is it the right port?")
+        return probe.error(
+            f"{at} does not accept {ours} (TLS alert {alert})", Code.CERTIFICATE_INVALID
+        )
+    return probe.error(
+        f"{at} refuses the TLS connection (TLS alert {alert}); is it the right port?"
+    )
 
 
 def _closed(probe: _Probe) -> InputError:
@@ -252,24 +299,32 @@ def _closed(probe: _Probe) -> InputError:
         reason = f"it expired at {pem.utc(credentials.not_after)}; issue a new one"
     else:
         reason = (
-            "most likely it does not trust its CA; do both sides have the same ca.pem? Or its clock is wrong: the "
+            "most likely it does not trust its CA; do both sides have the same ca.pem? Or "
+            "its clock is wrong: the "
             f"certificate is {_valid(credentials.certificate)}"
         )
-    return probe.error(f"{probe.peer!r} at {probe.address} hangs up on {ours}: {reason}", Code.CERTIFICATE_INVALID)
+    return probe.error(
+        f"{probe.peer!r} at {probe.address} hangs up on {ours}: {reason}", Code.CERTIFICATE_INVALID
+    )
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:
-    """Sets up TLS as gRPC does; the peer's name is compared later, so that the message can name it."""
+    """Sets up TLS as gRPC does; the peer's name is compared later, so that the message can name
+    it.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # each certificate of ca.pem is trusted, an intermediate too
+    # Each certificate of ca.pem is trusted, an intermediate too.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.set_alpn_protocols(["h2"])
     context.load_verify_locations(cadata=credentials.ca_pem.decode("ascii", "ignore"))
     return context
 
 
 def _with_key(credentials: Credentials) -> ssl.SSLContext:
-    """Sets up mutual TLS. ssl reads certificates and keys from files only, so the file is in memory, and on no disk."""
+    """Sets up mutual TLS. ssl reads certificates and keys from files only, so the file is in
+    memory, and on no disk.
+    """
     context = _context(credentials)
     with os.fdopen(os.memfd_create("own.pem"), "wb") as file:
         file.write(credentials.certificate_pem + b"\n" + credentials.key_pem)
@@ -279,7 +334,9 @@ def _with_key(credentials: Credentials) -> ssl.SSLContext:
 
 
 def _sni(peer: str) -> str | None:
-    """Returns the name to send; None if a party's name is no host name (64 characters, two dots in a row)."""
+    """Returns the name to send; None if a party's name is no host name (64 characters, two dots in
+    a row).
+    """
     try:
         peer.encode("idna")
     except UnicodeError:

@@ -1,4 +1,6 @@
-"""A process's credentials while it runs: files that are replaced on disk are used for the next connection."""
+"""A process's credentials while it runs: files that are replaced on disk are used for the next
+connection.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,20 @@ from vfl_common.identity.credentials import (
 from vfl_common.identity.members import Members
 from vfl_common.identity.revoked import note_text, read_revoked, read_seen
 
-CA = "ca"  # no party may have this name
+# No party may have this name.
+CA = "ca"
 _DAY_S = 86_400.0
 
 log = logging.getLogger(__name__)
 
 
 class Keyring:
-    """The certificate, key, CA and list of revoked certificates, as they are on disk; any thread may ask.
+    """The certificate, key, CA and list of revoked certificates, as they are on disk; any thread
+    may ask.
 
-    What cannot be used (half of a new pair, garbage) never ends a running process: it goes on with what it read last,
-    logs one warning, and looks again at the next connection. What was revoked once stays revoked, whatever becomes of
-    the lists.
+    What cannot be used (half of a new pair, garbage) never ends a running process: it goes on with
+    what it read last, logs one warning, and looks again at the next connection. What was revoked
+    once stays revoked, whatever becomes of the lists.
     """
 
     def __init__(
@@ -56,16 +60,18 @@ class Keyring:
         Args:
             members: who has a part in the federation; None: that is not known.
             uses: what the certificate must be for.
-            out: a folder that keeps ``revoked-NAME.txt``, the serial numbers that were ever in a list; None: they are
-                forgotten when the process ends.
+            out: a folder that keeps ``revoked-NAME.txt``, the serial numbers that were ever in a
+                list; None: they are forgotten when the process ends.
         """
         self.name = name
         self._tls, self._uses = tls, uses
         self._note = out / f"revoked-{name}.txt" if out is not None else None
         self._lock = threading.Lock()
         self._peers: dict[str, x509.Certificate] = {}
-        self._said: dict[str, str] = {}  # {what: the last warning about it}
-        self._told_s: float | None = None  # when the log was last told which certificates end soon
+        # {what: the last warning about it}.
+        self._said: dict[str, str] = {}
+        # When the log was last told which certificates end soon.
+        self._told_s: float | None = None
         now = load_credentials(tls, name=name, members=members, uses=uses)
         self._noted = read_seen(self._note) if self._note is not None else frozenset()
         self._now = replace(now, revoked=self._noted)
@@ -73,7 +79,9 @@ class Keyring:
         require_own(self._now)
 
     def current(self) -> Credentials:
-        """Returns what the next connection uses: the files as they are now, or the last ones that could be used."""
+        """Returns what the next connection uses: the files as they are now, or the last ones that
+        could be used.
+        """
         with self._lock:
             replaced = self._read_pair()
             try:
@@ -87,15 +95,22 @@ class Keyring:
                 self._complain("list", f"{error}; until then the list as it was stays in use")
             now = self._now
             if now.certificate.serial_number in now.revoked:
-                self._complain("own", f"the certificate {now.certificate_file} of this process is revoked")
+                self._complain(
+                    "own", f"the certificate {now.certificate_file} of this process is revoked"
+                )
         if replaced:
-            text = f"the certificate {now.certificate_file} was replaced; the new one ends at {pem.utc(now.not_after)}"
+            text = (
+                f"the certificate {now.certificate_file} was replaced; the new one ends at "
+                f"{pem.utc(now.not_after)}"
+            )
             log.info(text, extra={"event": "certificate"})
             self.tell()
         return now
 
     def _read_pair(self) -> bool:
-        """Takes the CA, the certificate and the key if they have changed; returns whether they have."""
+        """Takes the CA, the certificate and the key if they have changed; returns whether they
+        have.
+        """
         now = self._now
         try:
             paths = (self._tls.ca, self._tls.certificate, self._tls.key)
@@ -105,18 +120,28 @@ class Keyring:
             pair = load_pair(self._tls, name=self.name, members=now.members, uses=self._uses)
             self._now = replace(pair, revoked=now.revoked)
         except Exception as error:  # noqa: BLE001 - whatever the files hold, and if one vanishes between two looks at it
-            self._complain("pair", f"{error}; until then the certificate and key read before stay in use")
+            self._complain(
+                "pair", f"{error}; until then the certificate and key read before stay in use"
+            )
             return False
         self._said.pop("pair", None)
         self._said.pop("own", None)
         return True
 
     def _keep(self, listed: frozenset[int]) -> None:
-        """Adds what is listed now to what was listed before, and notes it; warns if a list has lost some of that."""
+        """Adds what is listed now to what was listed before, and notes it; warns if a list has lost
+        some of that.
+        """
         revoked = self._now.revoked | listed
         if lost := len(revoked - listed):
-            text = f"{lost} certificates that were revoked are in no list of revoked certificates now"
-            where = f"; whoever means it removes their lines from {self._note}" if self._note is not None else ""
+            text = (
+                f"{lost} certificates that were revoked are in no list of revoked certificates now"
+            )
+            where = (
+                f"; whoever means it removes their lines from {self._note}"
+                if self._note is not None
+                else ""
+            )
             self._complain("shorter", f"{text}; they stay revoked{where}")
         else:
             self._said.pop("shorter", None)
@@ -129,7 +154,9 @@ class Keyring:
             write_atomic(self._note, note_text(revoked))
             self._noted = revoked
         except (InputError, OSError) as error:
-            self._complain("note", f"{error}; a program that starts anew will not know who was revoked before")
+            self._complain(
+                "note", f"{error}; a program that starts anew will not know who was revoked before"
+            )
 
     def _complain(self, what: str, text: str) -> None:
         if self._said.get(what) != text:
@@ -139,23 +166,28 @@ class Keyring:
     def admit(self, certificate_pem: bytes) -> str:
         """Notes the certificate of a caller, and returns for whom it is.
 
-        Raises PeerError: IDENTITY_MISMATCH if it does not name exactly one member, or has another key than is pinned;
-        CERTIFICATE_INVALID if it cannot be read or is revoked.
+        Raises PeerError: IDENTITY_MISMATCH if it does not name exactly one member, or has another
+        key than is pinned; CERTIFICATE_INVALID if it cannot be read or is revoked.
         """
         try:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
             now = self.current()
             name = now.members.named(certificate)
             now.admit(name, certificate)
-        except (ValueError, UnsupportedAlgorithm):  # of the certificate, or of its key
-            raise PeerError(Code.CERTIFICATE_INVALID, "a caller's certificate cannot be read; make another") from None
+        except (ValueError, UnsupportedAlgorithm):
+            # Of the certificate, or of its key.
+            raise PeerError(
+                Code.CERTIFICATE_INVALID, "a caller's certificate cannot be read; make another"
+            ) from None
         if self._peers.get(name) != certificate and name in (now.members.names or {name}):
             self._peers[name] = certificate
             self._warn(name, certificate)
         return name
 
     def ends(self) -> dict[str, datetime]:
-        """Returns when the certificates end: this process's, the CA's (``ca``) and those of peers that have called."""
+        """Returns when the certificates end: this process's, the CA's (``ca``) and those of peers
+        that have called.
+        """
         return {name: each.not_valid_after_utc for name, each in self._all(self.current()).items()}
 
     def tell(self) -> None:
@@ -173,7 +205,11 @@ class Keyring:
         return {**self._peers, self.name: credentials.certificate, CA: credentials.authority}
 
     def _warn(self, name: str, certificate: x509.Certificate) -> None:
-        whose = {self.name: self._now.certificate_file, CA: self._now.ca_file}.get(name, f"of {name}")
+        whose = {self.name: self._now.certificate_file, CA: self._now.ca_file}.get(
+            name, f"of {name}"
+        )
         text = ends_soon(certificate, datetime.now(UTC))
         if text:
-            log.warning(f"the certificate {whose} {text}", extra={"event": "expiring", "certificate": name})
+            log.warning(
+                f"the certificate {whose} {text}", extra={"event": "expiring", "certificate": name}
+            )

@@ -1,4 +1,6 @@
-"""Reads and writes certificates, requests and keys as PEM files, and answers a few questions about them."""
+"""Reads and writes certificates, requests and keys as PEM files, and answers a few questions about
+them.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ from cryptography.hazmat.primitives.serialization import (
 from vfl_common.errors import Code, InputError
 
 LEAST_RSA_BITS = 2048
-MOST_INTERMEDIATES = 3  # between a party's certificate and an authority of ``ca.pem``
-_CURVES = (ec.SECP256R1, ec.SECP384R1)  # a gRPC server accepts no signature by P-521 (1.85)
+# Between a party's certificate and an authority of ``ca.pem``.
+MOST_INTERMEDIATES = 3
+# A gRPC server accepts no signature by P-521 (1.85).
+_CURVES = (ec.SECP256R1, ec.SECP384R1)
 
 
 def write_new(files: Mapping[Path, bytes], *, force: bool) -> None:
@@ -49,7 +53,9 @@ def write_new(files: Mapping[Path, bytes], *, force: bool) -> None:
         except FileExistsError as error:
             raise _exists(path) from error
         except OSError as error:
-            raise InputError(Code.FILE_INVALID, f"{path} cannot be written: {error.strerror}") from error
+            raise InputError(
+                Code.FILE_INVALID, f"{path} cannot be written: {error.strerror}"
+            ) from error
 
 
 def read(path: Path) -> bytes:
@@ -69,86 +75,125 @@ def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
 
 
 def parse_request(content: bytes, path: Path) -> x509.CertificateSigningRequest:
-    """Parses a request and checks by its signature that the sender holds the key. Raises InputError."""
+    """Parses a request and checks by its signature that the sender holds the key. Raises
+    InputError.
+    """
     try:
         request = x509.load_pem_x509_csr(content)
         signed = request.is_signature_valid
     except (ValueError, UnsupportedAlgorithm) as error:
         raise _invalid(f"{path} is not a certificate request in PEM format") from error
     if not signed:
-        raise _invalid(f"the request {path} is not signed with its own key: it is damaged or forged; ask for a new one")
+        raise _invalid(
+            f"the request {path} is not signed with its own key: it is damaged or forged; "
+            "ask for a new one"
+        )
     return request
 
 
 def read_secret(path: Path, what: str) -> bytes:
     """Reads a file that only its owner can read. Raises InputError, which calls it ``what``.
 
-    If root owns the file and this process is not root's, the file's group may read it too: Kubernetes mounts a Secret
-    this way. (PostgreSQL has the same rule.)
+    If root owns the file and this process is not root's, the file's group may read it too:
+    Kubernetes mounts a Secret this way. (PostgreSQL has the same rule.)
     """
     content = read(path)
     status = path.stat()
     mode = status.st_mode & 0o777
     if mode & (0o037 if status.st_uid == 0 != os.geteuid() else 0o077):
-        raise _invalid(f"other users can use {what} {path} (mode {mode:04o}): chmod 600 {shlex.quote(str(path))}")
+        raise _invalid(
+            f"other users can use {what} {path} (mode {mode:04o}): chmod 600 "
+            f"{shlex.quote(str(path))}"
+        )
     return content
 
 
-def parse_key(content: bytes, path: Path, passphrase: bytes | None = None) -> tuple[PrivateKeyTypes, bytes]:
-    """Parses a private key; returns it with its PEM text, which is not encrypted. Raises InputError.
+def parse_key(
+    content: bytes, path: Path, passphrase: bytes | None = None
+) -> tuple[PrivateKeyTypes, bytes]:
+    """Parses a private key; returns it with its PEM text, which is not encrypted. Raises
+    InputError.
 
     ``passphrase``: opens the key if it is encrypted; else it is not used.
     """
     try:
         return load_pem_private_key(content, password=None), content
     except TypeError:
-        pass  # it is encrypted
+        # It is encrypted.
+        pass
     except (ValueError, UnsupportedAlgorithm) as error:
         raise _invalid(f"{path} is not a private key in PEM format") from error
     if passphrase is None:
-        text = f"the key {path} is encrypted; give its passphrase in a file (tls.passphrase_file; --passphrase-file)"
+        text = (
+            f"the key {path} is encrypted; give its passphrase in a file (tls.passphrase_file; "
+            "--passphrase-file)"
+        )
         raise _invalid(f"{text} or in the variable VFL_TLS_PASSPHRASE")
     try:
         key = load_pem_private_key(content, passphrase)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise _invalid(f"the passphrase does not open the key {path}; give the one with which it was made") from error
+        raise _invalid(
+            f"the passphrase does not open the key {path}; give the one with which it was made"
+        ) from error
     return key, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def unusable(key: PublicKeyTypes) -> str:
     """Returns '' if gRPC can use the key in a handshake; else what is wrong with it."""
     if isinstance(key, ec.EllipticCurvePublicKey):
-        return "" if isinstance(key.curve, _CURVES) else f"is on the curve {key.curve.name}; take P-256 or P-384"
+        return (
+            ""
+            if isinstance(key.curve, _CURVES)
+            else f"is on the curve {key.curve.name}; take P-256 or P-384"
+        )
     if isinstance(key, rsa.RSAPublicKey):
         short = f"is RSA of {key.key_size} bits; take at least {LEAST_RSA_BITS}"
         return "" if key.key_size >= LEAST_RSA_BITS else short
     kind = type(key).__name__.removeprefix("_").removesuffix("PublicKey")
-    return f"is {kind}, which gRPC cannot use; take ECDSA (P-256) or RSA of at least {LEAST_RSA_BITS} bits"
+    return (
+        f"is {kind}, which gRPC cannot use; take ECDSA (P-256) or RSA of at least "
+        f"{LEAST_RSA_BITS} bits"
+    )
 
 
 def pin_of(certificate: x509.Certificate | x509.CertificateSigningRequest) -> str:
-    """Returns ``sha256:`` and the digest of the public key (its DER form, SubjectPublicKeyInfo), in hexadecimal."""
+    """Returns ``sha256:`` and the digest of the public key (its DER form, SubjectPublicKeyInfo), in
+    hexadecimal.
+    """
     der = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return f"sha256:{sha256(der).hexdigest()}"
 
 
 def names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
-    """Returns all subject alternative names; others than DNS names start with their kind, ``IPAddress:10.0.0.1``.
+    """Returns all subject alternative names; others than DNS names start with their kind,
+    ``IPAddress:10.0.0.1``.
 
     Empty if there are none or they cannot be read.
     """
-    return tuple(value if kind is x509.DNSName else f"{kind.__name__}:{value}" for kind, value in _all_names(document))
+    return tuple(
+        value if kind is x509.DNSName else f"{kind.__name__}:{value}"
+        for kind, value in _all_names(document)
+    )
 
 
 def dns_names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
-    """Returns the DNS names among the subject alternative names: a party's own name is one of them."""
+    """Returns the DNS names among the subject alternative names: a party's own name is one of
+    them.
+    """
     return tuple(value for kind, value in _all_names(document) if kind is x509.DNSName)
 
 
-def _all_names(document: x509.Certificate | x509.CertificateSigningRequest) -> list[tuple[type, Any]]:
+def _all_names(
+    document: x509.Certificate | x509.CertificateSigningRequest,
+) -> list[tuple[type, Any]]:
     try:
         san = document.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
+    except (
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+        ValueError,
+    ):
         return []
     return [(type(name), name.value) for name in san]
 
@@ -164,7 +209,9 @@ def utc(moment: datetime) -> str:
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
-    """Returns '' while the certificate is valid; else what is wrong, as ``expired at 2026-01-31 12:00 UTC``."""
+    """Returns '' while the certificate is valid; else what is wrong, as ``expired at 2026-01-31
+    12:00 UTC``.
+    """
     if now > certificate.not_valid_after_utc:
         return f"expired at {utc(certificate.not_valid_after_utc)}"
     if now < certificate.not_valid_before_utc:
@@ -172,8 +219,12 @@ def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
     return ""
 
 
-def issuer_of(certificate: x509.Certificate, authorities: Iterable[x509.Certificate]) -> x509.Certificate | None:
-    """Finds the authority that signed the certificate directly; does not follow intermediate authorities."""
+def issuer_of(
+    certificate: x509.Certificate, authorities: Iterable[x509.Certificate]
+) -> x509.Certificate | None:
+    """Finds the authority that signed the certificate directly; does not follow intermediate
+    authorities.
+    """
     for authority in authorities:
         try:
             certificate.verify_directly_issued_by(authority)
@@ -184,20 +235,27 @@ def issuer_of(certificate: x509.Certificate, authorities: Iterable[x509.Certific
 
 
 def chain_of(
-    certificate: x509.Certificate, others: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]
+    certificate: x509.Certificate,
+    others: Sequence[x509.Certificate],
+    authorities: Sequence[x509.Certificate],
 ) -> list[x509.Certificate]:
-    """Returns the chain from ``certificate`` over intermediates among ``others`` to an authority; empty: there is none.
+    """Returns the chain from ``certificate`` over intermediates among ``others`` to an authority;
+    empty: there is none.
 
-    An intermediate must be an authority that may sign (basic constraints, key usage), with as few below it as its path
-    length allows. One with constraints on names is not followed, because they are not computed here. Dates are not
-    looked at.
+    An intermediate must be an authority that may sign (basic constraints, key usage), with as few
+    below it as its path length allows. One with constraints on names is not followed, because they
+    are not computed here. Dates are not looked at.
     """
     chain = [certificate]
     while len(chain) <= MOST_INTERMEDIATES + 1:
-        trusted = issuer_of(chain[-1], [each for each in authorities if _room_below(each) >= len(chain) - 1])
+        trusted = issuer_of(
+            chain[-1], [each for each in authorities if _room_below(each) >= len(chain) - 1]
+        )
         if trusted is not None:
             return [*chain, trusted]
-        candidates = [each for each in others if each not in chain and _may_sign(each, below=len(chain) - 1)]
+        candidates = [
+            each for each in others if each not in chain and _may_sign(each, below=len(chain) - 1)
+        ]
         issuer = issuer_of(chain[-1], candidates)
         if issuer is None:
             return []
@@ -208,8 +266,15 @@ def chain_of(
 def _room_below(authority: x509.Certificate) -> int:
     """Returns how many intermediates may follow an authority."""
     try:
-        limit = authority.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
+        limit = authority.extensions.get_extension_for_class(
+            x509.BasicConstraints
+        ).value.path_length
+    except (
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+        ValueError,
+    ):
         return 0
     return MOST_INTERMEDIATES if limit is None else limit
 
@@ -221,10 +286,14 @@ def _may_sign(intermediate: x509.Certificate, below: int) -> bool:
         for extension in intermediate.extensions:
             value = extension.value
             if isinstance(value, x509.BasicConstraints):
-                is_authority = value.ca and (value.path_length is None or value.path_length >= below)
+                is_authority = value.ca and (
+                    value.path_length is None or value.path_length >= below
+                )
             if isinstance(value, x509.KeyUsage) and not value.key_cert_sign:
                 return False
-            if isinstance(value, x509.NameConstraints) or (extension.critical and not isinstance(value, understood)):
+            if isinstance(value, x509.NameConstraints) or (
+                extension.critical and not isinstance(value, understood)
+            ):
                 return False
     except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
         return False
@@ -232,7 +301,9 @@ def _may_sign(intermediate: x509.Certificate, below: int) -> bool:
 
 
 def may(certificate: x509.Certificate, use: x509.ObjectIdentifier) -> bool:
-    """Whether a certificate is for ``use``, of extended key usage; one that says nothing of it is for all."""
+    """Whether a certificate is for ``use``, of extended key usage; one that says nothing of it is
+    for all.
+    """
     try:
         return use in certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
@@ -242,7 +313,9 @@ def may(certificate: x509.Certificate, use: x509.ObjectIdentifier) -> bool:
 
 
 def _exists(path: Path) -> InputError:
-    return InputError(Code.FILE_INVALID, f"{path} already exists and was not changed; --force replaces it")
+    return InputError(
+        Code.FILE_INVALID, f"{path} already exists and was not changed; --force replaces it"
+    )
 
 
 def _invalid(message: str) -> InputError:

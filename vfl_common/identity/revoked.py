@@ -1,9 +1,10 @@
 """The lists of revoked certificates, which the CA's keeper gives to the server and to every party.
 
-A list has one of two forms. A signed one is an X.509 CRL, PEM: it comes from an authority of ``ca.pem``, and it must be
-replaced before its ``nextUpdate``. A plain one is a text file: one serial number a line, in hexadecimal digits, with or
-without colons; ``#`` begins a comment. They lie beside the CA as ``revoked.crl`` and ``revoked.txt``, and both count,
-unless ``tls.revoked`` or ``--revoked`` names another file.
+A list has one of two forms. A signed one is an X.509 CRL, PEM: it comes from an authority of
+``ca.pem``, and it must be replaced before its ``nextUpdate``. A plain one is a text file: one
+serial number a line, in hexadecimal digits, with or without colons; ``#`` begins a comment. They
+lie beside the CA as ``revoked.crl`` and ``revoked.txt``, and both count, unless ``tls.revoked`` or
+``--revoked`` names another file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _IS_CRL = b"-----BEGIN X509 CRL-----"
 
 @dataclass(frozen=True)
 class RevokedSerials:
-    """The serial numbers of all lists; ``late``: '' unless a signed one should have been replaced by now."""
+    """The serial numbers of all lists; ``late``: '' unless a signed one should have been replaced
+    by now.
+    """
 
     serials: frozenset[int] = frozenset()
     late: str = ""
@@ -39,7 +42,8 @@ def read_revoked(tls: TlsSettings, ca_pem: bytes) -> RevokedSerials:
 
     ``ca_pem``: the authorities that may sign a list.
 
-    Raises InputError if a list cannot be read, or is signed by nobody of them. One that is out of date is read as well.
+    Raises InputError if a list cannot be read, or is signed by nobody of them. One that is out of
+    date is read as well.
     """
     named = tls.revoked is not None
     beside = [Path(tls.ca).with_name(name) for name in (FILE, SIGNED)]
@@ -51,7 +55,9 @@ def read_revoked(tls: TlsSettings, ca_pem: bytes) -> RevokedSerials:
         except OSError as error:
             if not named and isinstance(error, FileNotFoundError):
                 continue
-            raise InputError(Code.CERTIFICATE_INVALID, f"{path} cannot be read: {error.strerror}") from None
+            raise InputError(
+                Code.CERTIFICATE_INVALID, f"{path} cannot be read: {error.strerror}"
+            ) from None
         if _IS_CRL not in content and path.suffix != Path(SIGNED).suffix:
             serials.update(parse(content, path))
             continue
@@ -67,7 +73,9 @@ def parse(content: bytes, path: Path) -> list[int]:
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
         text = line.partition("#")[0].strip().replace(":", "")
         if text and not _SERIAL.fullmatch(text):
-            what = "is no serial number in hexadecimal digits; correct it, or put # before a comment"
+            what = (
+                "is no serial number in hexadecimal digits; correct it, or put # before a comment"
+            )
             raise InputError(Code.CERTIFICATE_INVALID, f"{path}: line {number} {what}")
         if text:
             found.append(int(text, 16))
@@ -84,7 +92,10 @@ def parse_signed(
     found, blocks = [], _CRL.findall(content)
     beside = _CRL.sub(b"", content).splitlines()
     if not blocks or any(line.partition(b"#")[0].strip() for line in beside):
-        text = f"{path} is damaged: it holds no signed list, or one that does not end, or other lines beside it"
+        text = (
+            f"{path} is damaged: it holds no signed list, or one that does not end, or other "
+            "lines beside it"
+        )
         raise InputError(Code.CERTIFICATE_INVALID, f"{text}; get it anew from the keeper of the CA")
     for block in blocks:
         try:
@@ -93,10 +104,16 @@ def parse_signed(
         except (ValueError, UnsupportedAlgorithm):
             known, each = False, None
         if each is None or each.next_update_utc is None:
-            text = f"{path} is damaged, or has no date of the next list; get it anew from the keeper of the CA"
+            text = (
+                f"{path} is damaged, or has no date of the next list; get it anew from the "
+                "keeper of the CA"
+            )
             raise InputError(Code.CERTIFICATE_INVALID, text)
         if not known:
-            text = f"{path} is not signed by the CA; get it anew from its keeper, or put that CA into ca.pem"
+            text = (
+                f"{path} is not signed by the CA; get it anew from its keeper, or put that CA "
+                "into ca.pem"
+            )
             raise InputError(Code.CERTIFICATE_INVALID, text)
         found.append(each)
     return found
@@ -123,26 +140,34 @@ def require_unrevoked(name: str, certificate: x509.Certificate, revoked: frozens
     if certificate.serial_number in revoked:
         text = f"the certificate of {name} (serial number {certificate.serial_number:x}) is revoked"
         raise PeerError(
-            Code.CERTIFICATE_INVALID, f"{text}; {name} needs a new one from the keeper of the CA", party=name
+            Code.CERTIFICATE_INVALID,
+            f"{text}; {name} needs a new one from the keeper of the CA",
+            party=name,
         )
 
 
-# -- what was seen --------------------------------------------------------------------------------------------------
+# -- what was seen
+# ----------------------------------------------------------------------
 
 _NOTE = """\
-# Serial numbers of certificates that were revoked here once. They stay revoked, even if a list loses them.
+# Serial numbers of certificates that were revoked here once. They stay revoked, even if a list
+# loses them.
 # To accept one again, remove its line while the program does not run.
 """
 
 
 def read_seen(path: Path) -> frozenset[int]:
-    """Reads the note of the serial numbers that were in a list once; none if there is none. Raises InputError."""
+    """Reads the note of the serial numbers that were in a list once; none if there is none. Raises
+    InputError.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return frozenset()
     except OSError as error:
-        raise InputError(Code.CERTIFICATE_INVALID, f"{path} cannot be read: {error.strerror}") from None
+        raise InputError(
+            Code.CERTIFICATE_INVALID, f"{path} cannot be read: {error.strerror}"
+        ) from None
     return frozenset(parse(content, path))
 
 

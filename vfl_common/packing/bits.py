@@ -1,8 +1,10 @@
-"""Numbers of 8, 4 or 2 bits: each row has its own minimum and step, and a number is the count of steps above it.
+"""Numbers of 8, 4 or 2 bits: each row has its own minimum and step, and a number is the count of
+steps above it.
 
-A row's step is (maximum - minimum) / (2^bits - 1), rounded up in float32. If ``halves`` are wanted, the minimum is
-rounded down and the step up to what bfloat16 writes, so that the steps still span the row. Rows are computed in blocks
-that fit a core's cache. Rows whose range is beyond what float32 can multiply are computed once more, in float64.
+A row's step is (maximum - minimum) / (2^bits - 1), rounded up in float32. If ``halves`` are wanted,
+the minimum is rounded down and the step up to what bfloat16 writes, so that the steps still span
+the row. Rows are computed in blocks that fit a core's cache. Rows whose range is beyond what
+float32 can multiply are computed once more, in float64.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ from vfl_common.packing.halves import WRONG, Floats, bfloat16_above, bfloat16_be
 
 Bytes = npt.NDArray[np.uint8]
 
-BLOCK = 1 << 15  # numbers that are worked on at a time
-_NARROW_ROW = 100  # numbers
+# Numbers that are worked on at a time.
+BLOCK = 1 << 15
+# Numbers.
+_NARROW_ROW = 100
 LARGEST = float(np.finfo(np.float32).max)
-_WIDE, _NARROW = 2.0**125, 2.0**-100  # ranges between these are safe in float32
-_ROUNDED_UP = 1 + 2.0**-6  # what rounding to bfloat16 may add to the maximum of a row
+# Ranges between these are safe in float32.
+_WIDE, _NARROW = 2.0**125, 2.0**-100
+# What rounding to bfloat16 may add to the maximum of a row.
+_ROUNDED_UP = 1 + 2.0**-6
 _OF_16 = np.float32(2.0**-16)
 
 
@@ -39,14 +45,17 @@ def packed_width(width: int, bits: int) -> int:
 
 
 def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False) -> PackedRows:
-    """Writes each number in ``bits`` bits: rounded with ``dither`` (right in the mean), without it to the nearest step.
+    """Writes each number in ``bits`` bits: rounded with ``dither`` (right in the mean), without it
+    to the nearest step.
 
-    ``halves``: minimum and step are numbers of bfloat16. Raises ValueError if a number is NaN or infinite, or if
-    bfloat16 has none as large.
+    ``halves``: minimum and step are numbers of bfloat16. Raises ValueError if a number is NaN or
+    infinite, or if bfloat16 has none as large.
     """
     rows, width = x_RW.shape
     if not width:
-        return PackedRows(np.empty((rows, 0), np.uint8), np.zeros(rows, np.float32), np.zeros(rows, np.float32))
+        return PackedRows(
+            np.empty((rows, 0), np.uint8), np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+        )
     low_R, scale_R, inverse_R, odd_R = _ranges(x_RW, bits, halves=halves)
     found = np.empty((rows, packed_width(width, bits)), np.uint8)
     padded, block = -(-width // 4) * 4, max(1, BLOCK // width)
@@ -55,7 +64,8 @@ def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False
         part = slice(at, min(at + block, rows))
         n = part.stop - at
         t, d = t_BP[:n], d_BP[:n]
-        with np.errstate(over="ignore", invalid="ignore"):  # of rows that follow in float64
+        # Of rows that follow in float64.
+        with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(x_RW[part], low_R[part, None], out=t[:, :width])
             t[:, :width] *= inverse_R[part, None]
         odd = np.flatnonzero(odd_R[part])
@@ -73,7 +83,8 @@ def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False
         if bits == 8:
             np.minimum(t, np.float32(255), out=t)
             q = t.astype(np.uint8)
-        else:  # bytes hold the one step above the largest, and are compared sooner than floats
+        else:
+            # Bytes hold the one step above the largest, and are compared sooner than floats.
             q = t.astype(np.uint8)
             np.minimum(q, np.uint8((1 << bits) - 1), out=q)
         found[part] = _pressed(q, bits)[:, : found.shape[1]]
@@ -82,7 +93,9 @@ def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False
 
 
 def unpack(sent: PackedRows, width: int, bits: int) -> Floats:
-    """Returns the numbers [R, width]. Raises ValueError if minimum and step are none that ``pack`` gives."""
+    """Returns the numbers [R, width]. Raises ValueError if minimum and step are none that ``pack``
+    gives.
+    """
     low_R, scale_R = sent.low, sent.scale
     if not (np.isfinite(low_R).all() and np.isfinite(scale_R).all()):
         raise ValueError("holds NaN or infinity")
@@ -112,10 +125,15 @@ def unpack(sent: PackedRows, width: int, bits: int) -> Floats:
     return x_RW
 
 
-def _ranges(x_RW: Floats, bits: int, *, halves: bool) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
-    """Returns each row's minimum, step and 1 / step, and whether it has to be computed in float64."""
+def _ranges(
+    x_RW: Floats, bits: int, *, halves: bool
+) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
+    """Returns each row's minimum, step and 1 / step, and whether it has to be computed in
+    float64.
+    """
     low_R, high_R = _ends(x_RW)
-    low_R += np.float32(0)  # a zero is the positive one on every machine
+    # A zero is the positive one on every machine.
+    low_R += np.float32(0)
     if not (np.isfinite(low_R).all() and np.isfinite(high_R).all()):
         raise ValueError("holds NaN or infinity")
     if halves:
@@ -135,7 +153,9 @@ def _ranges(x_RW: Floats, bits: int, *, halves: bool) -> tuple[Floats, Floats, F
 
 
 def _ends(x_RW: Floats) -> tuple[Floats, Floats]:
-    """Returns each row's minimum and maximum. Narrow rows are compared column by column, many rows at a time."""
+    """Returns each row's minimum and maximum. Narrow rows are compared column by column, many rows
+    at a time.
+    """
     rows, width = x_RW.shape
     if width > _NARROW_ROW:
         return x_RW.min(axis=1), x_RW.max(axis=1)
@@ -150,7 +170,9 @@ def _ends(x_RW: Floats) -> tuple[Floats, Floats]:
 
 
 def _pressed(q_BP: Bytes, bits: int) -> Bytes:
-    """Joins bytes that hold ``bits`` bits each, the first in the lowest bits of a byte; P is a multiple of 4."""
+    """Joins bytes that hold ``bits`` bits each, the first in the lowest bits of a byte; P is a
+    multiple of 4.
+    """
     if bits == 8:
         return q_BP
     joined: npt.NDArray[Any] = q_BP.view("<u2" if bits == 4 else "<u4")

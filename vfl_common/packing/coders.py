@@ -1,7 +1,8 @@
-"""Coders: what a float32 tensor is on the wire, to it and back. Rows are the first axis; a vector is one row.
+"""Coders: what a float32 tensor is on the wire, to it and back. Rows are the first axis; a vector
+is one row.
 
-A tensor that would not become smaller goes as it is: rows of one number, say, to which a minimum and a step would be
-added. Tensors of other dtypes are never changed.
+A tensor that would not become smaller goes as it is: rows of one number, say, to which a minimum
+and a step would be added. Tensors of other dtypes are never changed.
 """
 
 from __future__ import annotations
@@ -30,21 +31,28 @@ class Coder(Protocol):
     def text(self) -> str: ...
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
-        """Returns what a tensor of ``shape`` becomes, {suffix of its name: spec}; None if it goes as it is."""
+        """Returns what a tensor of ``shape`` becomes, {suffix of its name: spec}; None if it goes
+        as it is.
+        """
         ...
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
-        """Returns the parts of a tensor; ``seed``: for what is drawn. Raises ValueError if it cannot be written."""
+        """Returns the parts of a tensor; ``seed``: for what is drawn. Raises ValueError if it
+        cannot be written.
+        """
         ...
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
-        """Returns the tensor, as near as its parts tell. Raises ValueError if no ``encode`` gives such parts."""
+        """Returns the tensor, as near as its parts tell. Raises ValueError if no ``encode`` gives
+        such parts.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Bits:
-    """``bits`` a number, with a minimum and a step a row; ``stochastic``: rounded at random, right in the mean.
+    """``bits`` a number, with a minimum and a step a row; ``stochastic``: rounded at random, right
+    in the mean.
 
     ``half``: minimum and step in two bytes each.
     """
@@ -67,11 +75,16 @@ class Bits:
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
         dither = Dither(seed) if self.stochastic else None
         sent = bits.pack(x.reshape(rows_of(x.shape)), self.bits, dither, halves=self.half)
-        low, scale = (halves.written(each) if self.half else each for each in (sent.low, sent.scale))
+        low, scale = (
+            halves.written(each) if self.half else each for each in (sent.low, sent.scale)
+        )
         return {"packed": sent.packed, "low": low, "scale": scale}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
-        low, scale = (halves.from_bfloat16(parts[name]) if self.half else parts[name] for name in ("low", "scale"))
+        low, scale = (
+            halves.from_bfloat16(parts[name]) if self.half else parts[name]
+            for name in ("low", "scale")
+        )
         sent = bits.PackedRows(parts["packed"], low, scale)
         return bits.unpack(sent, rows_of(shape)[1], self.bits).reshape(shape)
 
@@ -91,7 +104,10 @@ class TopK:
     def text(self) -> str:
         kept = f"{self.keep:g}" if isinstance(self.keep, float) else str(self.keep)
         random = f", alpha {self.alpha:g}" if self.alpha else ""
-        return f"{'random ' if self.alpha else ''}top-k (keep {kept}{random}{', float16' if self.half else ''})"
+        return (
+            f"{'random ' if self.alpha else ''}top-k (keep "
+            f"{kept}{random}{', float16' if self.half else ''})"
+        )
 
     def count(self, width: int) -> int:
         """Returns k for rows of ``width`` numbers."""
@@ -122,7 +138,9 @@ class TopK:
         if not np.isfinite(values).all():
             raise ValueError("holds NaN or infinity")
         x_RW = np.zeros((rows, width), np.float32)
-        np.put_along_axis(x_RW, sparse.unpack_places(parts["index"], values.shape[1], width), values, axis=1)
+        np.put_along_axis(
+            x_RW, sparse.unpack_places(parts["index"], values.shape[1], width), values, axis=1
+        )
         return x_RW.reshape(shape)
 
 
@@ -152,7 +170,9 @@ class Half:
 
 
 def rows_of(shape: Shape) -> tuple[int, int]:
-    """Returns (rows, width) of a tensor: its first axis, and the rest; a vector, and a single number, are one row."""
+    """Returns (rows, width) of a tensor: its first axis, and the rest; a vector, and a single
+    number, are one row.
+    """
     if len(shape) < 2:
         return 1, math.prod(shape)
     return shape[0], math.prod(shape[1:])

@@ -11,12 +11,14 @@ from vfl_common.packing.coders import Bits, Coder, Half
 Name = Literal["identity", "float16", "bfloat16", "bits"]
 Width = Literal[0, 2, 4, 8]
 NAMES: tuple[Name, ...] = ("identity", "float16", "bfloat16", "bits")
-BITS: tuple[Width, ...] = (0, 2, 4, 8)  # 0: the codec has none
+# 0: the codec has none.
+BITS: tuple[Width, ...] = (0, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How one direction of an average is written. ``seed``: of what is drawn there; 0 if nothing is.
+    """How one direction of an average is written. ``seed``: of what is drawn there; 0 if nothing
+    is.
 
     The largest numbers of a row are no coding of weights: the others would become zero.
     """

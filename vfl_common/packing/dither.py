@@ -1,6 +1,8 @@
-"""Random numbers for rounding, derived from a seed, so that a step that is repeated gives the same bytes.
+"""Random numbers for rounding, derived from a seed, so that a step that is repeated gives the same
+bytes.
 
-The dither is public: whoever knows the recipe can draw it again. It makes rounding right in the mean; it hides nothing.
+The dither is public: whoever knows the recipe can draw it again. It makes rounding right in the
+mean; it hides nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-_A_WORD = 4  # numbers of 16 bits in one draw of 64
+# Numbers of 16 bits in one draw of 64.
+_A_WORD = 4
 
 
 def derive(root: int, *names: object) -> int:
@@ -20,7 +23,9 @@ def derive(root: int, *names: object) -> int:
 
 
 class Dither:
-    """A stream of numbers, row after row. The same on every machine and with every numpy version (SFC64, raw words)."""
+    """A stream of numbers, row after row. The same on every machine and with every numpy version
+    (SFC64, raw words).
+    """
 
     def __init__(self, seed: int) -> None:
         self._bits = np.random.SFC64(seed)

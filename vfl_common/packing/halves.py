@@ -29,13 +29,19 @@ def to_bfloat16(x: Floats) -> npt.NDArray[np.uint16]:
 
 
 def bfloat16_below(x: Floats) -> Floats:
-    """Returns the largest numbers of bfloat16, as float32, that are not above ``x``; -inf if there is none."""
+    """Returns the largest numbers of bfloat16, as float32, that are not above ``x``; -inf if there
+    is none.
+    """
     raw = x.view(np.uint32)
-    return ((raw + np.where(np.signbit(x), np.uint32(0xFFFF), np.uint32(0))) & np.uint32(0xFFFF0000)).view(np.float32)
+    return (
+        (raw + np.where(np.signbit(x), np.uint32(0xFFFF), np.uint32(0))) & np.uint32(0xFFFF0000)
+    ).view(np.float32)
 
 
 def bfloat16_above(x: Floats) -> Floats:
-    """Returns the smallest numbers of bfloat16, as float32, that are not below ``x``; inf if there is none."""
+    """Returns the smallest numbers of bfloat16, as float32, that are not below ``x``; inf if there
+    is none.
+    """
     return -bfloat16_below(-x)
 
 

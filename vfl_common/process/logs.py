@@ -1,7 +1,8 @@
 """Writes logs as JSON lines, and reports events to the person or program that started this one.
 
-A log line has time, level, run, party (its writer), event and message; never ids or values of rows. Events go to
-standard output: as sentences for a person at a terminal, as JSON lines for a program (``vfl simulate``, the tests).
+A log line has time, level, run, party (its writer), event and message; never ids or values of rows.
+Events go to standard output: as sentences for a person at a terminal, as JSON lines for a program
+(``vfl simulate``, the tests).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from vfl_common.text import LINE, clean, listed, percent, to_json
 
 log = logging.getLogger(__name__)
 
-_MOST_EARLY = 100  # lines that wait for the file
+# Lines that wait for the file.
+_MOST_EARLY = 100
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _WARNINGS = frozenset({"lost", "away", "interrupted", "server_away", "set_aside"})
@@ -34,8 +36,8 @@ _WARNINGS = frozenset({"lost", "away", "interrupted", "server_away", "set_aside"
 class JsonLines(logging.Formatter):
     """Writes one JSON object a line, with the call's ``extra``.
 
-    A fact with the name of a standard key gets a ``_`` at its end: ``party`` is the writer, ``party_`` the party that
-    the line is about.
+    A fact with the name of a standard key gets a ``_`` at its end: ``party`` is the writer,
+    ``party_`` the party that the line is about.
     """
 
     def __init__(self, **always: str) -> None:
@@ -49,7 +51,9 @@ class JsonLines(logging.Formatter):
             **self._always,
             "message": record.getMessage()[:LINE],
         }
-        facts = {key: _bounded(value) for key, value in record.__dict__.items() if key not in _STANDARD}
+        facts = {
+            key: _bounded(value) for key, value in record.__dict__.items() if key not in _STANDARD
+        }
         line |= {f"{key}_" if key in line else key: value for key, value in facts.items()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -63,11 +67,15 @@ class _LogFile(RotatingFileHandler):
             super().doRollover()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Drops a line if the disk is full: the run ends with a sentence at the next important file."""
+        """Drops a line if the disk is full: the run ends with a sentence at the next important
+        file.
+        """
 
 
 class EarlyLog(logging.Handler):
-    """Keeps the first lines of a program until ``log_to`` gives them a file: a run's folder comes with its name."""
+    """Keeps the first lines of a program until ``log_to`` gives them a file: a run's folder comes
+    with its name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,8 +109,8 @@ def log_to(path: Path, **always: str) -> logging.Handler:
 
     The first line of a program has its version.
 
-    Peers and strangers cause lines, so the log must have an end: a full file gets ``.1`` at the end of its name, as in
-    ``files.append``. Raises InputError if the file cannot be opened.
+    Peers and strangers cause lines, so the log must have an end: a full file gets ``.1`` at the end
+    of its name, as in ``files.append``. Raises InputError if the file cannot be opened.
     """
     try:
         handler = _LogFile(path, maxBytes=MOST_BYTES, backupCount=OLDER, encoding="utf-8")
@@ -111,9 +119,18 @@ def log_to(path: Path, **always: str) -> logging.Handler:
     handler.setFormatter(JsonLines(**always))
     root = logging.getLogger()
     root.addHandler(handler)
-    for older in [h for h in root.handlers if isinstance(h, logging.FileHandler | EarlyLog) and h is not handler]:
+    for older in [
+        h
+        for h in root.handlers
+        if isinstance(h, logging.FileHandler | EarlyLog) and h is not handler
+    ]:
         if isinstance(older, EarlyLog):
-            facts = {"msg": f"vfl {version()}", "levelname": "INFO", "event": "program", "version": version()}
+            facts = {
+                "msg": f"vfl {version()}",
+                "levelname": "INFO",
+                "event": "program",
+                "version": version(),
+            }
             handler.handle(logging.makeLogRecord(facts))
         root.removeHandler(older)
         older.close()
@@ -129,8 +146,10 @@ class Console:
     def __init__(self, program: str, *, json_lines: bool | None = None) -> None:
         self.program = program
         self._json = not sys.stdout.isatty() if json_lines is None else json_lines
-        self._one_line = threading.RLock()  # a signal's handler may report, too
-        self._shows_progress = not _is_file(sys.stdout)  # which would grow as long as the run; metrics.jsonl has it
+        # A signal's handler may report, too.
+        self._one_line = threading.RLock()
+        # Which would grow as long as the run; metrics.jsonl has it.
+        self._shows_progress = not _is_file(sys.stdout)
 
     def emit(self, event: str, **facts: Any) -> None:
         """Reports one event as a JSON line or a sentence, and logs it unless it is progress."""
@@ -148,7 +167,8 @@ class Console:
             line = to_json({"event": event, "program": self.program, **facts})
         else:
             line = clean(_sentence(self.program, event, facts), LINE)
-        with self._one_line:  # print writes a line and its end one after the other, and another thread's between them
+        # Print writes a line and its end one after the other, and another thread's between them.
+        with self._one_line:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
 
@@ -156,7 +176,8 @@ class Console:
 def _is_file(stream: TextIO) -> bool:
     try:
         return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-    except (OSError, ValueError):  # it is closed, or no file of the system
+    except (OSError, ValueError):
+        # It is closed, or no file of the system.
         return False
 
 
@@ -172,7 +193,9 @@ def _free(key: str) -> str:
 
 def interrupted(facts: Mapping[str, Any]) -> str:
     """Words an event ``interrupted``; a party's own has no deadline."""
-    limit = f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
+    limit = (
+        f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
+    )
     return f"interrupted: {facts['reason']}{limit}"
 
 
@@ -181,12 +204,19 @@ def aligned(common: int, own: int) -> str:
     return f"{common:,} of your {own:,} rows ({percent(common, own)}) are common to all parties"
 
 
-NOTICED = ("left_out", "advice", "aligned", "unseen")  # events of a party that say something of its own table
+# Events of a party that say something of its own table.
+NOTICED = ("left_out", "advice", "aligned", "unseen")
 
 
 def noticed(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an event ``note`` that tells one of ``NOTICED`` to who runs all parties on one machine."""
-    return {"event": "note", "party": party, "note": f"{party}: {_sentence('vfl-party', event, dict(facts))}"}
+    """Returns an event ``note`` that tells one of ``NOTICED`` to who runs all parties on one
+    machine.
+    """
+    return {
+        "event": "note",
+        "party": party,
+        "note": f"{party}: {_sentence('vfl-party', event, dict(facts))}",
+    }
 
 
 def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
@@ -203,9 +233,14 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         return interrupted(facts)
     if event in ("away", "back") and "at" in facts:
         party, at = facts["party"], facts["at"]
-        return f"going on without {party} at {at}" if event == "away" else f"{party} is back at {at}"
+        return (
+            f"going on without {party} at {at}" if event == "away" else f"{party} is back at {at}"
+        )
     if event == "server_away":
-        return f"{facts['server']} is away; training goes on without it for at most {facts['left_s']:.0f} s"
+        return (
+            f"{facts['server']} is away; training goes on without it for at most "
+            f"{facts['left_s']:.0f} s"
+        )
     if event == "server_back":
         return f"{facts['server']} is back"
     if event == "resumed":
@@ -221,11 +256,16 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "set_aside":
         return f"run {facts['run']} is not resumed: {facts['why']}"
     if event == "skipped":
-        return f"skipping {facts['rounds']} of {facts['phase']}'s rounds: the others resume at {facts['to']}"
+        return (
+            f"skipping {facts['rounds']} of {facts['phase']}'s rounds: the others resume at "
+            f"{facts['to']}"
+        )
     if event == "refused":
         return f"refused {facts['party'] or 'a caller without a name'}: {facts['why']}"
     if event == "progress":
-        metrics = "  ".join(f"{name} {value:.4g}" for name, value in facts.get("metrics", {}).items())
+        metrics = "  ".join(
+            f"{name} {value:.4g}" for name, value in facts.get("metrics", {}).items()
+        )
         within = f"  batch {facts['batch']}/{facts['batches']}" if facts.get("batches") else ""
         done = f"{facts['phase']}  round {facts['round']}/{facts['rounds']}{within}"
         return f"{done}  {metrics}  {facts.get('note', '')}".rstrip()

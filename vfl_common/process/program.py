@@ -31,16 +31,22 @@ Exit codes:
   3    a party was lost, or was too slow, past the recipe's deadline
   4    another party stopped the run
   130  stopped by SIGINT or SIGTERM
-"""
+"""  # noqa: E501
 
-METRICS = "Serve metrics for Prometheus at HOST:PORT; PORT alone: on 127.0.0.1; port 0: a free one. [default: no port]"
+METRICS = (
+    "Serve metrics for Prometheus at HOST:PORT; PORT alone: on 127.0.0.1; port 0: a free one. "
+    "[default: no port]"
+)
 
-NAMES: dict[str, Any] = {  # of options, for the group of all commands of a program
+# Of options, for the group of all commands of a program.
+NAMES: dict[str, Any] = {
     "token_normalize_func": lambda name: "out" if name == "output" else name,
 }
 
-_NUDGE = signal.SIGURG  # which is ignored by default, and nothing else here uses
-_PAUSES_S = (0.05, 0.5, 2.0)  # on a busy machine the wait may begin late
+# Which is ignored by default, and nothing else here uses.
+_NUDGE = signal.SIGURG
+# On a busy machine the wait may begin late.
+_PAUSES_S = (0.05, 0.5, 2.0)
 
 _last: list[Callable[[], None]] = []
 
@@ -48,7 +54,9 @@ log = logging.getLogger(__name__)
 
 
 class Stopped(BaseException):
-    """SIGTERM as an exception: unwinds like Ctrl-C, past all error handlers. Its text, if any, is for the person."""
+    """SIGTERM as an exception: unwinds like Ctrl-C, past all error handlers. Its text, if any, is
+    for the person.
+    """
 
 
 @contextlib.contextmanager
@@ -68,13 +76,15 @@ def resumable(*, fresh: bool) -> contextlib.AbstractContextManager[None]:
 
 
 def run_program(command: click.Command, name: str, *, private: bool = False) -> NoReturn:
-    """Runs a click command as a program and exits. An error becomes one sentence on standard error and an exit code.
+    """Runs a click command as a program and exits. An error becomes one sentence on standard error
+    and an exit code.
 
-    ``private``: no other user may read the files and folders that it makes, whatever the umask. Nothing dumps its
-    memory if it crashes: that would put keys and tables on the disk.
+    ``private``: no other user may read the files and folders that it makes, whatever the umask.
+    Nothing dumps its memory if it crashes: that would put keys and tables on the disk.
 
-    The process exits without taking the interpreter down, because threads outside Python may still run, and one that
-    then uses the interpreter, for example to release a tensor, aborts the process.
+    The process exits without taking the interpreter down, because threads outside Python may still
+    run, and one that then uses the interpreter, for example to release a tensor, aborts the
+    process.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if private:
@@ -82,15 +92,16 @@ def run_program(command: click.Command, name: str, *, private: bool = False) -> 
     signal.signal(signal.SIGTERM, _stop)
     _heed_at_once()
     garbage.seldom()
-    logging.getLogger().addHandler(EarlyLog())  # until a run has a folder for its log
+    # Until a run has a folder for its log.
+    logging.getLogger().addHandler(EarlyLog())
     _leave(exit_status(lambda: command.main(prog_name=name, standalone_mode=False)))
 
 
 def do_last(act: Callable[[], None]) -> None:
     """Has ``act`` called immediately before the process exits, if ``run_program`` runs it.
 
-    For the note that a run is finished: a process that is killed after it would begin another run when it is started
-    again.
+    For the note that a run is finished: a process that is killed after it would begin another run
+    when it is started again.
     """
     _last.append(act)
 
@@ -98,14 +109,18 @@ def do_last(act: Callable[[], None]) -> None:
 def _leave(status: int) -> NoReturn:
     """Flushes output and logs, then exits without the interpreter's other steps."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the process exits here anyway
+        # The process exits here anyway.
+        signal.signal(number, signal.SIG_IGN)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # the reader may be gone
-            if stream is not None:  # it was closed from the beginning
+        # The reader may be gone.
+        with contextlib.suppress(OSError, ValueError):
+            # It was closed from the beginning.
+            if stream is not None:
                 stream.flush()
     for act in _last:
-        with contextlib.suppress(OSError):  # without the note, the same command finds that nothing is left to do
+        # Without the note, the same command finds that nothing is left to do.
+        with contextlib.suppress(OSError):
             act()
     os._exit(status)
 
@@ -127,7 +142,10 @@ def exit_status(call: Callable[[], object]) -> int:
         error.show()
         return error.exit_code
     except MemoryError:
-        text = "there is not enough memory on this machine: give the process more, or take fewer rows or columns"
+        text = (
+            "there is not enough memory on this machine: give the process more, or take fewer "
+            "rows or columns"
+        )
         log.exception("no memory", extra={"event": "failed"})
         click.echo(f"error: {text}", err=True)
         return 2
@@ -142,8 +160,9 @@ def exit_status(call: Callable[[], object]) -> int:
 def _heed_at_once() -> None:
     """Makes signals interrupt the main thread even if it begins to wait just as one comes.
 
-    The interpreter calls a signal's handler between two steps of the main thread. A wait that begins after the last of
-    them is not interrupted, and may be long. So each signal also wakes a thread, which interrupts the wait soon after.
+    The interpreter calls a signal's handler between two steps of the main thread. A wait that
+    begins after the last of them is not interrupted, and may be long. So each signal also wakes a
+    thread, which interrupts the wait soon after.
     """
     read, write = socket.socketpair()
     write.setblocking(False)

@@ -1,4 +1,6 @@
-"""Compares what two parties say when they join: protocols, recipes with their defaults, plug-ins. Pure functions."""
+"""Compares what two parties say when they join: protocols, recipes with their defaults, plug-ins.
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.text import clean
 
-MAX_FILLED = 262_144  # characters of a recipe with all defaults, beyond those of ours
+# Characters of a recipe with all defaults, beyond those of ours.
+MAX_FILLED = 262_144
 
 
 def require_alike(name: str, join: control_pb2.Join, other: str, said: control_pb2.Join) -> None:
@@ -25,12 +28,16 @@ def require_alike(name: str, join: control_pb2.Join, other: str, said: control_p
 
 
 def range_of(join: control_pb2.Join) -> tuple[int, int]:
-    """Returns the oldest and the newest protocol with which a party can take part; one of before says only one."""
+    """Returns the oldest and the newest protocol with which a party can take part; one of before
+    says only one.
+    """
     return join.oldest or join.protocol, join.protocol
 
 
 def spelling_of(join: control_pb2.Join, size: int) -> Spelling:
-    """Reads a party's recipe; ``size``: characters of ours. Raises ValueError or RecursionError if it cannot be one."""
+    """Reads a party's recipe; ``size``: characters of ours. Raises ValueError or RecursionError if
+    it cannot be one.
+    """
     filled = json.loads(join.filled_json) if len(join.filled_json) <= size + MAX_FILLED else None
     if not isinstance(filled, dict):
         raise ValueError("no keys and values")
@@ -43,35 +50,51 @@ def at(found: tuple[str, Any, Any], other: str) -> str:
     return f" at {clean(key, 80)}: {_short(here)} here, {_short(there)} at {other}"
 
 
-def _compare_protocols(name: str, join: control_pb2.Join, other: str, said: control_pb2.Join) -> None:
+def _compare_protocols(
+    name: str, join: control_pb2.Join, other: str, said: control_pb2.Join
+) -> None:
     """Raises PeerError if there is no protocol in which both can run the recipe."""
     (least, most), (lower, upper) = range_of(join), range_of(said)
     if least > upper:
         text = f"{name} needs protocol {least} for this recipe, and {other} speaks {upper}"
-        raise _refused(Code.PROTOCOL_DIFFERS, name, f"{text}; install the version of {name} at {other}")
+        raise _refused(
+            Code.PROTOCOL_DIFFERS, name, f"{text}; install the version of {name} at {other}"
+        )
     if lower > most:
         text = f"{name} speaks protocol {most}, and {other} needs {lower} for this recipe"
-        raise _refused(Code.PROTOCOL_DIFFERS, name, f"{text}; install the version of {other} at {name}")
+        raise _refused(
+            Code.PROTOCOL_DIFFERS, name, f"{text}; install the version of {other} at {name}"
+        )
 
 
 def _compare_recipes(name: str, join: control_pb2.Join, other: str, said: control_pb2.Join) -> None:
-    """Raises PeerError if the recipes differ, or the defaults of methods, of which the server knows nothing."""
+    """Raises PeerError if the recipes differ, or the defaults of methods, of which the server knows
+    nothing.
+    """
     if not join.filled_json or not said.filled_json or join.filled_json == said.filled_json:
         return
     text = f"the recipe of {name} differs from that of {other}"
     try:
-        found = spelling_of(join, len(said.filled_json)).difference(spelling_of(said, len(said.filled_json)))
+        found = spelling_of(join, len(said.filled_json)).difference(
+            spelling_of(said, len(said.filled_json))
+        )
     except (ValueError, RecursionError):
         raise _refused(Code.RECIPE_DIFFERS, name, f"{text} and is not JSON") from None
     if found is not None:
         raise _refused(Code.RECIPE_DIFFERS, name, f"{text}{at(found, other)}")
 
 
-def _compare_plugins(name: str, ours: Mapping[str, str], other: str, theirs: Mapping[str, str]) -> None:
-    """Raises PeerError if a plug-in that both parties have is not the same. Some are needed at one party alone."""
+def _compare_plugins(
+    name: str, ours: Mapping[str, str], other: str, theirs: Mapping[str, str]
+) -> None:
+    """Raises PeerError if a plug-in that both parties have is not the same. Some are needed at one
+    party alone.
+    """
     for plugin in sorted(ours.keys() & theirs.keys()):
         if ours[plugin] != theirs[plugin]:
-            is_ = f"is {clean(ours[plugin], 80)} at {name} and {clean(theirs[plugin], 80)} at {other}"
+            is_ = (
+                f"is {clean(ours[plugin], 80)} at {name} and {clean(theirs[plugin], 80)} at {other}"
+            )
             text = f"the plug-in {clean(plugin, 80)} {is_}; install the same version at both"
             raise _refused(Code.PLUGINS_DIFFER, name, text)
 

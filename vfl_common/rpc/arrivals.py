@@ -1,4 +1,5 @@
-"""Decides whether a step may proceed: a pure function of who has arrived, who is away, and how long it took.
+"""Decides whether a step may proceed: a pure function of who has arrived, who is away, and how long
+it took.
 
 ``Patience`` keeps who is away. The clock is an argument everywhere.
 """
@@ -30,15 +31,17 @@ class TimedOut:
 
 
 _PROCEED = Proceed()
-_DEADLINES = 9  # for this many a party has to come in time, before another lateness is forgiven
+# For this many a party has to come in time, before another lateness is forgiven.
+_DEADLINES = 9
 
 
 class Patience:
     """Keeps which parties are away: those that have missed a step and have not come back.
 
-    A party that comes back is waited for again. If it is late once more soon afterwards, within 9 deadlines, it is not
-    waited for during the next 9: so a party that is slow, or wants to hold the others up, costs them a tenth of their
-    time. Until then it takes part in the steps for which it comes in time.
+    A party that comes back is waited for again. If it is late once more soon afterwards, within 9
+    deadlines, it is not waited for during the next 9: so a party that is slow, or wants to hold the
+    others up, costs them a tenth of their time. Until then it takes part in the steps for which it
+    comes in time.
     """
 
     def __init__(self) -> None:
@@ -48,7 +51,10 @@ class Patience:
 
     def missed(self, party: str, now_s: float, deadline_s: float) -> None:
         """Notes that a step went on without ``party``."""
-        if party not in self.away and now_s - self._back_s.get(party, -math.inf) < _DEADLINES * deadline_s:
+        if (
+            party not in self.away
+            and now_s - self._back_s.get(party, -math.inf) < _DEADLINES * deadline_s
+        ):
             self._not_before_s[party] = now_s + _DEADLINES * deadline_s
         self.away |= {party}
 
@@ -69,7 +75,8 @@ def decide(
     away: Collection[str] = (),
     at_least: int = 0,
 ) -> Proceed | KeepWaiting | TimedOut:
-    """Proceeds when all of ``roster`` have arrived or at ``deadline_s``; gives up on late parties at ``timeout_s``.
+    """Proceeds when all of ``roster`` have arrived or at ``deadline_s``; gives up on late parties
+    at ``timeout_s``.
 
     With a deadline, parties that are ``away`` are not waited for at all.
 

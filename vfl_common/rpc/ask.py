@@ -1,4 +1,6 @@
-"""A question before a run: would the server, or the active party, take a party that says this when it joins?"""
+"""A question before a run: would the server, or the active party, take a party that says this when
+it joins?
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,15 @@ from vfl_common.rpc.channel import Context, Places, caller, connect
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.messages import Joining, join_message
 
-MAX_QUESTIONS = 2  # of each party at once
+# Of each party at once.
+MAX_QUESTIONS = 2
 
 
 def answering(
     keyring: Keyring, place: Callable[[str], None], judge: Callable[[str, control_pb2.Join], None]
 ) -> Callable[[Iterator[bytes], Context], Iterator[bytes]]:
-    """Makes the answering side: an empty failure, or the error that ``judge`` raises of the caller's name and words.
+    """Makes the answering side: an empty failure, or the error that ``judge`` raises of the
+    caller's name and words.
 
     ``place``: raises PeerError if the caller may not ask. Then nothing is read of it.
     """
@@ -45,11 +49,21 @@ def _question(data: bytes, name: str) -> control_pb2.Join:
     try:
         return control_pb2.Join.FromString(data)
     except DecodeError:
-        raise PeerError(Code.MALFORMED_MESSAGE, f"{name} sent bytes that are no question", party=name) from None
+        raise PeerError(
+            Code.MALFORMED_MESSAGE, f"{name} sent bytes that are no question", party=name
+        ) from None
 
 
-def ask(address: str, credentials: Credentials, peer: str, service: str, joining: Joining, timeout_s: float) -> bool:
-    """Asks ``peer`` whether a party that says what ``joining`` does would be taken; the peer keeps nothing of it.
+def ask(
+    address: str,
+    credentials: Credentials,
+    peer: str,
+    service: str,
+    joining: Joining,
+    timeout_s: float,
+) -> bool:
+    """Asks ``peer`` whether a party that says what ``joining`` does would be taken; the peer keeps
+    nothing of it.
 
     Returns False if the peer does not answer such questions: it is of an older release.
 
@@ -70,7 +84,9 @@ def ask(address: str, credentials: Credentials, peer: str, service: str, joining
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return False
             why = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
-            text = f"{peer} at {address} does not say whether it would take {credentials.name} ({why})"
+            text = (
+                f"{peer} at {address} does not say whether it would take {credentials.name} ({why})"
+            )
             raise InputError(Code.UNREACHABLE, text) from None
     if failure.code:
         raise from_failure(failure, sender=peer, me=credentials.name)

@@ -26,41 +26,51 @@ from vfl_common.rpc.guard.rate import Rate
 from vfl_common.text import host_and_port
 from vfl_common.wire.frames import FRAME_BYTES
 
-MAX_MESSAGE_BYTES = 2 * FRAME_BYTES  # a frame is 2 MiB and its envelope; gRPC itself refuses anything larger
+# A frame is 2 MiB and its envelope; gRPC itself refuses anything larger.
+MAX_MESSAGE_BYTES = 2 * FRAME_BYTES
 
-LOOKAHEAD_BYTES = 8 << 20  # at 200 ms from peer to peer, 40 MB/s
+# At 200 ms from peer to peer, 40 MB/s.
+LOOKAHEAD_BYTES = 8 << 20
 _SHARED_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A peer that vanishes without closing its connection (power, cable) is noticed after about 15 s, and so is one that
-    # hangs while its kernel goes on to acknowledge: that takes gRPC's own timeout of pings, usually a minute.
+    # A peer that vanishes without closing its connection (power, cable) is noticed after about 15
+    # s, and so is one that hangs while its kernel goes on to acknowledge: that takes gRPC's own
+    # timeout of pings, usually a minute.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # Of each stream, gRPC takes as much from the wire ahead of its reader. By default it adapts that to the speed of
-    # the wire, and a peer that sends faster than it is read fills hundreds of megabytes.
+    # Of each stream, gRPC takes as much from the wire ahead of its reader. By default it adapts
+    # that to the speed of the wire, and a peer that sends faster than it is read fills hundreds of
+    # megabytes.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
-    # Nothing is compressed here, and what a peer compresses may be a thousand times as large afterwards.
+    # Nothing is compressed here, and what a peer compresses may be a thousand times as large
+    # afterwards.
     ("grpc.per_message_decompression", 0),
 ]
 _SERVER_OPTIONS: list[tuple[str, int]] = [
     *_SHARED_OPTIONS,
-    ("grpc.so_reuseport", 0),  # two programs on one port are an error, not a lottery
+    # Two programs on one port are an error, not a lottery.
+    ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # A caller that has not shown a certificate by then is a stranger that holds a connection.
     ("grpc.server_handshake_timeout_ms", 5_000),
-    # Of each connection; a party needs three at once, and those beyond its share are refused one by one.
+    # Of each connection; a party needs three at once, and those beyond its share are refused one by
+    # one.
     ("grpc.max_concurrent_streams", 100),
 ]
 
-_LOOK_S = 2.0  # for a look at a peer's certificate
+# For a look at a peer's certificate.
+_LOOK_S = 2.0
 _RETRY_S = 0.1
-_CHANGE_S, _CHANGES = 0.2, 100  # looks at this process's own certificate, for those who connect: 100, then 5 a second
+# Looks at this process's own certificate, for those who connect: 100, then 5 a second.
+_CHANGE_S, _CHANGES = 0.2, 100
 
-Context: TypeAlias = grpc.ServicerContext  # of one call; for the services that live outside this package
+# Of one call; for the services that live outside this package.
+Context: TypeAlias = grpc.ServicerContext
 Handler: TypeAlias = grpc.GenericRpcHandler
 
 
@@ -71,7 +81,8 @@ class Service(Protocol):
 
 
 class Places:
-    """The places of each caller of a method: a call takes a thread and the memory of its messages until it ends.
+    """The places of each caller of a method: a call takes a thread and the memory of its messages
+    until it ends.
 
     Args:
         most: of each caller, at once.
@@ -85,13 +96,16 @@ class Places:
 
     @contextmanager
     def taken(self, name: str) -> Iterator[None]:
-        """Holds a place of the caller ``name`` while the block runs. Raises PeerError (NAME_TAKEN) if it has none left.
+        """Holds a place of the caller ``name`` while the block runs. Raises PeerError (NAME_TAKEN)
+        if it has none left.
 
         So that a caller that is refused takes no memory, call this before anything is read of it.
         """
         with self._lock:
             if self._held[name] >= self._most:
-                raise PeerError(Code.NAME_TAKEN, f"{name} holds {self._most} {self._what} already", party=name)
+                raise PeerError(
+                    Code.NAME_TAKEN, f"{name} holds {self._most} {self._what} already", party=name
+                )
             self._held[name] += 1
         try:
             yield
@@ -102,31 +116,39 @@ class Places:
                     del self._held[name]
 
 
-def stream_handler(service: str, **methods: Callable[[Iterator[bytes], Context], Iterator[bytes]]) -> Handler:
-    """Makes bidirectional streams over raw bytes, so that each message is counted before it is parsed.
+def stream_handler(
+    service: str, **methods: Callable[[Iterator[bytes], Context], Iterator[bytes]]
+) -> Handler:
+    """Makes bidirectional streams over raw bytes, so that each message is counted before it is
+    parsed.
 
-    A method with one message each way is one of them, too. gRPC would wait for the message in a thread, for as long as
-    the caller likes, before the method could look at the caller.
+    A method with one message each way is one of them, too. gRPC would wait for the message in a
+    thread, for as long as the caller likes, before the method could look at the caller.
     """
-    handlers = {name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()}
+    handlers = {
+        name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
+    }
     return grpc.method_handlers_generic_handler(service, handlers)
 
 
 def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
-    """Makes a channel to ``peer``; its certificate must name ``peer`` exactly, whatever the host is called.
+    """Makes a channel to ``peer``; its certificate must name ``peer`` exactly, whatever the host is
+    called.
 
-    Raises: InputError if its certificate cannot be looked at, or is for another (IDENTITY_MISMATCH); PeerError if it is
-    revoked (CERTIFICATE_INVALID), or has another key than is pinned for it (IDENTITY_MISMATCH).
+    Raises: InputError if its certificate cannot be looked at, or is for another
+    (IDENTITY_MISMATCH); PeerError if it is revoked (CERTIFICATE_INVALID), or has another key than
+    is pinned for it (IDENTITY_MISMATCH).
     """
     options = [
         *_SHARED_OPTIONS,
         ("grpc.ssl_target_name_override", peer),
-        ("grpc.use_local_subchannel_pool", 1),  # no back-off inherited from an earlier attempt
+        # No back-off inherited from an earlier attempt.
+        ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.enable_http_proxy", 0),
-        # By default gRPC opens a stream again that an ending peer has refused. Now and then it hangs for ever
-        # (grpcio 1.85), so those who dial open it again themselves.
+        # By default gRPC opens a stream again that an ending peer has refused. Now and then it
+        # hangs for ever (grpcio 1.85), so those who dial open it again themselves.
         ("grpc.enable_retries", 0),
     ]
     trusted = _looked_at(address, credentials, peer)
@@ -137,17 +159,21 @@ def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
 def _looked_at(address: str, credentials: Credentials, peer: str) -> bytes:
     """Returns the peer's certificate, PEM, for a channel that trusts it alone. Raises as ``dial``.
 
-    gRPC does not show a caller whom it has reached, and its own comparison of names takes ``SERVER`` or one of several
-    names for ``server``. So this looks over a connection of its own; if another certificate answered the next one, it
-    would not be accepted, for as long as the channel lasts.
+    gRPC does not show a caller whom it has reached, and its own comparison of names takes
+    ``SERVER`` or one of several names for ``server``. So this looks over a connection of its own;
+    if another certificate answered the next one, it would not be accepted, for as long as the
+    channel lasts.
     """
     certificate = certificate_of(address, credentials, peer, _LOOK_S)
     credentials.admit(peer, certificate)
     return certificate.public_bytes(Encoding.PEM)
 
 
-def connect(address: str, credentials: Credentials, peer: str, timeout_s: float) -> grpc.Channel | VflError:
-    """Returns a channel that is ready, or the clearest reason why there is none within ``timeout_s``.
+def connect(
+    address: str, credentials: Credentials, peer: str, timeout_s: float
+) -> grpc.Channel | VflError:
+    """Returns a channel that is ready, or the clearest reason why there is none within
+    ``timeout_s``.
 
     The look at the peer's certificate may take as long again.
     """
@@ -158,7 +184,8 @@ def connect(address: str, credentials: Credentials, peer: str, timeout_s: float)
             break
         except PeerError as error:
             return error
-        except InputError as error:  # it may be about to listen, as a channel would find out
+        except InputError as error:
+            # It may be about to listen, as a channel would find out.
             if error.code is not Code.UNREACHABLE or time.monotonic() >= give_up_s:
                 return error
             time.sleep(_RETRY_S)
@@ -174,7 +201,8 @@ def connect(address: str, credentials: Credentials, peer: str, timeout_s: float)
 def listening(
     address: str, keyring: Keyring, services: Sequence[Service], threads: int
 ) -> Iterator[tuple[grpc.Server, str]]:
-    """Starts a server; yields it with the address that it listens on, with its real port; stops it at the end.
+    """Starts a server; yields it with the address that it listens on, with its real port; stops it
+    at the end.
 
     Each connection gets the certificate that the keyring has then.
     ``threads`` must cover every stream that can be open at once: fewer starve the rendezvous.
@@ -205,16 +233,19 @@ def listening(
 
 
 def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
-    """Makes mutual TLS of a server; gRPC asks at each connection whether the certificates have changed.
+    """Makes mutual TLS of a server; gRPC asks at each connection whether the certificates have
+    changed.
 
-    An answer reads files, and so takes the interpreter several times from the thread that trains. If strangers connect
-    hundreds of times a second, not each of them gets an answer of its own.
+    An answer reads files, and so takes the interpreter several times from the thread that trains.
+    If strangers connect hundreds of times a second, not each of them gets an answer of its own.
     """
     used, looks = keyring.current(), Rate(_CHANGE_S, _CHANGES)
 
     def made(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
         pair = (credentials.key_pem, credentials.certificate_pem)
-        return grpc.ssl_server_certificate_configuration([pair], root_certificates=credentials.ca_pem)
+        return grpc.ssl_server_certificate_configuration(
+            [pair], root_certificates=credentials.ca_pem
+        )
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
@@ -226,11 +257,15 @@ def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
         used = now
         return made(now)
 
-    return grpc.dynamic_ssl_server_credentials(made(used), changed, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(
+        made(used), changed, require_client_authentication=True
+    )
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises InputError (ADDRESS_IN_USE) if it is none."""
+    """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises InputError
+    (ADDRESS_IN_USE) if it is none.
+    """
     try:
         return host_and_port(address)
     except ValueError as error:
@@ -238,11 +273,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def means_all_addresses(address: str) -> bool:
-    """Whether an address means all interfaces of a machine, such as 0.0.0.0:7001: nobody can dial that."""
+    """Whether an address means all interfaces of a machine, such as 0.0.0.0:7001: nobody can dial
+    that.
+    """
     host, _ = split_address(address)
     try:
         return ipaddress.ip_address(host).is_unspecified
-    except ValueError:  # a name
+    except ValueError:
+        # A name.
         return False
 
 
@@ -267,7 +305,8 @@ def check_address(address: str) -> None:
 
 def _in_use(address: str, why: str) -> InputError:
     return InputError(
-        Code.ADDRESS_IN_USE, f"cannot listen on {address}: {why}; choose another address, or port 0 for a free one"
+        Code.ADDRESS_IN_USE,
+        f"cannot listen on {address}: {why}; choose another address, or port 0 for a free one",
     )
 
 

@@ -1,7 +1,8 @@
-"""``grpc.health.v1``: answers containers and orchestrators that ask whether a listening process serves.
+"""``grpc.health.v1``: answers containers and orchestrators that ask whether a listening process
+serves.
 
-Offers only ``Check``. ``Watch`` would occupy a thread of the pool as long as its caller likes; the protocol lets a
-server omit it, and callers fall back.
+Offers only ``Check``. ``Watch`` would occupy a thread of the pool as long as its caller likes; the
+protocol lets a server omit it, and callers fall back.
 """
 
 from __future__ import annotations
@@ -17,26 +18,35 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.rpc.channel import Context, Handler, Places, caller, connect, split_address
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-_SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-MAX_CHECKS = 2  # of each caller at once: a probe may ask while another one of the same machine does
+_SERVING, _NOT_SERVING = (
+    health_pb2.HealthCheckResponse.SERVING,
+    health_pb2.HealthCheckResponse.NOT_SERVING,
+)
+# Of each caller at once: a probe may ask while another one of the same machine does.
+MAX_CHECKS = 2
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be dialled, not bound
 
 
 class Health:
-    """Answers permitted callers whether each service of this process serves; ``''`` asks for all of them together.
+    """Answers permitted callers whether each service of this process serves; ``''`` asks for all of
+    them together.
 
     Args:
         services: {full name of a service: returns whether it serves now}.
         keyring: has the list of revoked certificates.
-        may_ask: names in certificates, including this process's own: a probe beside it has no other certificate.
+        may_ask: names in certificates, including this process's own: a probe beside it has no other
+            certificate.
     """
 
-    def __init__(self, services: Mapping[str, Callable[[], bool]], keyring: Keyring, may_ask: Collection[str]) -> None:
+    def __init__(
+        self, services: Mapping[str, Callable[[], bool]], keyring: Keyring, may_ask: Collection[str]
+    ) -> None:
         self._services, self._keyring, self._may_ask = dict(services), keyring, frozenset(may_ask)
         self._places = Places(MAX_CHECKS, "checks")
 
     def handler(self) -> Handler:
-        check = grpc.stream_stream_rpc_method_handler(  # see ``stream_handler``
+        # See ``stream_handler``.
+        check = grpc.stream_stream_rpc_method_handler(
             self._check,
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
             response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
@@ -51,7 +61,9 @@ class Health:
         except PeerError:
             name = ""
         if name not in self._may_ask:
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "only members of this federation may ask")
+            context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, "only members of this federation may ask"
+            )
         try:
             with self._places.taken(name):
                 request = next(requests, health_pb2.HealthCheckRequest())
@@ -60,11 +72,14 @@ class Health:
         if request.service and request.service not in self._services:
             context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
         asked = [serves for name, serves in self._services.items() if request.service in ("", name)]
-        yield health_pb2.HealthCheckResponse(status=_SERVING if all(serves() for serves in asked) else _NOT_SERVING)
+        yield health_pb2.HealthCheckResponse(
+            status=_SERVING if all(serves() for serves in asked) else _NOT_SERVING
+        )
 
 
 def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> str:
-    """Asks this machine's process of the same name, which listens on ``listen``; returns its address if it serves.
+    """Asks this machine's process of the same name, which listens on ``listen``; returns its
+    address if it serves.
 
     Raises:
         InputError: there is no connection; the sentence says why.
@@ -84,15 +99,22 @@ def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> 
             status = check(health_pb2.HealthCheckRequest(), timeout=timeout_s).status
         except grpc.RpcError as error:
             why = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
-            text = f"{me!r} at {address} does not report whether it serves ({why}); is it of an older version?"
+            text = (
+                f"{me!r} at {address} does not report whether it serves ({why}); is it of an "
+                "older version?"
+            )
             raise PeerError(Code.UNREACHABLE, text, party=me) from None
     if status != _SERVING:
-        raise PeerError(Code.UNREACHABLE, f"{me!r} at {address} does not serve: its run has ended", party=me)
+        raise PeerError(
+            Code.UNREACHABLE, f"{me!r} at {address} does not serve: its run has ended", party=me
+        )
     return address
 
 
 def _to_dial(listen: str) -> str:
-    """Returns the address that reaches a process on this machine that listens on ``listen``. Raises InputError."""
+    """Returns the address that reaches a process on this machine that listens on ``listen``. Raises
+    InputError.
+    """
     host, port = split_address(listen)
     host = _ANY_ADDRESS.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,10 +1,11 @@
 """The computing side of an exchange over gRPC.
 
-gRPC's threads only move frames: one thread for each stream puts frames into one queue. The main thread, inside
-``collect``, does everything else (order, specs, assembly). If a stream breaks within a bundle, the frames that came
-are kept: the party asks for their number over a new stream and sends the rest. A bundle that was received whole never
-reaches the queue again: the stream's own thread makes sure that the party gets its reply, computed already or not yet,
-even if the main thread does not collect for a long time, or never again.
+gRPC's threads only move frames: one thread for each stream puts frames into one queue. The main
+thread, inside ``collect``, does everything else (order, specs, assembly). If a stream breaks within
+a bundle, the frames that came are kept: the party asks for their number over a new stream and sends
+the rest. A bundle that was received whole never reaches the queue again: the stream's own thread
+makes sure that the party gets its reply, computed already or not yet, even if the main thread does
+not collect for a long time, or never again.
 """
 
 from __future__ import annotations
@@ -35,23 +36,31 @@ from vfl_common.wire.frames import (
     step_of,
 )
 
-_LONGEST_WAIT_S = 3600.0  # between two decisions whether to wait on
-_UNREAD_FRAMES = 16  # of one party; then its streams' threads stop reading, and gRPC's flow control holds the sender
-_STANDSTILL_S = 1.0  # more than one wait may take too long
-_POLL_S = (0.001, 0.02)  # how soon, at first and at last, such a thread looks again
+# Between two decisions whether to wait on.
+_LONGEST_WAIT_S = 3600.0
+# Of one party; then its streams' threads stop reading, and gRPC's flow control holds the sender.
+_UNREAD_FRAMES = 16
+# More than one wait may take too long.
+_STANDSTILL_S = 1.0
+# How soon, at first and at last, such a thread looks again.
+_POLL_S = (0.001, 0.02)
 
 log = logging.getLogger(__name__)
 
 
 class PartyStream:
-    """One party's open stream. ``outbox`` carries replies from the main thread to the stream's thread."""
+    """One party's open stream. ``outbox`` carries replies from the main thread to the stream's
+    thread.
+    """
 
     def __init__(self, party: str) -> None:
         self.party = party
         self.outbox: queue.SimpleQueue[list[Encoded] | Exception | None] = queue.SimpleQueue()
         self.closed = False
-        self.repeating: StepKey | None = None  # the stream's thread only: the incoming bundle was received before
-        self.incoming: _Incoming | None = None  # the stream's thread only
+        # The stream's thread only: the incoming bundle was received before.
+        self.repeating: StepKey | None = None
+        # The stream's thread only.
+        self.incoming: _Incoming | None = None
 
     def close(self) -> None:
         self.closed = True
@@ -63,12 +72,17 @@ class _Incoming:
 
     def __init__(self, step: StepKey, kind: str, stream: PartyStream) -> None:
         self.step, self.kind = step, kind
-        self.stream = stream  # the one over which its sender waits for the reply
-        self.frames = 0  # delivered
+        # The one over which its sender waits for the reply.
+        self.stream = stream
+        # Delivered.
+        self.frames = 0
         self.whole = False
-        self.reply: list[Encoded] | None = None  # to repeat it
-        self.assembly: Assembly | None = None  # the main thread only
-        self.passed = False  # the main thread only: its step was computed without it
+        # To repeat it.
+        self.reply: list[Encoded] | None = None
+        # The main thread only.
+        self.assembly: Assembly | None = None
+        # The main thread only: its step was computed without it.
+        self.passed = False
 
 
 _Frame = tuple[PartyStream, _Incoming | None, Received]
@@ -84,8 +98,8 @@ class ExchangeHub:
         timeout_s: how long a living party may take for one step.
         in_flight: the most bundles of one party that may be under way.
         protocol: that all parties speak in this generation; 0: any that this release knows.
-        from_first: starts a step's time at the first bundle's arrival, not at ``collect``; so the parties' own work
-            before it may take any time.
+        from_first: starts a step's time at the first bundle's arrival, not at ``collect``; so the
+            parties' own work before it may take any time.
         allocate: makes buffers for what arrives (pinned if the device is a GPU).
     """
 
@@ -108,32 +122,54 @@ class ExchangeHub:
         self.ledger = ledger
         self._timeout_s, self._allocate, self._from_first = timeout_s, allocate, from_first
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._held: deque[_Frame] = deque()  # the main thread only: events that come before those in the queue
-        self._expect: BundleSpec | Mapping[str, BundleSpec] | None = None  # the main thread only
-        self._asked = self.roster  # the parties that send at this step
-        self._early: list[_Frame] = []  # the main thread only: of parties that are at a later step
-        self._hurried = True  # the main thread only
-        self._collecting = False  # only the main thread sets it
-        self._lenience: Lenience | None = None  # the main thread only: of the step
-        self._patience = Patience()  # only the main thread changes it
-        self._behind: set[str] = set()  # the main thread only: they do not know that the last lenient step has passed
-        self._lenient: set[str] = set()  # the main thread only: phases that went on without parties
-        self._again: StepKey | None = None  # the main thread only: the step in which a party that returns repeats
-        self._sent: dict[str, Bundle] = {}  # the main thread only: what it has sent before
-        self._lock = threading.Condition(threading.Lock())  # guards the attributes below
+        # The main thread only: events that come before those in the queue.
+        self._held: deque[_Frame] = deque()
+        # The main thread only.
+        self._expect: BundleSpec | Mapping[str, BundleSpec] | None = None
+        # The parties that send at this step.
+        self._asked = self.roster
+        # The main thread only: of parties that are at a later step.
+        self._early: list[_Frame] = []
+        # The main thread only.
+        self._hurried = True
+        # Only the main thread sets it.
+        self._collecting = False
+        # The main thread only: of the step.
+        self._lenience: Lenience | None = None
+        # Only the main thread changes it.
+        self._patience = Patience()
+        # The main thread only: they do not know that the last lenient step has passed.
+        self._behind: set[str] = set()
+        # The main thread only: phases that went on without parties.
+        self._lenient: set[str] = set()
+        # The main thread only: the step in which a party that returns repeats.
+        self._again: StepKey | None = None
+        # The main thread only: what it has sent before.
+        self._sent: dict[str, Bundle] = {}
+        # Guards the attributes below.
+        self._lock = threading.Condition(threading.Lock())
         self._ended: VflError | None = None
-        self._streams: dict[str, PartyStream] = {}  # the newest of each party; older ones are closed
+        # The newest of each party; older ones are closed.
+        self._streams: dict[str, PartyStream] = {}
         self._step: StepKey | None = None
-        self._incoming: dict[str, _Incoming] = {}  # the newest bundle of each party
-        self._earlier: dict[str, tuple[_Incoming, ...]] = {}  # the others that its link may ask for after a break
+        # The newest bundle of each party.
+        self._incoming: dict[str, _Incoming] = {}
+        # The others that its link may ask for after a break.
+        self._earlier: dict[str, tuple[_Incoming, ...]] = {}
         self._arrived: dict[str, Bundle] = {}
-        self._late: frozenset[str] = frozenset()  # parties that this step is computed without
-        self._awaited: set[str] = set()  # late ones that still have to fetch their reply
-        self._replies: dict[str, tuple[StepKey, list[Encoded]]] = {}  # the last reply to each, to repeat it
-        self._delivered = dict.fromkeys(self.roster, 0)  # frames of each party, over all its streams
-        self._taken = dict.fromkeys(self.roster, 0)  # the main thread only
+        # Parties that this step is computed without.
+        self._late: frozenset[str] = frozenset()
+        # Late ones that still have to fetch their reply.
+        self._awaited: set[str] = set()
+        # The last reply to each, to repeat it.
+        self._replies: dict[str, tuple[StepKey, list[Encoded]]] = {}
+        # Frames of each party, over all its streams.
+        self._delivered = dict.fromkeys(self.roster, 0)
+        # The main thread only.
+        self._taken = dict.fromkeys(self.roster, 0)
 
-    # -- any thread ---------------------------------------------------------------------------------------------
+    # -- any thread
+    # ----------------------------------------------------------------------
 
     def open(self, party: str) -> PartyStream:
         """Opens a stream for ``party`` and closes its older one."""
@@ -180,7 +216,8 @@ class ExchangeHub:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
         with self._lock:
-            if stream.closed:  # its party resumes over another, from the frame after the last one counted here
+            # Its party resumes over another, from the frame after the last one counted here.
+            if stream.closed:
                 return
             self._delivered[party] += 1
             if stream.incoming is not None:
@@ -189,9 +226,14 @@ class ExchangeHub:
             self._events.put((stream, stream.incoming, frame))
 
     def resume(self, stream: PartyStream, step: StepKey) -> exchange_pb2.Resume:
-        """Returns how much of a bundle came over this party's broken streams; the rest will come over ``stream``."""
+        """Returns how much of a bundle came over this party's broken streams; the rest will come
+        over ``stream``.
+        """
         with self._lock:
-            first, answered = self._bundle_of(stream.party, step), self._answer_to(stream.party, step)
+            first, answered = (
+                self._bundle_of(stream.party, step),
+                self._answer_to(stream.party, step),
+            )
             if first is None:
                 if answered is None:
                     return exchange_pb2.Resume()
@@ -199,7 +241,8 @@ class ExchangeHub:
                 return exchange_pb2.Resume(whole=True)
             known = [*self._earlier.get(stream.party, ()), self._incoming[stream.party]]
             frames = 0
-            for each in known[known.index(first) :]:  # in the order in which they were sent
+            # In the order in which they were sent.
+            for each in known[known.index(first) :]:
                 reply = self._answer_to(stream.party, each.step)
                 if reply is not None:
                     self._give_again(stream, reply)
@@ -208,7 +251,9 @@ class ExchangeHub:
             return exchange_pb2.Resume(frames=frames, whole=first.whole or answered is not None)
 
     def end(self, error: VflError) -> None:
-        """Ends this generation: ``collect`` raises ``error``, the streams send it and close. Repeats do nothing."""
+        """Ends this generation: ``collect`` raises ``error``, the streams send it and close.
+        Repeats do nothing.
+        """
         with self._lock:
             if self._ended is not None:
                 return
@@ -220,11 +265,15 @@ class ExchangeHub:
             stream.outbox.put(error)
 
     def _begun(self, stream: PartyStream, step: StepKey, kind: str) -> None:
-        """Notes the first frame of a bundle: a new bundle, or one that was received whole before."""
+        """Notes the first frame of a bundle: a new bundle, or one that was received whole
+        before.
+        """
         party = stream.party
         with self._lock:
             before = self._bundle_of(party, step)
-            known = self._answer_to(party, step) is not None or (before is not None and before.whole)
+            known = self._answer_to(party, step) is not None or (
+                before is not None and before.whole
+            )
             stream.repeating = step if known else None
             if not known and not stream.closed:
                 if self.in_flight > 1 and party in self._incoming:
@@ -234,19 +283,26 @@ class ExchangeHub:
                 stream.incoming = self._incoming[party] = _Incoming(step, kind, stream)
 
     def _repeat(self, stream: PartyStream, step: StepKey) -> None:
-        """Ends a repeated bundle: sends its reply to this stream, now or as soon as it is computed."""
+        """Ends a repeated bundle: sends its reply to this stream, now or as soon as it is
+        computed.
+        """
         stream.repeating = None
         with self._lock:
             if stream.closed:
                 return
-            answered, incoming = self._answer_to(stream.party, step), self._bundle_of(stream.party, step)
+            answered, incoming = (
+                self._answer_to(stream.party, step),
+                self._bundle_of(stream.party, step),
+            )
             if answered is not None:
                 self._give_again(stream, answered)
             elif incoming is not None:
                 incoming.stream = stream
 
     def _bundle_of(self, party: str, step: StepKey) -> _Incoming | None:
-        """Returns what has come of a party's bundle of ``step``; None if that is not known, or no longer."""
+        """Returns what has come of a party's bundle of ``step``; None if that is not known, or no
+        longer.
+        """
         newest = self._incoming.get(party)
         if newest is not None and newest.step == step:
             return newest
@@ -266,13 +322,16 @@ class ExchangeHub:
         self._awaited.discard(stream.party)
         self._lock.notify_all()
 
-    # -- the main thread ----------------------------------------------------------------------------------------
+    # -- the main thread
+    # ----------------------------------------------------------------------
 
     def unhurried(self) -> None:
         self._hurried = False
 
     def wait_for_late(self) -> None:
-        """Waits until every late party has its reply. Raises the error that ended this generation, if any."""
+        """Waits until every late party has its reply. Raises the error that ended this generation,
+        if any.
+        """
         with self._lock:
             self._lock.wait_for(lambda: not self._awaited or self._ended is not None)
             if self._ended is not None and self._awaited:
@@ -288,7 +347,11 @@ class ExchangeHub:
     ) -> dict[str, Bundle]:
         if self._arrived or self._late:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
-        asked = self.roster if isinstance(expect, BundleSpec) else tuple(each for each in self.roster if each in expect)
+        asked = (
+            self.roster
+            if isinstance(expect, BundleSpec)
+            else tuple(each for each in self.roster if each in expect)
+        )
         with self._lock:
             self._step, self._expect, self._asked = step, expect, asked
         self._held.extendleft(reversed(self._early))
@@ -302,7 +365,8 @@ class ExchangeHub:
         while True:
             if self._ended is not None:
                 raise self._ended
-            for _ in range(len(self._held) + self._events.qsize()):  # what is here is not late
+            # What is here is not late.
+            for _ in range(len(self._held) + self._events.qsize()):
                 self._next(0.0, arrived)
             if started_s is None and self._arrived:
                 started_s = now_s
@@ -327,13 +391,16 @@ class ExchangeHub:
                 return {party: self._arrived[party] for party in asked if party in self._arrived}
             if isinstance(decision, TimedOut):
                 late = ", ".join(decision.late)
-                text = f"{late} took longer than {self._timeout_s:g} s for {step} (run.step_timeout_s)"
+                text = (
+                    f"{late} took longer than {self._timeout_s:g} s for {step} (run.step_timeout_s)"
+                )
                 raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])
             before_s, wait_s = now_s, min(decision.for_s, _LONGEST_WAIT_S)
             self._next(wait_s, arrived)
             now_s = time.monotonic()
             if started_s is not None and now_s - before_s > wait_s + _STANDSTILL_S:
-                started_s += now_s - before_s - wait_s  # this process was stopped, or its machine slept
+                # This process was stopped, or its machine slept.
+                started_s += now_s - before_s - wait_s
 
     def _next(self, wait_s: float, arrived: Callable[[str, Bundle], None] | None = None) -> None:
         """Takes the next event, if one comes within ``wait_s``. Raises as ``_event``."""
@@ -346,13 +413,22 @@ class ExchangeHub:
             arrived(party, self._arrived[party])
 
     def _is_ahead(self, party: str, incoming: _Incoming | None) -> bool:
-        """Returns whether a frame is of a later step: its party sends nothing at this one, or has sent all of it."""
+        """Returns whether a frame is of a later step: its party sends nothing at this one, or has
+        sent all of it.
+        """
         if party not in self._asked:
             return True
-        return self.in_flight > 1 and party in self._arrived and incoming is not None and incoming.step != self._step
+        return (
+            self.in_flight > 1
+            and party in self._arrived
+            and incoming is not None
+            and incoming.step != self._step
+        )
 
     def _event(self, wait_s: float) -> _Frame | None:
-        """Returns the next event; None if none comes within ``wait_s``. Raises the error that ended this generation."""
+        """Returns the next event; None if none comes within ``wait_s``. Raises the error that ended
+        this generation.
+        """
         try:
             event = self._events.get(timeout=wait_s)
         except queue.Empty:
@@ -374,34 +450,43 @@ class ExchangeHub:
             left_s = give_up_s - time.monotonic()
             if left_s <= 0.0:
                 late = [party for party in self.roster if party in self._behind]
-                text = f"{', '.join(late)} took longer than {self._timeout_s:g} s to finish phase {self._step.phase}"
+                text = (
+                    f"{', '.join(late)} took longer than {self._timeout_s:g} s to finish phase "
+                    f"{self._step.phase}"
+                )
                 raise LostError(Code.STEP_TIMEOUT, text, party=late[0])
             event = self._event(left_s)
             if event is not None and event[0].party in self._behind:
                 self._take(*event)
-            elif event is not None:  # of a party that is at the next phase already
+            elif event is not None:
+                # Of a party that is at the next phase already.
                 self._held.append(event)
         self._patience = Patience()
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
         if step != self._step or set(replies) != self._arrived.keys() | self._late:
             raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
-        encoded: dict[int, list[Encoded]] = {}  # one bundle may be the reply to all
-        for party, bundle in replies.items():  # the first reply is on its way while the second is encoded
+        # One bundle may be the reply to all.
+        encoded: dict[int, list[Encoded]] = {}
+        # The first reply is on its way while the second is encoded.
+        for party, bundle in replies.items():
             frames = encoded.get(id(bundle)) or encode(step, bundle)
             encoded[id(bundle)] = frames
             with self._lock:
                 self._replies[party] = (step, frames)
                 incoming = self._bundle_of(party, step)
                 if party in self._arrived:
-                    if incoming is not None:  # else it has begun again, and is behind
+                    # Else it has begun again, and is behind.
+                    if incoming is not None:
                         incoming.reply = frames
                         incoming.stream.outbox.put(frames)
                     continue
                 self._awaited.add(party)
-                if incoming is not None and incoming is self._incoming[party]:  # what came of its bundle is useless:
+                # What came of its bundle is useless:
+                if incoming is not None and incoming is self._incoming[party]:
                     del self._incoming[party]
-                    self._streams.pop(party).close()  # it opens another, and gets its answer there
+                    # It opens another, and gets its answer there.
+                    self._streams.pop(party).close()
         with self._lock:
             self._arrived, self._late = {}, frozenset()
 
@@ -415,7 +500,9 @@ class ExchangeHub:
         self._behind = set(missing)
 
     def _catch_up(self, party: str, incoming: _Incoming) -> None:
-        """Tells a party whose whole bundle came too late which step is under way; see ``Patience`` for what follows."""
+        """Tells a party whose whole bundle came too late which step is under way; see ``Patience``
+        for what follows.
+        """
         if self._step is None:
             return
         self._tell_step(party, incoming, self._step)
@@ -426,11 +513,14 @@ class ExchangeHub:
         """Answers a whole bundle with the step that is under way."""
         told = [encode_passed(now)]
         with self._lock:
-            self._replies[party] = (incoming.step, told)  # if it is lost, the party sends its bundle again
+            # If it is lost, the party sends its bundle again.
+            self._replies[party] = (incoming.step, told)
             incoming.stream.outbox.put(told)
 
     def _repeated(self, party: str, bundle: Bundle, incoming: _Incoming) -> None:
-        """Takes what a party that returns repeats; its next bundle decides whether it is waited for."""
+        """Takes what a party that returns repeats; its next bundle decides whether it is waited
+        for.
+        """
         if bundle != self._sent[party]:
             text = f"{party} returned with other rows than it had"
             raise PeerError(Code.ROWS_DIFFER, text, party=party)
@@ -438,12 +528,15 @@ class ExchangeHub:
             self._tell_step(party, incoming, self._step)
 
     def _take(self, stream: PartyStream, incoming: _Incoming | None, frame: Received) -> str | None:
-        """Takes a frame, in the order in which its party sent them; returns the party if it completes its bundle."""
+        """Takes a frame, in the order in which its party sent them; returns the party if it
+        completes its bundle.
+        """
         party = stream.party
         self._taken[party] += 1
         if incoming is None:
             raise malformed(f"{party} sent a frame that belongs to no bundle", party)
-        if self._bundle_of(party, incoming.step) is not incoming:  # its party began again, over another stream
+        # Its party began again, over another stream.
+        if self._bundle_of(party, incoming.step) is not incoming:
             return None
         if frame.envelope.HasField("header"):
             self._begin(party, incoming, frame)
@@ -467,14 +560,22 @@ class ExchangeHub:
 
     def _begin(self, party: str, incoming: _Incoming, frame: Received) -> None:
         """Begins a bundle with its first frame."""
-        if incoming.step == self._again:  # of a party that has come back, whatever is under way
-            self._arrived.pop(party, None)  # of the process that it was before it came back
+        # Of a party that has come back, whatever is under way.
+        if incoming.step == self._again:
+            # Of the process that it was before it came back.
+            self._arrived.pop(party, None)
             before = self._sent[party]
-            spec = BundleSpec(before.kind, {name: TensorSpec(x.dtype, x.shape) for name, x in before.tensors.items()})
+            spec = BundleSpec(
+                before.kind,
+                {name: TensorSpec(x.dtype, x.shape) for name, x in before.tensors.items()},
+            )
             incoming.assembly = Assembly(frame, spec, party=party, allocate=self._allocate)
             return
-        if incoming.step != self._step and (self._lenience is not None or incoming.step.phase in self._lenient):
-            self._arrived.pop(party, None)  # of the process that it was before it came back
+        if incoming.step != self._step and (
+            self._lenience is not None or incoming.step.phase in self._lenient
+        ):
+            # Of the process that it was before it came back.
+            self._arrived.pop(party, None)
             incoming.passed = True
             return
         if incoming.step != self._step or self._expect is None:

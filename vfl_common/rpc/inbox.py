@@ -8,8 +8,10 @@ import threading
 from vfl_common.errors import Code, PeerError, VflError
 from vfl_common.pb.vfl.v1 import control_pb2
 
-MOST_UNREAD = 8 << 20  # bytes; a server that keeps to the protocol has a few hundred on the way
-_ERROR_BYTES = 1 << 10  # of an error, which has a short text
+# Bytes; a server that keeps to the protocol has a few hundred on the way.
+MOST_UNREAD = 8 << 20
+# Of an error, which has a short text.
+_ERROR_BYTES = 1 << 10
 
 Answer = control_pb2.ServerMessage | VflError
 
@@ -20,7 +22,8 @@ class Inbox:
     def __init__(self) -> None:
         self._answers: queue.SimpleQueue[tuple[Answer, int]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._unread = 0  # bytes
+        # Bytes.
+        self._unread = 0
 
     def put(self, answer: Answer) -> None:
         """Adds an answer."""
@@ -30,7 +33,9 @@ class Inbox:
         self._answers.put((answer, size))
 
     def get(self, timeout: float | None = None) -> Answer:
-        """Waits for the oldest answer and takes it. Raises queue.Empty after ``timeout`` seconds."""
+        """Waits for the oldest answer and takes it. Raises queue.Empty after ``timeout``
+        seconds.
+        """
         answer, size = self._answers.get(timeout=timeout)
         with self._lock:
             self._unread -= size
@@ -41,7 +46,11 @@ class Inbox:
         return self._answers.empty()
 
     def require_room(self, server: str) -> None:
-        """Raises PeerError, naming ``server``, if more than ``MOST_UNREAD`` bytes wait to be taken."""
+        """Raises PeerError, naming ``server``, if more than ``MOST_UNREAD`` bytes wait to be
+        taken.
+        """
         if self._unread > MOST_UNREAD:
-            text = f"{server} sends faster than this party reads: {MOST_UNREAD >> 20} MiB are unread"
+            text = (
+                f"{server} sends faster than this party reads: {MOST_UNREAD >> 20} MiB are unread"
+            )
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=server)

@@ -1,4 +1,6 @@
-"""The asking side of an exchange over gRPC: one stream; when it breaks, what has no reply resumes over a new one."""
+"""The asking side of an exchange over gRPC: one stream; when it breaks, what has no reply resumes
+over a new one.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,10 @@ from vfl_common.wire.frames import (
 )
 
 _RETRY_S = 0.2
-_FIRST_S = 60.0  # for a peer that has not answered yet in this generation
-_SILENT_S = 5.0  # without a connection before it is reported
+# For a peer that has not answered yet in this generation.
+_FIRST_S = 60.0
+# Without a connection before it is reported.
+_SILENT_S = 5.0
 _CLOSE_S = 5.0
 
 
@@ -41,12 +45,14 @@ class ExchangeLink:
     """A ``Link`` for one generation of a run; see ``vfl_common.link.Link``.
 
     Args:
-        channel: makes a channel to the peer; called again after a stream broke. An InputError is one more break.
+        channel: makes a channel to the peer; called again after a stream broke. An InputError is
+            one more break.
         me, peer: names, for messages and the ledger.
         reconnect_s: how long to try to reach the peer again.
         timeout_s: how long a living peer may take for one step.
         explain: finds out why there is no connection, in one sentence.
-        on_waiting: called once, with the seconds left and that sentence, if the peer stays unreachable.
+        on_waiting: called once, with the seconds left and that sentence, if the peer stays
+            unreachable.
         protocol: that all parties speak in this generation.
     """
 
@@ -76,14 +82,18 @@ class ExchangeLink:
         self._channel: grpc.Channel | None = None
         self._call: grpc.Call | None = None
         self._requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
-        # The bundles without a reply, in order; after a break the frames that are missing go over another stream.
+        # The bundles without a reply, in order; after a break the frames that are missing go over
+        # another stream.
         self._unanswered: deque[tuple[StepKey, list[Encoded]]] = deque()
-        self._broke = False  # since the first of them was sent
+        # Since the first of them was sent.
+        self._broke = False
         self._give_up_s: float | None = None
-        self._met = False  # the peer has answered once
+        # The peer has answered once.
+        self._met = False
         self._told = False
         self._hurried = True
-        self._asked: tuple[float, StepKey] | None = None  # when the wait for a reply began, and for which step
+        # When the wait for a reply began, and for which step.
+        self._asked: tuple[float, StepKey] | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="link-watchdog", daemon=True).start()
 
@@ -106,7 +116,8 @@ class ExchangeLink:
                 for frame in frames:
                     self._requests.put(frame)
         except grpc.RpcError as error:
-            self._broken(step, error)  # `receive` sends again
+            # `receive` sends again.
+            self._broken(step, error)
 
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
         while True:
@@ -124,28 +135,41 @@ class ExchangeLink:
         self._unanswered.popleft()
 
     def _connect(self) -> grpc.Call:
-        """Opens a stream and puts on it what has no reply; after a break, only the frames that the peer lacks."""
+        """Opens a stream and puts on it what has no reply; after a break, only the frames that the
+        peer lacks.
+        """
         first = self._unanswered[0][0] if self._broke and self._unanswered else None
         call = self._open(first)
         there = self._there(call) if first is not None else 0
-        for frame in islice((frame for _, frames in self._unanswered for frame in frames), there, None):
+        for frame in islice(
+            (frame for _, frames in self._unanswered for frame in frames), there, None
+        ):
             self._requests.put(frame)
         return call
 
     def _there(self, call: grpc.Call) -> int:
-        """Returns how many frames, counted from the first bundle without a reply, the peer has got over broken streams.
+        """Returns how many frames, counted from the first bundle without a reply, the peer has got
+        over broken streams.
 
         They are the first ones, because frames arrive in the order in which they were sent.
         """
-        first, total = len(self._unanswered[0][1]), sum(len(frames) for _, frames in self._unanswered)
+        first, total = (
+            len(self._unanswered[0][1]),
+            sum(len(frames) for _, frames in self._unanswered),
+        )
         for data in call:
             frame = self._parse(data).envelope
             self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
             if not frame.HasField("resume"):
-                raise malformed(f"{self._peer} was asked how much it has, and sent something else", self._peer)
+                raise malformed(
+                    f"{self._peer} was asked how much it has, and sent something else", self._peer
+                )
             if frame.resume.frames > total:
-                raise malformed(f"{self._peer} reports more frames of a bundle than there are", self._peer)
-            self._give_up_s = None  # connected again; the next break gets the whole time again
+                raise malformed(
+                    f"{self._peer} reports more frames of a bundle than there are", self._peer
+                )
+            # Connected again; the next break gets the whole time again.
+            self._give_up_s = None
             return max(first, frame.resume.frames) if frame.resume.whole else frame.resume.frames
         raise _StreamEnded
 
@@ -158,7 +182,8 @@ class ExchangeLink:
         self._drop()
         if self._ended is not None:
             raise self._ended from None
-        # A peer that has never answered listens elsewhere, or behind a closed port: to wait for longer does not help.
+        # A peer that has never answered listens elsewhere, or behind a closed port: to wait for
+        # longer does not help.
         limit_s = self._reconnect_s if self._met else min(self._reconnect_s, _FIRST_S)
         now_s = time.monotonic()
         self._give_up_s = self._give_up_s or now_s + limit_s
@@ -166,7 +191,9 @@ class ExchangeLink:
             text = f"{self._peer} could not be reached for {limit_s:g} s at {step}"
             why = (_unreachable(error) and self._explain()) or f"({_reason(error)})"
             public = f"{self._me} could not reach {self._peer} for {limit_s:g} s"
-            raise LostError(Code.PARTY_LOST, public, party=self._peer).privately(f"{text}: {why}") from None
+            raise LostError(Code.PARTY_LOST, public, party=self._peer).privately(
+                f"{text}: {why}"
+            ) from None
         left_s = self._give_up_s - now_s
         if not self._told and left_s <= limit_s - _SILENT_S and _unreachable(error):
             self._told = True
@@ -174,7 +201,9 @@ class ExchangeLink:
         self._closed.wait(_RETRY_S)
 
     def end(self, error: VflError) -> None:
-        """Ends this generation: a ``swap`` under way, or the next one, raises ``error``; any thread may call this."""
+        """Ends this generation: a ``swap`` under way, or the next one, raises ``error``; any thread
+        may call this.
+        """
         with self._lock:
             if self._ended is None:
                 self._ended = error
@@ -192,7 +221,8 @@ class ExchangeLink:
             late.daemon = True
             late.start()
             with contextlib.suppress(grpc.RpcError):
-                for _ in call:  # no more replies are due: this waits for the peer's end of the stream
+                # No more replies are due: this waits for the peer's end of the stream.
+                for _ in call:
                     pass
             late.cancel()
         self._drop()
@@ -207,7 +237,11 @@ class ExchangeLink:
         method = self._channel.stream_stream(f"/{SERVICE}/Swap")
         frame = exchange_pb2.Frame()
         attach = frame.attach
-        attach.run_id, attach.generation, attach.protocol = self._run_id, self._generation, self._protocol
+        attach.run_id, attach.generation, attach.protocol = (
+            self._run_id,
+            self._generation,
+            self._protocol,
+        )
         if resume is not None:
             frame.attach.resume.phase, frame.attach.resume.round, frame.attach.resume.batch = resume
         requests.put(Encoded(frame.SerializeToString(), 0, CONTROL, CONTROL))
@@ -223,7 +257,9 @@ class ExchangeLink:
     def _sending(self, requests: queue.SimpleQueue[Encoded | None]) -> Iterator[bytes]:
         """Yields the bytes to gRPC's sending thread; never raises."""
         while (frame := requests.get()) is not None:
-            self._ledger.add(self._peer, frame.phase, frame.kind, "sent", frame.payload_bytes, len(frame.data))
+            self._ledger.add(
+                self._peer, frame.phase, frame.kind, "sent", frame.payload_bytes, len(frame.data)
+            )
             yield frame.data
 
     def _receive(self, call: grpc.Call, step: StepKey, expect: BundleSpec) -> Bundle:
@@ -255,18 +291,28 @@ class ExchangeLink:
         frame = parse_frame(data, party=self._peer)
         if frame.envelope.HasField("failure"):
             failure = frame.envelope.failure
-            if failure.code == int(Code.STALE_GENERATION):  # it has not started this generation yet, or we are behind
+            # It has not started this generation yet, or we are behind.
+            if failure.code == int(Code.STALE_GENERATION):
                 raise _StreamEnded
             raise from_failure(failure, sender=self._peer, me=self._me)
         self._met = True
         return frame
 
     def _watch(self) -> None:
-        """Ends the link if a living peer does not answer in time: gRPC's own deadlines are for whole streams."""
+        """Ends the link if a living peer does not answer in time: gRPC's own deadlines are for
+        whole streams.
+        """
         while not self._closed.wait(min(1.0, self._timeout_s / 4)):
             asked = self._asked
-            if self._hurried and asked is not None and time.monotonic() - asked[0] > self._timeout_s:
-                text = f"{self._peer} took longer than {self._timeout_s:g} s for {asked[1]} (run.step_timeout_s)"
+            if (
+                self._hurried
+                and asked is not None
+                and time.monotonic() - asked[0] > self._timeout_s
+            ):
+                text = (
+                    f"{self._peer} took longer than {self._timeout_s:g} s for {asked[1]} "
+                    "(run.step_timeout_s)"
+                )
                 self.end(LostError(Code.STEP_TIMEOUT, text, party=self._peer))
                 return
 

@@ -1,7 +1,8 @@
 """Link and Hub without a wire, for parties that are threads of one process.
 
-They keep the contract of every transport (``tests/contract``), and count what the same bundles would be on the wire. A
-bundle is copied when it is sent, because the receiver of a wire has its own memory, too.
+They keep the contract of every transport (``tests/contract``), and count what the same bundles
+would be on the wire. A bundle is copied when it is sent, because the receiver of a wire has its own
+memory, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from vfl_common.wire.frames import BundleSizes, measure
 
 
 class Turns:
-    """The one lock of a hub and its links. A thread that waits gives it up, and others take their turn."""
+    """The one lock of a hub and its links. A thread that waits gives it up, and others take their
+    turn.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -32,13 +35,19 @@ class Turns:
         """Returns a condition to wait for."""
         return threading.Condition(self.lock)
 
-    def wait_for(self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float) -> bool:
-        """Waits, at most ``timeout_s`` (``inf``: for ever), until ``is_so`` is true; returns whether it is."""
+    def wait_for(
+        self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float
+    ) -> bool:
+        """Waits, at most ``timeout_s`` (``inf``: for ever), until ``is_so`` is true; returns
+        whether it is.
+        """
         return bool(condition.wait_for(is_so, None if math.isinf(timeout_s) else timeout_s))
 
 
 class Carried(NamedTuple):
-    """A copy of a bundle, so that the receiver has its own memory; ``size``: what it would be on the wire."""
+    """A copy of a bundle, so that the receiver has its own memory; ``size``: what it would be on
+    the wire.
+    """
 
     bundle: Bundle
     size: BundleSizes
@@ -79,11 +88,17 @@ class MemoryHub(Hub):
         self.name, self.roster, self.timeout_s = name, tuple(roster), timeout_s
         self.turns = turns if turns is not None else Turns()
         self.ended: VflError | None = None
-        self.asked: dict[str, deque[tuple[StepKey, Carried]]] = {party: deque() for party in self.roster}  # unanswered
+        # Unanswered.
+        self.asked: dict[str, deque[tuple[StepKey, Carried]]] = {
+            party: deque() for party in self.roster
+        }
         # The last replies to each, in order, or the step that is under way.
-        self.replies: dict[str, dict[StepKey, Carried | StepKey]] = {party: {} for party in self.roster}
+        self.replies: dict[str, dict[StepKey, Carried | StepKey]] = {
+            party: {} for party in self.roster
+        }
         self.in_flight = in_flight
-        self.changed = self.turns.condition()  # something has come, or the hub has ended
+        # Something has come, or the hub has ended.
+        self.changed = self.turns.condition()
         self.answered = {party: self.turns.condition() for party in self.roster}
         self.ledger = ledger if ledger is not None else Ledger()
         self._punctual = punctual
@@ -91,7 +106,8 @@ class MemoryHub(Hub):
         self._due: set[str] = set()
         self._hurried = True
         self._patience = Patience()
-        self._behind: set[str] = set()  # parties that were not there at the last step, and do not know the next
+        # Parties that were not there at the last step, and do not know the next.
+        self._behind: set[str] = set()
 
     def unhurried(self) -> None:
         self._hurried = False
@@ -107,7 +123,11 @@ class MemoryHub(Hub):
         if self._due:
             raise InternalError(f"collect({step}) before the reply to {self._step}")
         self._step = step
-        roster = self.roster if isinstance(expect, BundleSpec) else [each for each in self.roster if each in expect]
+        roster = (
+            self.roster
+            if isinstance(expect, BundleSpec)
+            else [each for each in self.roster if each in expect]
+        )
         if lenience is not None:
             deadline_s = lenience.deadline_s
         if self._punctual:
@@ -134,7 +154,9 @@ class MemoryHub(Hub):
                     self._patience.missed(party, time.monotonic(), deadline_s)
                 return {party: got[party] for party in roster if party in got}
             if isinstance(decision, TimedOut):
-                text = f"{', '.join(decision.late)} took longer than {self.timeout_s:g} s for {step}"
+                text = (
+                    f"{', '.join(decision.late)} took longer than {self.timeout_s:g} s for {step}"
+                )
                 raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])
             for party, (asked, carried) in self._wait(got, decision.for_s, of=roster).items():
                 if asked != step and lenience is not None:
@@ -144,7 +166,9 @@ class MemoryHub(Hub):
                     text = f"{party} sent {asked} while {step} is under way"
                     raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
                 bundle = got[party] = carried.bundle
-                check(expect if isinstance(expect, BundleSpec) else expect[party], bundle, party, step)
+                check(
+                    expect if isinstance(expect, BundleSpec) else expect[party], bundle, party, step
+                )
                 count(self.ledger, party, "received", step, bundle, carried.size)
                 if party in self._patience.away:
                     self._patience.came(party, time.monotonic())
@@ -162,7 +186,9 @@ class MemoryHub(Hub):
             new = self._wait((), give_up_s - time.monotonic(), of=self._behind)
             if not new:
                 party = next(party for party in self.roster if party in self._behind)
-                raise LostError(Code.STEP_TIMEOUT, f"{party} took longer than {self.timeout_s:g} s", party=party)
+                raise LostError(
+                    Code.STEP_TIMEOUT, f"{party} took longer than {self.timeout_s:g} s", party=party
+                )
             for party, (asked, _) in new.items():
                 self._catch_up(party, asked, over)
         self._patience = Patience()
@@ -172,7 +198,8 @@ class MemoryHub(Hub):
             raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
         with self.turns.lock:
             self._due = set()
-            apart = {id(bundle): bundle for bundle in replies.values()}  # often one for all
+            # Often one for all.
+            apart = {id(bundle): bundle for bundle in replies.values()}
             size = {key: measure(step, bundle) for key, bundle in apart.items()}
             for party, bundle in replies.items():
                 count(self.ledger, party, "sent", step, bundle, size[id(bundle)])
@@ -189,7 +216,9 @@ class MemoryHub(Hub):
         self.answered[party].notify_all()
 
     def end(self, error: VflError) -> None:
-        """Ends the generation: whoever waits, or calls later, gets ``error``. Any thread may call this."""
+        """Ends the generation: whoever waits, or calls later, gets ``error``. Any thread may call
+        this.
+        """
         with self.turns.lock:
             self.ended = self.ended or error
             for condition in (self.changed, *self.answered.values()):
@@ -198,17 +227,29 @@ class MemoryHub(Hub):
     def _wait(
         self, got: Collection[str], timeout_s: float, of: Collection[str] | None = None
     ) -> dict[str, tuple[StepKey, Carried]]:
-        """Waits until something new has come, at most ``timeout_s``. Raises the error that has ended the hub."""
+        """Waits until something new has come, at most ``timeout_s``. Raises the error that has
+        ended the hub.
+        """
         parties = self.roster if of is None else of
         with self.turns.lock:
-            self.turns.wait_for(self.changed, lambda: self.ended or self._new(parties, got), timeout_s)
+            self.turns.wait_for(
+                self.changed, lambda: self.ended or self._new(parties, got), timeout_s
+            )
             if self.ended is not None:
                 raise self.ended
             return self._new(parties, got)
 
-    def _new(self, parties: Collection[str], got: Collection[str]) -> dict[str, tuple[StepKey, Carried]]:
-        """Returns each party's first bundle without a reply that is not taken yet; the caller holds the lock."""
-        return {party: self.asked[party][0] for party in parties if party not in got and self.asked[party]}
+    def _new(
+        self, parties: Collection[str], got: Collection[str]
+    ) -> dict[str, tuple[StepKey, Carried]]:
+        """Returns each party's first bundle without a reply that is not taken yet; the caller holds
+        the lock.
+        """
+        return {
+            party: self.asked[party][0]
+            for party in parties
+            if party not in got and self.asked[party]
+        }
 
     def _catch_up(self, party: str, asked: StepKey, now: StepKey) -> None:
         """Tells a party whose step has passed which one is under way."""
@@ -221,7 +262,9 @@ class MemoryHub(Hub):
 class MemoryLink(Link):
     """A ``Link`` of the party ``me`` to a ``MemoryHub``. ``ledger``: the party's."""
 
-    def __init__(self, hub: MemoryHub, me: str, *, timeout_s: float, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self, hub: MemoryHub, me: str, *, timeout_s: float, ledger: Ledger | None = None
+    ) -> None:
         self._hub, self._me, self.timeout_s = hub, me, timeout_s
         self._ledger = ledger if ledger is not None else Ledger()
         self._ended: VflError | None = None
@@ -243,8 +286,10 @@ class MemoryLink(Link):
             count(self._ledger, hub.name, "sent", step, bundle, size)
             asked = hub.asked[self._me]
             if step in hub.replies[self._me] or any(step == each for each, _ in asked):
-                return  # it is sent again
-            if len(asked) >= hub.in_flight:  # its sender has given up the first, and begins again
+                # It is sent again.
+                return
+            # Its sender has given up the first, and begins again.
+            if len(asked) >= hub.in_flight:
                 asked.popleft()
             asked.append((step, Carried.of(bundle, size)))
             hub.changed.notify_all()
@@ -254,7 +299,9 @@ class MemoryLink(Link):
         with hub.turns.lock:
             timeout_s = self.timeout_s if self._hurried else math.inf
             mine = hub.answered[self._me]
-            if not hub.turns.wait_for(mine, lambda: self._ended or hub.ended or self._answered(step), timeout_s):
+            if not hub.turns.wait_for(
+                mine, lambda: self._ended or hub.ended or self._answered(step), timeout_s
+            ):
                 text = f"{hub.name} took longer than {self.timeout_s:g} s for {step}"
                 self._ended = LostError(Code.STEP_TIMEOUT, text, party=hub.name)
             if self._ended is not None:
@@ -279,12 +326,29 @@ class MemoryLink(Link):
         return step in self._hub.replies[self._me]
 
 
-def count(ledger: Ledger, peer: str, direction: Direction, step: StepKey, bundle: Bundle, size: BundleSizes) -> None:
+def count(
+    ledger: Ledger,
+    peer: str,
+    direction: Direction,
+    step: StepKey,
+    bundle: Bundle,
+    size: BundleSizes,
+) -> None:
     """Counts a bundle as the frames that it would be on the wire."""
-    ledger.add(peer, step.phase, bundle.kind.label, direction, size.payload_bytes, size.message_bytes, size.messages)
+    ledger.add(
+        peer,
+        step.phase,
+        bundle.kind.label,
+        direction,
+        size.payload_bytes,
+        size.message_bytes,
+        size.messages,
+    )
 
 
 def check(expect: BundleSpec, bundle: Bundle, party: str, step: StepKey) -> None:
     """Raises PeerError if ``bundle`` is not what ``expect`` says."""
-    specs = {name: TensorSpec(buffer.dtype, buffer.shape) for name, buffer in bundle.tensors.items()}
+    specs = {
+        name: TensorSpec(buffer.dtype, buffer.shape) for name, buffer in bundle.tensors.items()
+    }
     expect.check(bundle.kind, specs, party=party, step=step)

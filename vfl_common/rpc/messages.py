@@ -1,4 +1,6 @@
-"""What a party and the server say to each other: in words, as data, and as calls; over a wire or without one."""
+"""What a party and the server say to each other: in words, as data, and as calls; over a wire or
+without one.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
 from vfl_common.text import to_json
 
-STATES = ("waiting", "running", "completed", "failed")  # of the run, as a party sees it; the server's are the same
-# All that a party says to the server: {message: in words, with every field}. A test holds it to the schema.
+# Of the run, as a party sees it; the server's are the same.
+STATES = ("waiting", "running", "completed", "failed")
+# All that a party says to the server: {message: in words, with every field}. A test holds it to the
+# schema.
 SAID: dict[str, dict[str, str]] = {
     "join": {
         "role": "active or passive",
@@ -69,7 +73,11 @@ SAID: dict[str, dict[str, str]] = {
         "times_json": "seconds of each phase: encoding, waiting, decoding, computing",
         "returns": "how often it came back to others that had gone on",
     },
-    "abort": {"code": "why it stops", "message": "the public text of the error", "party": "whom it is about"},
+    "abort": {
+        "code": "why it stops",
+        "message": "the public text of the error",
+        "party": "whom it is about",
+    },
     "alone": {},
     "stopping": {},
     "lenient": {"on": "active party: whether it goes on without a passive party"},
@@ -93,15 +101,21 @@ class Joining:
     device: str
     device_name: str = ""
     run_id: str = ""
-    checkpoints: tuple[str, ...] = ("",)  # labels at which it can resume; '': at the run's beginning
+    # Labels at which it can resume; '': at the run's beginning.
+    checkpoints: tuple[str, ...] = ("",)
     exchange_address: str = ""
-    plugins: Mapping[str, str] = field(default_factory=dict)  # {group:name: distribution and version}
-    filled_json: str = ""  # see ``Spelling.filled``
+    # {group:name: distribution and version}.
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    # See ``Spelling.filled``.
+    filled_json: str = ""
     written: tuple[str, ...] = ()
-    oldest: int = OLDEST  # the oldest protocol that this party can run the recipe with
+    # The oldest protocol that this party can run the recipe with.
+    oldest: int = OLDEST
     version: str = ""
-    held: tuple[str, ...] = ()  # of the checkpoints, those at which it loses nothing; (): all
-    unfit: str = ""  # why it can no longer resume ``run_id``, in public words
+    # Of the checkpoints, those at which it loses nothing; (): all.
+    held: tuple[str, ...] = ()
+    # Why it can no longer resume ``run_id``, in public words.
+    unfit: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,32 +124,44 @@ class Start:
 
     run_id: str
     generation: int
-    checkpoint: str  # empty: from the beginning
-    exchange_address: str  # of the active party
-    left: tuple[str, ...] = ()  # parties that have left, because they are not needed any more
-    returning: bool = False  # the others are in the middle of the generation, and take this party back
-    protocol: int = PROTOCOL  # that all parties speak in this generation
-    anew: str = ""  # why this party leaves the unfinished run that it has offered; '': it must not
+    # Empty: from the beginning.
+    checkpoint: str
+    # Of the active party.
+    exchange_address: str
+    # Parties that have left, because they are not needed any more.
+    left: tuple[str, ...] = ()
+    # The others are in the middle of the generation, and take this party back.
+    returning: bool = False
+    # That all parties speak in this generation.
+    protocol: int = PROTOCOL
+    # Why this party leaves the unfinished run that it has offered; '': it must not.
+    anew: str = ""
 
 
 @dataclass(frozen=True)
 class Done:
-    """The server's answer if the run is complete: this party did not hear of it, or did not note it, before it died."""
+    """The server's answer if the run is complete: this party did not hear of it, or did not note
+    it, before it died.
+    """
 
     run_id: str
-    summary_json: str  # the active party's
+    # The active party's.
+    summary_json: str
 
 
 @dataclass(frozen=True)
 class ProgressUpdate:
-    """A party's progress: ``round`` of ``rounds`` rounds are done, and ``batch`` of ``batches`` of the next one."""
+    """A party's progress: ``round`` of ``rounds`` rounds are done, and ``batch`` of ``batches`` of
+    the next one.
+    """
 
     phase: str
     round: int
     rounds: int = 0
     batch: int = 0
     batches: int = 0
-    steps: int = 0  # since the start of the run
+    # Since the start of the run.
+    steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     note: str = ""
 
@@ -144,11 +170,12 @@ class ProgressUpdate:
 class PartyReport:
     """A party's results at the end of a run.
 
-    ``free_from``: the labels of its last checkpoint and of those after which it has exchanged nothing. ``without``:
-    parties that the model was trained without. ``absences_json``: the steps that were computed without a party.
-    ``peak_memory_bytes``: the peak of its GPU memory. ``skipped_rounds``: those whose updates it has lost. ``rows``,
-    ``common_rows``: how many rows it holds, and how many of them all parties hold, if they have found these.
-    ``times_json``: what its steps took their time for. ``returns``: how often it came back to others that had gone on.
+    ``free_from``: the labels of its last checkpoint and of those after which it has exchanged
+    nothing. ``without``: parties that the model was trained without. ``absences_json``: the steps
+    that were computed without a party. ``peak_memory_bytes``: the peak of its GPU memory.
+    ``skipped_rounds``: those whose updates it has lost. ``rows``, ``common_rows``: how many rows it
+    holds, and how many of them all parties hold, if they have found these. ``times_json``: what its
+    steps took their time for. ``returns``: how often it came back to others that had gone on.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -167,7 +194,9 @@ class PartyReport:
     returns: int = 0
 
     def message(self, ledger: Ledger, meter: TcpMeter) -> control_pb2.PartyMessage:
-        """Returns what the server gets: the results, with the party's ledger and the kernel's counts."""
+        """Returns what the server gets: the results, with the party's ledger and the kernel's
+        counts.
+        """
         report = control_pb2.Report(
             steps=self.steps,
             wall_s=self.wall_s,
@@ -195,7 +224,9 @@ class PartyReport:
 
 
 class Membership(Protocol):
-    """A party's connection to the server, as the party's main thread uses it; ``session.Session`` is one over gRPC."""
+    """A party's connection to the server, as the party's main thread uses it; ``session.Session``
+    is one over gRPC.
+    """
 
     @property
     def me(self) -> str:
@@ -221,7 +252,9 @@ class Membership(Protocol):
         ...
 
     def watch(self, watcher: Callable[[VflError], None] | None) -> None:
-        """Has ``watcher`` called, from any thread, when the current generation ends; at once if it has ended."""
+        """Has ``watcher`` called, from any thread, when the current generation ends; at once if it
+        has ended.
+        """
         ...
 
     def check(self) -> None:
@@ -239,21 +272,28 @@ class Membership(Protocol):
     def report(self, report: PartyReport) -> str:
         """Sends this party's results, and waits until it is not needed any more.
 
-        Waits until every party has reported; a passive party with nothing left to send returns at once. Returns the
-        summary (JSON) to the active party, '' to the others. Raises InterruptedRun if a party was lost meanwhile.
+        Waits until every party has reported; a passive party with nothing left to send returns at
+        once. Returns the summary (JSON) to the active party, '' to the others. Raises
+        InterruptedRun if a party was lost meanwhile.
         """
         ...
 
     def lenient(self, on: bool) -> None:
-        """Reports to the server whether this party, the active one, goes on without a passive party that is lost."""
+        """Reports to the server whether this party, the active one, goes on without a passive party
+        that is lost.
+        """
         ...
 
     def alone(self) -> None:
-        """Reports to the server that this party, the active one, needs nobody any more: others may leave."""
+        """Reports to the server that this party, the active one, needs nobody any more: others may
+        leave.
+        """
         ...
 
     def stopping(self) -> None:
-        """Reports to the server that this party was stopped: the others wait for it, as for one that was lost."""
+        """Reports to the server that this party was stopped: the others wait for it, as for one
+        that was lost.
+        """
         ...
 
     def abort(self, error: BaseException) -> None:
@@ -276,7 +316,12 @@ def plan_message(aggregations: Sequence[AggregationPlan]) -> control_pb2.PartyMe
             described.tensors.add(name=name, dtype=int(each.dtype), shape=each.shape)
         for coding, to in ((aggregation.up, described.up), (aggregation.down, described.down)):
             if coding != PLAIN:
-                to.name, to.bits, to.stochastic, to.seed = coding.name, coding.bits, coding.stochastic, coding.seed
+                to.name, to.bits, to.stochastic, to.seed = (
+                    coding.name,
+                    coding.bits,
+                    coding.stochastic,
+                    coding.seed,
+                )
     return control_pb2.PartyMessage(plan=plan)
 
 
@@ -291,7 +336,9 @@ def join_message(joining: Joining, protocol: int = PROTOCOL) -> control_pb2.Part
 
 
 def lenient_message(on: bool) -> control_pb2.PartyMessage:
-    """Returns what the active party says when it goes on without lost parties, or does not any more."""
+    """Returns what the active party says when it goes on without lost parties, or does not any
+    more.
+    """
     return control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on))
 
 

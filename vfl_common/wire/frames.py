@@ -1,10 +1,12 @@
 """Bundles to serialised frames of about 2 MiB, and back.
 
-A bundle is encoded before a stream is touched: an exception inside gRPC's request iterator would reach the caller as
-UNKNOWN. The receiver checks the announcement (``BundleHeader``) before it takes memory for the bytes.
+A bundle is encoded before a stream is touched: an exception inside gRPC's request iterator would
+reach the caller as UNKNOWN. The receiver checks the announcement (``BundleHeader``) before it takes
+memory for the bytes.
 
-Tensor data is copied once in each direction. The generated code writes and reads only a frame's envelope: all of it but
-``data``, which is written last. If it were given the data too, it would copy it two or three times more.
+Tensor data is copied once in each direction. The generated code writes and reads only a frame's
+envelope: all of it but ``data``, which is written last. If it were given the data too, it would
+copy it two or three times more.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.ledger import CONTROL
 from vfl_common.pb.vfl.v1 import exchange_pb2, tensor_pb2
 
-# Of tensor data; a frame's envelope is below 1 KiB for up to some tens of tensors. With 1 MiB, split training with
-# tensors of 4 MiB is 2 % slower: each frame passes through several threads.
+# Of tensor data; a frame's envelope is below 1 KiB for up to some tens of tensors. With 1 MiB,
+# split training with tensors of 4 MiB is 2 % slower: each frame passes through several threads.
 FRAME_BYTES = 2 << 20
 MAX_TENSORS = 4096
 MAX_RANK = 8
-MAX_PHASE = 100  # characters of a phase's name
+# Characters of a phase's name.
+MAX_PHASE = 100
 
 # Tags (field number and wire type, one byte each) of the fields of ``Frame`` that a bundle uses.
 _STEP_TAG, _HEADER_TAG, _LAST_TAG, _DATA_TAG = 2 << 3 | 2, 3 << 3 | 2, 4 << 3, 6 << 3 | 2
@@ -38,7 +41,8 @@ class Encoded(NamedTuple):
     """One serialised frame, with the facts that the ledger records."""
 
     data: bytes
-    payload_bytes: int  # the part of ``len(data)`` that is tensor data
+    # The part of ``len(data)`` that is tensor data.
+    payload_bytes: int
     phase: str
     kind: str
 
@@ -46,7 +50,8 @@ class Encoded(NamedTuple):
 class Received(NamedTuple):
     """One received frame; ``data`` is a view of the bytes that gRPC gave."""
 
-    envelope: exchange_pb2.Frame  # lacks ``data`` if the frame has the layout of ``encode``
+    # Lacks ``data`` if the frame has the layout of ``encode``.
+    envelope: exchange_pb2.Frame
     data: memoryview
 
 
@@ -61,7 +66,9 @@ class BundleSizes(NamedTuple):
 def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> list[Encoded]:
     """Returns the bundle's serialised frames, at least one."""
     chunks = _chunks(bundle, frame_bytes) or [[]]
-    header = _header(bundle.kind, tuple((name, each.dtype, each.shape) for name, each in bundle.tensors.items()))
+    header = _header(
+        bundle.kind, tuple((name, each.dtype, each.shape) for name, each in bundle.tensors.items())
+    )
     frames: list[Encoded] = []
     for index, pieces in enumerate(chunks):
         nbytes = sum(piece.nbytes for piece in pieces)
@@ -79,7 +86,8 @@ def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Bu
 def measure(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> BundleSizes:
     """Returns the size of what ``encode`` would make of ``bundle``.
 
-    A number takes as many bytes as its bits ask for, so that most steps of a phase have the same size.
+    A number takes as many bytes as its bits ask for, so that most steps of a phase have the same
+    size.
     """
     tensors = tuple((name, each.dtype, each.shape) for name, each in bundle.tensors.items())
     payload = sum(each.data.nbytes for each in bundle.tensors.values())
@@ -101,11 +109,14 @@ def _measured(
     return _sizes(step, _header(kind, tensors), payload, frame_bytes)
 
 
-def _sizes(step: StepKey, header: tensor_pb2.BundleHeader, payload: int, frame_bytes: int) -> BundleSizes:
+def _sizes(
+    step: StepKey, header: tensor_pb2.BundleHeader, payload: int, frame_bytes: int
+) -> BundleSizes:
     count = max(1, -(-payload // frame_bytes))
     chunks = [frame_bytes] * (count - 1) + [payload - (count - 1) * frame_bytes]
     around = (
-        _frame(step, header, index, count).ByteSize() + len(_data_prefix(each)) for index, each in enumerate(chunks)
+        _frame(step, header, index, count).ByteSize() + len(_data_prefix(each))
+        for index, each in enumerate(chunks)
     )
     return BundleSizes(payload, payload + sum(around), count)
 
@@ -117,9 +128,12 @@ def encode_passed(now: StepKey) -> Encoded:
     return Encoded(frame.SerializeToString(), 0, CONTROL, CONTROL)
 
 
-@lru_cache(maxsize=256)  # a phase has few sizes
+# A phase has few sizes.
+@lru_cache(maxsize=256)
 def _data_prefix(nbytes: int) -> bytes:
-    """Writes the tag and the length of ``Frame.data`` as the generated code does: nothing if it is empty."""
+    """Writes the tag and the length of ``Frame.data`` as the generated code does: nothing if it is
+    empty.
+    """
     if not nbytes:
         return b""
     length = bytearray()
@@ -130,7 +144,9 @@ def _data_prefix(nbytes: int) -> bytes:
     return bytes((_DATA_TAG, *length))
 
 
-def _frame(step: StepKey, header: tensor_pb2.BundleHeader, index: int, count: int) -> exchange_pb2.Frame:
+def _frame(
+    step: StepKey, header: tensor_pb2.BundleHeader, index: int, count: int
+) -> exchange_pb2.Frame:
     """Makes frame ``index`` of the ``count`` of a bundle, without its data."""
     frame = exchange_pb2.Frame(last=index == count - 1)
     if index == 0:
@@ -140,8 +156,12 @@ def _frame(step: StepKey, header: tensor_pb2.BundleHeader, index: int, count: in
 
 
 @lru_cache(maxsize=256)
-def _header(kind: Kind, tensors: tuple[tuple[str, DType, tuple[int, ...]], ...]) -> tensor_pb2.BundleHeader:
-    """Makes the announcement of a bundle: the same in every step of a phase, except for its last batch."""
+def _header(
+    kind: Kind, tensors: tuple[tuple[str, DType, tuple[int, ...]], ...]
+) -> tensor_pb2.BundleHeader:
+    """Makes the announcement of a bundle: the same in every step of a phase, except for its last
+    batch.
+    """
     header = tensor_pb2.BundleHeader(kind=int(kind))  # type: ignore[arg-type]
     for name, dtype, shape in tensors:
         header.tensors.add(name=name, dtype=int(dtype), shape=shape)
@@ -151,7 +171,9 @@ def _header(kind: Kind, tensors: tuple[tuple[str, DType, tuple[int, ...]], ...])
 @lru_cache(maxsize=256)
 def _spec_header(spec: BundleSpec) -> tensor_pb2.BundleHeader:
     """Makes the announcement of exactly what ``spec`` expects."""
-    return _header(spec.kind, tuple((name, each.dtype, each.shape) for name, each in spec.tensors.items()))
+    return _header(
+        spec.kind, tuple((name, each.dtype, each.shape) for name, each in spec.tensors.items())
+    )
 
 
 @lru_cache(maxsize=256)
@@ -161,7 +183,9 @@ def _expected_header(spec: BundleSpec) -> bytes:
 
 
 def _chunks(bundle: Bundle, size: int) -> list[list[memoryview]]:
-    """Cuts the concatenation of all buffers into chunks of ``size`` bytes; each chunk is a list of views of them."""
+    """Cuts the concatenation of all buffers into chunks of ``size`` bytes; each chunk is a list of
+    views of them.
+    """
     chunks: list[list[memoryview]] = []
     room = 0
     for buffer in bundle.tensors.values():
@@ -178,30 +202,40 @@ def _chunks(bundle: Bundle, size: int) -> list[list[memoryview]]:
 
 
 def parse_frame(data: bytes, *, party: str) -> Received:
-    """Reads one message of a stream. Raises PeerError (MALFORMED_MESSAGE) if ``data`` is not a Frame."""
+    """Reads one message of a stream. Raises PeerError (MALFORMED_MESSAGE) if ``data`` is not a
+    Frame.
+    """
     at = _data_at(data)
     try:
         if at is None:
             frame = exchange_pb2.Frame.FromString(data)
             received = Received(frame, memoryview(frame.data))
         else:
-            received = Received(exchange_pb2.Frame.FromString(data[: at[0]]), memoryview(data)[at[1] :])
+            received = Received(
+                exchange_pb2.Frame.FromString(data[: at[0]]), memoryview(data)[at[1] :]
+            )
     except DecodeError:
         raise malformed(f"{party} sent bytes that are not a frame", party) from None
     for phase in (received.envelope.step.phase, received.envelope.passed.phase):
         if len(phase) > MAX_PHASE:
-            raise malformed(f"{party} sent a frame whose phase has a name of {len(phase)} characters", party)
+            raise malformed(
+                f"{party} sent a frame whose phase has a name of {len(phase)} characters", party
+            )
         if not phase.isprintable():
-            raise malformed(f"{party} sent a frame whose phase has a name with control characters", party)
+            raise malformed(
+                f"{party} sent a frame whose phase has a name with control characters", party
+            )
     return received
 
 
 def _data_at(frame: bytes) -> tuple[int, int] | None:
-    """Finds where the envelope of ``frame`` ends and where its data begins, if it has the layout of ``encode``.
+    """Finds where the envelope of ``frame`` ends and where its data begins, if it has the layout of
+    ``encode``.
 
-    ``encode`` writes at most three of the fields ``step``, ``header`` and ``last``, then ``data`` to the end. The
-    generated code judges what these fields hold. None means that it must read the whole frame: there is no data, or
-    other code wrote the frame. That costs copies and gives the same message.
+    ``encode`` writes at most three of the fields ``step``, ``header`` and ``last``, then ``data``
+    to the end. The generated code judges what these fields hold. None means that it must read the
+    whole frame: there is no data, or other code wrote the frame. That costs copies and gives the
+    same message.
     """
     at, size = 0, len(frame)
     try:
@@ -213,7 +247,8 @@ def _data_at(frame: bytes) -> tuple[int, int] | None:
             length, start = frame[at + 1], at + 2
             if length > 0x7F:
                 length, shift = length & 0x7F, 7
-                while shift <= 21:  # four bytes hold 256 MiB, more than gRPC lets through
+                # Four bytes hold 256 MiB, more than gRPC lets through.
+                while shift <= 21:
                     byte = frame[start]
                     start += 1
                     length |= (byte & 0x7F) << shift
@@ -227,7 +262,8 @@ def _data_at(frame: bytes) -> tuple[int, int] | None:
             if tag not in (_STEP_TAG, _HEADER_TAG):
                 return None
             at = start + length
-    except IndexError:  # it ends before its data begins
+    except IndexError:
+        # It ends before its data begins.
         pass
     return None
 
@@ -255,27 +291,36 @@ class Assembly:
         allocate: makes a writable buffer of the given bytes; pinned memory if the device is a GPU.
 
     Raises:
-        PeerError: the announcement is malformed or does not match ``expect``; no memory has been taken then.
+        PeerError: the announcement is malformed or does not match ``expect``; no memory has been
+            taken then.
     """
 
-    def __init__(self, first: Received, expect: BundleSpec, *, party: str, allocate: Allocate | None = None) -> None:
+    def __init__(
+        self, first: Received, expect: BundleSpec, *, party: str, allocate: Allocate | None = None
+    ) -> None:
         header = first.envelope.header
         self.step = step_of(first.envelope)
         self._party = party
         specs = expect.tensors
-        if header.SerializeToString() != _expected_header(expect):  # find out what is wrong with it
+        # Find out what is wrong with it.
+        if header.SerializeToString() != _expected_header(expect):
             kind, specs = announced(header, party)
             expect.check(kind, specs, party=party, step=self.step)
         allocate = allocate or _allocate
         self._bundle = Bundle(
-            expect.kind, {name: Buffer(spec.dtype, spec.shape, allocate(spec.nbytes)) for name, spec in specs.items()}
+            expect.kind,
+            {
+                name: Buffer(spec.dtype, spec.shape, allocate(spec.nbytes))
+                for name, spec in specs.items()
+            },
         )
         self._free = [buffer.data for buffer in self._bundle.tensors.values() if buffer.data.nbytes]
 
     def feed(self, frame: Received) -> Bundle | None:
         """Takes the next frame; returns the bundle after the last one."""
         data, last = frame.data, frame.envelope.last
-        if last and len(self._free) == 1 and data.nbytes == self._free[0].nbytes:  # one tensor in one frame
+        # One tensor in one frame.
+        if last and len(self._free) == 1 and data.nbytes == self._free[0].nbytes:
             self._free[0][:] = data
             return self._bundle
         while data.nbytes:
@@ -296,14 +341,19 @@ class Assembly:
         if not last:
             return None
         if self._free:
-            raise malformed(f"{self._party} at {self.step}: fewer bytes than announced", self._party)
+            raise malformed(
+                f"{self._party} at {self.step}: fewer bytes than announced", self._party
+            )
         return self._bundle
 
 
 def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[str, TensorSpec]]:
     """Returns the kind and specs that a header announces. Raises PeerError (MALFORMED_MESSAGE)."""
     if len(header.tensors) > MAX_TENSORS:
-        raise malformed(f"{party} announced {len(header.tensors)} tensors; at most {MAX_TENSORS} may come", party)
+        raise malformed(
+            f"{party} announced {len(header.tensors)} tensors; at most {MAX_TENSORS} may come",
+            party,
+        )
     try:
         kind = Kind(header.kind)
         specs = {
@@ -320,8 +370,10 @@ def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[s
 
 
 def _allocate(nbytes: int) -> memoryview:
-    """Takes memory without clearing it: a bytearray would be zeroed first, which costs a third of the copy itself.
+    """Takes memory without clearing it: a bytearray would be zeroed first, which costs a third of
+    the copy itself.
 
-    Nobody sees its earlier contents, because a bundle is passed on only when all of its bytes have come.
+    Nobody sees its earlier contents, because a bundle is passed on only when all of its bytes have
+    come.
     """
     return np.empty(nbytes, dtype=np.uint8).data

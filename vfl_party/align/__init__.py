@@ -1,4 +1,6 @@
-"""Decides the rows that the parties train on: those that all hold, in the same order at each, or each party's own."""
+"""Decides the rows that the parties train on: those that all hold, in the same order at each, or
+each party's own.
+"""
 
 from vfl_common.config.recipe import Recipe
 from vfl_party.align.aligned import Aligned, Aligning, Alignment, Holding
@@ -11,10 +13,13 @@ from vfl_party.outbound.policies.allow_all import AllowAll
 __all__ = ["Aligned", "Aligning", "Alignment", "Holding", "alignment_of"]
 
 
-def alignment_of(recipe: Recipe, policy: Policy | None = None, *, divides: bool = True) -> Alignment:
+def alignment_of(
+    recipe: Recipe, policy: Policy | None = None, *, divides: bool = True
+) -> Alignment:
     """Returns the recipe's alignment, ``rows.align``.
 
-    ``policy``: None lets everything out. ``divides``: false for rows to predict, which have no splits.
+    ``policy``: None lets everything out. ``divides``: false for rows to predict, which have no
+    splits.
     """
     policy = policy if policy is not None else AllowAll()
     if recipe.rows.align == "none":

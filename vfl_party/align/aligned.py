@@ -17,16 +17,20 @@ from vfl_party.data.rows import is_division
 from vfl_party.outbound.declared import Occurrence
 from vfl_party.outbound.exchange import Ways
 
-Holding = Mapping[str, int]  # {split: how many rows}
-KEPT = "division.txt"  # a digit a row, in a passive party's folder of a run
+# {split: how many rows}.
+Holding = Mapping[str, int]
+# A digit a row, in a passive party's folder of a run.
+KEPT = "division.txt"
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """The rows that all parties hold, or those of one if each has its own. ``ids``: in the order that all parties use.
+    """The rows that all parties hold, or those of one if each has its own. ``ids``: in the order
+    that all parties use.
 
-    ``division``: a byte a row, see ``vfl_party.data.rows.division_of``; None: every party divides the rows by itself.
-    ``holdings``: {passive party: the rows that it holds}, if the parties' rows are not the same; else empty.
+    ``division``: a byte a row, see ``vfl_party.data.rows.division_of``; None: every party divides
+    the rows by itself. ``holdings``: {passive party: the rows that it holds}, if the parties' rows
+    are not the same; else empty.
     """
 
     ids: Sequence[str]
@@ -44,20 +48,32 @@ class Aligned:
 
     def rest(self, table: Table) -> Table | None:
         """Returns the rows of a party's table that not all parties hold; None if there are none."""
-        return None if len(self.ids) == len(table) else table.select(np.flatnonzero(~table.among(self.ids)))
+        return (
+            None
+            if len(self.ids) == len(table)
+            else table.select(np.flatnonzero(~table.among(self.ids)))
+        )
 
     def save(self, folder: Path) -> None:
-        """Keeps the division in the run's folder, if another party has made it. Raises InputError."""
+        """Keeps the division in the run's folder, if another party has made it. Raises
+        InputError.
+        """
         if self.division is not None:
             write_atomic(folder / KEPT, "".join(map(str, self.division)))
 
     def with_kept(self, folder: Path) -> Aligned:
-        """Returns the rows with the division that the run's folder keeps; without, if it keeps none for these rows."""
+        """Returns the rows with the division that the run's folder keeps; without, if it keeps none
+        for these rows.
+        """
         try:
             division = bytes(map(int, (folder / KEPT).read_text()))
         except (OSError, ValueError):
             return self
-        return replace(self, division=division) if len(division) == len(self.ids) and is_division(division) else self
+        return (
+            replace(self, division=division)
+            if len(division) == len(self.ids) and is_division(division)
+            else self
+        )
 
 
 @dataclass(frozen=True)
@@ -71,9 +87,11 @@ class Aligning:
         folder: this party's folder of the run.
         ways: to the others.
         workers: how many processes may compute.
-        credentials: with which this party shows the others who it is; None if all are in one process.
+        credentials: with which this party shows the others who it is; None if all are in one
+            process.
         begins: called when the rows are to be found, and not only compared; may raise InputError.
-        at_least: how many rows must be common, so that this party goes on, whatever the recipe says.
+        at_least: how many rows must be common, so that this party goes on, whatever the recipe
+            says.
         peer_rows_at_most: how many rows another party may have, so that this one masks them.
         salt: of the private alignment that found the table's rows; empty if none did.
         show: reports an event, which is in the log already, to the person in front of the party.
@@ -92,34 +110,41 @@ class Aligning:
     peer_rows_at_most: int = MOST_ROWS
     salt: bytes = b""
     show: Callable[..., None] = lambda _event, **_facts: None
-    tick: Callable[[str, int, int, int, int], None] = lambda _phase, _round, _rounds, _batch, _batches: None
+    tick: Callable[[str, int, int, int, int], None] = (
+        lambda _phase, _round, _rounds, _batch, _batches: None
+    )
 
 
 class Alignment(Protocol):
     """Decides the rows, before models and phases are made.
 
-    ``certain``: whether the run fails if the rows are not those that are expected. ``protocol``: the oldest protocol
-    with which it can be done.
+    ``certain``: whether the run fails if the rows are not those that are expected. ``protocol``:
+    the oldest protocol with which it can be done.
     """
 
     certain: bool
     protocol: int
 
     def occurrences(self, rows: int) -> Sequence[Occurrence]:
-        """All that it exchanges in a generation if the parties hold ``rows`` rows each, in order."""
+        """All that it exchanges in a generation if the parties hold ``rows`` rows each, in
+        order.
+        """
         ...
 
     def expected(self, table: Table) -> Aligned:
-        """Returns the rows that this party expects before it asks the others; all of its own, if not ``certain``.
+        """Returns the rows that this party expects before it asks the others; all of its own, if
+        not ``certain``.
 
         Without the division, if only the active party knows it.
         """
         ...
 
     def found_before(self, runs: Path, name: str, table: Table) -> int | None:
-        """Returns how many rows an earlier run, which the recipe names, has found to be common; None if it names none.
+        """Returns how many rows an earlier run, which the recipe names, has found to be common;
+        None if it names none.
 
-        ``runs``: the folder of runs of the party ``name``. Raises InputError or PeerError if they cannot be used.
+        ``runs``: the folder of runs of the party ``name``. Raises InputError or PeerError if they
+        cannot be used.
         """
         ...
 
@@ -128,7 +153,8 @@ class Alignment(Protocol):
         ...
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
-        """Shows the active party, which goes on, that this passive party returns with the rows ``aligned``.
+        """Shows the active party, which goes on, that this passive party returns with the rows
+        ``aligned``.
 
         Raises PeerError if they are not those that it had when the generation began.
         """

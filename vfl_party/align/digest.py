@@ -1,4 +1,5 @@
-"""Alignment by comparison: all parties hold the same ids already, and verify it without showing them.
+"""Alignment by comparison: all parties hold the same ids already, and verify it without showing
+them.
 
 If only the active party can divide the rows (``rows.split``), its answer says the split of each.
 """
@@ -31,17 +32,27 @@ from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.outbound.policies import Policy
 
 CPU = torch.device("cpu")
-OPENING = "open"  # the phase in which the rows are compared
+# The phase in which the rows are compared.
+OPENING = "open"
 REMEDY = "every party needs the same ids, so cut each table to the ids in common"
-ROWS = Exchange("rows", Sent(Kind.ROWS, {"count": i64(1), "digest": u8(32)}), when="once a generation")
-SHOWN = StepKey(OPENING, 0, 0)  # the step in which they are compared
-AGAIN = StepKey(OPENING, 1, 0)  # in which a party that returns shows them again
-SHOWN_AGAIN_SINCE = 8  # the protocol since which it does
+ROWS = Exchange(
+    "rows", Sent(Kind.ROWS, {"count": i64(1), "digest": u8(32)}), when="once a generation"
+)
+# The step in which they are compared.
+SHOWN = StepKey(OPENING, 0, 0)
+# In which a party that returns shows them again.
+AGAIN = StepKey(OPENING, 1, 0)
+# The protocol since which it does.
+SHOWN_AGAIN_SINCE = 8
 DIVIDED = replace(ROWS, down=Sent(Kind.ROWS, {"split": u8("rows")}))
-SLOW_SINCE = 8  # the protocol since which a list's digest is slow
-PASSES, PASSES_FOUND = 1, 4  # of 0.1 s: for lists that were the same before; for those that a private alignment finds
-_SCRYPT = {"n": 1 << 15, "r": 8, "maxmem": 1 << 26}  # 32 MiB
-_CHUNK = 1 << 12  # ids
+# The protocol since which a list's digest is slow.
+SLOW_SINCE = 8
+# Of 0.1 s: for lists that were the same before; for those that a private alignment finds.
+PASSES, PASSES_FOUND = 1, 4
+# 32 MiB.
+_SCRYPT = {"n": 1 << 15, "r": 8, "maxmem": 1 << 26}
+# Ids.
+_CHUNK = 1 << 12
 
 
 class DigestAlignment:
@@ -50,7 +61,9 @@ class DigestAlignment:
     certain = True
     protocol = OLDEST
 
-    def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True, remedy: str = REMEDY) -> None:
+    def __init__(
+        self, recipe: Recipe, policy: Policy, *, divides: bool = True, remedy: str = REMEDY
+    ) -> None:
         self._recipe, self._policy, self._divides, self._remedy = recipe, policy, divides, remedy
         self._told = divides and recipe.rows.split != "random"
         self._exchange = DIVIDED if self._told else ROWS
@@ -83,10 +96,11 @@ class DigestAlignment:
         return Asking(self._exchange, OPENING, chains, at.ways, active, CPU, {"rows": rows})
 
     def align(self, at: Aligning) -> Aligned:
-        """Compares: each passive party sends the number and the keyed digest of its ids to the active party.
+        """Compares: each passive party sends the number and the keyed digest of its ids to the
+        active party.
 
-        Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids; at a passive party if
-        the active party's division is none.
+        Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids; at
+        a passive party if the active party's division is none.
         """
         name, table, step, active = at.name, at.table, SHOWN, self._recipe.active.name
         ids, mine = table.ids, _shown(at, table.ids)
@@ -96,7 +110,11 @@ class DigestAlignment:
                 return Aligned(ids)
             division = reply["split"].numpy().tobytes()
             if not is_division(division):
-                raise PeerError(Code.MALFORMED_MESSAGE, f"{active} sent a division without training rows", party=active)
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{active} sent a division without training rows",
+                    party=active,
+                )
             return Aligned(ids, division)
         chains = make_chains(self._recipe, OPENING, self._exchange, "active", self._policy)
         answering = Answering(self._exchange, OPENING, chains, at.ways, CPU, {})
@@ -104,7 +122,11 @@ class DigestAlignment:
         for party, rows in received.items():
             count = int(rows["count"][0])
             if count != len(ids) or not torch.equal(rows["digest"], mine["digest"]):
-                what = f"{count} and {len(ids)} rows" if count != len(ids) else f"{count} rows each, with other ids"
+                what = (
+                    f"{count} and {len(ids)} rows"
+                    if count != len(ids)
+                    else f"{count} rows each, with other ids"
+                )
                 text = f"different row sets: {party} and {name} hold {what}; {self._remedy}"
                 public = f"different row sets: {party} and {name} do not hold the same ids"
                 raise PeerError(Code.ROWS_DIFFER, public, party=party).privately(text)
@@ -122,25 +144,34 @@ class DigestAlignment:
 def _shown(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
     """Returns what a passive party shows of its rows."""
     said = rows_digest(at.run_id, ids, at.salt, protocol=at.ways.protocol)
-    return {"count": torch.tensor([len(ids)]), "digest": torch.frombuffer(bytearray(said), dtype=torch.uint8)}
+    return {
+        "count": torch.tensor([len(ids)]),
+        "digest": torch.frombuffer(bytearray(said), dtype=torch.uint8),
+    }
 
 
-def rows_digest(run_id: str, ids: Sequence[str], salt: bytes = b"", *, protocol: int = SLOW_SINCE) -> bytes:
-    """Returns 32 bytes of the ordered ids and the run: equal for equal lists, meaningless elsewhere.
+def rows_digest(
+    run_id: str, ids: Sequence[str], salt: bytes = b"", *, protocol: int = SLOW_SINCE
+) -> bytes:
+    """Returns 32 bytes of the ordered ids and the run: equal for equal lists, meaningless
+    elsewhere.
 
-    ``salt``: of the private alignment that found the ids; empty if none did. ``protocol``: that the run's parties have
-    agreed on; before ``SLOW_SINCE`` the digest is one HMAC.
+    ``salt``: of the private alignment that found the ids; empty if none did. ``protocol``: that the
+    run's parties have agreed on; before ``SLOW_SINCE`` the digest is one HMAC.
     """
     if protocol < SLOW_SINCE:
         return keyed_digest(run_id.encode(), ids)
-    slow = slow_digest(salt, ids, PASSES_FOUND) if salt else slow_digest(run_id.encode(), ids, PASSES)
+    slow = (
+        slow_digest(salt, ids, PASSES_FOUND) if salt else slow_digest(run_id.encode(), ids, PASSES)
+    )
     return hmac.digest(slow, b"rows " + run_id.encode(), "sha256")
 
 
 def slow_digest(salt: bytes, ids: Sequence[str], passes: int) -> bytes:
     """Returns 32 bytes of the ordered ids that take ``passes`` times 0.1 s of one core, and 32 MiB.
 
-    Whoever knows the salt and all ids but one can still try out what that one is, but pays as much for every guess.
+    Whoever knows the salt and all ids but one can still try out what that one is, but pays as much
+    for every guess.
     """
     return _slow(_over(hashlib.sha256(), ids), salt, passes)
 
@@ -152,7 +183,9 @@ def _slow(digest: bytes, salt: bytes, passes: int) -> bytes:
 
 
 def keyed_digest(key: bytes, ids: Sequence[str]) -> bytes:
-    """Returns the HMAC-SHA-256 of the ordered ids. Whoever has the key can try out lists, so it stays at this party."""
+    """Returns the HMAC-SHA-256 of the ordered ids. Whoever has the key can try out lists, so it
+    stays at this party.
+    """
     return _over(hmac.new(key, digestmod=hashlib.sha256), ids)
 
 

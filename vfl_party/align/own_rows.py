@@ -1,4 +1,6 @@
-"""No alignment: the parties hold different rows of the same columns, and tell each other only how many."""
+"""No alignment: the parties hold different rows of the same columns, and tell each other only how
+many.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.outbound.policies import Policy
 
 CPU = torch.device("cpu")
-MOST_ROWS = 1 << 31  # more are a lie
+# More are a lie.
+MOST_ROWS = 1 << 31
 SPLITS = ("local", "validation", "test")
 HOLDINGS = Exchange(
     "holdings",
@@ -32,7 +35,9 @@ HOLDINGS = Exchange(
 
 
 class OwnRows:
-    """See ``Alignment``. The rows of the active party are the labels that it knows; they are in no split but train."""
+    """See ``Alignment``. The rows of the active party are the labels that it knows; they are in no
+    split but train.
+    """
 
     certain = True
     protocol = OLDEST
@@ -48,7 +53,9 @@ class OwnRows:
         if table.labels is not None:
             return Aligned(table.ids, bytes([CODES.index("train")]) * len(table))
         division = division_of(self._recipe, table) if self._divides else None
-        splits = divided(division) if division is not None else divide_rows(self._recipe, len(table))
+        splits = (
+            divided(division) if division is not None else divide_rows(self._recipe, len(table))
+        )
         held = {split: len(splits[split]) for split in SPLITS}
         return Aligned(table.ids, division, dict.fromkeys(self._passives, held))
 
@@ -66,9 +73,17 @@ class OwnRows:
 
         Raises PeerError (MALFORMED_MESSAGE) if a number makes no sense.
         """
-        name, ways, step, active = at.name, at.ways, StepKey(OPENING, 0, 0), self._recipe.active.name
+        name, ways, step, active = (
+            at.name,
+            at.ways,
+            StepKey(OPENING, 0, 0),
+            self._recipe.active.name,
+        )
         role: Role = "active" if name == active else "passive"
-        chains, mine = make_chains(self._recipe, OPENING, HOLDINGS, role, self._policy), self.expected(at.table)
+        chains, mine = (
+            make_chains(self._recipe, OPENING, HOLDINGS, role, self._policy),
+            self.expected(at.table),
+        )
         parties = len(self._passives)
         if role == "passive":
             asking = Asking(HOLDINGS, OPENING, chains, ways, active, CPU, {"parties": parties})
@@ -76,22 +91,33 @@ class OwnRows:
             rows = torch.tensor([held[split] for split in SPLITS])
             told = asking.swap(step, {"rows": rows})["rows"]
             found = {
-                party: _read(active, party, each) for party, each in zip(self._passives, told.tolist(), strict=True)
+                party: _read(active, party, each)
+                for party, each in zip(self._passives, told.tolist(), strict=True)
             }
             if found[name] != held:
-                raise PeerError(Code.MALFORMED_MESSAGE, f"{active} says that {name} has other rows", party=active)
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{active} says that {name} has other rows",
+                    party=active,
+                )
             return Aligned(mine.ids, mine.division, found)
         answering = Answering(HOLDINGS, OPENING, chains, ways, CPU, {})
         received = answering.collect(step)
         found = {party: _read(party, party, of["rows"].tolist()) for party, of in received.items()}
-        table = torch.tensor([[found[party][split] for split in SPLITS] for party in self._passives])
+        table = torch.tensor(
+            [[found[party][split] for split in SPLITS] for party in self._passives]
+        )
         answering.reply_all(step, received, {"rows": table})
         return Aligned(mine.ids, mine.division, found)
 
 
 def _read(sender: str, party: str, counts: list[int]) -> Holding:
-    """Reads how many rows a party holds. Raises PeerError if that is no number of rows, or leaves none for training."""
+    """Reads how many rows a party holds. Raises PeerError if that is no number of rows, or leaves
+    none for training.
+    """
     if not (all(0 <= each <= MOST_ROWS for each in counts) and counts[0] > 0):
-        raise PeerError(Code.MALFORMED_MESSAGE, f"{sender} says that {party} has {counts} rows", party=sender)
+        raise PeerError(
+            Code.MALFORMED_MESSAGE, f"{sender} says that {party} has {counts} rows", party=sender
+        )
     found: Mapping[str, int] = dict(zip(SPLITS, counts, strict=True))
     return found

@@ -1,4 +1,6 @@
-"""Limits how often a day this party lets its rows be found: who may ask often can try out one id after another."""
+"""Limits how often a day this party lets its rows be found: who may ask often can try out one id
+after another.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def count(path: Path, source: str, most: int, now_s: float) -> None:
     """
     try:
         with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of this party may begin at once
+            # Several processes of this party may begin at once.
+            fcntl.flock(lock, fcntl.LOCK_EX)
             _count(path, source, most, now_s)
     except OSError as error:
         raise unwritable(path, error) from None
@@ -31,7 +34,8 @@ def count(path: Path, source: str, most: int, now_s: float) -> None:
 def _count(path: Path, source: str, most: int, now_s: float) -> None:
     try:
         found = json.loads(path.read_text()) if path.exists() else {}
-        times = [min(float(each), now_s) for each in found.get(source, [])]  # the clock may have been ahead
+        # The clock may have been ahead.
+        times = [min(float(each), now_s) for each in found.get(source, [])]
         if not all(math.isfinite(each) for each in times):
             raise ValueError
     except (OSError, ValueError, TypeError, AttributeError):
@@ -40,6 +44,12 @@ def _count(path: Path, source: str, most: int, now_s: float) -> None:
     times = [each for each in times if now_s - each < _DAY_S]
     if len(times) >= most:
         wait_min = max(1, round((_DAY_S - (now_s - min(times))) / 60))
-        text = f"{source}: its rows were found {most} times within a day, as often as alignments_a_day allows"
-        raise InputError(Code.REFUSED, f"{text}; wait {wait_min} min, or take those of an earlier run: rows.alignment")
+        text = (
+            f"{source}: its rows were found {most} times within a day, as often as "
+            "alignments_a_day allows"
+        )
+        raise InputError(
+            Code.REFUSED,
+            f"{text}; wait {wait_min} min, or take those of an earlier run: rows.alignment",
+        )
     write_atomic(path, json.dumps({**found, source: [*times, now_s]}))

@@ -1,7 +1,8 @@
-"""What a party keeps of an alignment: its secrets and masked batches until the end, then which of its rows are common.
+"""What a party keeps of an alignment: its secrets and masked batches until the end, then which of
+its rows are common.
 
-A party that is killed resumes with the same secrets, and masks nothing twice but the batches under way. Only their
-owner may read the files.
+A party that is killed resumes with the same secrets, and masks nothing twice but the batches under
+way. Only their owner may read the files.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from vfl_common.files import private_file, unwritable
 from vfl_party.align.digest import keyed_digest
 from vfl_party.psi.curve import POINT_BYTES
 
-FOLDER = "alignment"  # in a party's folder of a run
+# In a party's folder of a run.
+FOLDER = "alignment"
 _STATE, _COMMON = "state.json", "common.bits"
-_WORDS = ("name", "secret", "seed", "salt", "marks")  # an earlier release kept no salt: its attempts begin anew
+# An earlier release kept no salt: its attempts begin anew.
+_WORDS = ("name", "secret", "seed", "salt", "marks")
 _DIGEST_BYTES = 32
 SALT_BYTES = 32
 NO_ATTEMPT = bytes(16)
@@ -39,10 +42,10 @@ NO_ATTEMPT = bytes(16)
 class Attempt:
     """One try at an alignment, the same at all parties until it succeeds or a party's rows change.
 
-    ``name``: 16 random bytes, from the active party; the server does not know it. ``rows``: of each party.
-    ``secret``: the key that masks. ``seed``: of the order in which this party shows its rows. ``salt``: of the list's
-    digests, the same at all parties. ``marks``: SHA-256 of the first bits from the server, which say what rows of this
-    party are common; empty before they have come.
+    ``name``: 16 random bytes, from the active party; the server does not know it. ``rows``: of each
+    party. ``secret``: the key that masks. ``seed``: of the order in which this party shows its
+    rows. ``salt``: of the list's digests, the same at all parties. ``marks``: SHA-256 of the first
+    bits from the server, which say what rows of this party are common; empty before they have come.
     """
 
     name: bytes = NO_ATTEMPT
@@ -53,9 +56,11 @@ class Attempt:
     marks: bytes = b""
 
     def order(self, rows: int) -> npt.NDArray[np.int64]:
-        """Returns the rows in the order in which this party shows them: sorted by numbers of a ChaCha20 stream.
+        """Returns the rows in the order in which this party shows them: sorted by numbers of a
+        ChaCha20 stream.
 
-        Nobody who lacks the seed can tell it from any other order, and it is the same with every version of NumPy.
+        Nobody who lacks the seed can tell it from any other order, and it is the same with every
+        version of NumPy.
         """
         stream = Cipher(ChaCha20(self.seed, bytes(16)), mode=None).encryptor()
         drawn = np.frombuffer(stream.update(bytes(8 * rows)), "<u8")
@@ -64,7 +69,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Common:
-    """Which of this party's rows, in canonical order, are common. ``salt``: of the attempt that found them.
+    """Which of this party's rows, in canonical order, are common. ``salt``: of the attempt that
+    found them.
 
     An alignment of an earlier release has left no salt.
     """
@@ -96,7 +102,8 @@ class Kept:
     def _read_attempt(self) -> Attempt:
         try:
             found = json.loads((self._path / _STATE).read_text())
-            if bytes.fromhex(found["ids"]) != self._digest:  # other rows need other secrets
+            # Other rows need other secrets.
+            if bytes.fromhex(found["ids"]) != self._digest:
                 return Attempt()
             if found.pop("sum") != _sum(found):
                 return Attempt()
@@ -112,7 +119,8 @@ class Kept:
         self._write(attempt)
 
     def pin(self, marks: bytes) -> bool:
-        """Returns whether ``marks`` are those that the attempt has had before; the first ones are noted, on the disk.
+        """Returns whether ``marks`` are those that the attempt has had before; the first ones are
+        noted, on the disk.
 
         Raises InputError.
         """
@@ -134,7 +142,8 @@ class Kept:
         except OSError as error:
             raise unwritable(self._path, error) from None
 
-    # -- masked points, in files that grow ----------------------------------------------------------------------
+    # -- masked points, in files that grow
+    # ----------------------------------------------------------------------
 
     def _points(self, round_: int) -> Path:
         return self._path / f"{round_}.points"
@@ -147,7 +156,9 @@ class Kept:
             return 0
 
     def cut(self, round_: int, of: int) -> None:
-        """Removes what is beyond the whole batches of a round, which has ``of`` points. Raises InputError."""
+        """Removes what is beyond the whole batches of a round, which has ``of`` points. Raises
+        InputError.
+        """
         path, found = self._points(round_), self.stored(round_)
         try:
             if path.exists() and found != of:
@@ -159,7 +170,9 @@ class Kept:
         """Appends a batch. Raises InputError."""
         path = self._points(round_)
         try:
-            with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "wb") as file:
+            with os.fdopen(
+                os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "wb"
+            ) as file:
                 file.write(points)
         except OSError as error:
             raise unwritable(path, error) from None
@@ -172,10 +185,13 @@ class Kept:
                 file.seek(start * POINT_BYTES)
                 return file.read((stop - start) * POINT_BYTES)
         except OSError as error:
-            raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})"
+            ) from None
 
     def require_distinct(self, round_: int, party: str) -> None:
-        """Raises PeerError, naming ``party``, if it has sent a point twice among those that this round has masked.
+        """Raises PeerError, naming ``party``, if it has sent a point twice among those that this
+        round has masked.
 
         A secret masks different points differently. ``curve.check`` sees one batch at a time.
         """
@@ -183,14 +199,20 @@ class Kept:
         try:
             points = np.memmap(path, "<u8", "r").reshape(-1, POINT_BYTES // 8)
         except (OSError, ValueError):
-            raise InputError(Code.FILE_INVALID, f"{path}: cannot be read; begin the run anew") from None
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: cannot be read; begin the run anew"
+            ) from None
         heads = np.sort(points[:, 0])
-        alike = points[np.isin(points[:, 0], heads[1:][heads[1:] == heads[:-1]])]  # in their first 8 of 32 bytes
+        # In their first 8 of 32 bytes.
+        alike = points[np.isin(points[:, 0], heads[1:][heads[1:] == heads[:-1]])]
         if len(np.unique(alike, axis=0)) < len(alike):
-            text = f"{party} sent a point twice; run the same version of this program at all parties"
+            text = (
+                f"{party} sent a point twice; run the same version of this program at all parties"
+            )
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
 
-    # -- the result ---------------------------------------------------------------------------------------------
+    # -- the result
+    # ----------------------------------------------------------------------
 
     def finish(self, common: Common) -> None:
         """Keeps which rows are common. Raises InputError."""
@@ -212,7 +234,9 @@ class Kept:
         if found is None:
             text = "is missing" if not path.exists() else "is of other rows than this party has now"
             remedy = "name another run in rows.alignment, or remove it to align again"
-            raise InputError(Code.DATA_INVALID, f"{path}: the alignment of the run {text}; {remedy}")
+            raise InputError(
+                Code.DATA_INVALID, f"{path}: the alignment of the run {text}; {remedy}"
+            )
         return found
 
     def _read_common(self, path: Path) -> Common | None:

@@ -1,4 +1,6 @@
-"""Reads all that a party file names (recipe, certificate, device, policy) and checks it before anything else."""
+"""Reads all that a party file names (recipe, certificate, device, policy) and checks it before
+anything else.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class PartyFiles:
         return self.settings.role == "active"
 
     def policy(self) -> Policy:
-        """Makes the party's policy: a new one each time, so that no generation finds what another left in it."""
+        """Makes the party's policy: a new one each time, so that no generation finds what another
+        left in it.
+        """
         return load_policy(self.file.policy, f"party {self.name}: policy")
 
     def open(self, load: Load = load) -> Opened:
@@ -53,25 +57,36 @@ class PartyFiles:
     @property
     def data(self) -> DataSettings:
         if self.file.data is None:
-            raise InputError(Code.CONFIG_INVALID, f"party {self.name}: its file needs a [data] table")
+            raise InputError(
+                Code.CONFIG_INVALID, f"party {self.name}: its file needs a [data] table"
+            )
         if self.is_active and self.file.data.label is None and not self.file.data.is_named:
             raise InputError(
-                Code.CONFIG_INVALID, f"party {self.name}: data.label is missing; the active party holds the labels"
+                Code.CONFIG_INVALID,
+                f"party {self.name}: data.label is missing; the active party holds the labels",
             )
-        data = self.file.data.model_copy(update={"scratch": self.file.data.scratch or self.file.out})
+        data = self.file.data.model_copy(
+            update={"scratch": self.file.data.scratch or self.file.out}
+        )
         return data if self.settings.features else ids_only(data)
 
 
-def read_files(path: Path, *, device: str | None = None, recipe: Recipe | None = None) -> PartyFiles:
-    """Reads a party file, its recipe and its certificate; ``device`` replaces the file's. Raises InputError."""
+def read_files(
+    path: Path, *, device: str | None = None, recipe: Recipe | None = None
+) -> PartyFiles:
+    """Reads a party file, its recipe and its certificate; ``device`` replaces the file's. Raises
+    InputError.
+    """
     file = load_party(path)
-    sys.path.append(str(path.resolve().parent))  # for the user's own encoder, beside the party file
+    # For the user's own encoder, beside the party file.
+    sys.path.append(str(path.resolve().parent))
     recipe = recipe or load_recipe(Path(file.recipe))
     settings = recipe.party(file.name)
     if settings is None:
         known = ", ".join(party.name for party in recipe.parties)
         raise InputError(
-            Code.NOT_IN_RECIPE, f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
+            Code.NOT_IN_RECIPE,
+            f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})",
         )
     _check_relayed(path, file, recipe)
     check_code(path, file, recipe)
@@ -81,14 +96,25 @@ def read_files(path: Path, *, device: str | None = None, recipe: Recipe | None =
     resolved = resolve_device(device or file.device)
     encoder = encoder_settings(recipe, file.name, file.encoder)
     files = PartyFiles(file, recipe, settings, keyring, resolved, encoder)
-    files.policy()  # so that a wrong one is found now
+    # So that a wrong one is found now.
+    files.policy()
     return files
 
 
 def _check_relayed(path: Path, file: PartyFile, recipe: Recipe) -> None:
-    """Raises InputError if the server would tell passive parties an address that nobody can dial."""
-    relayed, key = (file.advertise, "advertise") if file.advertise is not None else (file.listen, "listen")
+    """Raises InputError if the server would tell passive parties an address that nobody can
+    dial.
+    """
+    relayed, key = (
+        (file.advertise, "advertise") if file.advertise is not None else (file.listen, "listen")
+    )
     if file.name == recipe.active.name and recipe.passives and means_all_addresses(relayed):
-        text = f"{path}: {key}: {relayed} means all addresses of this machine, and the other parties cannot dial it"
-        remedy = f"set advertise to the address at which they reach {file.name}, such as {file.name}.example.org:7001"
+        text = (
+            f"{path}: {key}: {relayed} means all addresses of this machine, and the other "
+            "parties cannot dial it"
+        )
+        remedy = (
+            f"set advertise to the address at which they reach {file.name}, such as "
+            f"{file.name}.example.org:7001"
+        )
         raise InputError(Code.CONFIG_INVALID, f"{text}; {remedy}")

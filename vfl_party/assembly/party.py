@@ -1,8 +1,9 @@
 """A party, assembled in one place: open its data, align its rows, assemble models and phases.
 
-    opened  = open_party(recipe, name, data, encoder)           # data; no network
-    aligned = alignment_of(recipe).align(…)                     # with the others; or .expected(table), before joining
-    party   = assemble(opened, aligned, …)                      # rows, models, phases, plan, privacy: pure
+    opened  = open_party(recipe, name, data, encoder)           # data; no network aligned =
+    alignment_of(recipe).align(…)                     # with the others; or .expected(table), before
+    joining party   = assemble(opened, aligned, …)                      # rows, models, phases,
+    plan, privacy: pure
 
 `vfl-party check`, a forecast, a study's trial and a run work with the same `Assembled`.
 """
@@ -51,9 +52,10 @@ Spread = Callable[[nn.Module, InputSpec], Callable[..., Tensor]]
 class Opened:
     """A party's data, read and checked, before any contact with the others.
 
-    ``table``: the rows to align, with labels at the active party; ``unaligned``: rows that only this party has.
-    ``divides``: false for rows to predict, which have no splits. ``advice``: a note for the person here, which the log
-    has. ``sent``: what this process sends, for the generations to come.
+    ``table``: the rows to align, with labels at the active party; ``unaligned``: rows that only
+    this party has. ``divides``: false for rows to predict, which have no splits. ``advice``: a note
+    for the person here, which the log has. ``sent``: what this process sends, for the generations
+    to come.
     """
 
     recipe: Recipe
@@ -81,7 +83,13 @@ def load(data: DataSettings, with_label: bool) -> Table:
 
 
 def open_party(
-    recipe: Recipe, name: str, data: DataSettings, encoder: EncoderSettings, load: Load = load, *, labels: bool = True
+    recipe: Recipe,
+    name: str,
+    data: DataSettings,
+    encoder: EncoderSettings,
+    load: Load = load,
+    *,
+    labels: bool = True,
 ) -> Opened:
     """Reads the data of a party. ``labels``: false for rows to predict. Raises InputError."""
     data = data.ruled(recipe.rows.id_rules)
@@ -90,7 +98,8 @@ def open_party(
     active = name == recipe.active.name
     if active:
         data = data.keeping_rows()
-    if not active and recipe.rows.align == "none" and data.split is not None:  # every party divides its own rows
+    # Every party divides its own rows.
+    if not active and recipe.rows.align == "none" and data.split is not None:
         data = data.model_copy(update={"label": None})
     table = read_table(data, labels and active, load)
     more = unaligned_of(data) if labels else None
@@ -102,7 +111,9 @@ def open_party(
 
 
 def expected_rows(opened: Opened) -> Aligned:
-    """Returns the rows that a party expects to train on, before any contact with the others: at most all of its own."""
+    """Returns the rows that a party expects to train on, before any contact with the others: at
+    most all of its own.
+    """
     return alignment_of(opened.recipe, divides=opened.divides).expected(opened.table)
 
 
@@ -120,7 +131,9 @@ class Work(Protocol):
         ...
 
     def begin(self, models: dict[str, nn.Module]) -> None:
-        """Replaces the models' initial weights with those of an earlier run, if there is one. Raises InputError."""
+        """Replaces the models' initial weights with those of an earlier run, if there is one.
+        Raises InputError.
+        """
         ...
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
@@ -130,7 +143,9 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Training:
-    """Runs all phases of the recipe. ``begin_with``: puts weights of an earlier run into the models."""
+    """Runs all phases of the recipe. ``begin_with``: puts weights of an earlier run into the
+    models.
+    """
 
     recipe: Recipe
     begin_with: Callable[[dict[str, nn.Module]], None] | None = None
@@ -139,7 +154,9 @@ class Training:
     def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
         table = aligned.of(opened.table)
         own = [each for each in (aligned.rest(opened.table), opened.unaligned) if each is not None]
-        return prepare(self.recipe, opened.name, table, opened.settings, opened.encoder, own, aligned.division)
+        return prepare(
+            self.recipe, opened.name, table, opened.settings, opened.encoder, own, aligned.division
+        )
 
     def begin(self, models: dict[str, nn.Module]) -> None:
         if self.begin_with is not None:
@@ -168,7 +185,13 @@ class Assembled:
         """The phases, in order; the labels of checkpoints count in this plan."""
         passive = self.party.role == "passive"
         return [
-            Planned(phase.name, phase.rounds, phase.alone_from, tuple(phase.skippable), phase.lenient and passive)
+            Planned(
+                phase.name,
+                phase.rounds,
+                phase.alone_from,
+                tuple(phase.skippable),
+                phase.lenient and passive,
+            )
             for phase in self.phases
         ]
 
@@ -179,14 +202,21 @@ class Assembled:
         recipe, found = self.party.recipe, []
         for (phase, _), each in self.party.exchanges.items():
             if each.exchange.asks == "server":
-                up, down = (coding_of(recipe, phase, each.exchange, direction) for direction in ("up", "down"))
+                up, down = (
+                    coding_of(recipe, phase, each.exchange, direction)
+                    for direction in ("up", "down")
+                )
                 spec = each.chains.up.before_codec(each.exchange.up.spec())
-                found.append(AggregationPlan(phase, rounds[phase], spec, each.exchange.passive, up, down))
+                found.append(
+                    AggregationPlan(phase, rounds[phase], spec, each.exchange.passive, up, down)
+                )
         return tuple(found)
 
     @property
     def privacy_json(self) -> str:
-        """The summary's part about differential privacy, from the active party; '' if no phase has any."""
+        """The summary's part about differential privacy, from the active party; '' if no phase has
+        any.
+        """
         private = self.party.privacy if self.party.role == "active" else None
         return private.report().model_dump_json() if private is not None else ""
 
@@ -194,27 +224,44 @@ class Assembled:
     def exchanges(self) -> list[ExchangeSummary]:
         """The exchanges of the phases, with their chains; empty if the active party is alone."""
         party, recipe = self.party, self.party.recipe
-        aligning = alignment_of(recipe, divides=self.opened.divides).occurrences(len(self.prepared.table))
+        aligning = alignment_of(recipe, divides=self.opened.divides).occurrences(
+            len(self.prepared.table)
+        )
         keys = {(each.step.phase, each.exchange.name): each for each in aligning}.values()
-        first = [(each.step.phase, each.exchange, party.chains(each.step.phase, each.exchange)) for each in keys]
-        opened = [(phase, each.exchange, each.chains) for (phase, _), each in party.exchanges.items()]
-        found = [summarised(recipe, phase, each, chains) for phase, each, chains in (*first, *opened)]
+        first = [
+            (each.step.phase, each.exchange, party.chains(each.step.phase, each.exchange))
+            for each in keys
+        ]
+        opened = [
+            (phase, each.exchange, each.chains) for (phase, _), each in party.exchanges.items()
+        ]
+        found = [
+            summarised(recipe, phase, each, chains) for phase, each, chains in (*first, *opened)
+        ]
         return [line for lines in found for line in lines] if recipe.passives else []
 
     @property
     def leaves(self) -> list[ExchangeSummary]:
         """The part of ``exchanges`` that this party sends."""
-        mine = (self.party.name, "every party", *([PASSIVES] if self.party.role == "passive" else []))
+        mine = (
+            self.party.name,
+            "every party",
+            *([PASSIVES] if self.party.role == "passive" else []),
+        )
         return [line for line in self.exchanges if line.sender in mine]
 
     def connect(self, ways: Ways | None, hooks: Hooks) -> None:
-        """Connects the phases to the others, and sets torch's generator to its state after they were made."""
+        """Connects the phases to the others, and sets torch's generator to its state after they
+        were made.
+        """
         self.party.ways = ways
         self.party.tick, self.party.lenient, self.party.show = hooks.tick, hooks.lenient, hooks.show
         torch.set_rng_state(self.generator)
 
     def state(self) -> Tree:
-        """Returns models, preprocessing, generators and the chains' state: all that no phase keeps itself."""
+        """Returns models, preprocessing, generators and the chains' state: all that no phase keeps
+        itself.
+        """
         party, prepared = self.party, self.prepared
         generators: dict[str, Tensor] = {"cpu": torch.get_rng_state()}
         if party.device.type == "cuda":
@@ -231,17 +278,22 @@ class Assembled:
 
     @property
     def _data(self) -> str:
-        """What must be the same to resume; '' for labels that are only looked up by id: they may be corrected."""
+        """What must be the same to resume; '' for labels that are only looked up by id: they may be
+        corrected.
+        """
         looked_up = self.party.recipe.rows.align == "none" and self.prepared.features is None
         return "" if looked_up else self.prepared.fingerprint
 
     def load_state(self, tree: Tree) -> None:
-        """Restores what ``state`` returned. Raises InputError if the data have changed since then."""
+        """Restores what ``state`` returned. Raises InputError if the data have changed since
+        then.
+        """
         party = self.party
         if tree["data"] != self._data:
             raise ChangedError(
                 Code.DATA_INVALID,
-                f"{self.prepared.table.source}: its rows or columns are not those that the unfinished run began with; "
+                f"{self.prepared.table.source}: its rows or columns are not those that the "
+                "unfinished run began with; "
                 "restore them, or begin a new run with --fresh at the server alone",
             )
         load_models(party.models, tree)
@@ -264,7 +316,8 @@ def assemble(
     trees: TreeLimits | None = None,
     secret: int | None = None,
 ) -> Assembled:
-    """Prepares the rows and makes models and phases; the same result each time, whatever the network does.
+    """Prepares the rows and makes models and phases; the same result each time, whatever the
+    network does.
 
     Args:
         opened: the party's data.
@@ -281,11 +334,16 @@ def assemble(
     recipe, name = opened.recipe, opened.name
     work = work if work is not None else Training(recipe)
     prepared = work.prepare(opened, aligned)
-    seed = derive_seed(recipe.seed if secret is None else secret, "torch", name)  # of dropout
+    # Of dropout.
+    seed = derive_seed(recipe.seed if secret is None else secret, "torch", name)
     torch.manual_seed(seed % 2**63)
     begin(torch.default_generator, seed)
     features = prepared.features
-    make = MakeEncoder(recipe, name, opened.encoder, features.spec, secret) if features is not None else None
+    make = (
+        MakeEncoder(recipe, name, opened.encoder, features.spec, secret)
+        if features is not None
+        else None
+    )
     models = build_models(recipe, name, make, secret)
     work.begin(models)
     party = Party(
@@ -316,14 +374,18 @@ def check_ranks(party: Party, *, trains: bool) -> None:
     """Raises InputError if a phase or the encoder can run in only one process of a party."""
     own = with_own_passes(party.recipe) if trains else None
     if own is not None:
-        text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} runs in only one process of a party"
+        text = (
+            f"recipe: phases: {own.name}: a phase of kind {own.kind!r} runs in only one "
+            "process of a party"
+        )
         raise InputError(Code.CONFIG_INVALID, f"{text}; start {party.name} without torchrun")
     spec = party.features.spec if party.features is not None else None
     check_spread(party.models.get("encoder"), spec, party.device, party.name)
 
 
 def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
-    """Returns the party file's encoder, else the recipe's for this party, else the recipe's for all.
+    """Returns the party file's encoder, else the recipe's for this party, else the recipe's for
+    all.
 
     Raises InputError if it is a plug-in's that is not installed here, or has other settings.
     """
@@ -341,10 +403,11 @@ def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> 
 def build_models(
     recipe: Recipe, name: str, make_encoder: MakeEncoder | None, secret: int | None = None
 ) -> dict[str, nn.Module]:
-    """Makes this party's models on the CPU, with initial weights that follow from a seed and the party's name.
+    """Makes this party's models on the CPU, with initial weights that follow from a seed and the
+    party's name.
 
-    ``make_encoder``: None for an active party with labels only. ``secret``: see ``Party``. The phases share the one
-    encoder. A method with a model of its own needs neither encoder nor top.
+    ``make_encoder``: None for an active party with labels only. ``secret``: see ``Party``. The
+    phases share the one encoder. A method with a model of its own needs neither encoder nor top.
     """
     seed = recipe.seed if secret is None else secret
     models, size = own_of(recipe), recipe.model.embedding_size
@@ -369,14 +432,17 @@ def load_models(models: dict[str, nn.Module], tree: Tree) -> None:
     except (KeyError, RuntimeError):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            "the checkpoint holds other models than the recipe and the data produce; use those of the trained run",
+            "the checkpoint holds other models than the recipe and the data produce; use "
+            "those of the trained run",
         ) from None
 
 
 def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: str | None) -> None:
-    """Loads only the encoder of another run's job: this run makes its own preprocessing and top model.
+    """Loads only the encoder of another run's job: this run makes its own preprocessing and top
+    model.
 
-    ``tower``: loads only this tower, of an encoder that has two. Raises InputError if it does not fit.
+    ``tower``: loads only this tower, of an encoder that has two. Raises InputError if it does not
+    fit.
     """
     try:
         if "tail" in models:
@@ -387,11 +453,16 @@ def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: s
             weights = tree["models"]["encoder"]
             if tower is not None:
                 prefix = f"{tower}."
-                weights = {name[len(prefix) :]: each for name, each in weights.items() if name.startswith(prefix)}
+                weights = {
+                    name[len(prefix) :]: each
+                    for name, each in weights.items()
+                    if name.startswith(prefix)
+                }
             models["encoder"].load_state_dict(weights)
     except (KeyError, RuntimeError):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"recipe: start.run: the encoder of {run_id} differs from what this recipe and data produce; give both "
+            f"recipe: start.run: the encoder of {run_id} differs from what this recipe and "
+            "data produce; give both "
             "recipes the same model and columns, and start.phases that run's phases",
         ) from None

@@ -1,4 +1,6 @@
-"""Tries a recipe before anything runs: makes its parties' rows, models and phases as before joining; drops them."""
+"""Tries a recipe before anything runs: makes its parties' rows, models and phases as before
+joining; drops them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from vfl_common.config.division import divide
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party.assembly.party import Assembled, Load, assemble, encoder_settings, expected_rows, load, open_party
+from vfl_party.assembly.party import (
+    Assembled,
+    Load,
+    assemble,
+    encoder_settings,
+    expected_rows,
+    load,
+    open_party,
+)
 from vfl_party.data import Table
 from vfl_party.methods import evaluated
 from vfl_party.outbound.policies import Policy
@@ -28,23 +38,35 @@ def try_party(
     *,
     policy: Policy | None = None,
 ) -> Assembled:
-    """Makes one party as it is before it joins, on the CPU. Raises InputError if the party's program would."""
+    """Makes one party as it is before it joins, on the CPU. Raises InputError if the party's
+    program would.
+    """
     opened = open_party(recipe, name, data, encoder, load)
     return assemble(opened, expected_rows(opened), policy=policy)
 
 
 def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, Assembled]:
-    """Makes all parties of a recipe whose [simulate] says where data lie; paths are relative to ``folder``."""
+    """Makes all parties of a recipe whose [simulate] says where data lie; paths are relative to
+    ``folder``.
+    """
     opened = {
         name: open_party(recipe, name, data, encoder_settings(recipe, name, None), load)
         for name, data in divide(recipe, folder).items()
     }
-    told = expected_rows(opened[recipe.active.name])  # with the division that the others will hear of
+    # With the division that the others will hear of.
+    told = expected_rows(opened[recipe.active.name])
     rows = {name: expected_rows(each) for name, each in opened.items()}
-    if recipe.rows.align == "none":  # here, all parties' rows are known
+    # Here, all parties' rows are known.
+    if recipe.rows.align == "none":
         held = {each.name: rows[each.name].holdings[each.name] for each in recipe.passives}
-        return {name: assemble(each, replace(rows[name], holdings=held)) for name, each in opened.items()}
-    return {name: assemble(each, told if told.ids == rows[name].ids else rows[name]) for name, each in opened.items()}
+        return {
+            name: assemble(each, replace(rows[name], holdings=held))
+            for name, each in opened.items()
+        }
+    return {
+        name: assemble(each, told if told.ids == rows[name].ids else rows[name])
+        for name, each in opened.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -59,8 +81,8 @@ class Tried:
 def try_all(recipes: Sequence[Tried], folder: Path) -> None:
     """Makes all parties of each recipe, without training; paths are relative to ``folder``.
 
-    Raises InputError, with the title, at the first recipe that a party would refuse, or that cannot give the metrics of
-    the test rows although the study wants them.
+    Raises InputError, with the title, at the first recipe that a party would refuse, or that cannot
+    give the metrics of the test rows although the study wants them.
     """
     tables: dict[tuple[str, bool], Table] = {}
 
@@ -83,9 +105,11 @@ def try_all(recipes: Sequence[Tried], folder: Path) -> None:
 
 @contextlib.contextmanager
 def modules_of(folder: Path) -> Iterator[None]:
-    """Finds the user's own modules (encoders of kind ``custom``) in ``folder`` while the block lasts.
+    """Finds the user's own modules (encoders of kind ``custom``) in ``folder`` while the block
+    lasts.
 
-    Those that are imported meanwhile are forgotten afterwards: another recipe may have others of the same names.
+    Those that are imported meanwhile are forgotten afterwards: another recipe may have others of
+    the same names.
     """
     sys.path.insert(0, str(folder))
     before = set(sys.modules)
@@ -103,6 +127,10 @@ def _check_tested(recipe: Recipe, party: Assembled) -> None:
     if "test" not in evaluated(recipe):
         text = "no phase evaluates the test rows; give finetune one of kind 'evaluate'"
         raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
-    held = party.party.holdings.values()  # if the parties hold different rows
+    # If the parties hold different rows.
+    held = party.party.holdings.values()
     if not (any(rows["test"] for rows in held) if held else len(party.party.rows("test"))):
-        raise InputError(Code.CONFIG_INVALID, "recipe: rows.test: there are no test rows to evaluate; give a share")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "recipe: rows.test: there are no test rows to evaluate; give a share",
+        )

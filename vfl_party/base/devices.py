@@ -18,7 +18,8 @@ from vfl_common.errors import Code, InputError
 
 
 def resolve_device(text: str) -> torch.device:
-    """Returns the device for ``cpu``, ``cuda`` (the first GPU; under torchrun each process has its own) or ``cuda:N``.
+    """Returns the device for ``cpu``, ``cuda`` (the first GPU; under torchrun each process has its
+    own) or ``cuda:N``.
 
     Raises InputError: CONFIG_INVALID; DEVICE_MISSING, which lists this machine's devices.
     """
@@ -29,13 +30,18 @@ def resolve_device(text: str) -> torch.device:
     asked = re.fullmatch(r"cuda(?::(\d{1,4}))?", text)
     if asked and asked[1] and size > 1:
         what = f"device {text}: torchrun has started {size} processes, and each needs its own GPU"
-        raise InputError(Code.CONFIG_INVALID, f'{what}; set device = "cuda", and CUDA_VISIBLE_DEVICES to choose GPUs')
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'{what}; set device = "cuda", and CUDA_VISIBLE_DEVICES to choose GPUs',
+        )
     number = int(asked[1] or local) if asked else n
     if number < n:
         return torch.device("cuda", number)
     there = ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(n))]
     named = f"{text}, by {size} processes," if size > 1 else text
-    raise InputError(Code.DEVICE_MISSING, f"{named} was asked for; this machine has: {', '.join(there)}")
+    raise InputError(
+        Code.DEVICE_MISSING, f"{named} was asked for; this machine has: {', '.join(there)}"
+    )
 
 
 def launched() -> tuple[int, int, int]:
@@ -49,20 +55,29 @@ def launched() -> tuple[int, int, int]:
         if not re.fullmatch(r"\d{1,4}", word, re.ASCII):
             text = f"TORCHELASTIC_RUN_ID is set, as by torchrun, but {name} is {word[:20]!r}"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; start the party with torchrun, or unset TORCHELASTIC_RUN_ID"
+                Code.CONFIG_INVALID,
+                f"{text}; start the party with torchrun, or unset TORCHELASTIC_RUN_ID",
             )
     rank, size, local = map(int, words.values())
     if rank >= size:
-        raise InputError(Code.CONFIG_INVALID, f"RANK is {rank} of WORLD_SIZE {size}; start the party with torchrun")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"RANK is {rank} of WORLD_SIZE {size}; start the party with torchrun",
+        )
     return rank, size, local
 
 
 def device_name(device: torch.device) -> str:
-    """Returns the maker's name for a GPU or this machine's processor; ``cpu`` if the system does not say."""
+    """Returns the maker's name for a GPU or this machine's processor; ``cpu`` if the system does
+    not say.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    with suppress(OSError):  # Linux
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+    # Linux.
+    with suppress(OSError):
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             key, _, name = line.partition(":")
             if key.strip() == "model name" and name.strip():
                 return name.strip()
@@ -72,25 +87,29 @@ def device_name(device: torch.device) -> str:
 def peak_memory(device: torch.device) -> int | None:
     """Returns the most bytes that this process's tensors took on a GPU at once; None on a CPU.
 
-    It counts only this process, so that several parties may share a GPU. The driver's memory and torch's reserve come
-    on top.
+    It counts only this process, so that several parties may share a GPU. The driver's memory and
+    torch's reserve come on top.
     """
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def set_threads(n: int) -> None:
-    """Sets ``n`` threads inside an operation and one between operations. May be called again at any time."""
+    """Sets ``n`` threads inside an operation and one between operations. May be called again at any
+    time.
+    """
     torch.set_num_threads(n)
     if torch.get_num_interop_threads() != 1:
-        with suppress(RuntimeError):  # torch allows this once, before the first parallel work
+        # Torch allows this once, before the first parallel work.
+        with suppress(RuntimeError):
             torch.set_num_interop_threads(1)
 
 
 def float32_in_full() -> Callable[[], None]:
-    """Has float32 multiplied in float32, and not in TF32 or bfloat16; returns what puts torch back as it was.
+    """Has float32 multiplied in float32, and not in TF32 or bfloat16; returns what puts torch back
+    as it was.
 
-    cuDNN takes TF32, with 10 bits of precision, for convolutions and recurrent layers unless it is told not to.
-    ``model.precision`` does not depend on this.
+    cuDNN takes TF32, with 10 bits of precision, for convolutions and recurrent layers unless it is
+    told not to. ``model.precision`` does not depend on this.
     """
     backends: Any = torch.backends
     old = [_flag(torch.get_float32_matmul_precision), _flag(lambda: backends.cudnn.allow_tf32)]
@@ -111,8 +130,8 @@ def float32_in_full() -> Callable[[], None]:
             if each.fp32_precision != word:
                 each.fp32_precision = word
 
-    # Both: the flags alone give way to what torch.backends.fp32_precision says, and reading a flag of another value
-    # than that of its operations is an error in torch.
+    # Both: the flags alone give way to what torch.backends.fp32_precision says, and reading a flag
+    # of another value than that of its operations is an error in torch.
     flags("highest", False)
     each_is(["ieee"] * len(operations))
 
@@ -124,7 +143,9 @@ def float32_in_full() -> Callable[[], None]:
 
 
 def _flag(read: Callable[[], Any]) -> Any:
-    """Returns a flag of torch; None if somebody has set its operations apart, which torch refuses to read as one."""
+    """Returns a flag of torch; None if somebody has set its operations apart, which torch refuses
+    to read as one.
+    """
     try:
         return read()
     except RuntimeError:
@@ -132,13 +153,15 @@ def _flag(read: Callable[[], Any]) -> Any:
 
 
 def keep_freed_memory() -> None:
-    """Lets glibc keep up to 128 MiB of freed memory for the next step; other C libraries are left as they are.
+    """Lets glibc keep up to 128 MiB of freed memory for the next step; other C libraries are left
+    as they are.
 
-    It would give a step's tensors and frames of some megabytes back to the system and fault them in again, page by
-    page: 3 % fewer steps with embeddings of 4 MiB. Blocks above 32 MiB, as of tables that are read, are given back.
-    Settings in the environment (``MALLOC_…``) take precedence.
+    It would give a step's tensors and frames of some megabytes back to the system and fault them in
+    again, page by page: 3 % fewer steps with embeddings of 4 MiB. Blocks above 32 MiB, as of tables
+    that are read, are given back. Settings in the environment (``MALLOC_…``) take precedence.
     """
-    settings = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 128 << 20)}  # malloc.h
+    # malloc.h.
+    settings = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 128 << 20)}
     if platform.libc_ver()[0] == "glibc" and settings.keys().isdisjoint(os.environ):
         for number, size in settings.values():
             ctypes.CDLL(None).mallopt(number, size)
@@ -147,7 +170,9 @@ def keep_freed_memory() -> None:
 def index_on(rows: Tensor, device: torch.device) -> Tensor:
     """Row numbers, on the CPU or there already, on ``device``.
 
-    Copied from ordinary memory, they would make the host wait until the GPU has done all its work so far. torch keeps a
-    pinned block that it has made itself until the copies out of it are done.
+    Copied from ordinary memory, they would make the host wait until the GPU has done all its work
+    so far. torch keeps a pinned block that it has made itself until the copies out of it are done.
     """
-    return rows if rows.device.type == device.type else rows.pin_memory().to(device, non_blocking=True)
+    return (
+        rows if rows.device.type == device.type else rows.pin_memory().to(device, non_blocking=True)
+    )

@@ -14,22 +14,25 @@ from vfl_common.bundle import StepKey
 from vfl_common.summary import Absence
 from vfl_party.base.seeds import Rows
 
-Tree = Any  # nested dicts and lists of tensors, numbers, strings, None: what vfl_party.base.checkpoint packs
-Predictions = Mapping[str, tuple[Rows, Tensor]]  # {split: (its rows [N], the outputs for them [N, O])}
+# Nested dicts and lists of tensors, numbers, strings, None: what vfl_party.base.checkpoint packs.
+Tree = Any
+# {split: (its rows [N], the outputs for them [N, O])}.
+Predictions = Mapping[str, tuple[Rows, Tensor]]
 
 
 @dataclass(frozen=True)
 class RoundReport:
     """The result of one round.
 
-    ``metrics``: {split: {name: value}}, from the side that has labels; ``done``: the phase ends with this round (the
-    same on all sides); ``kept``: the metrics of the weights that the phase ends with, if these are an earlier round's;
-    ``note``: a sentence for people; ``checkpoint``: one is written now, whatever ``run.checkpoint_every`` says (the
-    same on all sides); ``without``: parties that the model was trained without, because their data came too late;
-    ``absences``: all steps of the phase so far that were computed without a party; ``predictions``: those behind the
-    metrics of a trained model, which this party keeps in its folder and never sends; ``drift``: {party: how far its
-    embeddings have moved since the validation before}, which stays in this party's ``metrics.jsonl``; ``passed``: steps
-    that the others computed without this party.
+    ``metrics``: {split: {name: value}}, from the side that has labels; ``done``: the phase ends
+    with this round (the same on all sides); ``kept``: the metrics of the weights that the phase
+    ends with, if these are an earlier round's; ``note``: a sentence for people; ``checkpoint``: one
+    is written now, whatever ``run.checkpoint_every`` says (the same on all sides); ``without``:
+    parties that the model was trained without, because their data came too late; ``absences``: all
+    steps of the phase so far that were computed without a party; ``predictions``: those behind the
+    metrics of a trained model, which this party keeps in its folder and never sends; ``drift``:
+    {party: how far its embeddings have moved since the validation before}, which stays in this
+    party's ``metrics.jsonl``; ``passed``: steps that the others computed without this party.
     """
 
     steps: int
@@ -46,29 +49,36 @@ class RoundReport:
 
 
 class Phase(ABC):
-    """One side of one stage. The runner calls ``run_round`` for round 0, 1, … and writes a checkpoint after each.
+    """One side of one stage. The runner calls ``run_round`` for round 0, 1, … and writes a
+    checkpoint after each.
 
-    A phase returns and restores its whole state (optimizer, schedule, generators, queues, the best weights so far).
-    So a resumed run ends with the same parameters as an uninterrupted one. The job keeps the parameters of the party's
-    models and torch's own generators: see ``vfl_party.runtime.runner.Job``.
+    A phase returns and restores its whole state (optimizer, schedule, generators, queues, the best
+    weights so far). So a resumed run ends with the same parameters as an uninterrupted one. The job
+    keeps the parameters of the party's models and torch's own generators: see
+    ``vfl_party.runtime.runner.Job``.
     """
 
-    name: str  # in the recipe; part of every step key, checkpoint label and ledger entry
-    rounds: int  # planned
-    # First round from which this side sends and receives nothing in this phase; None if there is none. So (1) it keeps
-    # its results when others roll back, (2) a passive party may leave if no phase follows, (3) the next exchange has no
-    # step timeout, because the others may also be at work on their own.
+    # In the recipe; part of every step key, checkpoint label and ledger entry.
+    name: str
+    # Planned.
+    rounds: int
+    # First round from which this side sends and receives nothing in this phase; None if there is
+    # none. So (1) it keeps its results when others roll back, (2) a passive party may leave if no
+    # phase follows, (3) the next exchange has no step timeout, because the others may also be at
+    # work on their own.
     alone_from: int | None = None
 
-    # Rounds that change nothing on this side (an upload, say): their result is at the peers, and in their checkpoints.
-    # On resume this side skips such a round if the peers' checkpoints hold the result.
+    # Rounds that change nothing on this side (an upload, say): their result is at the peers, and in
+    # their checkpoints. On resume this side skips such a round if the peers' checkpoints hold the
+    # result.
     skippable: tuple[int, ...] = ()
 
-    # The phase goes on without a passive party that is late or away, and takes it back (``vfl_common.link.Lenience``).
-    # So a passive party may resume at any later round of the phase.
+    # The phase goes on without a passive party that is late or away, and takes it back
+    # (``vfl_common.link.Lenience``). So a passive party may resume at any later round of the phase.
     lenient: bool = False
 
-    # Exchanges whose messages a rehearsal of attacks keeps as they are (``vfl.leak_meter.rehearsal``).
+    # Exchanges whose messages a rehearsal of attacks keeps as they are
+    # (``vfl.leak_meter.rehearsal``).
     overheard: frozenset[str] = frozenset()
 
     @abstractmethod
@@ -76,7 +86,8 @@ class Phase(ABC):
         """Runs one round. Raises InterruptedRun, PeerError, LostError as Link and Hub do."""
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        """Returns the rows that an exchange is about at a step, in order; None if the phase does not say.
+        """Returns the rows that an exchange is about at a step, in order; None if the phase does
+        not say.
 
         Only a rehearsal of attacks asks: it judges by the truth.
         """
@@ -84,7 +95,8 @@ class Phase(ABC):
         return None
 
     def behind(self, exchange: str) -> Tensor | None:
-        """Returns what the newest message of an exchange is about, and does not say; None if the phase does not say.
+        """Returns what the newest message of an exchange is about, and does not say; None if the
+        phase does not say.
 
         Only a rehearsal of attacks asks: it judges by the truth.
         """
@@ -100,7 +112,8 @@ class Phase(ABC):
         _ = tree
 
     def keep(self, folder: Path) -> None:  # noqa: B027 - most phases keep nothing
-        """Names the party's folder of the run, which outlives generations; called before a training run's phases run.
+        """Names the party's folder of the run, which outlives generations; called before a training
+        run's phases run.
 
         Checkpoints go back with the run. What must not be forgotten then is kept here.
         """

@@ -1,4 +1,6 @@
-"""Finds methods, encoders, codecs and the like by name: in our own rooms, or as others' entry points."""
+"""Finds methods, encoders, codecs and the like by name: in our own rooms, or as others' entry
+points.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _OURS = ("torch", "vfl", "vfl_common", "vfl_party", "vfl_server")
-_loaded: dict[str, str] = {}  # by the first part of a plug-in's module: who has made it
+# By the first part of a plug-in's module: who has made it.
+_loaded: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class PlugIns:
     def load(self, name: str, where: str) -> Any:
         """Imports the export of that name.
 
-        Raises InputError that names ``where`` and the nearest name if there is none, or if the import fails.
+        Raises InputError that names ``where`` and the nearest name if there is none, or if the
+        import fails.
         """
         found = self._other(name)
         if found is None:
@@ -55,26 +59,39 @@ class PlugIns:
             near = difflib.get_close_matches(name, names, n=1)
             known = f"known: {', '.join(names)}" if names else "none is installed"
             hint = f"did you mean {near[0]!r}?" if near else known
-            raise InputError(Code.CONFIG_INVALID, f"{where}: there is no {self.what} {name!r}; {hint}")
+            raise InputError(
+                Code.CONFIG_INVALID, f"{where}: there is no {self.what} {name!r}; {hint}"
+            )
         _loaded[_root(found.module)] = found.dist.name if found.dist is not None else found.value
         try:
             return found.load()
         except Exception as error:
-            text = f"{where}: the plug-in {found.value} cannot be loaded: it failed {where_it_failed(error)}"
+            text = (
+                f"{where}: the plug-in {found.value} cannot be loaded: it failed "
+                f"{where_it_failed(error)}"
+            )
             raise InputError(Code.CONFIG_INVALID, f"{text}; reinstall or remove it") from error
 
     def version(self, name: str) -> dict[str, str]:
-        """Returns {``group:name``: ``distribution version``} of a plug-in; nothing if the name is ours or unknown."""
+        """Returns {``group:name``: ``distribution version``} of a plug-in; nothing if the name is
+        ours or unknown.
+        """
         found = self._other(name)
         if found is None:
             return {}
         made_by = found.dist
-        return {f"{self.group}:{name}": f"{made_by.name} {made_by.version}" if made_by is not None else "unknown"}
+        return {
+            f"{self.group}:{name}": f"{made_by.name} {made_by.version}"
+            if made_by is not None
+            else "unknown"
+        }
 
     def make(self, name: str, where: str, wanted: type[T], *args: Any) -> T:
-        """Loads the export of that name, calls it with ``args``, and checks that it gives a ``wanted``.
+        """Loads the export of that name, calls it with ``args``, and checks that it gives a
+        ``wanted``.
 
-        Raises InputError that names ``where`` and the export if it cannot be had, fails, or gives anything else.
+        Raises InputError that names ``where`` and the export if it cannot be had, fails, or gives
+        anything else.
         """
         export = self.load(name, where)
         try:
@@ -82,14 +99,20 @@ class PlugIns:
         except VflError:
             raise
         except Exception as error:
-            text = f"{where}: the {self.what} {name!r} cannot be made: it failed {where_it_failed(error)}"
+            text = (
+                f"{where}: the {self.what} {name!r} cannot be made: it failed "
+                f"{where_it_failed(error)}"
+            )
             raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
         return self.checked(made, name, where, wanted)
 
     def checked(self, made: object, name: str, where: str, wanted: type[T]) -> T:
         """Returns ``made``. Raises InputError if it is no ``wanted``."""
         if not isinstance(made, wanted):
-            text = f"{where}: the {self.what} {name!r} gives a {type(made).__name__}, and a {wanted.__name__} is wanted"
+            text = (
+                f"{where}: the {self.what} {name!r} gives a {type(made).__name__}, and a "
+                f"{wanted.__name__} is wanted"
+            )
             raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in")
         return made
 
@@ -104,7 +127,8 @@ class PlugIns:
 
 @contextlib.contextmanager
 def blaming() -> Iterator[None]:
-    """Names the plug-in whose code an error of the block comes from; an error of ours is raised as it is.
+    """Names the plug-in whose code an error of the block comes from; an error of ours is raised as
+    it is.
 
     Raises InputError. The log gets the traceback.
     """
@@ -113,7 +137,9 @@ def blaming() -> Iterator[None]:
     except VflError:
         raise
     except Exception as error:
-        maker = next((_loaded[root] for root, _ in reversed(_lines(error)) if root in _loaded), None)
+        maker = next(
+            (_loaded[root] for root, _ in reversed(_lines(error)) if root in _loaded), None
+        )
         if maker is None:
             raise
         log.exception("the plug-in %s failed", maker, extra={"event": "plug-in"})
@@ -122,20 +148,29 @@ def blaming() -> Iterator[None]:
 
 
 def where_it_failed(error: Exception) -> str:
-    """Returns ``in my_model.py, line 12: ValueError: …``, with the last line of somebody's own code.
+    """Returns ``in my_model.py, line 12: ValueError: …``, with the last line of somebody's own
+    code.
 
-    That is a plug-in's, or else code that is neither torch's nor ours; ``with ValueError: …`` if there is none.
+    That is a plug-in's, or else code that is neither torch's nor ours; ``with ValueError: …`` if
+    there is none.
     """
     why = next(iter(f"{type(error).__name__}: {error}".splitlines()), "")
     lines = _lines(error)
-    theirs = [line for root, line in lines if root in _loaded] or [line for root, line in lines if root not in _OURS]
+    theirs = [line for root, line in lines if root in _loaded] or [
+        line for root, line in lines if root not in _OURS
+    ]
     return f"{theirs[-1]}: {why}" if theirs else f"with {why}"
 
 
 def _lines(error: Exception) -> list[tuple[str, str]]:
-    """Returns the first part of each frame's module, and its line in words; the last one is where it was raised."""
+    """Returns the first part of each frame's module, and its line in words; the last one is where
+    it was raised.
+    """
     return [
-        (_root(frame.f_globals.get("__name__", "")), f"in {Path(frame.f_code.co_filename).name}, line {number}")
+        (
+            _root(frame.f_globals.get("__name__", "")),
+            f"in {Path(frame.f_code.co_filename).name}, line {number}",
+        )
         for frame, number in traceback.walk_tb(error.__traceback__)
     ]
 
@@ -181,7 +216,9 @@ class Registry(PlugIns):
 
 @cache
 def _modules_of(package: ModuleType, shelves: bool) -> dict[str, str]:
-    """Returns a package's modules by name. Reads its folder once, which every phase would otherwise do."""
+    """Returns a package's modules by name. Reads its folder once, which every phase would otherwise
+    do.
+    """
     found: dict[str, str] = {}
     for module in pkgutil.iter_modules(package.__path__):
         path = f"{package.__name__}.{module.name}"

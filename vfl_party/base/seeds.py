@@ -1,7 +1,8 @@
 """Derives seeds, orders and splits at every party by itself, so that they never cross the wire.
 
-What several parties must have alike (splits, the order of common batches, weights that start equal) follows from the
-recipe's seed. What only one party needs follows from ``Party.own_seed``, which may be secret: decision 29.
+What several parties must have alike (splits, the order of common batches, weights that start equal)
+follows from the recipe's seed. What only one party needs follows from ``Party.own_seed``, which may
+be secret: decision 29.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ import numpy.typing as npt
 
 from vfl_common.packing.dither import derive
 
-Rows = npt.NDArray[np.int64]  # row numbers
+# Row numbers.
+Rows = npt.NDArray[np.int64]
 
-_MOST_KEPT = 1 << 20  # numbers of a permutation that is kept: 8 MiB
+# Numbers of a permutation that is kept: 8 MiB.
+_MOST_KEPT = 1 << 20
 
 
-SECRET = 1 << 127  # seeds from here on are secret, and have 128 bits: too many to try them all
+# Seeds from here on are secret, and have 128 bits: too many to try them all.
+SECRET = 1 << 127
 
 
 def derive_seed(root: int, *names: object) -> int:
-    """Derives a seed from another one and a path of names: equal wherever ``root`` is known, unrelated per path.
+    """Derives a seed from another one and a path of names: equal wherever ``root`` is known,
+    unrelated per path.
 
-    It has 63 bits if ``root`` follows from the recipe's seed, which all parties know. If ``root`` is secret, so is it.
+    It has 63 bits if ``root`` follows from the recipe's seed, which all parties know. If ``root``
+    is secret, so is it.
     """
     if root < SECRET:
         return derive(root, *names)
@@ -42,7 +48,8 @@ def _secret(text: bytes) -> int:
 
 
 def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
-    """Returns a permutation of ``range(n)``, equal on every machine and numpy version (Philox, raw 64-bit keys).
+    """Returns a permutation of ``range(n)``, equal on every machine and numpy version (Philox, raw
+    64-bit keys).
 
     It cannot be written to.
     """
@@ -51,7 +58,8 @@ def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
 
 def _drawn(seed: int, n: int) -> npt.NDArray[np.int64]:
     keys = np.random.Philox(key=seed).random_raw(n)
-    order = np.argsort(keys)  # five times as fast as a stable sort, and the same if no two keys are equal
+    # Five times as fast as a stable sort, and the same if no two keys are equal.
+    order = np.argsort(keys)
     found = keys[order]
     if bool((found[1:] == found[:-1]).any()):
         order = np.argsort(keys, kind="stable")
@@ -60,31 +68,41 @@ def _drawn(seed: int, n: int) -> npt.NDArray[np.int64]:
     return order
 
 
-_kept = lru_cache(maxsize=1)(_drawn)  # parties of one process ask for the same one after the other
+# Parties of one process ask for the same one after the other.
+_kept = lru_cache(maxsize=1)(_drawn)
 
 
 def split_rows(
-    root: int, n: int, *, validation: float, test: float, aligned: float = 1.0, labelled: int | None = None
+    root: int,
+    n: int,
+    *,
+    validation: float,
+    test: float,
+    aligned: float = 1.0,
+    labelled: int | None = None,
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Returns the row numbers of the splits, each ascending; the shares are rounded to whole rows.
 
-    The splits are ``test``, ``validation`` and, for training: ``local``, all training rows; ``aligned``, the share that
-    all parties hold; ``train``, the aligned rows with known labels. ``train`` has at most ``labelled`` rows; all if it
-    is None. With one seed, a smaller split is a subset of a larger one. Row numbers are positions in the canonical
-    order of the ids.
+    The splits are ``test``, ``validation`` and, for training: ``local``, all training rows;
+    ``aligned``, the share that all parties hold; ``train``, the aligned rows with known labels.
+    ``train`` has at most ``labelled`` rows; all if it is None. With one seed, a smaller split is a
+    subset of a larger one. Row numbers are positions in the canonical order of the ids.
     """
     order = permutation(derive_seed(root, "split"), n)
     return cut_order(order, round(n * test), round(n * validation), aligned, labelled)
 
 
 def stratified_order(root: int, classes_N: npt.NDArray[np.int64]) -> Rows:
-    """Returns an order of the rows in which each class is spread evenly, so that every part has its share of each.
+    """Returns an order of the rows in which each class is spread evenly, so that every part has its
+    share of each.
 
-    The rows of a class come in a random order, at equal distances, from a random start (systematic sampling): row k of
-    the n_c rows of class c is at (k + u_c) / n_c of the whole.
+    The rows of a class come in a random order, at equal distances, from a random start (systematic
+    sampling): row k of the n_c rows of class c is at (k + u_c) / n_c of the whole.
     """
     order = permutation(derive_seed(root, "split"), len(classes_N))
-    starts = np.random.Philox(key=derive_seed(root, "split", "strata")).random_raw(int(classes_N.max(initial=0)) + 1)
+    starts = np.random.Philox(key=derive_seed(root, "split", "strata")).random_raw(
+        int(classes_N.max(initial=0)) + 1
+    )
     place_N = np.empty(len(classes_N), np.float64)
     for each in np.unique(classes_N):
         rows = order[classes_N[order] == each]
@@ -95,7 +113,9 @@ def stratified_order(root: int, classes_N: npt.NDArray[np.int64]) -> Rows:
 def cut_order(
     order: Rows, n_test: int, n_validation: int, aligned: float = 1.0, labelled: int | None = None
 ) -> dict[str, Rows]:
-    """Cuts an order of the rows into the splits that ``split_rows`` describes: test rows first, then validation."""
+    """Cuts an order of the rows into the splits that ``split_rows`` describes: test rows first,
+    then validation.
+    """
     local = order[n_test + n_validation :]
     common = local[: round(len(local) * aligned)]
     return {
@@ -107,8 +127,12 @@ def cut_order(
     }
 
 
-def batches(root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:
-    """Returns the shuffled batches of an epoch over ``rows``, without a last batch of one row (BatchNorm needs two)."""
+def batches(
+    root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size: int
+) -> list[npt.NDArray[np.int64]]:
+    """Returns the shuffled batches of an epoch over ``rows``, without a last batch of one row
+    (BatchNorm needs two).
+    """
     order = rows[permutation(derive_seed(root, phase, epoch), len(rows))]
     cut = [order[start : start + size] for start in range(0, len(order), size)]
     return cut[:-1] if size > 1 and len(cut) > 1 and len(cut[-1]) == 1 else cut
@@ -117,5 +141,7 @@ def batches(root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size
 def full_batches(
     root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size: int
 ) -> list[npt.NDArray[np.int64]]:
-    """Returns ``batches`` without a last one below ``size``: statistics of few rows mislead self-supervised losses."""
+    """Returns ``batches`` without a last one below ``size``: statistics of few rows mislead
+    self-supervised losses.
+    """
     return [batch for batch in batches(root, phase, epoch, rows, size) if len(batch) == size]

@@ -1,4 +1,6 @@
-"""Counts and times steps, and what their time is spent on: the training loop writes, other threads may read."""
+"""Counts and times steps, and what their time is spent on: the training loop writes, other threads
+may read.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,32 @@ from vfl_common.summary import PhaseTimes
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 # Upper bounds in seconds: from a small MLP on one machine to a large network over a slow line.
-BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+BOUNDS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 
 
 class Steps:
-    """The steps of one phase that this process has made, including those repeated after an interruption.
+    """The steps of one phase that this process has made, including those repeated after an
+    interruption.
 
-    The first step of a round is timed from the round's beginning, so evaluation and checkpoints belong to no step.
-    ``counts``: how many took at most each of BOUNDS_S (and more than the one before it); the last: longer than all.
+    The first step of a round is timed from the round's beginning, so evaluation and checkpoints
+    belong to no step. ``counts``: how many took at most each of BOUNDS_S (and more than the one
+    before it); the last: longer than all.
     """
 
     def __init__(self) -> None:
@@ -48,21 +68,27 @@ class Steps:
         self._under_way += 1
 
     def end(self, steps: int) -> None:
-        """Ends a round of ``steps`` steps, by its own report: in some phases the loop ticks only once an epoch."""
+        """Ends a round of ``steps`` steps, by its own report: in some phases the loop ticks only
+        once an epoch.
+        """
         self._finished, self._under_way = self._finished + max(steps, self._under_way), 0
 
 
-ENCODE, WAIT, DECODE, COMPUTE = "encode", "wait", "decode", "compute"  # what a party does with its time
+# What a party does with its time.
+ENCODE, WAIT, DECODE, COMPUTE = "encode", "wait", "decode", "compute"
 
 
 class Clock:
-    """Divides the time of a phase's rounds among ENCODE, WAIT, DECODE and COMPUTE (all else); of the main thread.
+    """Divides the time of a phase's rounds among ENCODE, WAIT, DECODE and COMPUTE (all else); of
+    the main thread.
 
-    Each moment belongs to one of them, so they add up to the whole. ``spent``: {phase: {what: seconds}}; ``steps``:
-    {phase: steps}; both of this process, with what it repeated. A switch takes less than a microsecond.
+    Each moment belongs to one of them, so they add up to the whole. ``spent``: {phase: {what:
+    seconds}}; ``steps``: {phase: steps}; both of this process, with what it repeated. A switch
+    takes less than a microsecond.
 
-    ``used``: the processor time of the process so far, in seconds; ``cpu``: {phase: what its rounds took of it}. None:
-    the parties of this process take turns while they wait, so all that is no waiting is a party's processor time.
+    ``used``: the processor time of the process so far, in seconds; ``cpu``: {phase: what its rounds
+    took of it}. None: the parties of this process take turns while they wait, so all that is no
+    waiting is a party's processor time.
     """
 
     def __init__(self, used: Callable[[], float] | None = process_time) -> None:
@@ -70,7 +96,8 @@ class Clock:
         self._used, self._used_s = used, 0.0
         self.spent: dict[str, dict[str, float]] = {}
         self.steps: dict[str, int] = {}
-        self._now: dict[str, float] = _nothing()  # between rounds: counted for nobody
+        # Between rounds: counted for nobody.
+        self._now: dict[str, float] = _nothing()
         self._at, self._since_s = COMPUTE, perf_counter()
 
     def begin(self, phase: str) -> None:
@@ -115,7 +142,9 @@ class Clock:
 
 
 def spends(what: str) -> Callable[[Method], Method]:
-    """Marks a method of an object with a ``clock``: its time is ``what``; afterwards its caller computes."""
+    """Marks a method of an object with a ``clock``: its time is ``what``; afterwards its caller
+    computes.
+    """
 
     def mark(method: Method) -> Method:
         @wraps(method)

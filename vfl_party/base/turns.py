@@ -1,8 +1,9 @@
 """Parties of one process take turns: one computes at a time, with torch's state as it left it.
 
-Each party is a greenlet, a function that can stand still in the middle. It gives its turn up when it waits for a bundle
-or for the server. Then dropout, and whatever else draws from torch's global generator, draws what it would draw in the
-party's own process, and the order of all steps is always the same.
+Each party is a greenlet, a function that can stand still in the middle. It gives its turn up when
+it waits for a bundle or for the server. Then dropout, and whatever else draws from torch's global
+generator, draws what it would draw in the party's own process, and the order of all steps is always
+the same.
 """
 
 from __future__ import annotations
@@ -23,21 +24,25 @@ from vfl_common.rpc.memory import Turns
 from vfl_party.base.devices import float32_in_full, set_threads
 
 _MKLDNN: Any = torch.backends.mkldnn
-_CAST = ("cpu", "cuda")  # types of devices on which parties compute, each with an autocast of its own
+# Types of devices on which parties compute, each with an autocast of its own.
+_CAST = ("cpu", "cuda")
 
 
 class _Modes(NamedTuple):
-    """What a party can set in torch, beside the generators, for all that its thread or process computes next.
+    """What a party can set in torch, beside the generators, for all that its thread or process
+    computes next.
 
-    ``nested``: how many ``torch.autocast`` it is in. torch keeps the weights that autocast has cast until the outermost
-    one ends, though an optimizer may change them meanwhile.
+    ``nested``: how many ``torch.autocast`` it is in. torch keeps the weights that autocast has cast
+    until the outermost one ends, though an optimizer may change them meanwhile.
     """
 
     grad: bool = True
     dtype: torch.dtype = torch.float32
     nested: int = 0
-    kept: bool = True  # whether the weights that are cast are kept
-    cast: tuple[tuple[bool, torch.dtype], ...] = ((False, torch.bfloat16), (False, torch.float16))  # by _CAST
+    # Whether the weights that are cast are kept.
+    kept: bool = True
+    # By _CAST.
+    cast: tuple[tuple[bool, torch.dtype], ...] = ((False, torch.bfloat16), (False, torch.float16))
     mkldnn: bool = True
 
     @classmethod
@@ -49,12 +54,16 @@ class _Modes(NamedTuple):
             torch.get_default_dtype(),
             torch.autocast_decrement_nesting(),
             torch.is_autocast_cache_enabled(),
-            tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _CAST),
+            tuple(
+                (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _CAST
+            ),
             _MKLDNN.enabled,
         )
 
     def set(self) -> None:
-        """Gives torch these modes. It forgets the weights that were cast in others: they are cast anew."""
+        """Gives torch these modes. It forgets the weights that were cast in others: they are cast
+        anew.
+        """
         torch.set_grad_enabled(self.grad)
         torch.set_default_dtype(self.dtype)
         while torch.autocast_increment_nesting() <= self.nested:
@@ -78,7 +87,8 @@ class _Player:
     helps: bool
     generators: list[Tensor]
     modes: _Modes
-    is_so: Callable[[], object] = field(default=lambda: True)  # what it waits for
+    # What it waits for.
+    is_so: Callable[[], object] = field(default=lambda: True)
 
 
 class TakingTurns(Turns):
@@ -93,17 +103,24 @@ class TakingTurns(Turns):
         self._devices = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         self._players: deque[_Player] = deque()
         self._on_turn: _Player | None = None
-        self._home = getcurrent()  # where ``play`` chooses who is next
-        self._last: _Player | None = None  # whose state torch has
+        # Where ``play`` chooses who is next.
+        self._home = getcurrent()
+        # Whose state torch has.
+        self._last: _Player | None = None
 
     def join(self, name: str, act: Callable[[], None], *, helps: bool = False) -> None:
-        """Lets ``act`` take turns with the others. It must not raise. ``helps``: the round may end without it."""
-        self._players.append(_Player(name, greenlet(act, self._home), helps, self._generators(), _Modes.now()))
+        """Lets ``act`` take turns with the others. It must not raise. ``helps``: the round may end
+        without it.
+        """
+        self._players.append(
+            _Player(name, greenlet(act, self._home), helps, self._generators(), _Modes.now())
+        )
 
     def play(self) -> None:
         """Lets all play until those who do not only help have ended.
 
-        Raises InternalError if all wait, each for another. The caller then ends what they wait for, and plays again.
+        Raises InternalError if all wait, each for another. The caller then ends what they wait for,
+        and plays again.
         """
         self._home = getcurrent()
         while not all(player.helps for player in self._players):
@@ -123,7 +140,9 @@ class TakingTurns(Turns):
                 self._players.append(player)
 
     def aside(self, act: Callable[[], None]) -> None:
-        """Calls ``act`` in a party's turn, and gives torch back as it was before: what it draws changes no run."""
+        """Calls ``act`` in a party's turn, and gives torch back as it was before: what it draws
+        changes no run.
+        """
         generators, modes = self._generators(), _Modes.now()
         try:
             act()
@@ -131,8 +150,12 @@ class TakingTurns(Turns):
             self._set(generators)
             modes.set()
 
-    def wait_for(self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float) -> bool:
-        """Waits until ``is_so`` is true, without a limit: who waits here gets its turn as soon as it can go on."""
+    def wait_for(
+        self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float
+    ) -> bool:
+        """Waits until ``is_so`` is true, without a limit: who waits here gets its turn as soon as
+        it can go on.
+        """
         me = self._on_turn
         if me is None or me.body is not getcurrent():
             return super().wait_for(condition, is_so, timeout_s)
@@ -163,13 +186,16 @@ class TakingTurns(Turns):
 
 @contextlib.contextmanager
 def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[TakingTurns]:
-    """Gives the block torch as a process of its own would have it, with ``threads``; gives it back as it was."""
+    """Gives the block torch as a process of its own would have it, with ``threads``; gives it back
+    as it was.
+    """
     gpus = sorted({device.index for device in devices if device.type == "cuda"})
     threads_before, modes_before = torch.get_num_threads(), _Modes.now()
     with contextlib.ExitStack() as modes:
         modes.enter_context(torch.random.fork_rng(devices=gpus))
         modes.enter_context(torch.inference_mode(False))
-        if torch.get_default_device().type != "cpu":  # a mode of its own, which every call of torch would go through
+        # A mode of its own, which every call of torch would go through.
+        if torch.get_default_device().type != "cpu":
             modes.enter_context(torch.device("cpu"))
         modes.callback(float32_in_full())
         try:

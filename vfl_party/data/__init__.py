@@ -3,7 +3,15 @@
 from vfl_party.data.inputs.labels import Labels
 from vfl_party.data.inputs.preprocess import Features, Preprocessor
 from vfl_party.data.join import read_table
-from vfl_party.data.load import TABLES, column_names, first_rows, load_table, loading, read_rows, tabulate
+from vfl_party.data.load import (
+    TABLES,
+    column_names,
+    first_rows,
+    load_table,
+    loading,
+    read_rows,
+    tabulate,
+)
 from vfl_party.data.table import Table, describe
 
 __all__ = [

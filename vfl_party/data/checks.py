@@ -1,7 +1,8 @@
 """Checks a party's rows; the sentences about mistakes hold neither ids nor values.
 
-Rows are counted from 1 in the order of the source, so that a person finds them there. In a CSV file that is below the
-header, without empty lines, and the sentences say so: an editor counts the header too.
+Rows are counted from 1 in the order of the source, so that a person finds them there. In a CSV file
+that is below the header, without empty lines, and the sentences say so: an editor counts the header
+too.
 """
 
 from __future__ import annotations
@@ -34,21 +35,32 @@ def unusable(source: str, what: str) -> InputError:
 
 
 def rows(source: str, *numbers: int) -> str:
-    """Names one row or two: ``row 4 below the header`` of a CSV file, or of a folder's index; ``row 4`` of others."""
-    header = source.lower().endswith((*TEXT_FILES, ".xlsx", ".xlsm")) or (Path(source) / IMAGES).is_file()
+    """Names one row or two: ``row 4 below the header`` of a CSV file, or of a folder's index; ``row
+    4`` of others.
+    """
+    header = (
+        source.lower().endswith((*TEXT_FILES, ".xlsx", ".xlsm"))
+        or (Path(source) / IMAGES).is_file()
+    )
     word = "row" if len(numbers) == 1 else "rows"
     return f"{word} {' and '.join(map(str, numbers))}{' below the header' if header else ''}"
 
 
-def require_names(source: str, key: str, wanted: Sequence[str], names: Sequence[str], *, noun: str = "column") -> None:
-    """Raises InputError, with the nearest names, if a name in ``data.<key>`` is not among ``names``."""
+def require_names(
+    source: str, key: str, wanted: Sequence[str], names: Sequence[str], *, noun: str = "column"
+) -> None:
+    """Raises InputError, with the nearest names, if a name in ``data.<key>`` is not among
+    ``names``.
+    """
     for name in wanted:
         if name not in names:
             hint = f"the nearest: {nearest(name, names)}" if names else f"it has no {noun}s"
             raise unusable(source, f"has no {noun} {name!r}, which data.{key} names; {hint}")
 
 
-def require_roles(source: str, settings: DataSettings, names: Sequence[str], *, noun: str = "column") -> None:
+def require_roles(
+    source: str, settings: DataSettings, names: Sequence[str], *, noun: str = "column"
+) -> None:
     """Raises InputError if the source lacks the label or the split that the settings name."""
     for key, name in (("label", settings.label), ("split", settings.split)):
         require_names(source, key, [name] if name is not None else [], names, noun=noun)
@@ -68,9 +80,15 @@ def require_rows(source: str, n: int) -> None:
 
 
 def require_unique(source: str, ids: pa.LargeStringArray, repeated: int) -> None:
-    """Raises InputError if rows repeat an id, with their number and the first two rows; null is no id."""
+    """Raises InputError if rows repeat an id, with their number and the first two rows; null is no
+    id.
+    """
     if repeated:
-        what = "row repeats the id of an earlier row" if repeated == 1 else "rows repeat the id of an earlier row"
+        what = (
+            "row repeats the id of an earlier row"
+            if repeated == 1
+            else "rows repeat the id of an earlier row"
+        )
         where = rows(source, *(row + 1 for row in first_repeated(ids)))
         advice = 'keep one row for each id, or set data.duplicates to "first" or "drop"'
         raise unusable(source, f"{repeated} {what}, first in {where}; {advice}")
@@ -90,7 +108,9 @@ def _missing(source: str, what: str, count: int, first: int, advice: str) -> Inp
 
 @dataclass(frozen=True)
 class Marked:
-    """What a test has found in a matrix: how many cells of each column, and the first row of each, -1 without any."""
+    """What a test has found in a matrix: how many cells of each column, and the first row of each,
+    -1 without any.
+    """
 
     counts: npt.NDArray[np.int64]
     first: npt.NDArray[np.int64]
@@ -115,7 +135,9 @@ def marked(values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.boo
 
 
 def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str]) -> None:
-    """Raises InputError if a value is infinite or beyond the range of float32. NaN passes: it means missing."""
+    """Raises InputError if a value is infinite or beyond the range of float32. NaN passes: it means
+    missing.
+    """
     infinite = marked(values_NF, np.isinf)
     for column in infinite.columns:
         where = rows(source, int(infinite.first[column]) + 1)
@@ -124,7 +146,11 @@ def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str
 
 
 def require_complete(
-    source: str, values_NF: npt.NDArray[np.float32], names: Sequence[str], *, as_trained: bool = False
+    source: str,
+    values_NF: npt.NDArray[np.float32],
+    names: Sequence[str],
+    *,
+    as_trained: bool = False,
 ) -> None:
     """Raises InputError if numeric columns miss values, for ``missing = "error"``.
 
@@ -132,11 +158,19 @@ def require_complete(
     """
     missing = marked(values_NF, np.isnan)
     for column in missing.columns:
-        others = f" (so have {len(missing.columns) - 1} more columns)" if len(missing.columns) > 1 else ""
+        others = (
+            f" (so have {len(missing.columns) - 1} more columns)"
+            if len(missing.columns) > 1
+            else ""
+        )
         advice = 'fill them, drop the column, or set data.missing to "mean", "median" or "zero"'
         if as_trained:
             advice = "fill them: training had none"
-        what, count, first = f"column {names[column]!r}{others}", missing.counts[column], missing.first[column]
+        what, count, first = (
+            f"column {names[column]!r}{others}",
+            missing.counts[column],
+            missing.first[column],
+        )
         raise _missing(source, what, int(count), int(first), advice)
 
 
@@ -148,7 +182,9 @@ def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], miss
         kind = "infinite" if missing != "error" else "missing or infinite"
         row = int(sick_N.argmax()) + 1
         raise unusable(
-            source, f"{int(sick_N.sum())} images have {kind} pixels, first in row {row}; correct or remove them"
+            source,
+            f"{int(sick_N.sum())} images have {kind} pixels, first in row {row}; correct "
+            "or remove them",
         )
 
 
@@ -159,14 +195,21 @@ def no_text(values: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
 
 
 def like(name: str, names: Sequence[str]) -> str:
-    """Words which of ``names`` are meant by ``name``, for a sentence; '' if none is like it. Capitals do not count."""
+    """Words which of ``names`` are meant by ``name``, for a sentence; '' if none is like it.
+    Capitals do not count.
+    """
     by_case = {each.casefold(): each for each in names}
-    found = [by_case[each] for each in difflib.get_close_matches(name.casefold(), by_case, n=3, cutoff=0.7)]
+    found = [
+        by_case[each]
+        for each in difflib.get_close_matches(name.casefold(), by_case, n=3, cutoff=0.7)
+    ]
     return f" (the nearest: {listed(found)})" if found else ""
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Lists the entries of ``names`` that are nearest to ``name``, or else the first ones, for a sentence."""
+    """Lists the entries of ``names`` that are nearest to ``name``, or else the first ones, for a
+    sentence.
+    """
     return listed(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or list(names[:5]))
 
 

@@ -24,17 +24,29 @@ class Chosen:
 
 
 def reads_split(settings: DataSettings, with_label: bool) -> bool:
-    """Whether the column of splits is read: not for a passive party that has the settings of the active one."""
+    """Whether the column of splits is read: not for a passive party that has the settings of the
+    active one.
+    """
     return settings.split is not None and (with_label or settings.label is None)
 
 
 def choose(source: str, names: list[str], settings: DataSettings, with_label: bool) -> Chosen:
-    """Chooses id, label and feature columns, in the order of ``data.columns`` or of the table. Raises InputError."""
+    """Chooses id, label and feature columns, in the order of ``data.columns`` or of the table.
+    Raises InputError.
+    """
     if not settings.id:
-        raise checks.unusable(source, f"needs data.id, the name of its id column, one of {checks.listed(names)}")
+        raise checks.unusable(
+            source, f"needs data.id, the name of its id column, one of {checks.listed(names)}"
+        )
     if with_label and settings.label is None:
-        raise checks.unusable(source, f"needs data.label, the name of its label column, one of {checks.listed(names)}")
-    doubles = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        raise checks.unusable(
+            source, f"needs data.label, the name of its label column, one of {checks.listed(names)}"
+        )
+    doubles = (
+        sorted({name for name in names if names.count(name) > 1})
+        if len(set(names)) < len(names)
+        else []
+    )
     if doubles:
         raise checks.unusable(source, f"has two columns called {doubles[0]!r}; rename one")
     checks.require_names(source, "id", settings.id, names)
@@ -42,23 +54,38 @@ def choose(source: str, names: list[str], settings: DataSettings, with_label: bo
         checks.require_roles(source, settings, names)
     elif reads_split(settings, with_label):
         checks.require_names(source, "split", [settings.split or ""], names)
-    features = choose_features(source, names, settings, leave_out=(*settings.id, settings.label, settings.split))
-    label, split = settings.label if with_label else None, settings.split if reads_split(settings, with_label) else None
+    features = choose_features(
+        source, names, settings, leave_out=(*settings.id, settings.label, settings.split)
+    )
+    label, split = (
+        settings.label if with_label else None,
+        settings.split if reads_split(settings, with_label) else None,
+    )
     return Chosen(settings.id, label, features, split)
 
 
 def choose_features(
-    source: str, names: Sequence[str], settings: DataSettings, *, leave_out: tuple[str | None, ...] = ()
+    source: str,
+    names: Sequence[str],
+    settings: DataSettings,
+    *,
+    leave_out: tuple[str | None, ...] = (),
 ) -> tuple[str, ...]:
-    """Chooses the party's feature columns: listed ones or all, without ``leave_out`` and ``drop``, cut to its view."""
+    """Chooses the party's feature columns: listed ones or all, without ``leave_out`` and ``drop``,
+    cut to its view.
+    """
     lost = next((name for name in settings.columns or () if name not in names), None)
     if settings.as_trained and lost is not None:
-        raise checks.unusable(source, f"has no column {lost!r}, but training had it{checks.like(lost, names)}; add it")
+        raise checks.unusable(
+            source, f"has no column {lost!r}, but training had it{checks.like(lost, names)}; add it"
+        )
     for key in ("columns", "drop", "numeric", "categorical"):
         checks.require_names(source, key, getattr(settings, key) or (), names)
     both = sorted(set(settings.numeric) & set(settings.categorical))
     if both:
-        raise checks.unusable(source, f"column {both[0]!r} is in data.numeric and in data.categorical; take one out")
+        raise checks.unusable(
+            source, f"column {both[0]!r} is in data.numeric and in data.categorical; take one out"
+        )
     left_out = {*leave_out, *settings.drop}
     wanted = names if settings.columns is None else dict.fromkeys(settings.columns)
     features = tuple(name for name in wanted if name not in left_out)

@@ -1,8 +1,9 @@
-"""Collects a stream of rows: ids, labels, numbers and categories, block by block, in the order of the source.
+"""Collects a stream of rows: ids, labels, numbers and categories, block by block, in the order of
+the source.
 
-Cells that a person wrote are read as ``written`` finds. Of other columns the type counts: numbers, dates and times (as
-days) are numeric, text and booleans categories. In a column of numbers an empty cell, NA and the like are missing; in
-a column of text only an empty cell is.
+Cells that a person wrote are read as ``written`` finds. Of other columns the type counts: numbers,
+dates and times (as days) are numeric, text and booleans categories. In a column of numbers an empty
+cell, NA and the like are missing; in a column of text only an empty cell is.
 """
 
 from __future__ import annotations
@@ -30,19 +31,25 @@ from vfl_party.data.vocabulary import Vocabulary, decoded, decoded_type
 
 log = logging.getLogger(__name__)
 
-DATE = "date"  # of a numeric column that holds days
-SPLITS = ("train", "validation", "test")  # the values of a column that ``data.split`` names
-BLOCK, MOST_CELLS = 1 << 16, 1 << 22  # rows and cells that are converted at once
-EVERY_S = 10.0  # the log says how many rows have been read
-MOST_ODD = 1_000  # cells that are kept of a column that turns out to be written otherwise
+# Of a numeric column that holds days.
+DATE = "date"
+# The values of a column that ``data.split`` names.
+SPLITS = ("train", "validation", "test")
+# Rows and cells that are converted at once.
+BLOCK, MOST_CELLS = 1 << 16, 1 << 22
+# The log says how many rows have been read.
+EVERY_S = 10.0
+# Cells that are kept of a column that turns out to be written otherwise.
+MOST_ODD = 1_000
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
     """Feature columns by type: float32 numbers, NaN if missing, and categories.
 
-    kinds: {numeric column: ``date``, or the sign that was dropped}, of those that were no bare numbers. style: the
-    decimal point, and what may stand between thousands, of cells that were text; None of others.
+    kinds: {numeric column: ``date``, or the sign that was dropped}, of those that were no bare
+    numbers. style: the decimal point, and what may stand between thousands, of cells that were
+    text; None of others.
     """
 
     numeric_NF: npt.NDArray[np.float32]  # noqa: N815 - the shape is part of the name
@@ -57,10 +64,11 @@ class Columns:
 class Rows:
     """A reader's result, in the order of the source, with ``limit`` applied.
 
-    ids: the columns that are one id together, as they come: each [N] text, None if missing. labels: [N] float64 or text
-    (object), or None. features: the party's columns, or pixels: [N, C, H, W], or [N, F] if ``image_shape`` says how to
-    arrange them. splits: [N] text of ``SPLITS``, or None. notes: what was guessed, a sentence each. id_types: of the id
-    columns in the source, if it declares them. separator: see ``Stream``.
+    ids: the columns that are one id together, as they come: each [N] text, None if missing. labels:
+    [N] float64 or text (object), or None. features: the party's columns, or pixels: [N, C, H, W],
+    or [N, F] if ``image_shape`` says how to arrange them. splits: [N] text of ``SPLITS``, or None.
+    notes: what was guessed, a sentence each. id_types: of the id columns in the source, if it
+    declares them. separator: see ``Stream``.
     """
 
     ids: Sequence[Any]
@@ -77,7 +85,8 @@ class Rows:
     def own_ids(self) -> tuple[pa.Array | pa.ChunkedArray, ...]:
         """Returns the columns of the id as the source has them: whole numbers are such."""
         texts = (
-            part if isinstance(part, pa.Array | pa.ChunkedArray) else pa.array(part, pa.string()) for part in self.ids
+            part if isinstance(part, pa.Array | pa.ChunkedArray) else pa.array(part, pa.string())
+            for part in self.ids
         )
         if not self.id_types:
             return tuple(texts)
@@ -90,13 +99,20 @@ class Rows:
 def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     """Reads a table: the columns that the settings choose. Raises InputError."""
     stream = emptied(without_headers(stream), settings.na)
-    chosen, space = choose(stream.source, list(stream.names), settings, with_label), Space.of(settings)
+    chosen, space = (
+        choose(stream.source, list(stream.names), settings, with_label),
+        Space.of(settings),
+    )
     if not stream.as_written:
         if settings.dates is not None:
-            text = f"data.dates = {settings.dates!r} is for cells that are text, and the columns here have types"
+            text = (
+                f"data.dates = {settings.dates!r} is for cells that are text, and the columns "
+                "here have types"
+            )
             raise checks.unusable(stream.source, f"{text}; remove it, and write dates as dates")
         return _Pass(stream.source, chosen, settings, space).over(_blocks(stream, chosen, settings))
-    odd: dict[str, list[str]] = {}  # of columns that the sample does not show as they are
+    # Of columns that the sample does not show as they are.
+    odd: dict[str, list[str]] = {}
     words: set[str] = set()
     while True:
         rows = _blocks(stream, chosen, settings)
@@ -120,7 +136,9 @@ def columns_of(arrow: pa.Table, settings: DataSettings) -> Columns:
 
 
 def _blocks(stream: Stream, chosen: Chosen, settings: DataSettings) -> Iterator[pa.RecordBatch]:
-    """Yields blocks of the chosen columns, of at most ``BLOCK`` rows each and ``limit`` rows in all."""
+    """Yields blocks of the chosen columns, of at most ``BLOCK`` rows each and ``limit`` rows in
+    all.
+    """
     left, names = settings.limit if settings.limit is not None else 1 << 62, chosen.all_names()
     rows = min(BLOCK, max(1, MOST_CELLS // len(names)))
     for batch in stream.blocks(names):
@@ -147,18 +165,28 @@ def _find(
     odd: Mapping[str, list[str]],
     words: set[str],
 ) -> number_formats.Findings:
-    """Finds how the columns are written, from the first rows and the cells that did not fit in an earlier pass."""
+    """Finds how the columns are written, from the first rows and the cells that did not fit in an
+    earlier pass.
+    """
     if not head:
         return number_formats.Findings({})
-    wanted = [name for name in (chosen.label, *chosen.features) if name and name not in settings.categorical]
+    wanted = [
+        name
+        for name in (chosen.label, *chosen.features)
+        if name and name not in settings.categorical
+    ]
     first = pa.Table.from_batches(head).slice(0, number_formats.SAMPLE).select(wanted)
     sample = {
-        name: pa.concat_arrays([*pc.cast(first[name], pa.string()).chunks, pa.array(odd.get(name, ()), pa.string())])
+        name: pa.concat_arrays(
+            [*pc.cast(first[name], pa.string()).chunks, pa.array(odd.get(name, ()), pa.string())]
+        )
         for name in wanted
     }
     marked = stream.separator is None
     commas = stream.separator == ","
-    found = number_formats.find(stream.source, sample, settings, commas=commas, marked=marked, words=words)
+    found = number_formats.find(
+        stream.source, sample, settings, commas=commas, marked=marked, words=words
+    )
     readings = dict(found.readings)
     for name in settings.numeric:
         if isinstance(readings.get(name), number_formats.Words):
@@ -167,7 +195,8 @@ def _find(
 
 
 class _Pass:
-    """One reading of a stream. ``found``: how its cells are written; None if its columns have types.
+    """One reading of a stream. ``found``: how its cells are written; None if its columns have
+    types.
 
     ``odd``: {column: cells that are not written as its first ones}; the result is of no use then.
     """
@@ -181,13 +210,20 @@ class _Pass:
         found: number_formats.Findings | None = None,
     ) -> None:
         self.odd: dict[str, list[str]] = {}
-        self._source, self._chosen, self._settings, self._space, self._found = source, chosen, settings, space, found
+        self._source, self._chosen, self._settings, self._space, self._found = (
+            source,
+            chosen,
+            settings,
+            space,
+            found,
+        )
         self._rows = 0
         self._ids: list[list[pa.Array]] = [[] for _ in chosen.id]
         self._words: dict[str, Vocabulary] = {}
         self._label: list[npt.NDArray[Any]] = []
         self._split: list[npt.NDArray[np.int32]] = []
-        self._numeric: tuple[str, ...] | None = None  # once the first block has come
+        # Once the first block has come.
+        self._numeric: tuple[str, ...] | None = None
         self._others: tuple[str, ...] = ()
         self._numbers: GrowingMatrix | None = None
         self._codes: GrowingMatrix | None = None
@@ -199,7 +235,12 @@ class _Pass:
             schema = batch.schema
             self.add(batch)
             if time.monotonic() - said_s > EVERY_S:
-                log.info("%s: %s rows are read", self._source, f"{self._rows:,}", extra={"event": "reading"})
+                log.info(
+                    "%s: %s rows are read",
+                    self._source,
+                    f"{self._rows:,}",
+                    extra={"event": "reading"},
+                )
                 said_s = time.monotonic()
         checks.require_rows(self._source, self._rows)
         if self._found is not None and self._found.points is not None and not self.odd:
@@ -215,12 +256,17 @@ class _Pass:
         for each, name in zip(self._ids, self._chosen.id, strict=True):
             each.append(id_texts(self._source, name, self._text(batch.column(name))))
         if self._chosen.label is not None:
-            self._label.append(self._label_block(self._chosen.label, batch.column(self._chosen.label)))
+            self._label.append(
+                self._label_block(self._chosen.label, batch.column(self._chosen.label))
+            )
         if self._chosen.split is not None:
-            self._split.append(self._split_block(self._chosen.split, batch.column(self._chosen.split)))
+            self._split.append(
+                self._split_block(self._chosen.split, batch.column(self._chosen.split))
+            )
         numeric = self._begin(batch.schema)
         block_FB = np.empty((len(numeric), batch.num_rows), np.float32)
-        with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused as such
+        # Values beyond float32 become infinite and are refused as such.
+        with np.errstate(over="ignore"):
             for row_B, name in zip(block_FB, numeric, strict=True):
                 row_B[:] = self._number_block(name, batch.column(name))
         others = self._others
@@ -239,25 +285,37 @@ class _Pass:
         assert self._numbers is not None and self._codes is not None  # noqa: S101, PT018 - begun above
         texts = tuple(self._words[name].texts() if name in self._words else () for name in others)
         words = Categories(self._codes.finish(), texts)
-        style = None if self._found is None else (self._found.style.decimal, self._found.style.thousands)
-        return Columns(self._numbers.finish(), numeric, words, others, self._kinds(numeric, schema), style)
+        style = (
+            None
+            if self._found is None
+            else (self._found.style.decimal, self._found.style.thousands)
+        )
+        return Columns(
+            self._numbers.finish(), numeric, words, others, self._kinds(numeric, schema), style
+        )
 
     def _kinds(self, numeric: Sequence[str], schema: pa.Schema) -> dict[str, str]:
         """Returns what the numeric columns held, as far as these were no bare numbers."""
         found = {}
         for name in numeric:
             reading = None if self._found is None else self._found.readings[name]
-            if isinstance(reading, dates.Dates) or (reading is None and _is_time(schema.field(name).type)):
+            if isinstance(reading, dates.Dates) or (
+                reading is None and _is_time(schema.field(name).type)
+            ):
                 found[name] = DATE
             elif isinstance(reading, number_formats.Numbers) and reading.sign:
                 found[name] = reading.sign
         return found
 
     def _begin(self, schema: pa.Schema) -> tuple[str, ...]:
-        """Returns the names of the numeric features, which the first block shows. Raises InputError."""
+        """Returns the names of the numeric features, which the first block shows. Raises
+        InputError.
+        """
         if self._numeric is None:
             features = self._chosen.features
-            self._numeric = tuple(name for name in features if self._is_numeric(name, schema.field(name).type))
+            self._numeric = tuple(
+                name for name in features if self._is_numeric(name, schema.field(name).type)
+            )
             known = set(self._numeric)
             self._others = tuple(name for name in features if name not in known)
             self._numbers = self._space.growing(len(self._numeric), np.float32)
@@ -289,15 +347,20 @@ class _Pass:
         if not _is_text(column.type):
             what = f"column {name!r} {self._said('numeric', 'numbers')} and holds {column.type}"
             raise checks.unusable(
-                self._source, f"{what}; {'correct it' if self._settings.as_trained else 'take it out'}"
+                self._source,
+                f"{what}; {'correct it' if self._settings.as_trained else 'take it out'}",
             )
         settings = self._settings
-        reading = number_formats.Numbers(number_formats.Style(settings.decimal or ".", settings.thousands or ""))
+        reading = number_formats.Numbers(
+            number_formats.Style(settings.decimal or ".", settings.thousands or "")
+        )
         numbers = reading.read(pc.cast(column, pa.string()))
         return _floats(numbers) if numbers is not None else self._no_number(name, column, reading)
 
     def _written(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
-        """Reads cells as the first ones were written; notes those that are not, to read the column otherwise."""
+        """Reads cells as the first ones were written; notes those that are not, to read the column
+        otherwise.
+        """
         assert self._found is not None  # noqa: S101 - of a stream of text
         reading = self._found.readings[name]
         assert not isinstance(reading, number_formats.Words)  # noqa: S101 - of a column of numbers
@@ -309,21 +372,34 @@ class _Pass:
             return _floats(values)
         if name in self._settings.numeric:
             return self._no_number(name, column, reading)
-        if isinstance(reading, dates.Dates) and reading.form and reading.form == self._settings.dates:
+        if (
+            isinstance(reading, dates.Dates)
+            and reading.form
+            and reading.form == self._settings.dates
+        ):
             raise dates.not_all_dates(self._source, name, reading.form)
         kept = self.odd.setdefault(name, [])
         if isinstance(reading, number_formats.Numbers) and len(kept) < MOST_ODD:
-            kept += number_formats.unlike(column, reading).slice(0, MOST_ODD - len(kept)).to_pylist()
+            kept += (
+                number_formats.unlike(column, reading).slice(0, MOST_ODD - len(kept)).to_pylist()
+            )
         return np.full(len(column), np.nan)
 
     def _no_number(self, name: str, column: pa.Array, reading: Any) -> npt.NDArray[np.float64]:
         where = checks.rows(self._source, self._rows + _first_unread(column, reading) + 1)
-        what = f"column {name!r} {self._said('numeric', 'numbers')} and holds text in {where}; correct the value"
+        what = (
+            f"column {name!r} {self._said('numeric', 'numbers')} and holds text in {where}; "
+            "correct the value"
+        )
         remedy = "" if self._settings.as_trained else ", or take the column out of data.numeric"
-        raise checks.unusable(self._source, f"{what}, or list it in data.na if it stands for an empty cell{remedy}")
+        raise checks.unusable(
+            self._source, f"{what}, or list it in data.na if it stands for an empty cell{remedy}"
+        )
 
     def _said(self, key: str, kind: str) -> str:
-        """Words why a column must be of a kind: by the party's file, or by the training of which it knows nothing."""
+        """Words why a column must be of a kind: by the party's file, or by the training of which it
+        knows nothing.
+        """
         return f"held {kind} in training" if self._settings.as_trained else f"is in data.{key}"
 
     def _text(self, column: pa.Array) -> pa.Array:
@@ -334,10 +410,16 @@ class _Pass:
 
     def _codes_of(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
         try:
-            return self._words.setdefault(name, Vocabulary(self._source, name)).codes(self._text(column))
+            return self._words.setdefault(name, Vocabulary(self._source, name)).codes(
+                self._text(column)
+            )
         except pa.ArrowException:
-            what = f"column {name!r} {self._said('categorical', 'categories')} and holds {column.type}"
-            raise checks.unusable(self._source, f"{what}, which cannot be written as text; drop it") from None
+            what = (
+                f"column {name!r} {self._said('categorical', 'categories')} and holds {column.type}"
+            )
+            raise checks.unusable(
+                self._source, f"{what}, which cannot be written as text; drop it"
+            ) from None
 
     def _label_block(self, name: str, column: pa.Array) -> npt.NDArray[Any]:
         column = decoded(column)
@@ -370,8 +452,16 @@ class _Pass:
 
     def _split_block(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
         column = decoded(self._text(column))
-        text = pc.cast(column, pa.string()) if _is_text(column.type) else pa.nulls(len(column), pa.string())
-        codes = pc.index_in(text, value_set=pa.array(SPLITS)).fill_null(-1).to_numpy(zero_copy_only=False)
+        text = (
+            pc.cast(column, pa.string())
+            if _is_text(column.type)
+            else pa.nulls(len(column), pa.string())
+        )
+        codes = (
+            pc.index_in(text, value_set=pa.array(SPLITS))
+            .fill_null(-1)
+            .to_numpy(zero_copy_only=False)
+        )
         if (codes < 0).any():
             where = checks.rows(self._source, self._rows + int((codes < 0).argmax()) + 1)
             what = f"column {name!r}, which data.split names, holds something else in {where}"
@@ -380,19 +470,32 @@ class _Pass:
         return found
 
     def _splits(self) -> npt.NDArray[np.object_] | None:
-        return np.array(SPLITS, object)[np.concatenate(self._split)] if self._chosen.split is not None else None
+        return (
+            np.array(SPLITS, object)[np.concatenate(self._split)]
+            if self._chosen.split is not None
+            else None
+        )
 
 
 def id_texts(source: str, name: str, column: pa.Array) -> pa.Array:
-    """Returns ids as text, whole numbers in decimal digits, null if missing. Raises InputError for other types."""
+    """Returns ids as text, whole numbers in decimal digits, null if missing. Raises InputError for
+    other types.
+    """
     column = decoded(column)
-    if not (pa.types.is_integer(column.type) or (_is_text(column.type) and not pa.types.is_boolean(column.type))):
-        raise checks.unusable(source, f"id column {name!r} holds {column.type}; ids are text or whole numbers")
+    if not (
+        pa.types.is_integer(column.type)
+        or (_is_text(column.type) and not pa.types.is_boolean(column.type))
+    ):
+        raise checks.unusable(
+            source, f"id column {name!r} holds {column.type}; ids are text or whole numbers"
+        )
     return pc.cast(column, pa.large_string())
 
 
 def label_values(source: str, name: str, column: pa.Array) -> npt.NDArray[Any]:
-    """Returns labels as float64 numbers or text. Raises InputError for other types, missing and infinite ones."""
+    """Returns labels as float64 numbers or text. Raises InputError for other types, missing and
+    infinite ones.
+    """
     reading = _Pass(source, Chosen((), name, ()), DataSettings(source=source))
     reading.add(pa.record_batch({name: column}))
     values = reading._labels()
@@ -401,7 +504,9 @@ def label_values(source: str, name: str, column: pa.Array) -> npt.NDArray[Any]:
 
 
 def split_values(source: str, name: str, column: pa.Array) -> npt.NDArray[np.object_]:
-    """Returns [N] text: the split of each row, one of ``SPLITS``. Raises InputError if there is any other value."""
+    """Returns [N] text: the split of each row, one of ``SPLITS``. Raises InputError if there is any
+    other value.
+    """
     reading = _Pass(source, Chosen((), None, (), name), DataSettings(source=source))
     reading.add(pa.record_batch({name: column}))
     values = reading._splits()
@@ -411,7 +516,12 @@ def split_values(source: str, name: str, column: pa.Array) -> npt.NDArray[np.obj
 
 def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind))
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_decimal(kind)
+        or types.is_null(kind)
+    )
 
 
 def _is_time(kind: pa.DataType) -> bool:
@@ -431,7 +541,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _floats(column: pa.Array) -> npt.NDArray[np.float64]:
     """Returns [B] float64, NaN for null."""
-    values: npt.NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    values: npt.NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy(
+        zero_copy_only=False
+    )
     return values
 
 
@@ -440,5 +552,9 @@ def _first_unread(column: pa.Array, reading: Any) -> int:
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if reading.read(column.slice(low, middle - low)) is None else (middle, high)
+        low, high = (
+            (low, middle)
+            if reading.read(column.slice(low, middle - low)) is None
+            else (middle, high)
+        )
     return low

@@ -1,15 +1,17 @@
-"""Makes ids comparable: spells them by rules, joins several columns to one id, counts missing and repeated ones.
+"""Makes ids comparable: spells them by rules, joins several columns to one id, counts missing and
+repeated ones.
 
 An id is text, or None if it is missing. The rules are ``vfl_common.config.data.IdRule``:
 
 - ``trim`` drops white space at both ends, none within.
 - ``casefold`` makes upper and lower case alike (``str.casefold``: ß is ss).
-- ``nfkc`` is Unicode's normal form NFKC: full-width digits and composed letters are written in one way.
+- ``nfkc`` is Unicode's normal form NFKC: full-width digits and composed letters are written in one
+  way.
 - ``digits`` keeps 0 to 9 and nothing else.
 - ``zeros`` drops the zeros with which a run of digits begins: AT-004051 is AT-4051, and 000 is 0.
 - ``email`` is trim and casefold.
-- ``phone:CC`` writes a telephone number as E.164, such as +4930123456. CC is the country of numbers that are written
-  without one. What is no number is a missing id.
+- ``phone:CC`` writes a telephone number as E.164, such as +4930123456. CC is the country of numbers
+  that are written without one. What is no number is a missing id.
 """
 
 from __future__ import annotations
@@ -33,17 +35,27 @@ from vfl_common.text import percent
 from vfl_party.data.row_arrays import parts
 
 ASK = "shapes and shares should be about the same at every party: ask the others"
-SEPARATOR = "\x1f"  # between the columns of an id: Unicode's own unit separator
+# Between the columns of an id: Unicode's own unit separator.
+SEPARATOR = "\x1f"
 Id = str | None
 Positions = npt.NDArray[np.int64]
-_CHUNK = 1 << 16  # ids that become Python's text at once
-_VISIBLE = "[!-~]"  # a character of ASCII that is no white space
-LOOKED_AT = 10_000  # ids whose look is counted
-_MOST_SHAPES = 4  # that are shown, with their shares
-_ENOUGH = 0.9  # the share of the ids that the shapes with all lengths must have to be shown
-_LONGEST_LOOK = 24  # characters
-_LONGEST = 64  # bytes of an id that is sorted eight bytes at a time
-_FIRST_BYTES = np.array([0xFFFFFFFFFFFFFFFF ^ ((1 << 8 * (8 - count)) - 1) for count in range(9)], np.uint64)
+# Ids that become Python's text at once.
+_CHUNK = 1 << 16
+# A character of ASCII that is no white space.
+_VISIBLE = "[!-~]"
+# Ids whose look is counted.
+LOOKED_AT = 10_000
+# That are shown, with their shares.
+_MOST_SHAPES = 4
+# The share of the ids that the shapes with all lengths must have to be shown.
+_ENOUGH = 0.9
+# Characters.
+_LONGEST_LOOK = 24
+# Bytes of an id that is sorted eight bytes at a time.
+_LONGEST = 64
+_FIRST_BYTES = np.array(
+    [0xFFFFFFFFFFFFFFFF ^ ((1 << 8 * (8 - count)) - 1) for count in range(9)], np.uint64
+)
 _NO_DIGITS = re.compile("[^0-9]+")
 _LETTER, _DIGIT, _SEVERAL = re.compile(r"[^\W\d_]"), re.compile(r"\d"), re.compile(r"(A|0)\1+")
 _FIRST_ZEROS = re.compile("(?<![0-9])0+(?=[0-9])")
@@ -78,7 +90,9 @@ class Ids(Sequence[str]):
 
     def among(self, others: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns for each id whether it is among ``others``."""
-        found: npt.NDArray[np.bool_] = pc.is_in(self.values, value_set=Ids.of(others).values).to_numpy(False)
+        found: npt.NDArray[np.bool_] = pc.is_in(
+            self.values, value_set=Ids.of(others).values
+        ).to_numpy(False)
         return found
 
     @overload
@@ -101,7 +115,11 @@ class Ids(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Ids):
             return bool(self.values.equals(other.values))
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))
+        return (
+            isinstance(other, Sequence)
+            and len(self) == len(other)
+            and all(map(str.__eq__, self, other))
+        )
 
     def __repr__(self) -> str:
         return f"Ids({len(self)})"
@@ -109,7 +127,9 @@ class Ids(Sequence[str]):
 
 @dataclass(frozen=True)
 class IdCounts:
-    """``rows`` of a source, those that miss an id, and those that are left out because another row has theirs."""
+    """``rows`` of a source, those that miss an id, and those that are left out because another row
+    has theirs.
+    """
 
     rows: int
     missing: int
@@ -129,14 +149,18 @@ class IdCounts:
         """Words how many rows are left out, and why; '' if all are kept."""
         why = [f"{self.missing:,} without an id"] if self.missing else []
         why += [f"{self.repeated:,} with a repeated id"] if self.repeated else []
-        return f"{self.rows - self.kept:,} of {self.rows:,} rows are left out: {', '.join(why)}" if why else ""
+        return (
+            f"{self.rows - self.kept:,} of {self.rows:,} rows are left out: {', '.join(why)}"
+            if why
+            else ""
+        )
 
 
 def normalised(parts: Sequence[Any], rules: Sequence[str]) -> pa.LargeStringArray:
     """Returns the id of each row, null if it is missing.
 
-    Each column's part is spelt by the rules, then the parts are joined by ``SEPARATOR``. An id is missing if a part is
-    missing, or empty or blank after the rules.
+    Each column's part is spelt by the rules, then the parts are joined by ``SEPARATOR``. An id is
+    missing if a part is missing, or empty or blank after the rules.
 
     Args:
         parts: a column of the id each, [N]: Arrow's text, or a sequence of text and None.
@@ -154,7 +178,8 @@ def normalised(parts: Sequence[Any], rules: Sequence[str]) -> pa.LargeStringArra
 
 
 def in_order(ids: pa.LargeStringArray, duplicates: Duplicates) -> Positions:
-    """Returns the rows to keep, sorted by the UTF-8 bytes of their ids: those with an id, and of equal ones by policy.
+    """Returns the rows to keep, sorted by the UTF-8 bytes of their ids: those with an id, and of
+    equal ones by policy.
 
     The first of equal ids is kept, or none of them for ``drop``.
     """
@@ -170,15 +195,20 @@ def kept_rows(ids: Sequence[Id], duplicates: Duplicates) -> list[int]:
 
 
 def first_repeated(ids: pa.LargeStringArray) -> tuple[int, int]:
-    """Returns the first row that has the id of an earlier one: (the earlier row, the row). There must be one."""
+    """Returns the first row that has the id of an earlier one: (the earlier row, the row). There
+    must be one.
+    """
     rows, same = _sorted(ids)
     place = np.flatnonzero(same)[rows[same].argmin()]
-    first = place - 1 - int(same[:place][::-1].argmin())  # equal ids are in the order of their rows
+    # Equal ids are in the order of their rows.
+    first = place - 1 - int(same[:place][::-1].argmin())
     return int(rows[first]), int(rows[place])
 
 
 def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) -> list[str]:
-    """Returns lines for a person who chooses rules and policy: the rows that each choice keeps. They show no id."""
+    """Returns lines for a person who chooses rules and policy: the rows that each choice keeps.
+    They show no id.
+    """
     lines, looks = [f"{len(parts[0]):,} rows in the source"], []
     for used in range(len(rules) + 1):
         ids = normalised(parts, rules[:used])
@@ -194,14 +224,18 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
     else:
         lines += [f"shapes as they come: {looks[0]}", f"shapes after the rules: {looks[-1]}; {ASK}"]
     refused = duplicates == "error" and counts.repeated
-    return [*lines, f'duplicates = "{duplicates}": {"refused" if refused else f"{counts.kept:,} rows are kept"}']
+    return [
+        *lines,
+        f'duplicates = "{duplicates}": {"refused" if refused else f"{counts.kept:,} rows are kept"}',  # noqa: E501
+    ]
 
 
 def shapes_of(ids: Sequence[str]) -> str:
     """Returns how ids look, with shares: people compare it, and it shows no id.
 
-    ``A`` is a letter and ``0`` a digit: ``AA-0000000 75 %, AA-000000 22 %, others 3 %``. If numbers are written with
-    zeros at their beginning, or have several lengths, it says in how many ids a number begins with 0.
+    ``A`` is a letter and ``0`` a digit: ``AA-0000000 75 %, AA-000000 22 %, others 3 %``. If numbers
+    are written with zeros at their beginning, or have several lengths, it says in how many ids a
+    number begins with 0.
     """
     ids = _sampled(ids)
     looks = Counter(_look(text) for text in ids)
@@ -210,7 +244,11 @@ def shapes_of(ids: Sequence[str]) -> str:
         shorter[_SEVERAL.sub(r"\1", look)] += count
     zeros = sum(_FIRST_ZEROS.search(text) is not None for text in ids)
     several = len(looks) > len(shorter) and any(map(_NUMBER.search, looks))
-    begin = f"; a number begins with 0 in {percent(zeros, len(ids))}" if zeros else "; no number begins with 0"
+    begin = (
+        f"; a number begins with 0 in {percent(zeros, len(ids))}"
+        if zeros
+        else "; no number begins with 0"
+    )
     for found, lengths, least in ((looks, "", _ENOUGH), (shorter, " of several lengths", 0.5)):
         shown = found.most_common(_MOST_SHAPES)
         if sum(count for _, count in shown) > least * len(ids):
@@ -219,10 +257,11 @@ def shapes_of(ids: Sequence[str]) -> str:
 
 
 def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
-    """Returns a sentence if numbers in ids begin with 0, which another party's table may have lost; else ''.
+    """Returns a sentence if numbers in ids begin with 0, which another party's table may have lost;
+    else ''.
 
-    Ids that mix letters and digits in any order, as hexadecimal ones do, have no numbers. Ids none of which begins with
-    0 are not suspect: numbers that count the rows have several lengths, too.
+    Ids that mix letters and digits in any order, as hexadecimal ones do, have no numbers. Ids none
+    of which begins with 0 are not suspect: numbers that count the rows have several lengths, too.
 
     Args:
         ids: as the rules spell them.
@@ -237,7 +276,9 @@ def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
 
 
 def _sampled(ids: Sequence[str]) -> Sequence[str]:
-    """Returns at most ``LOOKED_AT`` ids from the whole of a table: the first ones may be the shortest."""
+    """Returns at most ``LOOKED_AT`` ids from the whole of a table: the first ones may be the
+    shortest.
+    """
     return ids[:: max(1, -(-len(ids) // LOOKED_AT))]
 
 
@@ -254,7 +295,9 @@ def _with_shares(shapes: Sequence[tuple[str, int]], total: int) -> str:
 
 
 def short_look(text: str) -> str:
-    """Returns how an id looks, whatever the lengths of its words and numbers: ``A-0`` of ``AT-4051``."""
+    """Returns how an id looks, whatever the lengths of its words and numbers: ``A-0`` of
+    ``AT-4051``.
+    """
     return _SEVERAL.sub(r"\1", _look(text))
 
 
@@ -264,7 +307,9 @@ def _look(text: str) -> str:
 
 
 def _sorted(ids: pa.LargeStringArray) -> tuple[Positions, npt.NDArray[np.bool_]]:
-    """Returns the rows with an id, sorted by it and then by row, and for each whether the one before has its id."""
+    """Returns the rows with an id, sorted by it and then by row, and for each whether the one
+    before has its id.
+    """
     present = np.flatnonzero(ids.is_valid().to_numpy(False)) if ids.null_count else None
     ids = ids if present is None else ids.take(pa.array(present))
     order = _order(ids)
@@ -278,15 +323,19 @@ def _sorted(ids: pa.LargeStringArray) -> tuple[Positions, npt.NDArray[np.bool_]]
 def _order(ids: pa.LargeStringArray) -> Positions:
     """Returns the rows sorted by their ids' bytes, those of equal ids in their order.
 
-    The bytes are compared eight at a time, the last ones first: four times as fast as one id with another. Where an id
-    ends, its bytes are 0; of ids that differ in nothing else the shorter one comes first.
+    The bytes are compared eight at a time, the last ones first: four times as fast as one id with
+    another. Where an id ends, its bytes are 0; of ids that differ in nothing else the shorter one
+    comes first.
     """
     starts, lengths, data = _bytes(ids)
     longest = int(lengths.max(initial=0))
     if longest > _LONGEST or not longest:
-        rows: Positions = pc.array_sort_indices(ids).to_numpy().astype(np.int64)  # a stable sort
+        # A stable sort.
+        rows: Positions = pc.array_sort_indices(ids).to_numpy().astype(np.int64)
         return rows
-    order = None if lengths.min() == longest else np.argsort(lengths.astype(np.uint8), kind="stable")
+    order = (
+        None if lengths.min() == longest else np.argsort(lengths.astype(np.uint8), kind="stable")
+    )
     for start in reversed(range(0, longest, 8)):
         words_N = _words(starts, lengths, data, start)
         if order is None:
@@ -298,17 +347,25 @@ def _order(ids: pa.LargeStringArray) -> Positions:
     return order
 
 
-def _bytes(ids: pa.LargeStringArray) -> tuple[Positions, npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+def _bytes(
+    ids: pa.LargeStringArray,
+) -> tuple[Positions, npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
     """Returns where each id begins in the bytes of all, how many it has, and the bytes."""
     offsets = np.frombuffer(ids.buffers()[1], np.int64)[ids.offset : ids.offset + len(ids) + 1]
     data = ids.buffers()[2]
-    return offsets[:-1], np.diff(offsets).astype(np.int32), np.frombuffer(data if data is not None else b"", np.uint8)
+    return (
+        offsets[:-1],
+        np.diff(offsets).astype(np.int32),
+        np.frombuffer(data if data is not None else b"", np.uint8),
+    )
 
 
 def _words(
     starts: Positions, lengths: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], start: int
 ) -> npt.NDArray[np.uint64]:
-    """Returns eight bytes of each id, from its byte ``start``, as a number; 0 for bytes that it has not."""
+    """Returns eight bytes of each id, from its byte ``start``, as a number; 0 for bytes that it has
+    not.
+    """
     words_N = np.zeros(len(starts), np.uint64)
     eight = np.lib.stride_tricks.sliding_window_view(data, 8) if len(data) >= 8 else None
     for part in parts(len(starts), _CHUNK):
@@ -317,7 +374,8 @@ def _words(
         inside_B = at_B + 8 <= len(data)
         if eight is not None:
             found_B[inside_B] = eight[at_B[inside_B]].view(">u8").reshape(-1)
-        for row in np.flatnonzero(~inside_B).tolist():  # the last ids
+        # The last ids.
+        for row in np.flatnonzero(~inside_B).tolist():
             found_B[row] = int.from_bytes(data[at_B[row] :][:8].tobytes().ljust(8, b"\0"), "big")
         words_N[part] = found_B & _FIRST_BYTES[counts_B]
     return words_N
@@ -340,7 +398,9 @@ def _spelt(part: Any, steps: Sequence[Callable[[str], str]]) -> pa.LargeStringAr
         texts: list[Id] = part.to_pylist()
         for step in steps:
             texts = [None if text is None else step(text) for text in texts]
-        return pa.array([text if text and not text.isspace() else None for text in texts], pa.large_string())
+        return pa.array(
+            [text if text and not text.isspace() else None for text in texts], pa.large_string()
+        )
     part = part.combine_chunks() if isinstance(part, pa.ChunkedArray) else part
     part = pa.concat_arrays(part.chunks) if isinstance(part, pa.ChunkedArray) else part
     plain = pc.match_substring_regex(part, _VISIBLE)
@@ -363,7 +423,10 @@ def _phone(country: str) -> Callable[[str], str]:
         text = f"the id rule 'phone:{country}' needs phonenumbers, which is not installed"
         raise InputError(Code.CONFIG_INVALID, f"{text}: pip install phonenumbers") from None
     if country not in phonenumbers.SUPPORTED_REGIONS:
-        text = f"the id rule 'phone:{country}' names no country; give two letters of ISO 3166, such as DE"
+        text = (
+            f"the id rule 'phone:{country}' names no country; give two letters of ISO 3166, "
+            "such as DE"
+        )
         raise InputError(Code.CONFIG_INVALID, text)
 
     def spelt(text: str) -> str:
@@ -371,9 +434,11 @@ def _phone(country: str) -> Callable[[str], str]:
             number = phonenumbers.parse(text, country)
         except phonenumbers.NumberParseException:
             return ""
-        # By its length alone: what numbers are in use changes between versions of the library, and parties must agree.
+        # By its length alone: what numbers are in use changes between versions of the library, and
+        # parties must agree.
         length = phonenumbers.is_possible_number_with_reason(number)
-        if length != phonenumbers.ValidationResult.IS_POSSIBLE:  # also if it has no area code
+        # Also if it has no area code.
+        if length != phonenumbers.ValidationResult.IS_POSSIBLE:
             return ""
         found: str = phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)
         return found

@@ -14,66 +14,97 @@ from vfl_party.data import checks
 from vfl_party.data.ids import Ids
 from vfl_party.data.table import Categories, Table
 
-_BETWEEN = ":"  # between party and column: no party's name has one
+# Between party and column: no party's name has one.
+_BETWEEN = ":"
 
 
-def read_table(settings: DataSettings, with_label: bool, load: Callable[[DataSettings, bool], Table]) -> Table:
-    """Reads a table with ``load``; if the settings have ``parts``, reads each of them and joins their columns.
+def read_table(
+    settings: DataSettings, with_label: bool, load: Callable[[DataSettings, bool], Table]
+) -> Table:
+    """Reads a table with ``load``; if the settings have ``parts``, reads each of them and joins
+    their columns.
 
-    A column is then called ``party:column``, and the label is that of the first part. Raises InputError, also if the
-    parts have images, or other ids than the first and the settings do not say ``in_common``.
+    A column is then called ``party:column``, and the label is that of the first part. Raises
+    InputError, also if the parts have images, or other ids than the first and the settings do not
+    say ``in_common``.
     """
     if not settings.parts:
         return load(settings, with_label)
     one, *_ = settings.parts
-    tables = {name: _named(name, own, load(own, with_label and name == one)) for name, own in settings.parts.items()}
+    tables = {
+        name: _named(name, own, load(own, with_label and name == one))
+        for name, own in settings.parts.items()
+    }
     if settings.in_common:
         common = tables[one].ids
         for table in tables.values():
             common = Ids.of(common).taken(np.flatnonzero(Ids.of(common).among(table.ids)))
-        tables = {name: table.select(np.flatnonzero(table.among(common))) for name, table in tables.items()}
+        tables = {
+            name: table.select(np.flatnonzero(table.among(common)))
+            for name, table in tables.items()
+        }
         checks.require_rows(settings.source, len(common))
     first = tables[one]
     for name, table in tables.items():
         if table.ids != first.ids:
             counts = f"hold {len(table):,} and {len(first):,} rows"
             text = f"{name} and {one} {counts if len(table) != len(first) else 'hold other ids'}"
-            raise checks.unusable(settings.source, f"{text}; cut each table to the ids in common, as for a federation")
+            raise checks.unusable(
+                settings.source, f"{text}; cut each table to the ids in common, as for a federation"
+            )
     return replace(
         first,
         source=settings.source,
         numeric_NF=_beside([table.numeric_NF for table in tables.values()]),
         numeric_names=tuple(name for table in tables.values() for name in table.numeric_names),
         categorical=_beside_each_other([table.categorical for table in tables.values()]),
-        categorical_names=tuple(name for table in tables.values() for name in table.categorical_names),
+        categorical_names=tuple(
+            name for table in tables.values() for name in table.categorical_names
+        ),
         kinds={name: kind for table in tables.values() for name, kind in table.kinds.items()},
     )
 
 
 def part_of(table: Table, name: str) -> Table:
     """Returns the columns of a joined table that are one part's."""
-    numeric = [at for at, column in enumerate(table.numeric_names) if column.startswith(name + _BETWEEN)]
-    categorical = [at for at, column in enumerate(table.categorical_names) if column.startswith(name + _BETWEEN)]
+    numeric = [
+        at for at, column in enumerate(table.numeric_names) if column.startswith(name + _BETWEEN)
+    ]
+    categorical = [
+        at
+        for at, column in enumerate(table.categorical_names)
+        if column.startswith(name + _BETWEEN)
+    ]
     return replace(
         table,
-        numeric_NF=table.numeric_NF[:, numeric] if table.numeric_NF is not None and numeric else None,
+        numeric_NF=table.numeric_NF[:, numeric]
+        if table.numeric_NF is not None and numeric
+        else None,
         numeric_names=tuple(table.numeric_names[at] for at in numeric),
-        categorical=table.categorical.select(categorical) if table.categorical is not None and categorical else None,
+        categorical=table.categorical.select(categorical)
+        if table.categorical is not None and categorical
+        else None,
         categorical_names=tuple(table.categorical_names[at] for at in categorical),
     )
 
 
 def own_columns(names: tuple[str, ...], part: str) -> tuple[str, ...]:
     """Returns one part's columns as its own table calls them, of the columns of a joined table."""
-    return tuple(name.removeprefix(part + _BETWEEN) for name in names if name.startswith(part + _BETWEEN))
+    return tuple(
+        name.removeprefix(part + _BETWEEN) for name in names if name.startswith(part + _BETWEEN)
+    )
 
 
 def _named(part: str, settings: DataSettings, table: Table) -> Table:
-    """Returns a part's table with its columns called after it; without images if it gives only ids and labels."""
+    """Returns a part's table with its columns called after it; without images if it gives only ids
+    and labels.
+    """
     if settings.columns == ():
         return replace(table, images_NCHW=None)
     if table.images_NCHW is not None:
-        raise checks.unusable(table.source, f"{part} has images, and only columns can be joined with other parties'")
+        raise checks.unusable(
+            table.source, f"{part} has images, and only columns can be joined with other parties'"
+        )
     return replace(
         table,
         numeric_names=tuple(part + _BETWEEN + name for name in table.numeric_names),

@@ -1,4 +1,6 @@
-"""Reads a table by its settings: checks rows in the order of the source, cuts to the party's view, sorts by id."""
+"""Reads a table by its settings: checks rows in the order of the source, cuts to the party's view,
+sorts by id.
+"""
 
 from __future__ import annotations
 
@@ -37,23 +39,28 @@ from vfl_party.data.views import CUTS, column_run, cut_images, row_run
 
 log = logging.getLogger(__name__)
 
-TABLES = (*TEXT_FILES, PARQUET, ".xlsx", ".xlsm")  # endings of files that are tables
+# Endings of files that are tables.
+TABLES = (*TEXT_FILES, PARQUET, ".xlsx", ".xlsm")
 PLUGINS = PlugIns("vfl.sources", "data source", ours=("sklearn", "torchvision"))
 
 
 def load_table(settings: DataSettings, *, with_label: bool) -> Table:
     """Reads a party's rows: its columns or images, in canonical order.
 
-    ``with_label``: read the label too (the active party). The label column is never a feature, even without it. Raises
-    InputError, with the column and the row, if the source or its content cannot be used.
+    ``with_label``: read the label too (the active party). The label column is never a feature, even
+    without it. Raises InputError, with the column and the row, if the source or its content cannot
+    be used.
     """
     table = tabulate(read_rows(settings, with_label), settings, with_label)
-    pa.default_memory_pool().release_unused()  # what Arrow has freed is for others
+    # What Arrow has freed is for others.
+    pa.default_memory_pool().release_unused()
     return table
 
 
 def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
-    """Returns what loads a party's table: from ``frames`` ({party: frame}) if that is its source, else as written."""
+    """Returns what loads a party's table: from ``frames`` ({party: frame}) if that is its source,
+    else as written.
+    """
 
     def load(settings: DataSettings, with_label: bool) -> Table:
         if not settings.source.startswith(FRAME):
@@ -67,8 +74,8 @@ def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
 def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     """Makes a table of rows in the order of their source: the last step of ``load_table``.
 
-    It spells the ids by the rules, checks all rows, cuts them to the party's view, leaves out those without an id and
-    those that ``data.duplicates`` drops, and sorts the others. Raises InputError.
+    It spells the ids by the rules, checks all rows, cuts them to the party's view, leaves out those
+    without an id and those that ``data.duplicates`` drops, and sorts the others. Raises InputError.
     """
     source = shown(settings.source)
     n = len(rows)
@@ -76,7 +83,8 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     ids = normalised(rows.ids, settings.id_rules or ())
     refuse_rounded(source, rows.ids)
     own_ids = rows.own_ids() if settings.keeps_rows else ()
-    rows = replace(rows, ids=())  # of a large table they are many
+    # Of a large table they are many.
+    rows = replace(rows, ids=())
     release_unused = pa.default_memory_pool().release_unused
     release_unused()
     order = in_order(ids, settings.duplicates)
@@ -85,26 +93,43 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     if settings.duplicates == "error":
         checks.require_unique(source, ids, counts.repeated)
     if len(order) == 0:
-        raise checks.unusable(source, f"{counts.left_out}; correct data.id, data.id_rules or data.duplicates")
-    texts = Ids(pc.fill_null(ids, ""))  # of all rows: sentences about them count the source's
+        raise checks.unusable(
+            source, f"{counts.left_out}; correct data.id, data.id_rules or data.duplicates"
+        )
+    # Of all rows: sentences about them count the source's.
+    texts = Ids(pc.fill_null(ids, ""))
     space = Space.of(settings)
     for note in rows.notes:
         log.info("%s: %s", source, note, extra={"event": "guessed"})
-    whole = Table(source, texts, labels=rows.labels, splits=rows.splits, counts=counts, notes=rows.notes, space=space)
+    whole = Table(
+        source,
+        texts,
+        labels=rows.labels,
+        splits=rows.splits,
+        counts=counts,
+        notes=rows.notes,
+        space=space,
+    )
     found = rows.features
     if isinstance(found, Columns):
         table = _with_columns(whole, found, settings)
     else:
         table = _with_images(whole, found, settings)
     empty = table.numeric_NF is None and table.categorical is None and table.images_NCHW is None
-    ids_alone = settings.columns == ()  # of a party without features
+    # Of a party without features.
+    ids_alone = settings.columns == ()
     if empty and not with_label and not ids_alone:
-        raise checks.unusable(source, "has no feature columns beside the id; check data.columns, data.drop, data.label")
+        raise checks.unusable(
+            source,
+            "has no feature columns beside the id; check data.columns, data.drop, data.label",
+        )
     if counts.left_out:
         log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
     kept, order = order, row_run(order, settings.view)
     if len(order) == 0:
-        raise checks.unusable(source, f"has {len(table)} rows, too few for the parts of data.view; take fewer parts")
+        raise checks.unusable(
+            source, f"has {len(table)} rows, too few for the parts of data.view; take fewer parts"
+        )
     if own_ids:
         table = _with_own_rows(table, own_ids, rows.separator, ids, kept, order)
     return table if len(order) == n and (np.diff(order) > 0).all() else table.select(order)
@@ -118,12 +143,19 @@ def _with_own_rows(
     kept: Positions,
     order: Positions,
 ) -> Table:
-    """Adds the rows of the source to its table, which has all of them; ``order``: those of ``kept`` in the view."""
-    left_out = np.where(ids.is_valid().to_numpy(False), LEFT_OUT.index("with a repeated id"), 1).astype(np.uint8)
+    """Adds the rows of the source to its table, which has all of them; ``order``: those of ``kept``
+    in the view.
+    """
+    left_out = np.where(
+        ids.is_valid().to_numpy(False), LEFT_OUT.index("with a repeated id"), 1
+    ).astype(np.uint8)
     left_out[kept] = 0
-    own = InputRows(own_ids, left_out, separator, table.style[0] if table.style is not None else None)
+    own = InputRows(
+        own_ids, left_out, separator, table.style[0] if table.style is not None else None
+    )
     places_N = np.arange(len(left_out), dtype=np.int64)
-    if len(order) < len(kept):  # the other rows of the file are those of other parties
+    # The other rows of the file are those of other parties.
+    if len(order) < len(kept):
         listed = np.sort(order)
         own, places_N[listed] = own.only(listed), np.arange(len(listed), dtype=np.int64)
     return replace(table, own=own, places_N=places_N)
@@ -145,20 +177,28 @@ def read_rows(settings: DataSettings, with_label: bool) -> Rows:
         return read_image_folder(settings, with_label)
     if source.lower().endswith(".npz"):
         return read_npz(settings, with_label)
-    kinds = "a .csv, .tsv, .txt (each also .gz), .parquet, .xlsx or .npz file, a folder of images or Parquet files,"
+    kinds = (
+        "a .csv, .tsv, .txt (each also .gz), .parquet, .xlsx or .npz file, a folder of images "
+        "or Parquet files,"
+    )
     kinds = f"{kinds} the URL of a database, sklearn:NAME, torchvision:NAME or a plug-in's NAME:…"
     raise checks.unreadable(source, f"has no known kind; give data.source as one of {kinds}")
 
 
 def open_table(settings: DataSettings) -> Stream | None:
-    """Opens a table that is read in blocks of rows; None if the source is of another kind. Raises InputError."""
+    """Opens a table that is read in blocks of rows; None if the source is of another kind. Raises
+    InputError.
+    """
     source, path = settings.source, Path(settings.source)
     if settings.is_database:
         return open_database(settings)
     try:
         exists = path.exists()
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
-        raise checks.unreadable(source, f"cannot be read ({error.strerror}); correct data.source") from None
+    except OSError as error:
+        # A name that is too long, a folder that may not be looked into.
+        raise checks.unreadable(
+            source, f"cannot be read ({error.strerror}); correct data.source"
+        ) from None
     if not exists:
         text = "no such file or folder; correct data.source, or mount the volume that holds it"
         raise checks.unreadable(source, text)
@@ -177,7 +217,9 @@ def open_table(settings: DataSettings) -> Stream | None:
 
 
 def column_names(settings: DataSettings) -> tuple[str, ...]:
-    """Returns the names of a table's columns. Raises InputError if the source is no table, or cannot be read."""
+    """Returns the names of a table's columns. Raises InputError if the source is no table, or
+    cannot be read.
+    """
     stream = open_table(settings)
     if stream is None:
         what = f"is no table that can be read; give a {', '.join(TABLES)} file"
@@ -185,8 +227,12 @@ def column_names(settings: DataSettings) -> tuple[str, ...]:
     return stream.names
 
 
-def first_rows(settings: DataSettings, names: Sequence[str], most: int) -> dict[str, pa.ChunkedArray]:
-    """Returns the first rows of a table's columns, as they come. Raises InputError if they cannot be read."""
+def first_rows(
+    settings: DataSettings, names: Sequence[str], most: int
+) -> dict[str, pa.ChunkedArray]:
+    """Returns the first rows of a table's columns, as they come. Raises InputError if they cannot
+    be read.
+    """
     stream, found = open_table(settings), []
     if stream is not None:
         for batch in emptied(stream, settings.na).blocks(list(dict.fromkeys(names))):
@@ -210,7 +256,9 @@ def _frame_of(source: str, name: str) -> Any:
         raise
     except Exception as error:
         why = hidden(where_it_failed(error), source)
-        raise checks.unreadable(source, f"the plug-in failed {why}; correct data.source, or the plug-in") from error
+        raise checks.unreadable(
+            source, f"the plug-in failed {why}; correct data.source, or the plug-in"
+        ) from error
 
 
 def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Table:
@@ -219,15 +267,23 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
         checks.require_finite(source, columns.numeric_NF, columns.numeric_names)
         if settings.missing == "error":
             names = columns.numeric_names
-            checks.require_complete(source, columns.numeric_NF, names, as_trained=settings.as_trained)
+            checks.require_complete(
+                source, columns.numeric_NF, names, as_trained=settings.as_trained
+            )
     if settings.image_shape is None:
         if view is not None and view.scheme in CUTS:
-            raise checks.unusable(source, f"holds columns; set data.image_shape to use the view {view.scheme!r}")
+            raise checks.unusable(
+                source, f"holds columns; set data.image_shape to use the view {view.scheme!r}"
+            )
         if columns.numeric_names:
-            table = replace(table, numeric_NF=columns.numeric_NF, numeric_names=columns.numeric_names)
+            table = replace(
+                table, numeric_NF=columns.numeric_NF, numeric_names=columns.numeric_names
+            )
         table = replace(table, kinds=columns.kinds, style=columns.style)
         if columns.categorical_names:
-            table = replace(table, categorical=columns.categorical, categorical_names=columns.categorical_names)
+            table = replace(
+                table, categorical=columns.categorical, categorical_names=columns.categorical_names
+            )
         return table
     if columns.categorical_names:
         what = f"column {columns.categorical_names[0]!r} is categorical and cannot be a pixel"
@@ -237,7 +293,9 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
 
 
 def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings) -> Table:
-    """Adds images to a table. Quarters and halves stay images; runs of pixels are columns without ``image_shape``."""
+    """Adds images to a table. Quarters and halves stay images; runs of pixels are columns without
+    ``image_shape``.
+    """
     source, view = table.source, settings.view
     if view is not None and view.scheme == "columns":
         pixels_NF = pixels.reshape(len(pixels), -1)
@@ -259,10 +317,16 @@ def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings)
     return replace(table, images_NCHW=images_NCHW)
 
 
-def _reshape(source: str, values: npt.NDArray[Any], shape: tuple[int, int, int]) -> npt.NDArray[Any]:
+def _reshape(
+    source: str, values: npt.NDArray[Any], shape: tuple[int, int, int]
+) -> npt.NDArray[Any]:
     size = int(np.prod(values.shape[1:]))
     if size != int(np.prod(shape)) or (values.ndim == 4 and values.shape[1:] != shape):
-        found = " x ".join(map(str, values.shape[1:])) + (" pixels" if values.ndim == 4 else " numeric columns")
+        found = " x ".join(map(str, values.shape[1:])) + (
+            " pixels" if values.ndim == 4 else " numeric columns"
+        )
         wanted = " x ".join(map(str, shape))
-        raise checks.unusable(source, f"has rows of {found}, which do not make the data.image_shape of {wanted}")
+        raise checks.unusable(
+            source, f"has rows of {found}, which do not make the data.image_shape of {wanted}"
+        )
     return values.reshape(len(values), *shape)

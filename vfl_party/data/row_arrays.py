@@ -1,7 +1,8 @@
-"""Arrays of rows: small ones in memory, large ones in a file without a name, which is gone when the process ends.
+"""Arrays of rows: small ones in memory, large ones in a file without a name, which is gone when the
+process ends.
 
-A mapped file's pages are the kernel's: it drops them when memory is short. They still count as this process's memory
-while they are mapped, so ``release`` unmaps what has been read.
+A mapped file's pages are the kernel's: it drops them when memory is short. They still count as this
+process's memory while they are mapped, so ``release`` unmaps what has been read.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import numpy.typing as npt
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 
-PART = 1 << 14  # rows that are worked on at once
-MOST_PIECES = 64  # files, while rows are put in order
+# Rows that are worked on at once.
+PART = 1 << 14
+# Files, while rows are put in order.
+MOST_PIECES = 64
 Array = npt.NDArray[Any]
 
 
@@ -41,7 +44,9 @@ class Space:
 
     @classmethod
     def of(cls, settings: DataSettings) -> Space:
-        """Returns the place that the settings name; without ``scratch``, the system's folder for temporary files."""
+        """Returns the place that the settings name; without ``scratch``, the system's folder for
+        temporary files.
+        """
         return cls(settings.scratch or tempfile.gettempdir(), settings.memory_mib << 20)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
@@ -57,7 +62,9 @@ class Space:
             return MappedArray.of(file, dtype, shape)
 
     def taken(self, values: Array, rows: npt.NDArray[np.int64]) -> Array:
-        """Returns ``values[rows]``, for rows of which each is there once. Raises InputError if the disk has no room."""
+        """Returns ``values[rows]``, for rows of which each is there once. Raises InputError if the
+        disk has no room.
+        """
         if getattr(values, "_mmap", None) is None:
             return values[rows]
         into = self.empty((len(rows), *values.shape[1:]), values.dtype)
@@ -69,14 +76,18 @@ class Space:
     def _dealt(self, values: Array, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, Array]]:
         """Yields ``values[rows]`` in pieces: (the place of the first row, the rows).
 
-        A mapped file is slow to read row by row. So it is read from its beginning, each row is written to the end of
-        the file of its piece, and each piece is put in order in memory.
+        A mapped file is slow to read row by row. So it is read from its beginning, each row is
+        written to the end of the file of its piece, and each piece is put in order in memory.
         """
         places_N = np.full(len(values), -1, np.int64)
         places_N[rows] = np.arange(len(rows))
-        size = max(1, self.most_bytes // (4 * max(1, values[:1].nbytes)), len(rows) // MOST_PIECES + 1)
+        size = max(
+            1, self.most_bytes // (4 * max(1, values[:1].nbytes)), len(rows) // MOST_PIECES + 1
+        )
         with contextlib.ExitStack() as files:
-            pieces = [files.enter_context(self._file(values.nbytes)) for _ in range(0, len(rows), size)]
+            pieces = [
+                files.enter_context(self._file(values.nbytes)) for _ in range(0, len(rows), size)
+            ]
             for part in parts(len(values)):
                 piece_B = places_N[part] // size
                 order_B = np.argsort(piece_B, kind="stable")
@@ -86,7 +97,8 @@ class Space:
                     self._append(piece, found[first:end])
                 release(values)
             for number, piece in enumerate(pieces):
-                mine = places_N[places_N // size == number] - number * size  # in the order of the file
+                # In the order of the file.
+                mine = places_N[places_N // size == number] - number * size
                 piece.seek(0)
                 found = np.fromfile(piece, values.dtype).reshape(len(mine), *values.shape[1:])
                 sorted_ = np.empty_like(found)
@@ -109,7 +121,8 @@ class Space:
         """Writes rows to the end of a file. Raises InputError if the disk is full."""
         try:
             left = np.ascontiguousarray(rows).data.cast("B") if rows.size else memoryview(b"")
-            while left:  # without a buffer, which would be written once more when the file is closed
+            # Without a buffer, which would be written once more when the file is closed.
+            while left:
                 left = left[file.write(left) :]
         except OSError as error:
             raise self._full(rows.nbytes, error) from None
@@ -126,15 +139,22 @@ class Space:
             raise self._full(size, error) from None
 
     def _full(self, size: int, error: OSError) -> InputError:
-        text = f"{self.folder}: has no room for {size / 2**20:,.0f} MiB of the table's rows ({error.strerror})"
-        return InputError(Code.FILE_INVALID, f"{text}; make room, or set data.scratch to a folder on another disk")
+        text = (
+            f"{self.folder}: has no room for {size / 2**20:,.0f} MiB of the table's rows "
+            f"({error.strerror})"
+        )
+        return InputError(
+            Code.FILE_INVALID, f"{text}; make room, or set data.scratch to a folder on another disk"
+        )
 
 
 IN_MEMORY = Space("", 1 << 62)
 
 
 class MappedArray(np.memmap[Any, Any]):
-    """An array in a file without a name. ``descriptor``: of the file; None for a part of an array."""
+    """An array in a file without a name. ``descriptor``: of the file; None for a part of an
+    array.
+    """
 
     descriptor: int | None = None
 
@@ -149,12 +169,15 @@ class MappedArray(np.memmap[Any, Any]):
     def rows(self, rows: npt.NDArray[np.int64]) -> Array:
         """Returns the given rows, read from the file and not through memory.
 
-        The kernel maps up to 2 MiB around each row that is read through memory: few batches would map the whole file.
+        The kernel maps up to 2 MiB around each row that is read through memory: few batches would
+        map the whole file.
         """
         if self.descriptor is None or not len(self):
             return np.asarray(self[rows])
         size, place = self[:1].nbytes, self.descriptor
-        found = bytearray().join([os.pread(place, size, offset) for offset in (rows * size).tolist()])
+        found = bytearray().join(
+            [os.pread(place, size, offset) for offset in (rows * size).tolist()]
+        )
         return np.frombuffer(found, self.dtype).reshape(len(rows), *self.shape[1:])
 
 
@@ -199,13 +222,17 @@ class GrowingMatrix:
 
 
 def parts(n: int, size: int | None = None) -> Iterator[slice]:
-    """Yields slices of ``range(n)``, of ``size`` or ``PART`` rows, so that little is in memory at once."""
+    """Yields slices of ``range(n)``, of ``size`` or ``PART`` rows, so that little is in memory at
+    once.
+    """
     step = size if size is not None else PART
     return (slice(start, start + step) for start in range(0, n, step))
 
 
 def release(*arrays: Array) -> None:
-    """Unmaps the pages of mapped arrays; they stay as they are, and are mapped again when they are used."""
+    """Unmaps the pages of mapped arrays; they stay as they are, and are mapped again when they are
+    used.
+    """
     for array in arrays:
         mapped = getattr(array, "_mmap", None)
         if mapped is not None:

@@ -16,12 +16,21 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.stands_alone import has_no_encoder
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import Rows, cut_order, derive_seed, permutation, split_rows, stratified_order
+from vfl_party.base.seeds import (
+    Rows,
+    cut_order,
+    derive_seed,
+    permutation,
+    split_rows,
+    stratified_order,
+)
 from vfl_party.data import Features, Labels, Preprocessor, Table
 from vfl_party.data.row_arrays import parts, release
 
-_CHUNK = 1 << 14  # ids that are hashed at once
-CODES = ("local", "aligned", "train", "validation", "test")  # of a division: the smallest split that a row is in
+# Ids that are hashed at once.
+_CHUNK = 1 << 14
+# Of a division: the smallest split that a row is in.
+CODES = ("local", "aligned", "train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -29,28 +38,40 @@ class Prepared:
     """A party's rows, ready for encoders."""
 
     table: Table
-    preprocessor: Preprocessor | None  # None: an active party with labels only
+    # None: an active party with labels only.
+    preprocessor: Preprocessor | None
     features: Features | None
     labels: Labels | None
     targets: Tensor | None
     splits: dict[str, Rows]
-    division: bytes | None = None  # see division_of
+    # See division_of.
+    division: bytes | None = None
 
     def cells(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]:
-        """Returns the columns as ``Preprocessor.cells`` does. Raises InputError if the party has no features."""
+        """Returns the columns as ``Preprocessor.cells`` does. Raises InputError if the party has no
+        features.
+        """
         if self.preprocessor is None:
             raise InputError(Code.DATA_INVALID, f"{self.table.source}: has no features")
         return self.preprocessor.cells(self.table)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of ids, encoder inputs and targets, hexadecimal: equal only for the same data, prepared alike."""
+        """SHA-256 of ids, encoder inputs and targets, hexadecimal: equal only for the same data,
+        prepared alike.
+        """
         digest = hashlib.sha256(self.table.ids[0].encode() if self.table.ids else b"")
         for start in range(1, len(self.table.ids), _CHUNK):
-            digest.update("".join(f"\x00{each}" for each in self.table.ids[start : start + _CHUNK]).encode())
+            digest.update(
+                "".join(f"\x00{each}" for each in self.table.ids[start : start + _CHUNK]).encode()
+            )
         if self.division is not None:
             digest.update(self.division)
-        tensors = [self.targets] if self.features is None else [self.features.x, self.features.categories, self.targets]
+        tensors = (
+            [self.targets]
+            if self.features is None
+            else [self.features.x, self.features.categories, self.targets]
+        )
         for tensor in tensors:
             if tensor is None:
                 continue
@@ -62,7 +83,9 @@ class Prepared:
 
 
 def divide_rows(recipe: Recipe, count: int) -> dict[str, Rows]:
-    """Returns the splits of ``count`` rows. Raises InputError if fewer are for training than must be labelled."""
+    """Returns the splits of ``count`` rows. Raises InputError if fewer are for training than must
+    be labelled.
+    """
     rows = recipe.rows
     splits = split_rows(
         recipe.seed,
@@ -77,31 +100,44 @@ def divide_rows(recipe: Recipe, count: int) -> dict[str, Rows]:
 
 
 def division_of(recipe: Recipe, table: Table) -> bytes | None:
-    """Returns a byte a row, a place in ``CODES``, if ``rows.split`` leaves the division to the active party.
+    """Returns a byte a row, a place in ``CODES``, if ``rows.split`` leaves the division to the
+    active party.
 
-    None if every party draws it by itself, or if ``table`` is a passive party's. Raises InputError if the table lacks
-    what the recipe divides by, or if no training rows are left.
+    None if every party draws it by itself, or if ``table`` is a passive party's. Raises InputError
+    if the table lacks what the recipe divides by, or if no training rows are left.
     """
     rows, n = recipe.rows, len(table)
     if table.splits is not None and rows.split != "column":
         text = f'data.split is given, but the recipe has rows.split = "{rows.split}"'
-        raise InputError(Code.CONFIG_INVALID, f'{table.source}: {text}; set it to "column", or remove data.split')
+        raise InputError(
+            Code.CONFIG_INVALID, f'{table.source}: {text}; set it to "column", or remove data.split'
+        )
     if rows.split == "random" or (table.labels is None and rows.align != "none"):
         return None
     if rows.split == "column":
         if table.splits is None:
             text = 'the recipe has rows.split = "column", and data.split does not name the column'
-            raise InputError(Code.CONFIG_INVALID, f"{table.source}: {text}; it holds train, validation or test")
+            raise InputError(
+                Code.CONFIG_INVALID, f"{table.source}: {text}; it holds train, validation or test"
+            )
         order = permutation(derive_seed(recipe.seed, "split"), n)
-        parts = {split: order[table.splits[order] == split] for split in ("test", "validation", "train")}
-        n_test, n_validation, order = len(parts["test"]), len(parts["validation"]), np.concatenate([*parts.values()])
+        parts = {
+            split: order[table.splits[order] == split] for split in ("test", "validation", "train")
+        }
+        n_test, n_validation, order = (
+            len(parts["test"]),
+            len(parts["validation"]),
+            np.concatenate([*parts.values()]),
+        )
     else:
         if recipe.task.kind == "regression":
             text = 'recipe: rows.split = "stratified" divides by classes, and a regression has none'
             raise InputError(Code.CONFIG_INVALID, f'{text}; take "random" or "column"')
         assert table.labels is not None  # noqa: S101 - the recipe refuses it without an alignment
         n_test, n_validation = round(n * rows.test), round(n * rows.validation)
-        order = stratified_order(recipe.seed, np.unique(table.labels, return_inverse=True)[1].reshape(-1))
+        order = stratified_order(
+            recipe.seed, np.unique(table.labels, return_inverse=True)[1].reshape(-1)
+        )
     splits = cut_order(order, n_test, n_validation, rows.aligned, rows.labelled)
     _check_labelled(recipe, splits)
     codes = np.zeros(n, np.uint8)
@@ -132,7 +168,10 @@ def divided(division: bytes) -> dict[str, Rows]:
 def _check_labelled(recipe: Recipe, splits: dict[str, Rows]) -> None:
     wanted = recipe.rows.labelled
     if wanted is not None and len(splits["train"]) < wanted:
-        text = f"recipe: rows: labelled = {wanted}, but only {len(splits['aligned'])} rows are aligned and for"
+        text = (
+            f"recipe: rows: labelled = {wanted}, but only {len(splits['aligned'])} rows are "
+            "aligned and for"
+        )
         raise InputError(Code.CONFIG_INVALID, f"{text} training; ask for fewer, or give more rows")
 
 
@@ -145,14 +184,20 @@ def prepare(
     unaligned: Sequence[Table] = (),
     division: bytes | None = None,
 ) -> Prepared:
-    """Splits the rows and learns statistics, vocabularies and classes from the training rows. Raises InputError.
+    """Splits the rows and learns statistics, vocabularies and classes from the training rows.
+    Raises InputError.
 
-    ``unaligned``: rows that not all parties have; they come after those of ``table``, in the split ``local``.
-    ``division``: the active party's, see ``division_of``; None: drawn here.
+    ``unaligned``: rows that not all parties have; they come after those of ``table``, in the split
+    ``local``. ``division``: the active party's, see ``division_of``; None: drawn here.
     """
     if recipe.rows.align == "none" and unaligned:
-        text = 'data.unaligned names rows that other parties lack, and with rows.align = "none" all rows are such'
-        raise InputError(Code.CONFIG_INVALID, f"{table.source}: {text}; add them to data.source, and remove it")
+        text = (
+            'data.unaligned names rows that other parties lack, and with rows.align = "none" '
+            "all rows are such"
+        )
+        raise InputError(
+            Code.CONFIG_INVALID, f"{table.source}: {text}; add them to data.source, and remove it"
+        )
     place = recipe.party(name)
     splits = divided(division) if division is not None else divide_rows(recipe, len(table.ids))
     preprocessor = features = labels = targets = None
@@ -165,16 +210,29 @@ def prepare(
             settings=settings,
             tabular=not has_no_encoder(recipe.model_dump(include={"phases"})),
         )
-        if recipe.rows.align == "none" and preprocessor.image_shape is not None and settings.scale == "standard":
-            text = "every party would scale its images by its own rows, and the bottoms are averaged"
-            raise InputError(Code.CONFIG_INVALID, f'{table.source}: {text}; set data.scale = "minmax" at every party')
+        if (
+            recipe.rows.align == "none"
+            and preprocessor.image_shape is not None
+            and settings.scale == "standard"
+        ):
+            text = (
+                "every party would scale its images by its own rows, and the bottoms are averaged"
+            )
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f'{table.source}: {text}; set data.scale = "minmax" at every party',
+            )
         features = preprocessor.transform(table)
         end = len(table)
         for more in unaligned:
             features = features.followed_by(preprocessor.transform(more), table.space)
-            splits["local"] = np.concatenate([splits["local"], np.arange(end, end := end + len(more), dtype=np.int64)])
+            splits["local"] = np.concatenate(
+                [splits["local"], np.arange(end, end := end + len(more), dtype=np.int64)]
+            )
     if place is not None and place.role == "active":
         scale = settings.label_scale
-        labels = Labels.fit(table.labels, recipe.task, splits["train"], source=table.source, scale=scale)
+        labels = Labels.fit(
+            table.labels, recipe.task, splits["train"], source=table.source, scale=scale
+        )
         targets = labels.encode(table.labels) if table.labels is not None else None
     return Prepared(table, preprocessor, features, labels, targets, splits, division)

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from vfl_party.data import checks
 from vfl_party.data.vocabulary import decoded
 
-# Before the text of a cell that was a number to its source, of Excel or a database: it has no decimal comma and no
-# thousands sign, whatever the cells beside it have. The character is for private use: no text begins with it.
+# Before the text of a cell that was a number to its source, of Excel or a database: it has no
+# decimal comma and no thousands sign, whatever the cells beside it have. The character is for
+# private use: no text begins with it.
 NUMBER = "\ue000"
 
 
@@ -24,11 +25,12 @@ class Stream:
     Args:
         source: the table's name in sentences for people; it holds no password.
         names: of all columns, in the order of the table.
-        as_written: whether cells are text as a person wrote it, whose type is to be found, as in a CSV file; if not,
-            columns have the types that the table declares. Cells that were numbers begin with ``NUMBER``.
-        blocks: called with the names of the wanted columns; reads the table from its beginning and yields blocks of
-            these columns, in this order. It may be called several times. It raises InputError if the table cannot be
-            read, or has changed since it was opened.
+        as_written: whether cells are text as a person wrote it, whose type is to be found, as in a
+            CSV file; if not, columns have the types that the table declares. Cells that were
+            numbers begin with ``NUMBER``.
+        blocks: called with the names of the wanted columns; reads the table from its beginning and
+            yields blocks of these columns, in this order. It may be called several times. It raises
+            InputError if the table cannot be read, or has changed since it was opened.
         separator: between the cells of a text file.
         notes: what the reader has guessed, a sentence each, with the key that decides it.
         found: likewise, what only reading to the end shows: there once the last block has come.
@@ -46,7 +48,8 @@ class Stream:
 def without_headers(stream: Stream) -> Stream:
     """Returns the same table, which raises InputError if a row repeats the names of the columns.
 
-    Files that were put together have such rows; each of them would make words of all columns of numbers.
+    Files that were put together have such rows; each of them would make words of all columns of
+    numbers.
     """
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -54,8 +57,13 @@ def without_headers(stream: Stream) -> Stream:
         for batch in stream.blocks(wanted):
             place = _header_in(batch)
             if place >= 0:
-                what = f"{checks.rows(stream.source, seen + place + 1)} repeats the names of the columns"
-                raise checks.unusable(stream.source, f"{what}, as when files are put together; delete it")
+                what = (
+                    f"{checks.rows(stream.source, seen + place + 1)} repeats the names of the "
+                    "columns"
+                )
+                raise checks.unusable(
+                    stream.source, f"{what}, as when files are put together; delete it"
+                )
             yield batch
             seen += batch.num_rows
 
@@ -63,8 +71,11 @@ def without_headers(stream: Stream) -> Stream:
 
 
 def _header_in(batch: pa.RecordBatch) -> int:
-    """Returns the place of the first row whose cells are the names of their columns; -1 if there is none."""
-    if batch.num_columns < 2:  # a word may well be called as its column is
+    """Returns the place of the first row whose cells are the names of their columns; -1 if there is
+    none.
+    """
+    # A word may well be called as its column is.
+    if batch.num_columns < 2:
         return -1
     found = pa.array(np.arange(batch.num_rows))
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -76,7 +87,8 @@ def _header_in(batch: pa.RecordBatch) -> int:
 
 
 def emptied(stream: Stream, words: Sequence[str]) -> Stream:
-    """Returns the same table, in which a cell is empty if it is one of ``words``, without white space at its ends.
+    """Returns the same table, in which a cell is empty if it is one of ``words``, without white
+    space at its ends.
 
     Columns that hold no text stay as they are.
     """
@@ -93,7 +105,11 @@ def emptied(stream: Stream, words: Sequence[str]) -> Stream:
 
 def _emptied(column: pa.Array, empty: pa.Array) -> pa.Array:
     types = pa.types
-    if not (types.is_string(column.type) or types.is_large_string(column.type) or types.is_string_view(column.type)):
+    if not (
+        types.is_string(column.type)
+        or types.is_large_string(column.type)
+        or types.is_string_view(column.type)
+    ):
         return column
     text = pc.cast(column, pa.large_string())
     found = pc.is_in(pc.utf8_trim_whitespace(text), value_set=pc.cast(empty, pa.large_string()))

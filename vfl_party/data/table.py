@@ -21,7 +21,9 @@ MOST_CLASSES_SHOWN = 20
 
 @dataclass(frozen=True, eq=False)
 class Categories:
-    """Cells of text columns. ``codes_NK``: int32 places in a column's ``words``, -1 if missing; not sorted."""
+    """Cells of text columns. ``codes_NK``: int32 places in a column's ``words``, -1 if missing; not
+    sorted.
+    """
 
     codes_NK: npt.NDArray[np.int32]  # noqa: N815 - the shape is part of the name
     words: tuple[tuple[str, ...], ...]
@@ -38,15 +40,17 @@ class Categories:
         return Categories(self.codes_NK[:, list(columns)], tuple(self.words[k] for k in columns))
 
 
-LEFT_OUT = ("", "without an id", "with a repeated id")  # why a row of a source is not in its table
+# Why a row of a source is not in its table.
+LEFT_OUT = ("", "without an id", "with a repeated id")
 
 
 @dataclass(frozen=True, eq=False)
 class InputRows:
     """All rows of a source, in its order, for results that fit beside it.
 
-    ids: the columns that are one id together, [S] each, as the source has them. left_out: [S] places in ``LEFT_OUT``.
-    separator, decimal: of a text file's cells and numbers; None of another source.
+    ids: the columns that are one id together, [S] each, as the source has them. left_out: [S]
+    places in ``LEFT_OUT``. separator, decimal: of a text file's cells and numbers; None of another
+    source.
     """
 
     ids: tuple[pa.Array | pa.ChunkedArray, ...]
@@ -59,18 +63,23 @@ class InputRows:
 
     def only(self, rows: npt.NDArray[np.int64]) -> InputRows:
         """Returns the given rows."""
-        return replace(self, ids=tuple(each.take(pa.array(rows)) for each in self.ids), left_out=self.left_out[rows])
+        return replace(
+            self,
+            ids=tuple(each.take(pa.array(rows)) for each in self.ids),
+            left_out=self.left_out[rows],
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """Rows in canonical order: sorted by the UTF-8 bytes of their ids; all arrays in that order.
 
-    numeric_NF: NaN if a value is missing; images_NCHW: pixels, 0 to 1 if the source holds bytes; labels: [N] float64
-    numbers or text (dtype object), None if none were read; splits: [N] text, ``train``, ``validation`` or ``test``, if
-    the source says it; counts: of the source's rows, also of those that are left out because of their ids; notes: what
-    was guessed, a sentence each; space: where its arrays lie; kinds, style: see ``collect.Columns``; own: the
-    source's rows, if the settings keep them, and places_N: the place of each row among these. A table has columns or
+    numeric_NF: NaN if a value is missing; images_NCHW: pixels, 0 to 1 if the source holds bytes;
+    labels: [N] float64 numbers or text (dtype object), None if none were read; splits: [N] text,
+    ``train``, ``validation`` or ``test``, if the source says it; counts: of the source's rows, also
+    of those that are left out because of their ids; notes: what was guessed, a sentence each;
+    space: where its arrays lie; kinds, style: see ``collect.Columns``; own: the source's rows, if
+    the settings keep them, and places_N: the place of each row among these. A table has columns or
     images; an active party without features has neither.
     """
 
@@ -105,7 +114,9 @@ class Table:
             self,
             ids=Ids.of(self.ids).taken(rows),
             numeric_NF=pick(self.numeric_NF),
-            categorical=None if words is None else replace(words, codes_NK=self.space.taken(words.codes_NK, rows)),
+            categorical=None
+            if words is None
+            else replace(words, codes_NK=self.space.taken(words.codes_NK, rows)),
             images_NCHW=pick(self.images_NCHW),
             labels=pick(self.labels),
             splits=pick(self.splits),
@@ -118,7 +129,8 @@ class Table:
 
 
 def describe(table: Table) -> list[str]:
-    """Returns lines for a person who checks a data set: counts and names of columns, labels with their counts.
+    """Returns lines for a person who checks a data set: counts and names of columns, labels with
+    their counts.
 
     They hold no id and no feature value.
     """
@@ -129,7 +141,9 @@ def describe(table: Table) -> list[str]:
         lines += _missing(("pixels",), [int(np.isnan(table.images_NCHW).sum())])
     if table.numeric_NF is not None:
         lines.append(f"numeric columns: {len(table.numeric_names)} ({listed(table.numeric_names)})")
-        lines += _missing(table.numeric_names, checks.marked(table.numeric_NF, np.isnan).counts.tolist())
+        lines += _missing(
+            table.numeric_names, checks.marked(table.numeric_NF, np.isnan).counts.tolist()
+        )
     if table.categorical is not None:
         lines.append(f"categorical columns: {len(table.categorical_names)}")
         seen = [counted(table.categorical, k) for k in range(len(table.categorical_names))]
@@ -143,7 +157,9 @@ def describe(table: Table) -> list[str]:
     return lines
 
 
-def counted(categories: Categories, k: int, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+def counted(
+    categories: Categories, k: int, rows: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int64]:
     """Returns how many cells of column ``k`` hold each of its words, and then how many are missing.
 
     ``rows``: only these.
@@ -151,13 +167,19 @@ def counted(categories: Categories, k: int, rows: npt.NDArray[np.int64] | None =
     codes_NK, size = categories.codes_NK, len(categories.words[k])
     counts = np.zeros(size + 1, np.int64)
     for part in parts(len(codes_NK) if rows is None else len(rows)):
-        counts += np.bincount(codes_NK[part if rows is None else rows[part], k] % (size + 1), minlength=size + 1)
+        counts += np.bincount(
+            codes_NK[part if rows is None else rows[part], k] % (size + 1), minlength=size + 1
+        )
         release(codes_NK)
     return counts
 
 
 def _missing(names: tuple[str, ...], counts: list[int]) -> list[str]:
-    return [f"  {shortened(name)!r}: {count} missing" for name, count in zip(names, counts, strict=True) if count]
+    return [
+        f"  {shortened(name)!r}: {count} missing"
+        for name, count in zip(names, counts, strict=True)
+        if count
+    ]
 
 
 def _label_summary(labels: npt.NDArray[Any]) -> list[str]:
@@ -166,7 +188,8 @@ def _label_summary(labels: npt.NDArray[Any]) -> list[str]:
         if labels.dtype == object:
             return [f"labels: text, {len(values)} different values"]
         return [
-            f"labels: numbers, {len(values)} different values from {labels.min():g} to {labels.max():g},"
+            f"labels: numbers, {len(values)} different values from {labels.min():g} to "
+            f"{labels.max():g},"
             f" mean {labels.mean():g}, standard deviation {labels.std():g}"
         ]
     shown = [

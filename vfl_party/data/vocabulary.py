@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from vfl_party.data import checks
 
-MOST_WORDS = 1 << 20  # categories of a column; more are text that says nothing about other rows
+# Categories of a column; more are text that says nothing about other rows.
+MOST_WORDS = 1 << 20
 
 
 @dataclass
@@ -24,22 +25,31 @@ class Vocabulary:
     source: str
     name: str
     places: dict[Any, int] = field(default_factory=dict)
-    kind: pa.DataType | None = None  # of the values, until all have come
+    # Of the values, until all have come.
+    kind: pa.DataType | None = None
 
     def codes(self, column: pa.Array) -> npt.NDArray[np.int32]:
         """Returns [B] codes, -1 if missing. Raises InputError if there are too many categories."""
         encoded = pc.dictionary_encode(_category_values(column))
         self.kind = encoded.type.value_type
-        places = [self.places.setdefault(each, len(self.places)) for each in encoded.dictionary.to_pylist()]
+        places = [
+            self.places.setdefault(each, len(self.places))
+            for each in encoded.dictionary.to_pylist()
+        ]
         if len(self.places) > MOST_WORDS:
-            text = f"column {self.name!r} has more than {MOST_WORDS:,} categories; list it in data.drop"
+            text = (
+                f"column {self.name!r} has more than {MOST_WORDS:,} categories; list it in "
+                "data.drop"
+            )
             raise checks.unusable(self.source, f"{text}, or in data.numeric if it holds numbers")
         local_B = pc.fill_null(encoded.indices, len(places)).to_numpy(zero_copy_only=False)
         codes_B: npt.NDArray[np.int32] = np.array([*places, -1], np.int32)[local_B]
         return codes_B
 
     def texts(self) -> tuple[str, ...]:
-        """Returns the categories as text; whole floats lose their '.0', so that 1 is one category in all files."""
+        """Returns the categories as text; whole floats lose their '.0', so that 1 is one category
+        in all files.
+        """
         values = pa.array(list(self.places), self.kind)
         if pa.types.is_floating(values.type):
             with contextlib.suppress(pa.ArrowInvalid):
@@ -63,10 +73,13 @@ def decoded_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _category_values(column: pa.Array) -> pa.Array:
-    """Returns the values that tell categories apart, null if missing: floats as they are, all else as text."""
+    """Returns the values that tell categories apart, null if missing: floats as they are, all else
+    as text.
+    """
     column = decoded(column)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-        return pc.add(column, pa.scalar(0.0, column.type))  # -0.0 is 0.0
+        # -0.0 is 0.0.
+        return pc.add(column, pa.scalar(0.0, column.type))
     text = pc.cast(column, pa.string())
     return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)

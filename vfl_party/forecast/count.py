@@ -37,15 +37,16 @@ from vfl_party.outbound.policies import load as load_policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases.context import Party
 
-MOST_STEPS = 1_000_000  # of a phase: counting them takes about half a minute
+# Of a phase: counting them takes about half a minute.
+MOST_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Outlook:
     """The party whose data the forecast reads. One is enough: all hold the same ids.
 
-    ``data``: None if it has none here. ``file``: the recipe's. ``folder``: a recipe's relative paths start there; None
-    for a party file. ``load``: reads a table.
+    ``data``: None if it has none here. ``file``: the recipe's. ``folder``: a recipe's relative
+    paths start there; None for a party file. ``load``: reads a table.
     """
 
     recipe: Recipe
@@ -61,7 +62,8 @@ class Outlook:
 def read_outlook(path: Path) -> Outlook:
     """Reads a party file, or a recipe whose [simulate] says where data lie. Raises InputError."""
     folder = path.resolve().parent
-    sys.path.append(str(folder))  # for the user's own encoder
+    # For the user's own encoder.
+    sys.path.append(str(folder))
     if kind_of(read_toml(path)) != "party file":
         tables = read_tables(path, "recipe")
         return replace(outlook_of(parse(Recipe, tables, str(path)), folder), file=path)
@@ -70,30 +72,39 @@ def read_outlook(path: Path) -> Outlook:
     place = recipe.party(file.name)
     if place is None:
         known = ", ".join(party.name for party in recipe.parties)
-        text = f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
+        text = (
+            f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
+        )
         raise InputError(Code.NOT_IN_RECIPE, text)
     check_code(path, file, recipe)
     data = file.data if file.data is None or place.features else ids_only(file.data)
-    encoder, policy = encoder_settings(recipe, file.name, file.encoder), load_policy(file.policy, f"{path}: policy")
+    encoder, policy = (
+        encoder_settings(recipe, file.name, file.encoder),
+        load_policy(file.policy, f"{path}: policy"),
+    )
     return Outlook(recipe, file.name, data, encoder, Path(file.recipe), policy=policy)
 
 
 def outlook_of(recipe: Recipe, folder: Path, load: Load = load) -> Outlook:
-    """Takes the first passive party, which has features and needs no label, or the active party if it is alone.
+    """Takes the first passive party, which has features and needs no label, or the active party if
+    it is alone.
 
     The recipe's relative paths start at ``folder``. Raises InputError.
     """
     name = (recipe.passives or recipe.parties)[0].name
     data = divide(recipe, folder)[name] if recipe.simulate is not None else None
-    return Outlook(recipe, name, data, encoder_settings(recipe, name, None), folder=folder, load=load)
+    return Outlook(
+        recipe, name, data, encoder_settings(recipe, name, None), folder=folder, load=load
+    )
 
 
 def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
-    """Returns the party as it would be before it joins, without a connection, and the number of aligned rows.
+    """Returns the party as it would be before it joins, without a connection, and the number of
+    aligned rows.
 
-    ``rows``: replaces the data's number, or each passive party's if all have rows of their own; then the party has no
-    features, and no encoder. Raises InputError, also if the data are those of all parties and one of them would refuse
-    the recipe.
+    ``rows``: replaces the data's number, or each passive party's if all have rows of their own;
+    then the party has no features, and no encoder. Raises InputError, also if the data are those of
+    all parties and one of them would refuse the recipe.
     """
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
     check_fit(recipe)
@@ -105,7 +116,8 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
             name=name,
             recipe=recipe,
             device=torch.device("cpu"),
-            models=upper_of(recipe, recipe.seed) if holders else {},  # which know the size of what crosses the cut
+            # Which know the size of what crosses the cut.
+            models=upper_of(recipe, recipe.seed) if holders else {},
             features=None,
             labels=None,
             targets=None,
@@ -114,25 +126,39 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
             holdings={each: {split: len(of) for split, of in splits.items()} for each in holders},
         )
         return party, rows
-    if outlook.folder is None and recipe.rows.align == "none" and recipe.passives and name == recipe.active.name:
+    if (
+        outlook.folder is None
+        and recipe.rows.align == "none"
+        and recipe.passives
+        and name == recipe.active.name
+    ):
         text = f"{name} does not know how many rows the other parties have"
         raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, the rows of each of them")
     if data is None:
         text = f"recipe {recipe.name} does not say where data lie, so the number of rows is unknown"
-        raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table")
+        raise InputError(
+            Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table"
+        )
     if recipe.simulate is not None and outlook.folder is not None:
-        tried = try_parties(recipe, outlook.folder, outlook.load)  # what another party would refuse is refused here too
+        # What another party would refuse is refused here too.
+        tried = try_parties(recipe, outlook.folder, outlook.load)
         assembled = tried[name]
-        assembled.party.others = {other: each.party for other, each in tried.items() if other != name}
+        assembled.party.others = {
+            other: each.party for other, each in tried.items() if other != name
+        }
     else:
         assembled = try_party(recipe, name, data, outlook.encoder, policy=outlook.policy)
     return assembled.party, len(assembled.prepared.table)
 
 
-def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None) -> CountedForecast:
-    """Counts the whole run. ``ended``: {phase: rounds}, for phases with early stopping: counts only these rounds.
+def forecast(
+    outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None
+) -> CountedForecast:
+    """Counts the whole run. ``ended``: {phase: rounds}, for phases with early stopping: counts only
+    these rounds.
 
-    Raises InputError if a party would refuse a phase, if a phase in ``ended`` cannot end early, or if one is too long.
+    Raises InputError if a party would refuse a phase, if a phase in ``ended`` cannot end early, or
+    if one is too long.
     """
     party, rows = lone_party(outlook, rows)
     return forecast_of(party, rows, ended)
@@ -140,7 +166,9 @@ def forecast(outlook: Outlook, rows: int | None = None, ended: Mapping[str, int]
 
 @blaming()
 def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None) -> CountedForecast:
-    """Counts the whole run of ``party``'s recipe; ``party``: as ``lone_party`` gives it. Raises as ``forecast``."""
+    """Counts the whole run of ``party``'s recipe; ``party``: as ``lone_party`` gives it. Raises as
+    ``forecast``.
+    """
     recipe, count = party.recipe, _Count()
     opening = groupby(alignment_of(recipe).occurrences(rows), key=lambda each: each.step.phase)
     phases = []
@@ -165,7 +193,10 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
             )
         )
     if limits:
-        text = f"--rounds: {next(iter(limits))} is no phase that may end early; its recipe says how many rounds it has"
+        text = (
+            f"--rounds: {next(iter(limits))} is no phase that may end early; its recipe says "
+            "how many rounds it has"
+        )
         raise InputError(Code.CONFIG_INVALID, text)
     return CountedForecast(
         recipe=recipe.name,
@@ -184,7 +215,9 @@ def read_rounds(texts: Iterable[str]) -> dict[str, int]:
     for text in texts:
         phase, _, number = text.partition("=")
         if not (phase and number.isascii() and number.isdigit() and int(number[:10]) > 0):
-            raise InputError(Code.CONFIG_INVALID, f"--rounds {text}: give PHASE=N, as in splitnn=20")
+            raise InputError(
+                Code.CONFIG_INVALID, f"--rounds {text}: give PHASE=N, as in splitnn=20"
+            )
         found[phase] = int(number[:10])
     return found
 
@@ -204,7 +237,8 @@ class _Count:
 
     def __init__(self) -> None:
         self.exchanges: list[ExchangeSummary] = []
-        self._sums: dict[tuple[str, str, str, str], list[int]] = {}  # payload bytes, message bytes, messages
+        # Payload bytes, message bytes, messages.
+        self._sums: dict[tuple[str, str, str, str], list[int]] = {}
 
     def of(self, party: Party, traffic: Traffic, rounds: int | None) -> tuple[StepRun, ...]:
         """Adds a phase's first ``rounds`` (None: all), and what follows them; see ``add``."""
@@ -213,27 +247,41 @@ class _Count:
         return self.add(party, whole, traffic.in_flight, traffic.parts, traffic.step)
 
     def add(
-        self, party: Party, occurrences: Iterable[Occurrence], in_flight: int = 1, parts: int = 1, trains: str = ""
+        self,
+        party: Party,
+        occurrences: Iterable[Occurrence],
+        in_flight: int = 1,
+        parts: int = 1,
+        trains: str = "",
     ) -> tuple[StepRun, ...]:
-        """Returns the steps that were added, one for each step key and peer. Raises InputError if there are too many.
+        """Returns the steps that were added, one for each step key and peer. Raises InputError if
+        there are too many.
 
-        ``party``: any one; except for their policies, all have the same chains. ``in_flight``, ``parts``, ``trains``:
-        see ``Runs``.
+        ``party``: any one; except for their policies, all have the same chains. ``in_flight``,
+        ``parts``, ``trains``: see ``Runs``.
         """
         recipe, runs = party.recipe, Runs(in_flight, parts, trains)
-        passives, everybody = (tuple(each.name for each in of) for of in (recipe.passives, recipe.parties))
+        passives, everybody = (
+            tuple(each.name for each in of) for of in (recipe.passives, recipe.parties)
+        )
         chains: dict[int, Chains] = {}
         for number, each in enumerate(occurrences):
             exchange, phase = each.exchange, each.step.phase
             if number == MOST_STEPS:
-                text = f"phase {phase} has more than {MOST_STEPS:,} steps, and a forecast counts each"
-                what = "ask for a part of them, as with fewer epochs; bytes and time grow in proportion"
+                text = (
+                    f"phase {phase} has more than {MOST_STEPS:,} steps, and a forecast counts each"
+                )
+                what = (
+                    "ask for a part of them, as with fewer epochs; bytes and time grow in "
+                    "proportion"
+                )
                 raise InputError(Code.CONFIG_INVALID, f"{text}; {what}")
             asks_server = exchange.asks == "server"
             asking = everybody if asks_server and not exchange.passive else passives
             peer = recipe.server if asks_server else recipe.active.name
             if not asking:
-                continue  # the active party is alone
+                # The active party is alone.
+                continue
             if each.party is not None:
                 asking = (each.party,)
             runs.begin(each, peer)
@@ -241,7 +289,10 @@ class _Count:
                 chains[id(exchange)] = known = party.chains(phase, exchange)
                 self.exchanges += summarised(recipe, phase, exchange, known)
             known = chains[id(exchange)]
-            for sent, chain, up in ((exchange.up, known.up, True), (exchange.down, known.down, False)):
+            for sent, chain, up in (
+                (exchange.up, known.up, True),
+                (exchange.down, known.down, False),
+            ):
                 spec = chain.wire_spec(exchange.spec(sent, phase, dict(each.sizes)))
                 size = sizes(each.step, spec)
                 runs.add(size, len(asking), up)

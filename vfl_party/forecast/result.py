@@ -15,12 +15,13 @@ class _Model(BaseModel):
 
 
 class StepRun(_Model):
-    """Successive steps of one exchange in one round, as their time depends on them; ``times``: rounds that have such.
+    """Successive steps of one exchange in one round, as their time depends on them; ``times``:
+    rounds that have such.
 
-    ``steps``: of one round, of which up to ``in_flight`` are under way at once; ``parts`` of them make a batch, and are
-    answered before the next one is sent, or updated with. Bytes and messages: of all these steps,
-    and of all parties that ask; ``up`` goes to the answering party, ``down`` comes back. ``trains``: these are the
-    steps that the phase is for, rather than validation, say.
+    ``steps``: of one round, of which up to ``in_flight`` are under way at once; ``parts`` of them
+    make a batch, and are answered before the next one is sent, or updated with. Bytes and messages:
+    of all these steps, and of all parties that ask; ``up`` goes to the answering party, ``down``
+    comes back. ``trains``: these are the steps that the phase is for, rather than validation, say.
     """
 
     exchange: str
@@ -38,9 +39,10 @@ class StepRun(_Model):
 class PhaseForecast(_Model):
     """One phase.
 
-    ``round_trips``: steps that are answered; ``at_most``: it may end early (early stopping); ``unknown``: its method
-    states no traffic, so it is not counted; ``bound``: why the numbers are upper bounds even if it does not end early,
-    empty if they are not. ``runs``: what their time follows from.
+    ``round_trips``: steps that are answered; ``at_most``: it may end early (early stopping);
+    ``unknown``: its method states no traffic, so it is not counted; ``bound``: why the numbers are
+    upper bounds even if it does not end early, empty if they are not. ``runs``: what their time
+    follows from.
     """
 
     name: str
@@ -55,8 +57,8 @@ class PhaseForecast(_Model):
 class CountedForecast(_Model):
     """All phases that exchange tensors, beginning with the comparison of rows (``open``).
 
-    The sessions with the server (``control``) are left out: they grow with time. ``links``: as ``bytes.by_link``
-    of a summary. ``exchanges``: as in a summary.
+    The sessions with the server (``control``) are left out: they grow with time. ``links``: as
+    ``bytes.by_link`` of a summary. ``exchanges``: as in a summary.
     """
 
     recipe: str
@@ -86,12 +88,16 @@ class LinkError(_Model):
 
 
 def against(forecast: CountedForecast, counted: Bytes) -> list[LinkError]:
-    """Compares a forecast with the run's ledger, link by link; leaves out the sessions with the server."""
+    """Compares a forecast with the run's ledger, link by link; leaves out the sessions with the
+    server.
+    """
     sums: dict[tuple[str, str, str], list[int]] = {}
     for place, links in enumerate((forecast.links, counted.by_link)):
         for link in links:
             if link.phase != CONTROL:
-                sums.setdefault((link.sender, link.receiver, link.phase), [0, 0])[place] += link.message_bytes
+                sums.setdefault((link.sender, link.receiver, link.phase), [0, 0])[place] += (
+                    link.message_bytes
+                )
     return [
         LinkError(sender=sender, receiver=receiver, phase=phase, forecast=ours, counted=theirs)
         for (sender, receiver, phase), (ours, theirs) in sums.items()

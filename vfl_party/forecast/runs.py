@@ -1,4 +1,6 @@
-"""Gathers the steps of a phase into runs: those that follow one another in a round, of the same exchange."""
+"""Gathers the steps of a phase into runs: those that follow one another in a round, of the same
+exchange.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,21 @@ from vfl_party.outbound.declared import Occurrence
 class Runs:
     """Takes the exchanges of one phase in order.
 
-    ``in_flight``: of the exchange ``trains``, for which the steps are made (empty: the one that comes first); 0 if the
-    phase computes nothing. ``parts``: steps of it that make one batch.
+    ``in_flight``: of the exchange ``trains``, for which the steps are made (empty: the one that
+    comes first); 0 if the phase computes nothing. ``parts``: steps of it that make one batch.
     """
 
     def __init__(self, in_flight: int, parts: int, trains: str = "") -> None:
         self._in_flight, self._parts = in_flight, parts
-        self._counts: Counter[tuple[str, int, tuple[int, ...]]] = Counter()  # {(exchange, steps, sums): rounds}
+        # {(exchange, steps, sums): rounds}.
+        self._counts: Counter[tuple[str, int, tuple[int, ...]]] = Counter()
         self._trains = trains
         self._at: tuple[StepKey, str] | None = None
-        self._run: tuple[str, str, int] | None = None  # exchange, peer, round
+        # Exchange, peer, round.
+        self._run: tuple[str, str, int] | None = None
         self._steps = 0
-        self._sums = [0, 0, 0, 0]  # bytes up and down, messages up and down
+        # Bytes up and down, messages up and down.
+        self._sums = [0, 0, 0, 0]
 
     def begin(self, each: Occurrence, peer: str) -> None:
         """Begins a step, unless ``each`` happens at the same time as the one before it."""
@@ -47,7 +52,10 @@ class Runs:
     def found(self) -> tuple[StepRun, ...]:
         """Returns all runs, each kind once."""
         self._end()
-        own = {exchange: self._in_flight > 0 and exchange == self._trains for exchange, _, _ in self._counts}
+        own = {
+            exchange: self._in_flight > 0 and exchange == self._trains
+            for exchange, _, _ in self._counts
+        }
         return tuple(
             StepRun(
                 exchange=exchange,

@@ -1,4 +1,6 @@
-"""Methods, the phases that a recipe can name: one folder a kind, with both sides. A method imports no other."""
+"""Methods, the phases that a recipe can name: one folder a kind, with both sides. A method imports
+no other.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +35,30 @@ def kinds() -> list[str]:
 
 
 def load_method(kind: str) -> Method[Any]:
-    """Returns the method of a kind. Raises InputError, naming the nearest kind, if there is none."""
+    """Returns the method of a kind. Raises InputError, naming the nearest kind, if there is
+    none.
+    """
     found = REGISTRY.load(kind, "recipe: phases")
     if not isinstance(found, Method):
         raise InputError(
-            Code.CONFIG_INVALID, f"recipe: phases: the plug-in {kind!r} is no vfl_party.phases.method.Method"
+            Code.CONFIG_INVALID,
+            f"recipe: phases: the plug-in {kind!r} is no vfl_party.phases.method.Method",
         )
     return found
 
 
 def parse_settings(phase: PhaseSettings) -> Section:
     """Returns the phase's settings as its method's model. Raises InputError."""
-    settings: Section = parse(load_method(phase.kind).settings, phase.settings, f"recipe: phases: {phase.name}")
+    settings: Section = parse(
+        load_method(phase.kind).settings, phase.settings, f"recipe: phases: {phase.name}"
+    )
     return settings
 
 
 @blaming()
 def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
-    """Returns the encoder that all phases share: built by the first method that has a builder, else a single encoder.
+    """Returns the encoder that all phases share: built by the first method that has a builder, else
+    a single encoder.
 
     The phases of the run that this one starts from come first. Raises InputError.
     """
@@ -68,7 +76,9 @@ def handed_on(recipe: Recipe, make: MakeEncoder) -> nn.Module:
     where = f"recipe: start.tower = {start.tower!r}"
     if encoder is None or method is None or method.part is None:
         text = f"{where}: the phases of {start.run} do not hand on two encoders"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or give start.phases as that run has them")
+        raise InputError(
+            Code.CONFIG_INVALID, f"{text}; remove it, or give start.phases as that run has them"
+        )
     try:
         return method.part(encoder, start.tower)
     except ValueError as error:
@@ -102,7 +112,9 @@ def own_of(recipe: Recipe) -> dict[str, nn.Module]:
 
 @blaming()
 def own_scores(party: Party, phase: str) -> Scores | None:
-    """Returns the party's side of the joint prediction, if the recipe's method has its own. Raises InputError."""
+    """Returns the party's side of the joint prediction, if the recipe's method has its own. Raises
+    InputError.
+    """
     for each in party.recipe.phases:
         method = load_method(each.kind)
         if method.scores is not None:
@@ -113,7 +125,9 @@ def own_scores(party: Party, phase: str) -> Scores | None:
 
 @blaming()
 def sent_noise(recipe: Recipe) -> float:
-    """Returns σ of the noise on a passive party's embeddings in evaluation and prediction: the phases' largest."""
+    """Returns σ of the noise on a passive party's embeddings in evaluation and prediction: the
+    phases' largest.
+    """
     asked = [0.0]
     for phase in recipe.phases:
         method = load_method(phase.kind)
@@ -124,7 +138,9 @@ def sent_noise(recipe: Recipe) -> float:
 
 @blaming()
 def protected(recipe: Recipe) -> str:
-    """Says how the phases' encoders protect the embeddings that they give, for evaluation and prediction."""
+    """Says how the phases' encoders protect the embeddings that they give, for evaluation and
+    prediction.
+    """
     found = []
     for phase in (*(recipe.start.phases if recipe.start is not None else ()), *recipe.phases):
         method = load_method(phase.kind)
@@ -134,7 +150,9 @@ def protected(recipe: Recipe) -> str:
 
 @blaming()
 def late_policy(recipe: Recipe) -> LatePolicy:
-    """Returns what stands in for a party in the first phase that goes on without one; ``wait`` if none does."""
+    """Returns what stands in for a party in the first phase that goes on without one; ``wait`` if
+    none does.
+    """
     for phase in recipe.phases:
         method = load_method(phase.kind)
         found = method.late(parse_settings(phase)) if method.late is not None else "wait"
@@ -147,7 +165,10 @@ def late_policy(recipe: Recipe) -> LatePolicy:
 def in_flight(recipe: Recipe) -> int:
     """Returns how many exchanges of one passive party may be under way, in any phase."""
     methods = [(load_method(phase.kind), phase) for phase in recipe.phases]
-    return max(method.in_flight(parse_settings(phase)) if method.in_flight else 1 for method, phase in methods)
+    return max(
+        method.in_flight(parse_settings(phase)) if method.in_flight else 1
+        for method, phase in methods
+    )
 
 
 def oldest_protocol(recipe: Recipe) -> int:
@@ -156,25 +177,35 @@ def oldest_protocol(recipe: Recipe) -> int:
 
 
 def filled(recipe: Recipe) -> Spelling:
-    """Returns the recipe for a comparison with that of another release: with the defaults of methods and filters."""
+    """Returns the recipe for a comparison with that of another release: with the defaults of
+    methods and filters.
+    """
     phases = [
         {
             "settings": _filled(load_method(phase.kind).settings, phase.settings),
             "transforms": [
-                {"settings": _filled(transforms.load(use.kind, f"recipe: phases: {phase.name}").settings, use.settings)}
+                {
+                    "settings": _filled(
+                        transforms.load(use.kind, f"recipe: phases: {phase.name}").settings,
+                        use.settings,
+                    )
+                }
                 for use in phase.transforms
             ],
         }
         for phase in recipe.phases
     ]
     wire = [
-        {"settings": _filled(codecs.settings_of(table.codec, "recipe: wire"), table.settings)} for table in recipe.wire
+        {"settings": _filled(codecs.settings_of(table.codec, "recipe: wire"), table.settings)}
+        for table in recipe.wire
     ]
     return recipe.spelling({"phases": phases, "wire": wire})
 
 
 def _filled(model: type[Section] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings with the defaults of their model; nothing if JSON lacks their types, as a plug-in's may be."""
+    """Returns settings with the defaults of their model; nothing if JSON lacks their types, as a
+    plug-in's may be.
+    """
     try:
         return parse(model, settings, "recipe").model_dump(mode="json") if model is not None else {}
     except PydanticSerializationError:
@@ -188,19 +219,26 @@ def nothing_kept(recipe: Recipe) -> str | None:
 
 def evaluated(recipe: Recipe) -> set[str]:
     """Returns the splits for whose rows, if there are any, some phase reports metrics."""
-    return {split for phase in recipe.phases for split in getattr(parse_settings(phase), "splits", ())}
+    return {
+        split for phase in recipe.phases for split in getattr(parse_settings(phase), "splits", ())
+    }
 
 
 @blaming()
 def privacy_plan(recipe: Recipe, rows: int) -> PrivacyPlan | None:
-    """Returns the budget of the phases with ``dp`` over ``rows`` training rows, equal at every party; None without any.
+    """Returns the budget of the phases with ``dp`` over ``rows`` training rows, equal at every
+    party; None without any.
 
     Raises InputError if the phases do not fit together.
     """
     private, without = [], []
     for phase in recipe.phases:
         method = load_method(phase.kind)
-        found = method.private(phase.name, parse_settings(phase), recipe, rows) if method.private is not None else None
+        found = (
+            method.private(phase.name, parse_settings(phase), recipe, rows)
+            if method.private is not None
+            else None
+        )
         if found is not None:
             private.append(found)
         elif method.trains:
@@ -211,7 +249,9 @@ def privacy_plan(recipe: Recipe, rows: int) -> PrivacyPlan | None:
 
 
 def with_own_passes(recipe: Recipe) -> PhaseSettings | None:
-    """Returns the first phase that bypasses `Party.encode`, so supports neither bfloat16 nor several GPUs; or None."""
+    """Returns the first phase that bypasses `Party.encode`, so supports neither bfloat16 nor
+    several GPUs; or None.
+    """
     return next((phase for phase in recipe.phases if not load_method(phase.kind).encodes), None)
 
 
@@ -225,7 +265,9 @@ def check_fit(recipe: Recipe) -> None:
     """Raises InputError if the phases do not fit together, however many rows there are."""
     _check_rows(recipe)
     methods = [(each.name, load_method(each.kind)) for each in recipe.phases]
-    alone = next((name for name, method in methods if method.own is not None or not method.kept), None)
+    alone = next(
+        (name for name, method in methods if method.own is not None or not method.kept), None
+    )
     if alone is not None and len(recipe.phases) > 1:
         raise InputError(Code.CONFIG_INVALID, f"recipe: {must_be_alone(alone)}")
     if alone is not None and recipe.start is not None:
@@ -233,7 +275,9 @@ def check_fit(recipe: Recipe) -> None:
     own = with_own_passes(recipe)
     if own is not None and recipe.model.precision != "float32":
         text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes only in float32"
-        raise InputError(Code.CONFIG_INVALID, f'{text}; remove model.precision = "{recipe.model.precision}"')
+        raise InputError(
+            Code.CONFIG_INVALID, f'{text}; remove model.precision = "{recipe.model.precision}"'
+        )
 
 
 def _check_rows(recipe: Recipe) -> None:
@@ -254,14 +298,22 @@ def _check_rows(recipe: Recipe) -> None:
 
 
 def _check_mixed(recipe: Recipe) -> None:
-    """Raises InputError if phases on a network cut in two and phases on whole encoders follow each other."""
-    kinds = dict[str, str]()  # what the rows are -> the first kind
+    """Raises InputError if phases on a network cut in two and phases on whole encoders follow each
+    other.
+    """
+    # What the rows are -> the first kind.
+    kinds = dict[str, str]()
     for phase in (*(recipe.start.phases if recipe.start is not None else ()), *recipe.phases):
         kinds.setdefault(load_method(phase.kind).rows, phase.kind)
     if len(kinds) > 1 and (not recipe.passives or recipe.start is not None):
-        text = f"a phase of kind {kinds['own']!r} leaves a network cut in two, and one of kind {kinds['aligned']!r}"
+        text = (
+            f"a phase of kind {kinds['own']!r} leaves a network cut in two, and one of kind "
+            f"{kinds['aligned']!r}"
+        )
         text = f"recipe: phases: {text} needs a whole encoder"
-        raise InputError(Code.CONFIG_INVALID, f'{text}; take "mocosfl" and "probe", or other kinds alone')
+        raise InputError(
+            Code.CONFIG_INVALID, f'{text}; take "mocosfl" and "probe", or other kinds alone'
+        )
 
 
 @blaming()
@@ -272,21 +324,38 @@ def build_phases(recipe: Recipe, party: Party) -> list[Phase]:
     if party.role == "active":
         for metric in recipe.task.metrics:
             load_metric(metric)
-    party.privacy, party.sent_noise = privacy_plan(recipe, len(party.rows("train"))), sent_noise(recipe)
+    party.privacy, party.sent_noise = (
+        privacy_plan(recipe, len(party.rows("train"))),
+        sent_noise(recipe),
+    )
     party.late_policy, party.protected = late_policy(recipe), protected(recipe)
     for phase in recipe.phases:
         side: Callable[[Party, str, Section], Phase] = getattr(load_method(phase.kind), party.role)
         made = side(party, phase.name, parse_settings(phase))
-        lacks = next((each for each in ("name", "rounds", "run_round") if not hasattr(made, each)), None)
+        lacks = next(
+            (each for each in ("name", "rounds", "run_round") if not hasattr(made, each)), None
+        )
         if lacks is not None:
-            text = f"recipe: phases: {phase.name}: the {type(made).__name__} of kind {phase.kind!r} has no {lacks!r}"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; set it in __init__, as vfl_party.base.phase.Phase says")
+            text = (
+                f"recipe: phases: {phase.name}: the {type(made).__name__} of kind "
+                f"{phase.kind!r} has no {lacks!r}"
+            )
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{text}; set it in __init__, as vfl_party.base.phase.Phase says",
+            )
         phases.append(made)
     opened = {key: each.exchange for key, each in party.exchanges.items()}
     check_asked(recipe, opened)
     check_wire(recipe, opened)
     rounds = sum(phase.rounds for phase in phases)
     if rounds > MOST_ROUNDS:
-        text = f"recipe: phases: {rounds:,} rounds in all, and the labels of checkpoints count to {MOST_ROUNDS:,}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; train for fewer, or let a round be longer (validate_every)")
+        text = (
+            f"recipe: phases: {rounds:,} rounds in all, and the labels of checkpoints count to "
+            f"{MOST_ROUNDS:,}"
+        )
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{text}; train for fewer, or let a round be longer (validate_every)",
+        )
     return phases

@@ -1,6 +1,7 @@
 """Encoders, top models and the rule that combines embeddings; one file for each kind of encoder.
 
-Modules are built on the CPU inside ``seeded(...)``, so that their weights are equal on every device, and moved later.
+Modules are built on the CPU inside ``seeded(...)``, so that their weights are equal on every
+device, and moved later.
 """
 
 from vfl_party.models.combine import Combined, combine, combined_size

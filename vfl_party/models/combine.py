@@ -15,8 +15,9 @@ Rule = Literal["concat", "sum", "mean", "max"]
 def combine(rule: Rule, embeddings: Sequence[Tensor]) -> Tensor:
     """Combines n embeddings [B, D]: the active party's own first, then in the recipe's order.
 
-    ``concat`` gives [B, n*D], the others [B, D], element by element. ``max`` sends the whole gradient of an element to
-    the first party that holds its maximum (``amax`` would split it evenly among ties).
+    ``concat`` gives [B, n*D], the others [B, D], element by element. ``max`` sends the whole
+    gradient of an element to the first party that holds its maximum (``amax`` would split it evenly
+    among ties).
     """
     if rule == "concat":
         return torch.cat(list(embeddings), dim=1)
@@ -27,17 +28,20 @@ def combine(rule: Rule, embeddings: Sequence[Tensor]) -> Tensor:
 
 
 class Combined:
-    """The combination of a batch's embeddings in training, and the gradients of those that other parties sent.
+    """The combination of a batch's embeddings in training, and the gradients of those that other
+    parties sent.
 
     Args:
         embeddings: all that are combined, [B, D] each.
         received: those among them that came from another party, without gradient.
 
-    Under ``sum`` and ``mean``, d loss / d embedding is one tensor for all parties: that of the total (of the mean, over
-    n). So autograd need not make one for each.
+    Under ``sum`` and ``mean``, d loss / d embedding is one tensor for all parties: that of the
+    total (of the mean, over n). So autograd need not make one for each.
     """
 
-    def __init__(self, rule: Rule, embeddings: Sequence[Tensor], received: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, rule: Rule, embeddings: Sequence[Tensor], received: Mapping[str, Tensor]
+    ) -> None:
         self.received = received
         self._total_BD: Tensor | None = None
         if rule in ("sum", "mean"):
@@ -53,17 +57,31 @@ class Combined:
             self.value = combine(rule, embeddings)
 
     def gradients_of(self, losses: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Returns the gradients of several losses, [losses, B, D] for each received one; before ``backward``."""
-        leaves = self.received if self._total_BD is None else dict.fromkeys(self.received, self._total_BD)
+        """Returns the gradients of several losses, [losses, B, D] for each received one; before
+        ``backward``.
+        """
+        leaves = (
+            self.received
+            if self._total_BD is None
+            else dict.fromkeys(self.received, self._total_BD)
+        )
         whole = list({id(leaf): leaf for leaf in leaves.values()}.values())
-        each = [torch.autograd.grad(loss, whole, retain_graph=True, materialize_grads=True) for loss in losses]
-        found = {id(leaf): torch.stack([grads[n] for grads in each]) for n, leaf in enumerate(whole)}
+        each = [
+            torch.autograd.grad(loss, whole, retain_graph=True, materialize_grads=True)
+            for loss in losses
+        ]
+        found = {
+            id(leaf): torch.stack([grads[n] for grads in each]) for n, leaf in enumerate(whole)
+        }
         return {name: found[id(leaf)] for name, leaf in leaves.items()}
 
     def gradients(self) -> dict[str, Tensor]:
-        """Returns d loss / d embedding of each received one, after ``loss.backward()``; zeros if it has no effect."""
+        """Returns d loss / d embedding of each received one, after ``loss.backward()``; zeros if it
+        has no effect.
+        """
         return {
-            name: _gradient(z_BD if self._total_BD is None else self._total_BD) for name, z_BD in self.received.items()
+            name: _gradient(z_BD if self._total_BD is None else self._total_BD)
+            for name, z_BD in self.received.items()
         }
 
 

@@ -8,12 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-CHANNELS = 64  # of all blocks but the last
-BLOCKS = 5  # residual blocks before the image grows
+# Of all blocks but the last.
+CHANNELS = 64
+# Residual blocks before the image grows.
+BLOCKS = 5
 
 
 class DecoderBlock(nn.Module):
-    """A residual block with BatchNorm before each convolution. x: [B, C, H, W] -> [B, channels, H, W]."""
+    """A residual block with BatchNorm before each convolution. x: [B, C, H, W] -> [B, channels, H,
+    W].
+    """
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__()
@@ -33,8 +37,8 @@ class DecoderBlock(nn.Module):
 class Decoder(nn.Module):
     """Turns latents z [B, *latent] into images [B, *image], from 0 to 1. Build inside ``seeded``.
 
-    Height and width are doubled as often as is needed for the image. If this makes more pixels than the image has, they
-    are brought to its size (bilinear).
+    Height and width are doubled as often as is needed for the image. If this makes more pixels than
+    the image has, they are brought to its size (bilinear).
 
     Args:
         latent: C, H and W; or the width alone of a vector, which is decoded as one pixel.

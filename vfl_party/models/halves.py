@@ -1,7 +1,8 @@
-"""A network for images, cut in two: the bottom for those who hold the images, the tail for who trains with them.
+"""A network for images, cut in two: the bottom for those who hold the images, the tail for who
+trains with them.
 
-Group normalisation and standardised weights take the place of BatchNorm, so that a row's latent depends on no other row
-(MocoSFL, appendix A.1).
+Group normalisation and standardised weights take the place of BatchNorm, so that a row's latent
+depends on no other row (MocoSFL, appendix A.1).
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from vfl_common.errors import Code, InputError
 
 CHANNELS_PER_GROUP = 4
 _EPSILON = 1e-5
-_RESNET18 = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))  # (channels, stride) a block
+# (channels, stride) a block.
+_RESNET18 = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """A convolution at the end of the bottom, undone by a transposed one at the tail's beginning (TAResSFL, A.4)."""
+    """A convolution at the end of the bottom, undone by a transposed one at the tail's beginning
+    (TAResSFL, A.4).
+    """
 
     channels: int
     stride: int
@@ -32,16 +36,22 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the network, in order. ``convolutions``: how many layers of the paper's count it is."""
+    """A part of the network, in order. ``convolutions``: how many layers of the paper's count it
+    is.
+    """
 
     convolutions: int
-    channels: int  # that it gives
-    side: Callable[[int], int]  # an image's height or width after it
+    # That it gives.
+    channels: int
+    # An image's height or width after it.
+    side: Callable[[int], int]
     make: Callable[[], nn.Module]
 
 
 class StandardisedConv(nn.Conv2d):
-    """A convolution whose weights have mean 0 and variance 1 for each output channel (Qiao et al. 2019)."""
+    """A convolution whose weights have mean 0 and variance 1 for each output channel (Qiao et al.
+    2019).
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         var, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
@@ -50,8 +60,14 @@ class StandardisedConv(nn.Conv2d):
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Returns the normalisation of four channels a group, or of as many as divide ``channels`` evenly."""
-    groups = next(each for each in range(max(1, channels // CHANNELS_PER_GROUP), 0, -1) if channels % each == 0)
+    """Returns the normalisation of four channels a group, or of as many as divide ``channels``
+    evenly.
+    """
+    groups = next(
+        each
+        for each in range(max(1, channels // CHANNELS_PER_GROUP), 0, -1)
+        if channels % each == 0
+    )
     return nn.GroupNorm(groups, channels)
 
 
@@ -60,7 +76,9 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = StandardisedConv(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.conv1 = StandardisedConv(
+            in_channels, channels, 3, stride=stride, padding=1, bias=False
+        )
         self.norm1 = group_norm(channels)
         self.conv2 = StandardisedConv(channels, channels, 3, padding=1, bias=False)
         self.norm2 = group_norm(channels)
@@ -75,12 +93,15 @@ class ResidualBlock(nn.Module):
 
 
 class Tail(nn.Module):
-    """The upper half: the rest of the network, averaged over positions, and a head of two layers for pretraining.
+    """The upper half: the rest of the network, averaged over positions, and a head of two layers
+    for pretraining.
 
     ``latent``: C, H and W of what it takes.
     """
 
-    def __init__(self, body: nn.Module, latent: tuple[int, int, int], features: int, width: int) -> None:
+    def __init__(
+        self, body: nn.Module, latent: tuple[int, int, int], features: int, width: int
+    ) -> None:
         super().__init__()
         self.body, self.latent = body, latent
         self.head = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, width))
@@ -118,23 +139,33 @@ class Halves:
             case CnnSettings():
                 for out in self.settings.channels:
                     pools = min(height, width) >= 2
-                    part = _Part(1, out, _halved_down if pools else _same, _layer(channels, out, pools=pools))
+                    part = _Part(
+                        1, out, _halved_down if pools else _same, _layer(channels, out, pools=pools)
+                    )
                     parts.append(part)
                     height, width, channels = part.side(height), part.side(width), out
             case ResNet18Settings():
                 small = self.settings.small_images
-                parts.append(_Part(1, 64, _same if small else _quartered, _stem(channels, small=small)))
+                parts.append(
+                    _Part(1, 64, _same if small else _quartered, _stem(channels, small=small))
+                )
                 channels = 64
                 for out, stride in _RESNET18:
-                    parts.append(_Part(2, out, partial(_strided, stride), _block(channels, out, stride)))
+                    parts.append(
+                        _Part(2, out, partial(_strided, stride), _block(channels, out, stride))
+                    )
                     channels = out
             case other:
                 text = f"an encoder of kind {other.kind!r} cannot be cut in two"
-                raise InputError(Code.MODEL_INVALID, f'recipe: model.encoder: {text}; take "cnn" or "resnet18"')
+                raise InputError(
+                    Code.MODEL_INVALID, f'recipe: model.encoder: {text}; take "cnn" or "resnet18"'
+                )
         return parts
 
     def _split(self) -> tuple[list[_Part], list[_Part]]:
-        """Returns the parts of bottom and tail. Raises InputError if the cut is not between two parts."""
+        """Returns the parts of bottom and tail. Raises InputError if the cut is not between two
+        parts.
+        """
         parts, counted = self._parts(), 0
         places = []
         for number, part in enumerate(parts[:-1], 1):
@@ -144,7 +175,11 @@ class Halves:
                 return parts[:number], parts[number:]
         text = f"cut = {self.cut} is not between two parts of this {self.settings.kind}"
         known = ", ".join(map(str, places)) or "none: it needs more channels"
-        more = "; a cnn of more channels has more" if places and isinstance(self.settings, CnnSettings) else ""
+        more = (
+            "; a cnn of more channels has more"
+            if places and isinstance(self.settings, CnnSettings)
+            else ""
+        )
         raise InputError(Code.MODEL_INVALID, f"recipe: phases: {text}; possible are {known}{more}")
 
     @property
@@ -156,7 +191,8 @@ class Halves:
     def latent(self) -> tuple[int, int, int]:
         """C, H and W of what crosses the cut. Raises InputError.
 
-        Computed with numbers: torch's ``meta`` device imports sympy, which takes a second of processor time.
+        Computed with numbers: torch's ``meta`` device imports sympy, which takes a second of
+        processor time.
         """
         below, _ = self._split()
         _, *sides = self.image
@@ -169,7 +205,9 @@ class Halves:
 
     @property
     def fits(self) -> bool:
-        """Whether the network can take one such image: a normalisation needs groups of several values."""
+        """Whether the network can take one such image: a normalisation needs groups of several
+        values.
+        """
         below, above = self._split()
         _, *sides = self.image
         for number, part in enumerate([*below, *above]):
@@ -181,7 +219,9 @@ class Halves:
         return True
 
     def bottom(self) -> nn.Sequential:
-        """Builds the bottom: x [B, C, H, W] -> z [B, *latent]. Build inside ``seeded``. Raises InputError."""
+        """Builds the bottom: x [B, C, H, W] -> z [B, *latent]. Build inside ``seeded``. Raises
+        InputError.
+        """
         below, _ = self._split()
         modules = [part.make() for part in below]
         if self.bottleneck is not None:
@@ -190,7 +230,9 @@ class Halves:
         return nn.Sequential(*modules)
 
     def tail(self, width: int) -> Tail:
-        """Builds the tail, whose head has layers of ``width``. Build inside ``seeded``. Raises InputError."""
+        """Builds the tail, whose head has layers of ``width``. Build inside ``seeded``. Raises
+        InputError.
+        """
         below, above = self._split()
         modules = [part.make() for part in above]
         if self.bottleneck is not None:
@@ -220,7 +262,11 @@ def _quartered(side: int) -> int:
 
 def _layer(channels: int, out: int, *, pools: bool) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        modules = [StandardisedConv(channels, out, 3, padding=1, bias=False), group_norm(out), nn.ReLU()]
+        modules = [
+            StandardisedConv(channels, out, 3, padding=1, bias=False),
+            group_norm(out),
+            nn.ReLU(),
+        ]
         return nn.Sequential(*modules, *([nn.MaxPool2d(2)] if pools else []))
 
     return make
@@ -229,7 +275,9 @@ def _layer(channels: int, out: int, *, pools: bool) -> Callable[[], nn.Module]:
 def _stem(channels: int, *, small: bool) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         if small:
-            return nn.Sequential(StandardisedConv(channels, 64, 3, padding=1, bias=False), group_norm(64), nn.ReLU())
+            return nn.Sequential(
+                StandardisedConv(channels, 64, 3, padding=1, bias=False), group_norm(64), nn.ReLU()
+            )
         conv = StandardisedConv(channels, 64, 7, stride=2, padding=3, bias=False)
         return nn.Sequential(conv, group_norm(64), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
 

@@ -13,17 +13,20 @@ import torch
 from vfl_common.errors import InternalError
 from vfl_party.base.seeds import SECRET
 
-_WORDS, _FIRST = 624, 24  # of the state of Mersenne Twister; the byte of torch's state where they begin, 8 bytes each
+# Of the state of Mersenne Twister; the byte of torch's state where they begin, 8 bytes each.
+_WORDS, _FIRST = 624, 24
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Starts torch's CPU generator from ``seed`` inside the block and restores it afterwards, not CUDA's.
+    """Starts torch's CPU generator from ``seed`` inside the block and restores it afterwards, not
+    CUDA's.
 
     Build modules inside the block and move them to a device afterwards.
     """
     with torch.random.fork_rng(devices=[]):
-        begin(torch.default_generator, seed)  # torch.manual_seed would seed the CUDA generators too
+        # torch.manual_seed would seed the CUDA generators too.
+        begin(torch.default_generator, seed)
         yield
 
 
@@ -37,7 +40,8 @@ def generator(seed: int) -> torch.Generator:
 def begin(of: torch.Generator, seed: int) -> None:
     """Starts a generator of the CPU from a seed of ``derive_seed``.
 
-    torch takes 32 bits of a seed, few enough to try them all. So a secret seed fills the generator's whole state.
+    torch takes 32 bits of a seed, few enough to try them all. So a secret seed fills the
+    generator's whole state.
     """
     if seed < SECRET:
         of.manual_seed(seed)
@@ -51,7 +55,8 @@ def _words(seed: int) -> np.ndarray:
 
 
 def _fill(of: torch.Generator, words: np.ndarray) -> None:
-    of.manual_seed(0)  # so that the next number is drawn from these words, and no half of a normal pair is left
+    # So that the next number is drawn from these words, and no half of a normal pair is left.
+    of.manual_seed(0)
     state = of.get_state().numpy().copy()
     state[_FIRST : _FIRST + 8 * _WORDS].view("<u8")[:] = words
     of.set_state(torch.from_numpy(state))
@@ -59,11 +64,15 @@ def _fill(of: torch.Generator, words: np.ndarray) -> None:
 
 @cache
 def _check_layout() -> None:
-    """Raises InternalError if this version of torch does not draw from the words as numpy's Mersenne Twister does."""
+    """Raises InternalError if this version of torch does not draw from the words as numpy's
+    Mersenne Twister does.
+    """
     ours, theirs, words = torch.Generator(), np.random.MT19937(), _words(SECRET)
     _fill(ours, words)
     theirs.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": _WORDS}}
     drawn = torch.empty(2 * _WORDS, dtype=torch.int32).random_(generator=ours)
     if not np.array_equal(drawn.numpy(), theirs.random_raw(2 * _WORDS) & 0x7FFFFFFF):
         text = 'torch keeps the state of its generator in another way than init = "secret" knows'
-        raise InternalError(f'{text}; install torch as pyproject.toml names it, or set init = "recipe"')
+        raise InternalError(
+            f'{text}; install torch as pyproject.toml names it, or set init = "recipe"'
+        )

@@ -29,10 +29,10 @@ class Metric:
     """The type that an entry point of ``vfl.metrics`` names.
 
     Args:
-        compute: (scores, targets) -> the metric over all rows of a split; None if it is undefined for them. Both are
-            float64 on the CPU, except for a class, int64. ``binary``: probabilities [N, 1], 0 and 1 [N, 1].
-            ``multiclass``: probabilities [N, classes], classes [N]. ``regression``: values [N, 1], values [N, 1], in
-            the label's unit.
+        compute: (scores, targets) -> the metric over all rows of a split; None if it is undefined
+            for them. Both are float64 on the CPU, except for a class, int64. ``binary``:
+            probabilities [N, 1], 0 and 1 [N, 1]. ``multiclass``: probabilities [N, classes],
+            classes [N]. ``regression``: values [N, 1], values [N, 1], in the label's unit.
         lower_is_better: for early stopping.
     """
 
@@ -50,14 +50,19 @@ def load_metric(name: str) -> Metric:
 
 def lower_is_better(task: TaskSettings, name: str) -> bool:
     """Returns whether a smaller value of one of the task's metrics is better. Raises InputError."""
-    return load_metric(name).lower_is_better if name in task.metrics else name in ("loss", "rmse", "rmse_scaled")
+    return (
+        load_metric(name).lower_is_better
+        if name in task.metrics
+        else name in ("loss", "rmse", "rmse_scaled")
+    )
 
 
 def loss_fn(task: TaskSettings) -> Loss:
-    """Returns the task's loss function ``loss(outputs_NO, targets)``: the mean over a batch, a scalar.
+    """Returns the task's loss function ``loss(outputs_NO, targets)``: the mean over a batch, a
+    scalar.
 
-    ``binary``: logits [N, 1], targets float [N, 1] of 0 and 1. ``multiclass``: logits [N, classes], targets int64 [N].
-    ``regression``: values [N, 1], targets float [N, 1], both scaled.
+    ``binary``: logits [N, 1], targets float [N, 1] of 0 and 1. ``multiclass``: logits [N, classes],
+    targets int64 [N]. ``regression``: values [N, 1], targets float [N, 1], both scaled.
     """
     if task.kind == "binary":
         return F.binary_cross_entropy_with_logits
@@ -65,28 +70,35 @@ def loss_fn(task: TaskSettings) -> Loss:
 
 
 def scores(task: TaskSettings, outputs_NO: Tensor) -> Tensor:
-    """Returns predictions of the same shape: probabilities from logits, or the (scaled) values of a regression."""
+    """Returns predictions of the same shape: probabilities from logits, or the (scaled) values of a
+    regression.
+    """
     if task.kind == "binary":
         return outputs_NO.sigmoid()
     return outputs_NO.softmax(dim=1) if task.kind == "multiclass" else outputs_NO
 
 
 def evaluate(
-    task: TaskSettings, outputs_NO: Tensor, targets: Tensor, unscale: Callable[[Tensor], Tensor] | None = None
+    task: TaskSettings,
+    outputs_NO: Tensor,
+    targets: Tensor,
+    unscale: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, float]:
-    """Computes metrics over all rows (``task.all_metrics``) in float64 on the CPU; empty if there are no rows.
+    """Computes metrics over all rows (``task.all_metrics``) in float64 on the CPU; empty if there
+    are no rows.
 
     Args:
-        task: decides the metrics. All: ``loss``, the mean. ``binary``: ``accuracy`` and ``f1`` at probability 0.5,
-            ``auc``. ``multiclass``: ``accuracy``, ``f1`` (macro, over the classes that occur in targets or
-            predictions), ``auc`` (macro, one class against the rest, over the classes that occur in the targets).
-            ``regression``: ``rmse`` in the label's own unit, ``rmse_scaled`` in the scale that the model sees.
+        task: decides the metrics. All: ``loss``, the mean. ``binary``: ``accuracy`` and ``f1`` at
+            probability 0.5, ``auc``. ``multiclass``: ``accuracy``, ``f1`` (macro, over the classes
+            that occur in targets or predictions), ``auc`` (macro, one class against the rest, over
+            the classes that occur in the targets). ``regression``: ``rmse`` in the label's own
+            unit, ``rmse_scaled`` in the scale that the model sees.
         outputs_NO: as for ``loss_fn``, on any device.
         targets: as for ``loss_fn``.
         unscale: from the model's scale to the label's unit; None if they are the same.
 
-    ``auc`` is left out if the targets hold a single class: it is undefined then. Raises InputError if a plug-in's
-    metric cannot be computed.
+    ``auc`` is left out if the targets hold a single class: it is undefined then. Raises InputError
+    if a plug-in's metric cannot be computed.
     """
     if not len(targets):
         return {}
@@ -103,7 +115,10 @@ def evaluate(
 
 
 def _others(
-    task: TaskSettings, outputs_NO: Tensor, targets: Tensor, unscale: Callable[[Tensor], Tensor] | None
+    task: TaskSettings,
+    outputs_NO: Tensor,
+    targets: Tensor,
+    unscale: Callable[[Tensor], Tensor] | None,
 ) -> dict[str, float]:
     """Computes the metrics of plug-ins."""
     scores_NO = scores(task, outputs_NO)
@@ -118,15 +133,21 @@ def _others(
             raise
         except Exception as error:
             text = f"{_WHERE}: the metric {name!r} failed {where_it_failed(error)}"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it") from error
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it"
+            ) from error
         if value is None:
             continue
         try:
             number = float(value)
-        except (TypeError, ValueError, RuntimeError):  # no number, or a tensor of several
+        except (TypeError, ValueError, RuntimeError):
+            # No number, or a tensor of several.
             number = math.nan
         if not math.isfinite(number):
-            text = f"{_WHERE}: the metric {name!r} gives {str(value)[:40]}, and a finite number, or None, is wanted"
+            text = (
+                f"{_WHERE}: the metric {name!r} gives {str(value)[:40]}, and a finite number, "
+                "or None, is wanted"
+            )
             raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it")
         found[name] = number
     return found
@@ -146,32 +167,47 @@ def _binary(logits_N: Tensor, targets_N: Tensor) -> dict[str, float]:
 def _multiclass(scores_NC: Tensor, targets_N: Tensor) -> dict[str, float]:
     m, n = functional().classification, scores_NC.shape[1]
     metrics = {
-        "accuracy": m.multiclass_accuracy(scores_NC, targets_N, n, average="micro", validate_args=False).item(),
-        "f1": m.multiclass_f1_score(scores_NC, targets_N, n, average="macro", validate_args=False).item(),
+        "accuracy": m.multiclass_accuracy(
+            scores_NC, targets_N, n, average="micro", validate_args=False
+        ).item(),
+        "f1": m.multiclass_f1_score(
+            scores_NC, targets_N, n, average="macro", validate_args=False
+        ).item(),
     }
     classes = sorted(set(targets_N.tolist()))
-    if len(classes) > 1:  # class by class: multiclass_auroc warns of every class that does not occur
+    # Class by class: multiclass_auroc warns of every class that does not occur.
+    if len(classes) > 1:
         aucs = [_auc(scores_NC[:, k], (targets_N == k).long()) for k in classes]
         metrics["auc"] = sum(aucs) / len(aucs)
     return metrics
 
 
 def _auc(scores_N: Tensor, targets_N: Tensor) -> float:
-    # Ranks, equal for ties: torchmetrics applies a sigmoid to values outside [0, 1], which makes large logits equal.
+    # Ranks, equal for ties: torchmetrics applies a sigmoid to values outside [0, 1], which makes
+    # large logits equal.
     scores_N = scores_N.contiguous()
     ranks_N = torch.searchsorted(scores_N.sort().values, scores_N)
-    auc = functional().classification.binary_auroc(ranks_N.double() / len(ranks_N), targets_N, validate_args=False)
+    auc = functional().classification.binary_auroc(
+        ranks_N.double() / len(ranks_N), targets_N, validate_args=False
+    )
     value: float = auc.item()
     return value
 
 
-def _regression(values_N1: Tensor, targets_N1: Tensor, unscale: Callable[[Tensor], Tensor] | None) -> dict[str, float]:
+def _regression(
+    values_N1: Tensor, targets_N1: Tensor, unscale: Callable[[Tensor], Tensor] | None
+) -> dict[str, float]:
     def rmse(a_N1: Tensor, b_N1: Tensor) -> float:
-        value: float = functional().mean_squared_error(a_N1.flatten(), b_N1.flatten(), squared=False).item()
+        value: float = (
+            functional().mean_squared_error(a_N1.flatten(), b_N1.flatten(), squared=False).item()
+        )
         return value
 
     scaled = rmse(values_N1, targets_N1)
-    return {"rmse": rmse(unscale(values_N1), unscale(targets_N1)) if unscale else scaled, "rmse_scaled": scaled}
+    return {
+        "rmse": rmse(unscale(values_N1), unscale(targets_N1)) if unscale else scaled,
+        "rmse_scaled": scaled,
+    }
 
 
 @cache
@@ -186,9 +222,10 @@ def functional() -> Any:
 def _not_installed(*packages: str) -> Iterator[None]:
     """Makes torchmetrics treat ``packages`` as missing inside the block.
 
-    Any import of torchmetrics loads torchvision and matplotlib if installed, for image metrics and plots: 2.5 s and
-    266 MB a process, instead of 0.7 s and 75 MB. It asks RequirementCache, a class of its dependency, whether they are
-    installed. If a later version asks in another way, the import only becomes slow again.
+    Any import of torchmetrics loads torchvision and matplotlib if installed, for image metrics and
+    plots: 2.5 s and 266 MB a process, instead of 0.7 s and 75 MB. It asks RequirementCache, a class
+    of its dependency, whether they are installed. If a later version asks in another way, the
+    import only becomes slow again.
     """
     from lightning_utilities.core.imports import RequirementCache
 

@@ -1,4 +1,6 @@
-"""Builds optimizer and learning-rate schedule of one party's own parameters, and clips their gradients."""
+"""Builds optimizer and learning-rate schedule of one party's own parameters, and clips their
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +18,37 @@ from vfl_common.config.models import OptimizerSettings
 
 Schedule: TypeAlias = LambdaLR
 
-before_step: list[Callable[[Optimizer], None]] = []  # a rehearsal of attacks adds to it; empty in a real run
+# A rehearsal of attacks adds to it; empty in a real run.
+before_step: list[Callable[[Optimizer], None]] = []
 
 
 class _Direct(Optimizer):
     """torch's optimizer without what decorators add to its methods.
 
-    They serve ``torch.compile`` and the profiler, which no party uses. The first decorated call would import
-    ``torch._dynamo``, which takes a second of processor time and 160 MB in each process; each step would take 10 µs
-    more (SGD of a 64-256-64 MLP: 25 instead of 15 µs).
+    They serve ``torch.compile`` and the profiler, which no party uses. The first decorated call
+    would import ``torch._dynamo``, which takes a second of processor time and 160 MB in each
+    process; each step would take 10 µs more (SGD of a 64-256-64 MLP: 25 instead of 15 µs).
     """
 
-    update: ClassVar[Callable[[Any], None]]  # torch's step itself
-    _alike: bool | None = None  # whether all parameters have one dtype, on one device; None: not known yet
+    # Torch's step itself.
+    update: ClassVar[Callable[[Any], None]]
+    # Whether all parameters have one dtype, on one device; None: not known yet.
+    _alike: bool | None = None
 
     def dense(self) -> list[Tensor] | None:
-        """Returns the gradients of all parameters if one call of torch's kernel can take them; else None."""
+        """Returns the gradients of all parameters if one call of torch's kernel can take them; else
+        None.
+        """
         group, *others = self.param_groups
         if self._alike is None:
             kinds = {(each.device, each.dtype) for each in group["params"]}
             self._alike = not others and len(kinds) == 1
         grads = [each.grad for each in group["params"]]
-        return grads if self._alike and all(each is not None and not each.is_sparse for each in grads) else None
+        return (
+            grads
+            if self._alike and all(each is not None and not each.is_sparse for each in grads)
+            else None
+        )
 
     def step(self, closure: None = None) -> None:  # type: ignore[override] # noqa: ARG002 - as torch has it
         """Updates the parameters."""
@@ -67,7 +78,9 @@ _sgd_step, _adam_step = inspect.unwrap(SGD.step), inspect.unwrap(Adam.step)
 
 class _DirectSGD(_Direct, SGD):
     def update(self) -> None:
-        """Does what torch's step does, which lists and sorts the parameters before: 15 instead of 8 µs."""
+        """Does what torch's step does, which lists and sorts the parameters before: 15 instead of 8
+        µs.
+        """
         grads, group = self.dense(), self.param_groups[0]
         if grads is None or group["momentum"]:
             _sgd_step(self)
@@ -101,11 +114,16 @@ class _DirectAdam(_Direct, Adam):
     def update(self) -> None:
         """Does what torch's step does, which makes and finds the moments: as for SGD."""
         grads, group, moments = self.dense(), self.param_groups[0], self._moments
-        if grads is None or moments is None or moments.of is not self.state:  # the first step, or the state was loaded
+        # The first step, or the state was loaded.
+        if grads is None or moments is None or moments.of is not self.state:
             _adam_step(self)
             found = [self.state[each] for each in group["params"]] if grads is not None else []
             names = ("exp_avg", "exp_avg_sq", "step")
-            self._moments = _Moments(self.state, *([each[name] for each in found] for name in names)) if found else None
+            self._moments = (
+                _Moments(self.state, *([each[name] for each in found] for name in names))
+                if found
+                else None
+            )
             return
         torch._foreach_add_(moments.steps, 1)
         beta1, beta2 = group["betas"]
@@ -133,9 +151,10 @@ class _DirectAdagrad(_Direct, Adagrad):
 def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Optimizer:
     """Builds SGD, Adam or Adagrad over ``params``, which must already be on their device.
 
-    torch's fused kernels are its fastest on the CPU too: an Adam step of a 64-256-64 MLP takes 46 µs instead of 107 µs,
-    one of a ResNet-18 11 ms instead of 60 ms; SGD and Adagrad gain as much. Their results differ from the default's
-    only by rounding (tested), and are identical in every run with the same number of threads.
+    torch's fused kernels are its fastest on the CPU too: an Adam step of a 64-256-64 MLP takes 46
+    µs instead of 107 µs, one of a ResNet-18 11 ms instead of 60 ms; SGD and Adagrad gain as much.
+    Their results differ from the default's only by rounding (tested), and are identical in every
+    run with the same number of threads.
     """
     lr, decay = settings.lr, settings.weight_decay
     if settings.kind == "sgd":
@@ -148,14 +167,19 @@ def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Op
 def build_schedule(settings: OptimizerSettings, optimizer: Optimizer, epochs: int) -> Schedule:
     """Builds the learning rate's schedule, to be stepped at the end of each epoch.
 
-    ``constant``, or ``cosine``: lr * (1 + cos(pi * epoch / epochs)) / 2, which is zero after ``epochs`` steps.
+    ``constant``, or ``cosine``: lr * (1 + cos(pi * epoch / epochs)) / 2, which is zero after
+    ``epochs`` steps.
     """
     if settings.schedule == "constant":
         return LambdaLR(optimizer, lambda _epoch: 1.0)
-    return LambdaLR(optimizer, lambda epoch: (1 + math.cos(math.pi * min(epoch / max(epochs, 1), 1.0))) / 2)
+    return LambdaLR(
+        optimizer, lambda epoch: (1 + math.cos(math.pi * min(epoch / max(epochs, 1), 1.0))) / 2
+    )
 
 
 def clip(settings: OptimizerSettings, params: Iterable[Tensor]) -> None:
-    """Scales the gradients of ``params`` in place to a joint L2 norm of at most ``clip_norm``, if that is set."""
+    """Scales the gradients of ``params`` in place to a joint L2 norm of at most ``clip_norm``, if
+    that is set.
+    """
     if settings.clip_norm is not None:
         nn.utils.clip_grad_norm_(params, settings.clip_norm)

@@ -1,4 +1,6 @@
-"""An encoder's top: the layers that FedHSSL shares between parties, while the layers below stay with their party."""
+"""An encoder's top: the layers that FedHSSL shares between parties, while the layers below stay
+with their party.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,29 @@ _ATTRIBUTE = "top_layers"
 
 
 def mark_top(encoder: nn.Module, *layers: str) -> nn.Module:
-    """Notes the names of the submodules that are the top. A user's own encoder sets ``top_layers`` itself."""
-    encoder.__dict__[_ATTRIBUTE] = layers  # not a tensor, so nn.Module's bookkeeping is bypassed
+    """Notes the names of the submodules that are the top. A user's own encoder sets ``top_layers``
+    itself.
+    """
+    # Not a tensor, so nn.Module's bookkeeping is bypassed.
+    encoder.__dict__[_ATTRIBUTE] = layers
     return encoder
 
 
 def top_state(encoder: nn.Module) -> dict[str, Tensor]:
-    """Returns {name in the encoder: parameter or floating-point buffer} of its top: the tensors, not copies.
+    """Returns {name in the encoder: parameter or floating-point buffer} of its top: the tensors,
+    not copies.
 
-    Counters (BatchNorm's ``num_batches_tracked``) are left out. Raises InputError (MODEL_INVALID) if the encoder
-    names no top.
+    Counters (BatchNorm's ``num_batches_tracked``) are left out. Raises InputError (MODEL_INVALID)
+    if the encoder names no top.
     """
     layers = getattr(encoder, _ATTRIBUTE, ())
     layers = (layers,) if isinstance(layers, str) else tuple(layers)
     known = {name for name, _ in encoder.named_modules()}
     for layer in layers:
         if layer not in known:
-            text = f"the encoder's top_layers names {layer!r}, but the encoder has no such submodule"
+            text = (
+                f"the encoder's top_layers names {layer!r}, but the encoder has no such submodule"
+            )
             raise InputError(Code.MODEL_INVALID, f"{text}; correct it")
     found = {
         name: tensor
@@ -34,6 +42,9 @@ def top_state(encoder: nn.Module) -> dict[str, Tensor]:
         if name.startswith(tuple(f"{layer}." for layer in layers)) and tensor.is_floating_point()
     }
     if not found:
-        text = "the encoder names no top layers to aggregate: give it an attribute top_layers with names of submodules"
+        text = (
+            "the encoder names no top layers to aggregate: give it an attribute top_layers "
+            "with names of submodules"
+        )
         raise InputError(Code.MODEL_INVALID, f"{text}, or set aggregate = false")
     return found

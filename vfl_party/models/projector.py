@@ -8,7 +8,8 @@ from torch import nn
 
 
 def build_projector(in_features: int, widths: Sequence[int]) -> nn.Sequential:
-    """Builds linear and BatchNorm for each width, ReLU after all but the last. h: [B, in_features] -> [B, widths[-1]].
+    """Builds linear and BatchNorm for each width, ReLU after all but the last. h: [B, in_features]
+    -> [B, widths[-1]].
 
     FedHSSL, appendix B: [512, 512, 512] for SimSiam and BYOL, [512, 512, 128] for MoCo.
     """
@@ -20,7 +21,12 @@ def build_projector(in_features: int, widths: Sequence[int]) -> nn.Sequential:
 
 
 def build_predictor(width: int, hidden: int) -> nn.Sequential:
-    """Builds width -> hidden -> width, with BatchNorm and ReLU between. z: [B, width]. FedHSSL, appendix B."""
+    """Builds width -> hidden -> width, with BatchNorm and ReLU between. z: [B, width]. FedHSSL,
+    appendix B.
+    """
     return nn.Sequential(
-        nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, width)
+        nn.Linear(width, hidden, bias=False),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, width),
     )

@@ -1,4 +1,6 @@
-"""An encoder that draws its embeddings, and tells little of its columns: the variational information bottleneck."""
+"""An encoder that draws its embeddings, and tells little of its columns: the variational
+information bottleneck.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ from torch.nn import functional
 from vfl_common.files import kept_secret
 
 SECRET_BYTES = 32
-LEAST_SIGMA = 0.1  # of a number that N(0, 1) is to stand for: rows far from the others have noise, too
+# Of a number that N(0, 1) is to stand for: rows far from the others have noise, too.
+LEAST_SIGMA = 0.1
 
 
 class _WithTerm(torch.autograd.Function):
-    """Returns z; whatever gradient comes back to z, ``weight`` comes back to ``term``: it is added to the loss."""
+    """Returns z; whatever gradient comes back to z, ``weight`` comes back to ``term``: it is added
+    to the loss.
+    """
 
     @staticmethod
     def forward(ctx: Any, z_BD: Tensor, term: Tensor, weight: float) -> Tensor:
@@ -35,15 +40,18 @@ class _WithTerm(torch.autograd.Function):
 
 
 class StochasticEncoder(nn.Module):
-    """z = μ + σ·ε with σ = 0.1 + softplus(s − ½) and ε ~ N(0, 1); λ · KL(N(μ, σ²) ‖ N(0, 1)) is added to the loss.
+    """z = μ + σ·ε with σ = 0.1 + softplus(s − ½) and ε ~ N(0, 1); λ · KL(N(μ, σ²) ‖ N(0, 1)) is
+    added to the loss.
 
-    MID (Zou, Liu and Zhang 2023, arXiv 2301.01142), which bounds what z tells of the columns as Alemi et al. (2017) do.
-    KL is summed over the embedding and averaged over the batch; it is of the party's own loss. Embeddings are drawn in
-    evaluation too. The 0.1 is ours: without it σ may become 0.
+    MID (Zou, Liu and Zhang 2023, arXiv 2301.01142), which bounds what z tells of the columns as
+    Alemi et al. (2017) do. KL is summed over the embedding and averaged over the batch; it is of
+    the party's own loss. Embeddings are drawn in evaluation too. The 0.1 is ours: without it σ may
+    become 0.
 
-    ε is a function of a secret and of (μ, s) of the whole batch, so it needs no state: a run that resumes sends what it
-    has sent, and nobody gets two different messages under one noise. The secret comes from the operating system and
-    stays among the party's own weights, where its checkpoints keep it, and its run's folder before there is one.
+    ε is a function of a secret and of (μ, s) of the whole batch, so it needs no state: a run that
+    resumes sends what it has sent, and nobody gets two different messages under one noise. The
+    secret comes from the operating system and stays among the party's own weights, where its
+    checkpoints keep it, and its run's folder before there is one.
 
     Args:
         encoder: gives μ and s side by side, [B, 2·width].
@@ -72,8 +80,8 @@ class StochasticEncoder(nn.Module):
     def keep_secret(self, path: Path) -> None:
         """Takes the secret that is in the file; writes its own if there is none. Raises InputError.
 
-        A generation that begins anew has the same weights again, and must not send them under other noise: the mean of
-        many draws tells more than one.
+        A generation that begins anew has the same weights again, and must not send them under other
+        noise: the mean of many draws tells more than one.
         """
         self.secret.copy_(_tensor(kept_secret(path, bytes(self.secret.cpu().numpy()))))
 
@@ -83,7 +91,9 @@ class StochasticEncoder(nn.Module):
         message = both.detach().cpu().contiguous().numpy().tobytes()
         key = int.from_bytes(hmac.digest(secret, message, hashlib.sha256)[:16], "big")
         random = np.random.Generator(np.random.Philox(key=key))
-        return torch.from_numpy(random.standard_normal((len(both), self.width), dtype=np.float32)).to(both.device)
+        return torch.from_numpy(
+            random.standard_normal((len(both), self.width), dtype=np.float32)
+        ).to(both.device)
 
 
 def _tensor(secret: bytes) -> Tensor:
@@ -101,5 +111,7 @@ class _Mean(nn.Module):
 
 
 def deterministic(encoder: nn.Module) -> nn.Module:
-    """Returns an encoder that draws nothing, with the same weights: what its owner sees, and sends to nobody."""
+    """Returns an encoder that draws nothing, with the same weights: what its owner sees, and sends
+    to nobody.
+    """
     return _Mean(encoder) if isinstance(encoder, StochasticEncoder) else encoder

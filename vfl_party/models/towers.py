@@ -1,4 +1,6 @@
-"""Two encoders as one: a party's cross-party and its local encoder, as fine-tuning uses them (FedHSSL, section IV)."""
+"""Two encoders as one: a party's cross-party and its local encoder, as fine-tuning uses them
+(FedHSSL, section IV).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ class TwoTowers(nn.Module):
     """z = (cross(x) + local(x)) / 2, or both side by side.
 
     Args:
-        cross, local: encoders of the same inputs; for ``concat`` each gives half of the recipe's embedding.
+        cross, local: encoders of the same inputs; for ``concat`` each gives half of the recipe's
+            embedding.
     """
 
     def __init__(self, cross: nn.Module, local: nn.Module, rule: Literal["mean", "concat"]) -> None:

@@ -11,7 +11,9 @@ from vfl_common.config.models import OptimizerSettings
 
 
 class TrainingSettings(Section):
-    """``epochs`` over the training rows or, for few rows, ``steps``: whole epochs with at least that many batches."""
+    """``epochs`` over the training rows or, for few rows, ``steps``: whole epochs with at least
+    that many batches.
+    """
 
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
@@ -27,5 +29,6 @@ class TrainingSettings(Section):
         if self.steps is None:
             return self.epochs or 1
         whole, rest = divmod(rows, self.batch_size)
-        a_step = rest > 1 or (rest == 1 and (whole == 0 or self.batch_size == 1))  # see vfl_party.base.seeds.batches
+        # See vfl_party.base.seeds.batches.
+        a_step = rest > 1 or (rest == 1 and (whole == 0 or self.batch_size == 1))
         return -(-self.steps // max(1, whole + a_step))

@@ -1,1 +1,3 @@
-"""The way out of a party: what a phase declares, the chain that it passes, the exchange that sends it."""
+"""The way out of a party: what a phase declares, the chain that it passes, the exchange that sends
+it.
+"""

@@ -1,4 +1,6 @@
-"""Chain: the filters of one direction of an exchange, applied at the sender and undone at the receiver."""
+"""Chain: the filters of one direction of an exchange, applied at the sender and undone at the
+receiver.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +24,37 @@ log = logging.getLogger(__name__)
 
 
 class Chain:
-    """The filters of one direction of an exchange, in the order of application: fixed when the chain is made.
+    """The filters of one direction of an exchange, in the order of application: fixed when the
+    chain is made.
 
-    ``codec``: the last one, if any. ``sent``: what has left through the chain of the ``way`` before; None: nothing that
-    counts.
+    ``codec``: the last one, if any. ``sent``: what has left through the chain of the ``way``
+    before; None: nothing that counts.
     """
 
     def __init__(
-        self, filters: Sequence[Filter], codec: Filter | None = None, sent: SentBefore | None = None, way: str = ""
+        self,
+        filters: Sequence[Filter],
+        codec: Filter | None = None,
+        sent: SentBefore | None = None,
+        way: str = "",
     ) -> None:
         self.filters = (*filters, *([codec] if codec is not None else []))
         self._coded = codec is not None
-        self.knows = frozenset(name for each in self.filters for name in each.knows)  # all that they want to be told
+        # All that they want to be told.
+        self.knows = frozenset(name for each in self.filters for name in each.knows)
         # Filters that change nothing are not called, to save time at every step.
         self._apply = [each for each in self.filters if _overrides(each, "apply")]
-        self._undo = [place for place, each in reversed([*enumerate(self.filters)]) if _overrides(each, "undo")]
+        self._undo = [
+            place
+            for place, each in reversed([*enumerate(self.filters)])
+            if _overrides(each, "undo")
+        ]
         self._noisy = [each for each in self.filters if each.draws] if sent is not None else []
         self._sent, self._way = sent, way
         # By id of the first; holds that spec, so that no id is reused.
         self._specs: dict[int, tuple[BundleSpec, ...]] = {}
-        self._agreeing: set[tuple[Any, ...]] = set()  # dtypes and shapes for which apply has kept to wire_spec
+        # Dtypes and shapes for which apply has kept to wire_spec.
+        self._agreeing: set[tuple[Any, ...]] = set()
 
     def apply(self, tensors: Tensors, at: Passage = NOWHERE) -> Tensors:
         """Returns what goes to the wire. Raises VflError if it may not leave."""
@@ -63,9 +76,14 @@ class Chain:
         return found
 
     def _renew_noise(self, at: Passage, tensors: Tensors) -> None:
-        """Draws other noise if the receiver has got other tensors of this step under the noise that would come now."""
+        """Draws other noise if the receiver has got other tensors of this step under the noise that
+        would come now.
+        """
         if self._sent is not None and self._sent.differs(self._way, at, tensors):
-            text = "%s has got other tensors of %s, %s, before the interruption: their noise is drawn anew"
+            text = (
+                "%s has got other tensors of %s, %s, before the interruption: their noise is "
+                "drawn anew"
+            )
             log.warning(text, at.receiver, self._way, at.step, extra={"event": "noise"})
             for each in self._noisy:
                 each.renew()
@@ -76,13 +94,17 @@ class Chain:
         for name in sorted(declared.keys() | sent.keys()):
             want, got = declared.get(name), sent.get(name)
             if want != got:
-                text = f"{self}: apply gives {name!r} as {got or 'nothing'}, and wire_spec says {want or 'nothing'}"
+                text = (
+                    f"{self}: apply gives {name!r} as {got or 'nothing'}, and wire_spec says "
+                    f"{want or 'nothing'}"
+                )
                 raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in among them")
 
     def undo(
         self, tensors: dict[str, Tensor], at: Passage = NOWHERE, spec: BundleSpec | None = None
     ) -> dict[str, Tensor]:
-        """Returns what the receiver works with; ``spec``: of what was given to ``apply``. Raises VflError.
+        """Returns what the receiver works with; ``spec``: of what was given to ``apply``. Raises
+        VflError.
 
         Raises PeerError if what has arrived is nothing that ``apply`` gives.
         """
@@ -95,11 +117,15 @@ class Chain:
         """Whether what arrives is undone before it is copied to a GPU, at first."""
         return bool(self._undo) and self.filters[self._undo[0]].on_host
 
-    def undo_first(self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec) -> dict[str, Tensor]:
+    def undo_first(
+        self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec
+    ) -> dict[str, Tensor]:
         """Undoes the filter that was applied last. Raises as ``undo``."""
         return self._undone(self._undo[:1], tensors, at, spec)
 
-    def undo_rest(self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec) -> dict[str, Tensor]:
+    def undo_rest(
+        self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec
+    ) -> dict[str, Tensor]:
         """Undoes the others. Raises as ``undo``."""
         return self._undone(self._undo[1:], tensors, at, spec)
 
@@ -109,7 +135,11 @@ class Chain:
         return all(each.repeats for each in self._apply)
 
     def _undone(
-        self, places: Sequence[int], tensors: dict[str, Tensor], at: Passage, spec: BundleSpec | None
+        self,
+        places: Sequence[int],
+        tensors: dict[str, Tensor],
+        at: Passage,
+        spec: BundleSpec | None,
     ) -> dict[str, Tensor]:
         stages = self._stages(spec) if spec is not None else ()
         found: Tensors = tensors
@@ -124,7 +154,9 @@ class Chain:
         return self._stages(spec)[-1]
 
     def before_codec(self, spec: BundleSpec) -> BundleSpec:
-        """Returns the spec of tensors of ``spec`` when all filters but the codec have been applied."""
+        """Returns the spec of tensors of ``spec`` when all filters but the codec have been
+        applied.
+        """
         return self._stages(spec)[-2 if self._coded else -1]
 
     def _stages(self, spec: BundleSpec) -> tuple[BundleSpec, ...]:
@@ -165,7 +197,9 @@ class Chain:
 
 def _overrides(each: Filter, what: str) -> bool:
     """Whether a filter does something in ``apply``, or ``undo``."""
-    return any(getattr(type(each), name) is not getattr(Filter, name) for name in (what, f"{what}_at"))
+    return any(
+        getattr(type(each), name) is not getattr(Filter, name) for name in (what, f"{what}_at")
+    )
 
 
 def _generators(tensors: Tensors) -> tuple[object, ...]:
@@ -176,10 +210,16 @@ def _generators(tensors: Tensors) -> tuple[object, ...]:
 
 
 def _drawn(each: Filter) -> InputError:
-    """Returns the error of a transform that draws from torch's generators, whose seed follows from the recipe's."""
-    text = f"{each.text} draws from torch's generator, and every peer can draw the same from the recipe's seed"
+    """Returns the error of a transform that draws from torch's generators, whose seed follows from
+    the recipe's.
+    """
+    text = (
+        f"{each.text} draws from torch's generator, and every peer can draw the same from the "
+        "recipe's seed"
+    )
     return InputError(
-        Code.CONFIG_INVALID, f"{text}; derive it from vfl_party.outbound.noise.NoisyFilter, and draw from self._random"
+        Code.CONFIG_INVALID,
+        f"{text}; derive it from vfl_party.outbound.noise.NoisyFilter, and draw from self._random",
     )
 
 
@@ -192,11 +232,15 @@ def _worded(each: Filter, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = f"{each.text} {what}: it failed {where_it_failed(error)}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it") from error
+        raise InputError(
+            Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it"
+        ) from error
 
 
 def _as_sent(tensors: Tensors) -> BundleSpec:
-    """Returns dtypes and shapes of tensors, in the words of the wire; of a kind that does not matter."""
+    """Returns dtypes and shapes of tensors, in the words of the wire; of a kind that does not
+    matter.
+    """
     return BundleSpec(Kind.ACK, {name: spec_of(x.dtype, *x.shape) for name, x in tensors.items()})
 
 

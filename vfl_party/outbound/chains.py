@@ -1,4 +1,6 @@
-"""Makes the chain of each exchange: transforms (the method's, then the recipe's) -> policy -> codec."""
+"""Makes the chain of each exchange: transforms (the method's, then the recipe's) -> policy ->
+codec.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,9 @@ def make_chains(
 ) -> Chains:
     """Makes both directions of an exchange, as the party of ``role`` has them.
 
-    ``sent``: what the party has sent in earlier generations.
-    A party applies its own direction's chain and undoes the other's, so it makes both. Its policy is only in its own.
-    Raises InputError if the recipe names an unknown transform or codec, or if the policy refuses.
+    ``sent``: what the party has sent in earlier generations. A party applies its own direction's
+    chain and undoes the other's, so it makes both. Its policy is only in its own. Raises InputError
+    if the recipe names an unknown transform or codec, or if the policy refuses.
     """
     settings = next((each for each in recipe.phases if each.name == phase), None)
     sends = {
@@ -69,36 +71,52 @@ def make_chains(
 
 
 def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) -> Coding:
-    """Returns how a direction of an average is written. Raises InputError if the server does not know the codec."""
+    """Returns how a direction of an average is written. Raises InputError if the server does not
+    know the codec.
+    """
     table = wire_table(recipe, phase, exchange, direction)
     if table is None:
         return PLAIN
     where = _where(recipe, table, phase, exchange)
     name = next((each for each in coding.NAMES if each == table.codec), None)
     if name is None:
-        text = f"the server averages {exchange.name!r}, and knows {', '.join(coding.NAMES)}, not codec {table.codec!r}"
-        raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; choose one of these, or remove the table")
+        text = (
+            f"the server averages {exchange.name!r}, and knows {', '.join(coding.NAMES)}, not "
+            f"codec {table.codec!r}"
+        )
+        raise InputError(
+            Code.CONFIG_INVALID, f"{where}: {text}; choose one of these, or remove the table"
+        )
     if name != "bits":
         return Coding(name)
     settings = parse(BitsSettings, dict(table.settings), f"{where}: codec bits")
     if settings.scales != "float32":
-        text = f"{where}: scales are float32 in {exchange.name!r}, which the server averages; remove scales"
+        text = (
+            f"{where}: scales are float32 in {exchange.name!r}, which the server averages; "
+            "remove scales"
+        )
         raise InputError(Code.CONFIG_INVALID, text)
     stochastic = settings.rounding == "stochastic"
     seed = _seed(recipe, phase, exchange, direction) if stochastic else 0
     return Coding(name, settings.bits, stochastic, seed)
 
 
-def wire_table(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) -> WireSettings | None:
-    """Returns the table of ``wire`` that holds for a direction of an exchange, if one does; ``phases.codec`` is one.
+def wire_table(
+    recipe: Recipe, phase: str, exchange: Exchange, direction: Direction
+) -> WireSettings | None:
+    """Returns the table of ``wire`` that holds for a direction of an exchange, if one does;
+    ``phases.codec`` is one.
 
-    One that names the phase goes before one that does not, then the exchange, then the direction. No table holds for
-    what is no phase of the recipe (alignment, prediction), and only one that names the exchange for averages.
+    One that names the phase goes before one that does not, then the exchange, then the direction.
+    No table holds for what is no phase of the recipe (alignment, prediction), and only one that
+    names the exchange for averages.
     """
     settings = next((each for each in recipe.phases if each.name == phase), None)
     if settings is None:
         return None
-    short = [WireSettings(codec=settings.codec, phase=phase)] if settings.codec != "identity" else []
+    short = (
+        [WireSettings(codec=settings.codec, phase=phase)] if settings.codec != "identity" else []
+    )
     fits = [each for each in (*short, *recipe.wire) if _fits(each, phase, exchange, direction)]
     return max(fits, key=lambda each: [name is not None for name in each.named], default=None)
 
@@ -106,11 +124,19 @@ def wire_table(recipe: Recipe, phase: str, exchange: Exchange, direction: Direct
 def _fits(table: WireSettings, phase: str, exchange: Exchange, direction: Direction) -> bool:
     """Returns whether a table would hold for a direction of an exchange, if there were no other."""
     names = (exchange.name,) if exchange.asks == "server" else (None, exchange.name)
-    return table.phase in (None, phase) and table.exchange in names and table.direction in (None, direction)
+    return (
+        table.phase in (None, phase)
+        and table.exchange in names
+        and table.direction in (None, direction)
+    )
 
 
-def _codec(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction, where: str) -> Filter | None:
-    """Returns the codec of a direction; None if there is none, and if the exchange is part of no phase."""
+def _codec(
+    recipe: Recipe, phase: str, exchange: Exchange, direction: Direction, where: str
+) -> Filter | None:
+    """Returns the codec of a direction; None if there is none, and if the exchange is part of no
+    phase.
+    """
     averaged = exchange.asks == "server"
     if averaged:
         coding_of(recipe, phase, exchange, direction)
@@ -121,24 +147,37 @@ def _codec(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction,
     where = _where(recipe, table, phase, exchange)
     if all(each is not table for each in recipe.wire) and codecs.has_settings(table.codec, where):
         text = f"codec {table.codec!r} has settings of its own"
-        raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; write it as a table of wire, with phase = {phase!r}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: {text}; write it as a table of wire, with phase = {phase!r}",
+        )
     answered = bool(exchange.up.tensors and exchange.down.tensors)
-    place = codecs.Place(_seed(recipe, phase, exchange, direction), answered, averaged, direction == "up")
+    place = codecs.Place(
+        _seed(recipe, phase, exchange, direction), answered, averaged, direction == "up"
+    )
     return codecs.make(table.codec, where, table.settings, place)
 
 
 def _where(recipe: Recipe, table: WireSettings, phase: str, exchange: Exchange) -> str:
     """Returns the beginning of an error's sentence about a table, or about the codec of a phase."""
     number = next((number for number, each in enumerate(recipe.wire, 1) if each is table), None)
-    return f"recipe: phases: {phase}: exchange {exchange.name}" if number is None else f"recipe: wire: table {number}"
+    return (
+        f"recipe: phases: {phase}: exchange {exchange.name}"
+        if number is None
+        else f"recipe: wire: table {number}"
+    )
 
 
 def _seed(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) -> int:
     return derive_seed(recipe.seed, "wire", phase, exchange.name, direction)
 
 
-def summarised(recipe: Recipe, phase: str, exchange: Exchange, chains: Chains) -> list[ExchangeSummary]:
-    """Describes both directions of an exchange in words; a direction without tensors is left out."""
+def summarised(
+    recipe: Recipe, phase: str, exchange: Exchange, chains: Chains
+) -> list[ExchangeSummary]:
+    """Describes both directions of an exchange in words; a direction without tensors is left
+    out.
+    """
     of_server = exchange.asks == "server"
     asks = "every party" if of_server and not exchange.passive else PASSIVES
     answers = recipe.server if of_server else recipe.active.name
@@ -162,13 +201,16 @@ def summarised(recipe: Recipe, phase: str, exchange: Exchange, chains: Chains) -
 
 
 def check_asked(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
-    """Raises InputError if a transform or codec of the recipe would do nothing: whoever asks for noise must get it.
+    """Raises InputError if a transform or codec of the recipe would do nothing: whoever asks for
+    noise must get it.
 
     ``opened``: {(phase, exchange's name): the exchange}, as the phases have opened them.
     """
     for phase in recipe.phases:
         codecs.make(phase.codec, f"recipe: phases: {phase.name}")
-        between = [each for (of, _), each in opened.items() if of == phase.name and each.asks == "active"]
+        between = [
+            each for (of, _), each in opened.items() if of == phase.name and each.asks == "active"
+        ]
         sent = [of for each in between for of in (each.up, each.down)]
         if phase.codec != "identity" and not _carries_float32(sent):
             what = "carries no float32 numbers" if between else "exchanges nothing"
@@ -179,25 +221,42 @@ def check_asked(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> N
             where = f"recipe: phases: {phase.name}: transforms"
             exchange = opened.get((phase.name, each.exchange))
             if exchange is None:
-                text = f"there is no exchange {each.exchange!r} in this phase (it has {', '.join(names) or 'none'})"
+                text = (
+                    f"there is no exchange {each.exchange!r} in this phase (it has "
+                    f"{', '.join(names) or 'none'})"
+                )
                 raise InputError(Code.CONFIG_INVALID, f"{where}: {text}")
             if exchange.asks == "server":
-                text = f"exchange {each.exchange!r} is with the server, and a recipe's transforms are between parties"
-                raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; take a setting of the method, or remove it")
+                text = (
+                    f"exchange {each.exchange!r} is with the server, and a recipe's transforms "
+                    "are between parties"
+                )
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{where}: {text}; take a setting of the method, or remove it",
+                )
             sends = exchange.up if each.sent_by == "passive" else exchange.down
             if not sends.tensors:
                 text = f"in exchange {each.exchange!r} {each.sent_by} parties send nothing"
-                raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; give the other sent_by, or remove it")
+                raise InputError(
+                    Code.CONFIG_INVALID, f"{where}: {text}; give the other sent_by, or remove it"
+                )
             if not _carries_float32([sends]):
-                text = f"what {each.sent_by} parties send in exchange {each.exchange!r} is no float32 numbers"
+                text = (
+                    f"what {each.sent_by} parties send in exchange {each.exchange!r} is no "
+                    "float32 numbers"
+                )
                 raise InputError(Code.CONFIG_INVALID, f"{where}: {each.kind}: {text}; remove it")
 
 
 def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
-    """Raises InputError if a table of ``wire`` holds for nothing; ``opened``: as for ``check_asked``."""
+    """Raises InputError if a table of ``wire`` holds for nothing; ``opened``: as for
+    ``check_asked``.
+    """
     for number, table in enumerate(recipe.wire, 1):
         where = f"recipe: wire: table {number}"
-        place = codecs.Place(averaged=True, up=True)  # where every setting is possible
+        # Where every setting is possible.
+        place = codecs.Place(averaged=True, up=True)
         codecs.make(table.codec, where, table.settings, place)
         of_phase = {key: each for key, each in opened.items() if table.phase in (None, key[0])}
         if table.exchange is None:
@@ -207,32 +266,56 @@ def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> No
             if not found:
                 names = sorted({name for _, name in of_phase})
                 near = difflib.get_close_matches(table.exchange, names, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(names) or 'none'}"
-                raise InputError(Code.CONFIG_INVALID, f"{where}: there is no exchange {table.exchange!r}; {hint}")
+                hint = (
+                    f"did you mean {near[0]!r}?"
+                    if near
+                    else f"there is {', '.join(names) or 'none'}"
+                )
+                raise InputError(
+                    Code.CONFIG_INVALID, f"{where}: there is no exchange {table.exchange!r}; {hint}"
+                )
         up = [each.up for each in found] if table.direction != "down" else []
         sent = [*up, *([each.down for each in found] if table.direction != "up" else [])]
         if not _carries_float32(sent):
-            what = f"exchange {table.exchange!r}" if table.exchange is not None else "what parties send each other"
+            what = (
+                f"exchange {table.exchange!r}"
+                if table.exchange is not None
+                else "what parties send each other"
+            )
             way = f" {table.direction}" if table.direction is not None else ""
             text = f"{what} carries no float32 numbers{way}"
-            raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; remove the table, or name another exchange")
+            raise InputError(
+                Code.CONFIG_INVALID, f"{where}: {text}; remove the table, or name another exchange"
+            )
         before = _before(recipe, table, opened)
         if before is not None:
             text = f"it holds for nothing, because {before} goes before it wherever it would hold"
-            raise InputError(Code.CONFIG_INVALID, f"{where}: {text} (phase, then exchange, then direction); remove one")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: {text} (phase, then exchange, then direction); remove one",
+            )
 
 
-def _before(recipe: Recipe, table: WireSettings, opened: Mapping[tuple[str, str], Exchange]) -> str | None:
-    """Returns the name of a table, or of a phase's codec, that takes all places of ``table``; None if it has one."""
+def _before(
+    recipe: Recipe, table: WireSettings, opened: Mapping[tuple[str, str], Exchange]
+) -> str | None:
+    """Returns the name of a table, or of a phase's codec, that takes all places of ``table``; None
+    if it has one.
+    """
     found: list[WireSettings] = []
     for (phase, _), exchange in opened.items():
         for direction in get_args(Direction):
-            if _fits(table, phase, exchange, direction) and _carries_float32([getattr(exchange, direction)]):
+            if _fits(table, phase, exchange, direction) and _carries_float32(
+                [getattr(exchange, direction)]
+            ):
                 chosen = wire_table(recipe, phase, exchange, direction)
                 if chosen is table:
                     return None
                 found += [chosen] if chosen is not None else []
-    number = next((number for number, each in enumerate(recipe.wire, 1) if any(each is one for one in found)), None)
+    number = next(
+        (number for number, each in enumerate(recipe.wire, 1) if any(each is one for one in found)),
+        None,
+    )
     return f"table {number}" if number is not None else "the phase's codec"
 
 
@@ -241,9 +324,15 @@ def _carries_float32(sent: Iterable[Sent]) -> bool:
 
 
 def _check_fits(
-    recipe: Recipe, uses: Sequence[Use], filters: Sequence[Filter], sent: Sent, parts: int, where: str
+    recipe: Recipe,
+    uses: Sequence[Use],
+    filters: Sequence[Filter],
+    sent: Sent,
+    parts: int,
+    where: str,
 ) -> None:
-    """Raises InputError if a transform is not for the recipe's task, or must know what this direction does not tell.
+    """Raises InputError if a transform is not for the recipe's task, or must know what this
+    direction does not tell.
 
     Also if its noise depends on whole batches, and they are sent in ``parts``.
     """
@@ -251,14 +340,25 @@ def _check_fits(
         transform = transforms.load(use.kind, where)
         tasks = transform.tasks
         if transform.of_batch and parts > 1:
-            text = f"transform {use.kind} is noise for whole batches, and micro_batches sends each in {parts} parts"
-            raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; set micro_batches = 1, or remove the transform")
+            text = (
+                f"transform {use.kind} is noise for whole batches, and micro_batches sends "
+                f"each in {parts} parts"
+            )
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: {text}; set micro_batches = 1, or remove the transform",
+            )
         if tasks and recipe.task.kind not in tasks:
             text = f"transform {use.kind} is for a task of kind {' or '.join(sorted(tasks))}"
-            raise InputError(Code.CONFIG_INVALID, f"{where}: {text}, not {recipe.task.kind}; take iso or max_norm")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: {text}, not {recipe.task.kind}; take iso or max_norm",
+            )
         if not each.knows <= sent.beside:
             text = f"transform {use.kind} must know the rows' labels, and who sends this knows none"
-            raise InputError(Code.CONFIG_INVALID, f"{where}: {text}; add it to the gradients of split training")
+            raise InputError(
+                Code.CONFIG_INVALID, f"{where}: {text}; add it to the gradients of split training"
+            )
 
 
 def _asked(settings: PhaseSettings | None, exchange: Exchange, direction: str) -> list[Use]:
@@ -281,8 +381,12 @@ def _allowed(policy: Policy, phase: str, exchange: Exchange, sent: Sent, where: 
         raise
     except Exception as error:
         text = f"{where}: the party's policy failed {where_it_failed(error)}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; correct it, or choose another in the party file") from error
+        raise InputError(
+            Code.CONFIG_INVALID, f"{text}; correct it, or choose another in the party file"
+        ) from error
     if not isinstance(made, Filter):
         text = f"{where}: the party's policy gives a {type(made).__name__}, and a Filter is wanted"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; correct it, or choose another in the party file")
+        raise InputError(
+            Code.CONFIG_INVALID, f"{text}; correct it, or choose another in the party file"
+        )
     return made

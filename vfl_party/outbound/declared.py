@@ -1,7 +1,8 @@
 """Declares what a phase exchanges: once, with symbolic shapes, before anything runs.
 
-The receiver's spec, the forecast, the weights that the server averages, and the table of what leaves a party come from
-a declaration. It also fixes the chain through which tensors leave: transform -> policy -> codec -> frames.
+The receiver's spec, the forecast, the weights that the server averages, and the table of what
+leaves a party come from a declaration. It also fixes the chain through which tensors leave:
+transform -> policy -> codec -> frames.
 """
 
 from __future__ import annotations
@@ -32,14 +33,19 @@ TORCH: dict[DType, torch.dtype] = {
 WIRE: dict[torch.dtype, DType] = {dtype: wire for wire, dtype in TORCH.items()}
 
 Role = Literal["active", "passive"]
-Shape = tuple[int | str, ...]  # a word stands for a size that is known when the tensor is sent: "rows", "width"
+# A word stands for a size that is known when the tensor is sent: "rows", "width".
+Shape = tuple[int | str, ...]
 Declared = tuple[torch.dtype, Shape]
 
 
 def spec_of(dtype: torch.dtype, *shape: int) -> TensorSpec:
-    """Returns the spec of a tensor of this dtype and shape. Raises InternalError if the wire lacks the dtype."""
+    """Returns the spec of a tensor of this dtype and shape. Raises InternalError if the wire lacks
+    the dtype.
+    """
     if dtype not in WIRE:
-        raise InternalError(f"a tensor of {dtype} cannot be sent; the wire carries {', '.join(map(str, WIRE))}")
+        raise InternalError(
+            f"a tensor of {dtype} cannot be sent; the wire carries {', '.join(map(str, WIRE))}"
+        )
     return TensorSpec(WIRE[dtype], shape)
 
 
@@ -62,7 +68,8 @@ def i64(*shape: int | str) -> Declared:
 class Use:
     """A transform with its settings, as a method or a recipe asks for it.
 
-    ``role``: the parties that apply it; None: all that send. ``leave``: names of tensors that it leaves unchanged.
+    ``role``: the parties that apply it; None: all that send. ``leave``: names of tensors that it
+    leaves unchanged.
     """
 
     kind: str
@@ -71,7 +78,9 @@ class Use:
     leave: frozenset[str] = frozenset()
 
     def make(self, where: str) -> Filter:
-        """Makes a new filter. Raises InputError that names ``where`` if kind or settings are wrong."""
+        """Makes a new filter. Raises InputError that names ``where`` if kind or settings are
+        wrong.
+        """
         transform = transforms.load(self.kind, where)
         settings = parse(transform.settings, dict(self.settings), f"{where}: transform {self.kind}")
         try:
@@ -79,7 +88,9 @@ class Use:
         except VflError:
             raise
         except Exception as error:
-            text = f"{where}: transform {self.kind} cannot be made: it failed {where_it_failed(error)}"
+            text = (
+                f"{where}: transform {self.kind} cannot be made: it failed {where_it_failed(error)}"
+            )
             raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
         made.of_plugin = not transforms.REGISTRY.is_ours(self.kind)
         return Leaving(made, self.leave) if self.leave else made
@@ -89,18 +100,28 @@ class Leaving(Filter):
     """Applies another filter, but leaves some tensors unchanged, by name."""
 
     def __init__(self, of: Filter, leave: frozenset[str]) -> None:
-        self._of, self._leave, self.text, self.knows, self.draws = of, leave, of.text, of.knows, of.draws
+        self._of, self._leave, self.text, self.knows, self.draws = (
+            of,
+            leave,
+            of.text,
+            of.knows,
+            of.draws,
+        )
         self.of_plugin = of.of_plugin
 
     def tell(self, beside: Tensors) -> None:
         self._of.tell(beside)
 
     def apply(self, tensors: Tensors) -> Tensors:
-        changed = self._of.apply({name: x for name, x in tensors.items() if name not in self._leave})
+        changed = self._of.apply(
+            {name: x for name, x in tensors.items() if name not in self._leave}
+        )
         return {name: changed.get(name, x) for name, x in tensors.items()}
 
     def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
-        changed = self._of.apply_at(at, {name: x for name, x in tensors.items() if name not in self._leave})
+        changed = self._of.apply_at(
+            at, {name: x for name, x in tensors.items() if name not in self._leave}
+        )
         return {name: changed.get(name, x) for name, x in tensors.items()}
 
     def renew(self) -> None:
@@ -112,7 +133,10 @@ class Leaving(Filter):
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
         whole = self._of.wire_spec(spec)
-        kept = {name: spec.tensors[name] if name in self._leave else each for name, each in whole.tensors.items()}
+        kept = {
+            name: spec.tensors[name] if name in self._leave else each
+            for name, each in whole.tensors.items()
+        }
         return BundleSpec(spec.kind, kept)
 
     def state(self) -> dict[str, Any] | None:
@@ -122,17 +146,21 @@ class Leaving(Filter):
         self._of.load_state(state)
 
 
-def noise(kind: str, role: Role | None = None, leave: Iterable[str] = (), **settings: float) -> tuple[Use, ...]:
+def noise(
+    kind: str, role: Role | None = None, leave: Iterable[str] = (), **settings: float
+) -> tuple[Use, ...]:
     """Returns the transform ``kind``, or none if all its settings are zero."""
     return (Use(kind, settings, role, frozenset(leave)),) if any(settings.values()) else ()
 
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """One direction of an exchange: named tensors of one kind, and what is done to them before they leave.
+    """One direction of an exchange: named tensors of one kind, and what is done to them before they
+    leave.
 
-    ``beside``: what the sender tells its chain of the rows, and does not send (``Filter.tell``). ``how``: what the
-    method itself has done to the tensors, such as encrypting or drawing them, in words, for people.
+    ``beside``: what the sender tells its chain of the rows, and does not send (``Filter.tell``).
+    ``how``: what the method itself has done to the tensors, such as encrypting or drawing them, in
+    words, for people.
     """
 
     kind: Kind
@@ -142,15 +170,26 @@ class Sent:
     how: str = ""
 
     def spec(self, **sizes: int) -> BundleSpec:
-        """Returns the spec of the tensors before codec and frames; ``sizes``: values for words in their shapes."""
+        """Returns the spec of the tensors before codec and frames; ``sizes``: values for words in
+        their shapes.
+        """
         return _spec(self, tuple(sizes.items()))
 
     def __str__(self) -> str:
-        """Returns ``embedding z float32 [rows, width]``; more than three tensors are counted instead."""
+        """Returns ``embedding z float32 [rows, width]``; more than three tensors are counted
+        instead.
+        """
         if len(self.tensors) > 3:
-            dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype, _ in self.tensors.values())
+            dtypes = dict.fromkeys(
+                str(dtype).removeprefix("torch.") for dtype, _ in self.tensors.values()
+            )
             return f"{self.kind.label}: {len(self.tensors)} tensors, {', '.join(dtypes)}"
-        return " ".join([self.kind.label, ", ".join(f"{name} {_words(*each)}" for name, each in self.tensors.items())])
+        return " ".join(
+            [
+                self.kind.label,
+                ", ".join(f"{name} {_words(*each)}" for name, each in self.tensors.items()),
+            ]
+        )
 
 
 NOTHING = Sent(Kind.ACK)
@@ -160,9 +199,9 @@ NOTHING = Sent(Kind.ACK)
 class Exchange:
     """A swap in a phase: one side asks with ``up``, the other computes and answers with ``down``.
 
-    ``asks``: ``active``: every passive party asks the active party; ``server``: every party asks the aggregation
-    server, which answers with the mean. ``passive``: only the passive parties ask it; the active party opens the
-    exchange too. ``when``: in words, for people.
+    ``asks``: ``active``: every passive party asks the active party; ``server``: every party asks
+    the aggregation server, which answers with the mean. ``passive``: only the passive parties ask
+    it; the active party opens the exchange too. ``when``: in words, for people.
     """
 
     name: str
@@ -173,18 +212,25 @@ class Exchange:
     when: str = "every step"
 
     def spec(self, sent: Sent, phase: str, sizes: Mapping[str, int]) -> BundleSpec:
-        """Returns ``Sent.spec`` of one of the directions. Raises InputError if a word has no size."""
+        """Returns ``Sent.spec`` of one of the directions. Raises InputError if a word has no
+        size.
+        """
         try:
             return sent.spec(**sizes)
         except KeyError as missing:
-            text = f"phase {phase}: exchange {self.name}: the word {missing} in the shapes of {sent} has no size"
+            text = (
+                f"phase {phase}: exchange {self.name}: the word {missing} in the shapes of "
+                f"{sent} has no size"
+            )
             ways = f"give {missing.args[0]}= where the exchange is opened, or at each step"
             raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}") from None
 
 
 @dataclass(frozen=True)
 class Occurrence:
-    """An exchange at one step. ``sizes``: the values of the words in its shapes. ``party``: the only one that asks."""
+    """An exchange at one step. ``sizes``: the values of the words in its shapes. ``party``: the
+    only one that asks.
+    """
 
     step: StepKey
     exchange: Exchange
@@ -199,13 +245,15 @@ class Occurrence:
 
 @dataclass(frozen=True)
 class Traffic:
-    """All exchanges of a phase, in order. ``may_end_early``: these are the most; the data may end the phase sooner.
+    """All exchanges of a phase, in order. ``may_end_early``: these are the most; the data may end
+    the phase sooner.
 
-    Exchanges with the same step key happen at the same time; those with different keys, one after the other. But of
-    the steps of one round, an asking party has up to ``in_flight`` under way: it sends step t + in_flight - 1 before it
-    waits for the answer of step t. Validation begins when all of them have been answered. ``parts``: the number of
-    successive steps that make one batch; all are answered before the next update. ``step``: the exchange whose steps
-    the phase is for; empty: the first. ``after``: the number of rounds, if it is known -> what follows the last one.
+    Exchanges with the same step key happen at the same time; those with different keys, one after
+    the other. But of the steps of one round, an asking party has up to ``in_flight`` under way: it
+    sends step t + in_flight - 1 before it waits for the answer of step t. Validation begins when
+    all of them have been answered. ``parts``: the number of successive steps that make one batch;
+    all are answered before the next update. ``step``: the exchange whose steps the phase is for;
+    empty: the first. ``after``: the number of rounds, if it is known -> what follows the last one.
     ``bound``: why the sizes are the most that there can be, if they are.
     """
 
@@ -218,13 +266,16 @@ class Traffic:
     bound: str = ""
 
 
-@lru_cache(maxsize=1024)  # a phase expects few shapes, thousands of times
+# A phase expects few shapes, thousands of times.
+@lru_cache(maxsize=1024)
 def _spec(sent: Sent, sizes: tuple[tuple[str, int], ...]) -> BundleSpec:
     known = dict(sizes)
     return BundleSpec(
         sent.kind,
         {
-            name: spec_of(dtype, *(size if isinstance(size, int) else known[size] for size in shape))
+            name: spec_of(
+                dtype, *(size if isinstance(size, int) else known[size] for size in shape)
+            )
             for name, (dtype, shape) in sent.tensors.items()
         },
     )

@@ -1,4 +1,6 @@
-"""The one way out of a party: what a phase declares goes through its chain, as bundles, over a link or a hub."""
+"""The one way out of a party: what a phase declares goes through its chain, as bundles, over a link
+or a hub.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from vfl_party.outbound.filter import Passage, Tensors
 
 
 class Tap(Protocol):
-    """Hears what a rehearsal of attacks records (``vfl.leak_meter.rehearsal``); in a real run nobody listens."""
+    """Hears what a rehearsal of attacks records (``vfl.leak_meter.rehearsal``); in a real run
+    nobody listens.
+    """
 
     def __call__(
         self,
@@ -32,9 +36,11 @@ class Tap(Protocol):
         payload_bytes: int = 0,
         /,
     ) -> None:
-        """Hears what has come from ``peer``, what was meant for it before this party's chain, or what is asked of it.
+        """Hears what has come from ``peer``, what was meant for it before this party's chain, or
+        what is asked of it.
 
-        ``sent``: of an asking side, as it leaves, after the chain. ``payload_bytes``: of what has come, on the wire.
+        ``sent``: of an asking side, as it leaves, after the chain. ``payload_bytes``: of what has
+        come, on the wire.
         """
         ...
 
@@ -64,12 +70,16 @@ class Ways(Protocol):
 
     @property
     def protocol(self) -> int:
-        """The protocol that all parties speak in this generation: this release's, or that of the release before."""
+        """The protocol that all parties speak in this generation: this release's, or that of the
+        release before.
+        """
         ...
 
 
 class Asking:
-    """The asking side of one exchange of a phase; tensors arrive on ``device``, checked to be finite."""
+    """The asking side of one exchange of a phase; tensors arrive on ``device``, checked to be
+    finite.
+    """
 
     def __init__(
         self,
@@ -83,7 +93,8 @@ class Asking:
     ) -> None:
         self.exchange, self.phase, self.chains, self.peer = exchange, phase, chains, peer
         self.tap: Tap | None = None
-        self.lenient = False  # the peer may go on without this party, which then gets StepPassed
+        # The peer may go on without this party, which then gets StepPassed.
+        self.lenient = False
         self._ways, self._device, self._sizes = ways, device, sizes
 
     @property
@@ -93,7 +104,9 @@ class Asking:
 
     @property
     def link(self) -> Link:
-        """Returns the link. Raises InputError if there is none: the active party asks only the server."""
+        """Returns the link. Raises InputError if there is none: the active party asks only the
+        server.
+        """
         link = self._ways.server if self.exchange.asks == "server" else self._ways.link
         if link is None:
             text = f"{self.exchange.name}: this party has no link to {self.peer}"
@@ -107,7 +120,9 @@ class Asking:
 
     @spends(ENCODE)
     def send(self, step: StepKey, tensors: Tensors) -> None:
-        """Sends ``tensors`` (without their graph); they may be changed afterwards. Raises as ``Link.send``."""
+        """Sends ``tensors`` (without their graph); they may be changed afterwards. Raises as
+        ``Link.send``.
+        """
         at = Passage(step, self.chains.party, self.peer)
         leaves = self.chains.up.apply(tensors, at)
         if self.tap is not None:
@@ -116,7 +131,9 @@ class Asking:
 
     @spends(WAIT)
     def receive(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
-        """Waits for the reply and returns the peer's tensors, without gradient. Raises as ``Link.receive``."""
+        """Waits for the reply and returns the peer's tensors, without gradient. Raises as
+        ``Link.receive``.
+        """
         spec = self.exchange.spec(self.exchange.down, self.phase, {**self._sizes, **sizes})
         try:
             wire = self.chains.down.wire_spec(spec)
@@ -124,7 +141,10 @@ class Asking:
         except StepPassed as passed:
             if self.lenient:
                 raise
-            text = f"{self.peer} says that {passed.now} is under way, but {step} must not go on without this party"
+            text = (
+                f"{self.peer} says that {passed.now} is under way, but {step} must not go on "
+                "without this party"
+            )
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self.peer) from None
         self.clock.to(DECODE)
         at = Passage(step, self.peer, self.chains.party)
@@ -135,7 +155,9 @@ class Asking:
 
 
 class Answering:
-    """The computing side of one exchange of a phase; tensors arrive on ``device``, checked to be finite."""
+    """The computing side of one exchange of a phase; tensors arrive on ``device``, checked to be
+    finite.
+    """
 
     def __init__(
         self,
@@ -159,7 +181,9 @@ class Answering:
     def hub(self) -> Hub:
         """Returns the hub. Raises InputError at a passive party."""
         if self._ways.hub is None:
-            raise InputError(Code.ROLE_MISMATCH, f"{self.exchange.name}: this party is not the active party")
+            raise InputError(
+                Code.ROLE_MISMATCH, f"{self.exchange.name}: this party is not the active party"
+            )
         return self._ways.hub
 
     @spends(WAIT)
@@ -185,32 +209,48 @@ class Answering:
             return self.exchange.spec(self.exchange.up, self.phase, {**self._sizes, **sizes, **own})
 
         spec = spec_of({}) if each is None else {party: spec_of(own) for party, own in each.items()}
-        wire = up.wire_spec(spec) if isinstance(spec, BundleSpec) else {name: up.wire_spec(spec[name]) for name in spec}
+        wire = (
+            up.wire_spec(spec)
+            if isinstance(spec, BundleSpec)
+            else {name: up.wire_spec(spec[name]) for name in spec}
+        )
         received: dict[str, dict[str, Tensor]] = {}
 
         def arrived(party: str, bundle: Bundle) -> None:
             self.clock.to(DECODE)
-            at, of = Passage(step, party, self.chains.party), spec if isinstance(spec, BundleSpec) else spec[party]
+            at, of = (
+                Passage(step, party, self.chains.party),
+                spec if isinstance(spec, BundleSpec) else spec[party],
+            )
             received[party] = _arrived(up, bundle, at, of, self._device)
             if self.tap is not None:
                 crossed = wire if isinstance(wire, BundleSpec) else wire[party]
                 self.tap("came", step, party, received[party], crossed.payload_bytes)
             self.clock.to(WAIT)
 
-        return {party: received[party] for party in self.hub.collect(step, wire, arrived, deadline_s, lenience)}
+        return {
+            party: received[party]
+            for party in self.hub.collect(step, wire, arrived, deadline_s, lenience)
+        }
 
     @spends(ENCODE)
     def reply(
-        self, step: StepKey, tensors: Mapping[str, Tensors], beside: Mapping[str, Tensors] = MappingProxyType({})
+        self,
+        step: StepKey,
+        tensors: Mapping[str, Tensors],
+        beside: Mapping[str, Tensors] = MappingProxyType({}),
     ) -> None:
-        """Answers each party with its own tensors; those that are the same objects for several are encoded once.
+        """Answers each party with its own tensors; those that are the same objects for several are
+        encoded once.
 
         ``beside``: {party: what the chain may know of its rows}; it is not sent.
         """
         down, kind, repeats = self.chains.down, self.exchange.down.kind, self.chains.down.repeats
         replies: dict[str, Bundle] = {}
-        made: dict[_Ids, Tensors] = {}  # by what was given to the chain
-        encoded: dict[_Ids, tuple[Tensors, Bundle]] = {}  # holds the tensors, so that no id is reused
+        # By what was given to the chain.
+        made: dict[_Ids, Tensors] = {}
+        # Holds the tensors, so that no id is reused.
+        encoded: dict[_Ids, tuple[Tensors, Bundle]] = {}
         for party, each in tensors.items():
             if self.tap is not None:
                 self.tap("meant", step, party, each)
@@ -247,10 +287,14 @@ def _ids(tensors: Tensors) -> _Ids:
     return tuple((name, id(x)) for name, x in tensors.items())
 
 
-def _arrived(chain: Chain, bundle: Bundle, at: Passage, spec: BundleSpec, device: torch.device) -> dict[str, Tensor]:
-    """Returns the tensors that were ``spec`` before the chain, on ``device``. Raises as ``take_in`` and ``Chain.undo``.
+def _arrived(
+    chain: Chain, bundle: Bundle, at: Passage, spec: BundleSpec, device: torch.device
+) -> dict[str, Tensor]:
+    """Returns the tensors that were ``spec`` before the chain, on ``device``. Raises as ``take_in``
+    and ``Chain.undo``.
 
-    What the last filter did is undone on the host, if it wants that, and then the result is copied to a GPU.
+    What the last filter did is undone on the host, if it wants that, and then the result is copied
+    to a GPU.
     """
     if not chain.undoes_on_host:
         return chain.undo(take_in(bundle, device, party=at.sender, step=at.step), at, spec)
@@ -258,16 +302,18 @@ def _arrived(chain: Chain, bundle: Bundle, at: Passage, spec: BundleSpec, device
     return chain.undo_rest(_move(chain.undo_first(host, at, spec), device), at, spec)
 
 
-# -- tensors to and from bundles ---------------------------------------------------------------------------------------
+# -- tensors to and from bundles
+# ----------------------------------------------------------------------
 
 
 def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
-    """Makes a bundle of ``tensors``, without their graph. Raises InternalError if the wire lacks a tensor's dtype.
+    """Makes a bundle of ``tensors``, without their graph. Raises InternalError if the wire lacks a
+    tensor's dtype.
 
-    The buffer of a contiguous CPU tensor is the tensor's own memory: a later change of the tensor in place changes the
-    bundle, so encode or clone first. Tensors of a GPU go through pinned host memory: the copies run one after the
-    other, behind the kernels that compute them. The host waits once, for all copies, because a buffer must be complete
-    before it is encoded.
+    The buffer of a contiguous CPU tensor is the tensor's own memory: a later change of the tensor
+    in place changes the bundle, so encode or clone first. Tensors of a GPU go through pinned host
+    memory: the copies run one after the other, behind the kernels that compute them. The host waits
+    once, for all copies, because a buffer must be complete before it is encoded.
     """
     host, streams = {}, set()
     for name, tensor in tensors.items():
@@ -285,16 +331,19 @@ def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
 def to_tensors(bundle: Bundle, device: torch.device) -> dict[str, Tensor]:
     """Returns the tensors of a bundle on ``device``, without gradient.
 
-    On the CPU a tensor is a view of a writable buffer; a read-only or unaligned buffer, or one of bools, is copied. A
-    GPU gets copies, and the buffers may be reused when this returns.
+    On the CPU a tensor is a view of a writable buffer; a read-only or unaligned buffer, or one of
+    bools, is copied. A GPU gets copies, and the buffers may be reused when this returns.
     """
     return _move({name: _view(buffer) for name, buffer in bundle.tensors.items()}, device)
 
 
-def take_in(bundle: Bundle, device: torch.device, *, party: str, step: StepKey) -> dict[str, Tensor]:
+def take_in(
+    bundle: Bundle, device: torch.device, *, party: str, step: StepKey
+) -> dict[str, Tensor]:
     """Returns ``to_tensors`` of what a peer has sent. Raises PeerError as ``check_finite``.
 
-    The check comes before the copy to a GPU: there, every check would wait for all that the GPU has to do.
+    The check comes before the copy to a GPU: there, every check would wait for all that the GPU has
+    to do.
     """
     host = {name: _view(buffer) for name, buffer in bundle.tensors.items()}
     check_finite(host, party=party, step=step)
@@ -304,8 +353,9 @@ def take_in(bundle: Bundle, device: torch.device, *, party: str, step: StepKey) 
 def nonfinite(tensor: Tensor) -> bool:
     """Returns whether ``tensor`` holds a NaN or an infinity; exact.
 
-    NaN and infinity survive a sum, so a finite sum proves that all elements are finite (2 µs for 64 KiB of float32,
-    35 µs for 4 MiB). The sum of finite values may overflow; then every element is checked.
+    NaN and infinity survive a sum, so a finite sum proves that all elements are finite (2 µs for 64
+    KiB of float32, 35 µs for 4 MiB). The sum of finite values may overflow; then every element is
+    checked.
     """
     if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
         return False
@@ -313,7 +363,9 @@ def nonfinite(tensor: Tensor) -> bool:
 
 
 def check_finite(tensors: Mapping[str, Tensor], *, party: str, step: StepKey) -> None:
-    """Raises PeerError (NON_FINITE), naming party, tensor and step, if a tensor holds NaN or infinity."""
+    """Raises PeerError (NON_FINITE), naming party, tensor and step, if a tensor holds NaN or
+    infinity.
+    """
     for name, tensor in tensors.items():
         if nonfinite(tensor):
             message = f"tensor {name[:40]!r} of {party} at {step} holds NaN or infinity"
@@ -323,8 +375,12 @@ def check_finite(tensors: Mapping[str, Tensor], *, party: str, step: StepKey) ->
 def _buffer(tensor: Tensor) -> Buffer:
     dtype = WIRE.get(tensor.dtype)
     if dtype is None:
-        raise InternalError(f"a tensor of {tensor.dtype} cannot be sent; the wire carries {', '.join(map(str, WIRE))}")
-    if dtype is DType.BFLOAT16:  # numpy has no such dtype
+        raise InternalError(
+            f"a tensor of {tensor.dtype} cannot be sent; the wire carries "
+            f"{', '.join(map(str, WIRE))}"
+        )
+    # Numpy has no such dtype.
+    if dtype is DType.BFLOAT16:
         raw = tensor.view(torch.int16).numpy().data
     else:
         raw = tensor.numpy().data
@@ -337,7 +393,8 @@ def _view(buffer: Buffer) -> Tensor:
         return torch.empty(buffer.shape, dtype=dtype)
     if data.readonly:
         data = memoryview(bytearray(data))
-    if dtype is torch.bool:  # a byte other than 0 and 1 would be undefined behaviour
+    # A byte other than 0 and 1 would be undefined behaviour.
+    if dtype is torch.bool:
         return (torch.frombuffer(data, dtype=torch.uint8) != 0).view(buffer.shape)
     flat = torch.frombuffer(data, dtype=dtype)
     return (flat.clone() if flat.data_ptr() % dtype.itemsize else flat).view(buffer.shape)
@@ -346,15 +403,17 @@ def _view(buffer: Buffer) -> Tensor:
 def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Copies to a GPU on a separate stream, beside the kernels that are under way.
 
-    Three orders are kept. Later kernels wait for the copies (``wait_stream``). The memory of a copy is not reused
-    before the kernels that read it are done (``record_stream``): torch knows only the stream that took it.
-    The host waits for the copies, not for the kernels: afterwards the wire may reuse the buffers.
+    Three orders are kept. Later kernels wait for the copies (``wait_stream``). The memory of a copy
+    is not reused before the kernels that read it are done (``record_stream``): torch knows only the
+    stream that took it. The host waits for the copies, not for the kernels: afterwards the wire may
+    reuse the buffers.
     """
     if device.type != "cuda" or not host:
         return host
     kernels, copies = torch.cuda.current_stream(device), _copies(device)
     with torch.cuda.stream(copies):
-        pinned = [tensor.pin_memory() for tensor in host.values()]  # returns the same tensor if it is pinned already
+        # Returns the same tensor if it is pinned already.
+        pinned = [tensor.pin_memory() for tensor in host.values()]
         found = [tensor.to(device, non_blocking=True) for tensor in pinned]
     kernels.wait_stream(copies)
     for tensor in found:

@@ -20,18 +20,20 @@ class Passage(NamedTuple):
     receiver: str
 
 
-NOWHERE = Passage(StepKey("", 0, 0), "", "")  # tensors that are on no way yet: those of a test, say
+# Tensors that are on no way yet: those of a test, say.
+NOWHERE = Passage(StepKey("", 0, 0), "", "")
 
 
 class Filter:
     """Changes tensors on their way out, and undoes at the receiver what can be undone.
 
-    A transform (noise), a policy and a codec are filters. This base class changes nothing. ``text``: its name in
-    `vfl forecast` and the summary. A filter that must know the step overrides ``apply_at`` instead of ``apply``; one
-    whose receiver must know what was sent overrides ``undo_at`` instead of ``undo``. ``on_host``: what arrives passes
-    ``undo_at`` before it is copied to a GPU, if no other filter comes first.
-    ``repeats``: the same tensors at the same step become the same for every receiver. ``draws``: it adds noise.
-    ``of_plugin``: it is a transform of somebody else's; set when it is made.
+    A transform (noise), a policy and a codec are filters. This base class changes nothing.
+    ``text``: its name in `vfl forecast` and the summary. A filter that must know the step overrides
+    ``apply_at`` instead of ``apply``; one whose receiver must know what was sent overrides
+    ``undo_at`` instead of ``undo``. ``on_host``: what arrives passes ``undo_at`` before it is
+    copied to a GPU, if no other filter comes first. ``repeats``: the same tensors at the same step
+    become the same for every receiver. ``draws``: it adds noise. ``of_plugin``: it is a transform
+    of somebody else's; set when it is made.
     """
 
     text = "nothing"
@@ -39,18 +41,25 @@ class Filter:
     repeats = False
     draws = False
     of_plugin = False
-    knows: frozenset[str] = frozenset()  # names of tensors that it must be told before each ``apply``
+    # Names of tensors that it must be told before each ``apply``.
+    knows: frozenset[str] = frozenset()
 
     def tell(self, beside: Tensors) -> None:
-        """Takes what the sender knows of the rows that leave next, such as their labels; it is not sent."""
+        """Takes what the sender knows of the rows that leave next, such as their labels; it is not
+        sent.
+        """
         _ = beside
 
     def apply(self, tensors: Tensors) -> Tensors:
-        """Returns the tensors to send; called at the sender. Raises VflError if they may not leave."""
+        """Returns the tensors to send; called at the sender. Raises VflError if they may not
+        leave.
+        """
         return tensors
 
     def renew(self) -> None:
-        """Forgets the noise that was to come, and draws other; called if a receiver would get the same noise twice."""
+        """Forgets the noise that was to come, and draws other; called if a receiver would get the
+        same noise twice.
+        """
 
     def undo(self, tensors: Tensors) -> Tensors:
         """Returns the inverse of ``apply``, as far as there is one; called at the receiver."""
@@ -62,7 +71,9 @@ class Filter:
         return self.apply(tensors)
 
     def undo_at(self, at: Passage, tensors: Tensors, spec: BundleSpec) -> Tensors:
-        """Does what ``undo`` does, for the bundle ``at``; ``spec``: of the tensors before ``apply``."""
+        """Does what ``undo`` does, for the bundle ``at``; ``spec``: of the tensors before
+        ``apply``.
+        """
         _ = at, spec
         return self.undo(tensors)
 
@@ -71,7 +82,9 @@ class Filter:
         return spec
 
     def state(self) -> dict[str, Any] | None:
-        """Returns what later calls of ``apply`` depend on, for the party's own checkpoints; None if nothing."""
+        """Returns what later calls of ``apply`` depend on, for the party's own checkpoints; None if
+        nothing.
+        """
         return None
 
     def load_state(self, state: dict[str, Any]) -> None:

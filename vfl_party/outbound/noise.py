@@ -12,15 +12,18 @@ from torch import Tensor
 
 from vfl_party.outbound.filter import Filter
 
-Positive = Annotated[float, Field(gt=0.0, le=1e6)]  # of a transform: asked for, so never nothing
-Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]  # of noise, in a recipe
+# Of a transform: asked for, so never nothing.
+Positive = Annotated[float, Field(gt=0.0, le=1e6)]
+# Of noise, in a recipe.
+Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]
 
 
 class PrivateGaussian:
-    """N(0, 1), or Laplace(1), from a generator whose key comes from the operating system, never from the recipe's seed.
+    """N(0, 1), or Laplace(1), from a generator whose key comes from the operating system, never
+    from the recipe's seed.
 
-    A peer could draw the noise of a known seed and subtract it. The key of numpy's Philox has 128 bits; torch's CPU
-    generator uses 32 bits of a seed, few enough to try them all.
+    A peer could draw the noise of a known seed and subtract it. The key of numpy's Philox has 128
+    bits; torch's CPU generator uses 32 bits of a seed, few enough to try them all.
     """
 
     def __init__(self) -> None:
@@ -28,7 +31,9 @@ class PrivateGaussian:
 
     def like(self, reference: Tensor) -> Tensor:
         """Draws float32 noise of the reference's shape, on its device."""
-        return torch.from_numpy(self._random.standard_normal(reference.shape, dtype=np.float32)).to(reference.device)
+        return torch.from_numpy(self._random.standard_normal(reference.shape, dtype=np.float32)).to(
+            reference.device
+        )
 
     def laplace_like(self, reference: Tensor) -> Tensor:
         """Draws float32 noise of Laplace(1) of the reference's shape, on its device."""
@@ -36,7 +41,9 @@ class PrivateGaussian:
         return torch.from_numpy(drawn).to(reference.device)
 
     def state(self) -> dict[str, Any]:
-        """Returns the generator's state, for this party's own checkpoints: whoever knows it can subtract the noise."""
+        """Returns the generator's state, for this party's own checkpoints: whoever knows it can
+        subtract the noise.
+        """
         state = dict(self._random.bit_generator.state)
         counters = {name: array.tolist() for name, array in state["state"].items()}
         return {**state, "state": counters, "buffer": state["buffer"].tolist()}

@@ -1,4 +1,6 @@
-"""What a party has sent before: after an interruption nobody gets other numbers under the same noise."""
+"""What a party has sent before: after an interruption nobody gets other numbers under the same
+noise.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,18 @@ import torch
 
 from vfl_party.outbound.filter import Passage, Tensors
 
-_SEVERAL = b""  # no digest: tensors of several contents have left
-_MOST = 200_000  # messages; about 50 MB. A rollback goes back by a few checkpoints
+# No digest: tensors of several contents have left.
+_SEVERAL = b""
+# Messages; about 50 MB. A rollback goes back by a few checkpoints.
+_MOST = 200_000
 
 
 class SentBefore:
     """Digests of what has left through noisy chains, in memory, for all generations of a process.
 
-    A resumed run repeats the noise of its checkpoint, so that it ends bit for bit as it would have. The noise covers
-    one message: a peer that dies on purpose, and then sends other embeddings, would get a second one under the same
-    noise, and the difference has none.
+    A resumed run repeats the noise of its checkpoint, so that it ends bit for bit as it would have.
+    The noise covers one message: a peer that dies on purpose, and then sends other embeddings,
+    would get a second one under the same noise, and the difference has none.
     """
 
     def __init__(self) -> None:
@@ -26,16 +30,19 @@ class SentBefore:
     def differs(self, way: str, at: Passage, tensors: Tensors) -> bool:
         """Notes what leaves at ``at``; returns whether something else has ever left there.
 
-        Once it has, this stays so: which of the tensors had the noise that would come now is not known any more.
-        ``way``: names the exchange and the direction.
+        Once it has, this stays so: which of the tensors had the noise that would come now is not
+        known any more. ``way``: names the exchange and the direction.
         """
         digest = hashlib.sha256()
         for name, x in sorted(tensors.items()):
             digest.update(f"{name} {x.dtype} {tuple(x.shape)} ".encode())
-            digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(
+                x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
         found, key = digest.digest(), (way, at)
         same = self._digests.pop(key, found) == found
-        self._digests[key] = found if same else _SEVERAL  # the newest are last
+        # The newest are last.
+        self._digests[key] = found if same else _SEVERAL
         if len(self._digests) > _MOST:
             del self._digests[next(iter(self._digests))]
         return not same

@@ -1,7 +1,9 @@
-"""The noise of Marvell: of all with the same power, that which makes the gradients of two classes most alike.
+"""The noise of Marvell: of all with the same power, that which makes the gradients of two classes
+most alike.
 
-Li et al., Label Leakage and Protection in Two-Party Split Learning (ICLR 2022), Theorem 2 and its solver, here without
-a random start: of the four numbers one is zero, one has a closed form given the other, and that one is searched.
+Li et al., Label Leakage and Protection in Two-Party Split Learning (ICLR 2022), Theorem 2 and its
+solver, here without a random start: of the four numbers one is zero, one has a closed form given
+the other, and that one is searched.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-_POINTS, _ROUNDS = 129, 6  # of the search: each round looks closer around the best point
-_NOTHING = 1e-12  # a variance this small beside the distance of the means is none
+# Of the search: each round looks closer around the best point.
+_POINTS, _ROUNDS = 129, 6
+# A variance this small beside the distance of the means is none.
+_NOTHING = 1e-12
 
 Numbers = npt.NDArray[np.float64]
 
@@ -22,8 +26,9 @@ Numbers = npt.NDArray[np.float64]
 class Statistics:
     """What is known of a batch's gradients of two classes.
 
-    ``u``, ``v``: the mean variance of a coordinate, of negatives and positives. ``gap``: the squared distance of the
-    means. ``share``: of positives, between 0 and 1. ``width``: of a gradient.
+    ``u``, ``v``: the mean variance of a coordinate, of negatives and positives. ``gap``: the
+    squared distance of the means. ``share``: of positives, between 0 and 1. ``width``: of a
+    gradient.
     """
 
     u: float
@@ -35,7 +40,8 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Variances:
-    """Noise along the difference of the means (1) and across it (2), for negatives (0) and positives (1).
+    """Noise along the difference of the means (1) and across it (2), for negatives (0) and
+    positives (1).
 
     Along includes across: 0 <= ``across_0`` <= ``along_0``, and so for positives.
     """
@@ -47,9 +53,11 @@ class Variances:
 
 
 def sum_kl(of: Statistics, noise: Variances) -> float:
-    """Returns KL(positive ‖ negative) + KL(negative ‖ positive) of the noised gradients, taken as Gaussian.
+    """Returns KL(positive ‖ negative) + KL(negative ‖ positive) of the noised gradients, taken as
+    Gaussian.
 
-    ½·[(d−1)·(a/b + b/a) + (A + g)/B + (B + g)/A] − d, with a = λ20 + u, b = λ21 + v, A = λ10 + u, B = λ11 + v.
+    ½·[(d−1)·(a/b + b/a) + (A + g)/B + (B + g)/A] − d, with a = λ20 + u, b = λ21 + v, A = λ10 + u, B
+    = λ11 + v.
     """
     a, b = noise.across_0 + of.u, noise.across_1 + of.v
     along = _along(noise.along_0 + of.u, noise.along_1 + of.v, of.gap)
@@ -62,8 +70,9 @@ def optimum(of: Statistics, power: float) -> Variances:
     """Returns the noise of least sumKL with mean squared length ``power``:
     p·λ11 + p(d−1)·λ21 + (1−p)·λ10 + (1−p)(d−1)·λ20 = power.
 
-    The class with the larger variance gets no noise across (u < v: λ21 = 0; u > v: λ20 = 0). Without variance it is the
-    closed form E = √((P + (1−p)g)/(P + pg)), λ10 = (P/p)/(E + (1−p)/p), λ11 = (P − (1−p)λ10)/p. ``of.gap`` > 0.
+    The class with the larger variance gets no noise across (u < v: λ21 = 0; u > v: λ20 = 0).
+    Without variance it is the closed form E = √((P + (1−p)g)/(P + pg)), λ10 = (P/p)/(E + (1−p)/p),
+    λ11 = (P − (1−p)λ10)/p. ``of.gap`` > 0.
     """
     gap, p = of.gap, of.share
     u, v, budget = of.u / gap, of.v / gap, power / gap
@@ -71,7 +80,8 @@ def optimum(of: Statistics, power: float) -> Variances:
         e = math.sqrt((budget + (1 - p)) / (budget + p))
         along_0 = (budget / p) / (e + (1 - p) / p)
         return Variances(gap * along_0, 0.0, gap * (budget - (1 - p) * along_0) / p, 0.0)
-    if u > v:  # the mirrored problem: classes change places
+    # The mirrored problem: classes change places.
+    if u > v:
         found = _optimum(v, u, budget, 1 - p, of.width)
         return Variances(gap * found[2], 0.0, gap * found[0], gap * found[1])
     along_0, across_0, along_1 = _optimum(u, v, budget, p, of.width)
@@ -94,11 +104,13 @@ def _optimum(u: float, v: float, budget: float, p: float, d: int) -> tuple[float
     return along_0, best, along_1
 
 
-def _inner(y: Numbers, u: float, v: float, budget: float, p: float, d: int) -> tuple[Numbers, Numbers]:
+def _inner(
+    y: Numbers, u: float, v: float, budget: float, p: float, d: int
+) -> tuple[Numbers, Numbers]:
     """Returns the best λ10 for each λ20 = y, and the terms along the difference that it gives.
 
-    With A = λ10 + u and B = λ11 + v the budget makes B = α − βA, and (A + 1)/B + (B + 1)/A is convex in A; its
-    derivative is zero at a root of a quadratic.
+    With A = λ10 + u and B = λ11 + v the budget makes B = α − βA, and (A + 1)/B + (B + 1)/A is
+    convex in A; its derivative is zero at a root of a quadratic.
     """
     q = 1 - p
     beta = q / p

@@ -1,4 +1,6 @@
-"""Training while a passive party is late or away: what stands in for its embeddings, and what is recorded of it."""
+"""Training while a passive party is late or away: what stands in for its embeddings, and what is
+recorded of it.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,18 @@ from vfl_party.base.seeds import Rows
 from vfl_party.models.combine import Rule
 
 LatePolicy = Literal["wait", "zeros", "cached", "skip"]
-MOST_STRETCHES = 200  # of a phase; further ones are added to their party's last
+# Of a phase; further ones are added to their party's last.
+MOST_STRETCHES = 200
 
 
-def filled(policy: LatePolicy, rule: Rule, own: Sequence[Tensor], z_BD: Mapping[str, Tensor | None]) -> list[Tensor]:
-    """Returns the embeddings [B, D] to combine for a batch: the active party's own, then the others' in roster order.
+def filled(
+    policy: LatePolicy, rule: Rule, own: Sequence[Tensor], z_BD: Mapping[str, Tensor | None]
+) -> list[Tensor]:
+    """Returns the embeddings [B, D] to combine for a batch: the active party's own, then the
+    others' in roster order.
 
-    None stands for a party that is absent. Under ``skip`` only the others are combined; a concatenation has no narrower
-    form, so there, and with the other policies, zeros take its place.
+    None stands for a party that is absent. Under ``skip`` only the others are combined; a
+    concatenation has no narrower form, so there, and with the other policies, zeros take its place.
     """
     there = [*own, *(z for z in z_BD.values() if z is not None)]
     if len(there) == len(own) + len(z_BD) or (policy == "skip" and rule != "concat"):
@@ -34,7 +40,8 @@ def filled(policy: LatePolicy, rule: Rule, own: Sequence[Tensor], z_BD: Mapping[
 
 
 class Cache:
-    """The last embedding of each row that each party has sent, float32 [N, D]; zeros for rows never seen.
+    """The last embedding of each row that each party has sent, float32 [N, D]; zeros for rows never
+    seen.
 
     ``n``: the number of aligned rows.
     """
@@ -43,7 +50,9 @@ class Cache:
         self._last = {party: torch.zeros(n, width, device=device) for party in parties}
 
     def filled(self, z_BD: Mapping[str, Tensor | None], rows: Rows) -> dict[str, Tensor | None]:
-        """Keeps the embeddings that came, and returns them with the cached ones of the absent parties."""
+        """Keeps the embeddings that came, and returns them with the cached ones of the absent
+        parties.
+        """
         at = index_on(torch.from_numpy(rows), next(iter(self._last.values())).device)
         found: dict[str, Tensor | None] = {}
         for party, z in z_BD.items():
@@ -63,23 +72,37 @@ class Cache:
 
 
 class Absences:
-    """Records which training steps of a phase were computed without whom, as stretches of successive steps."""
+    """Records which training steps of a phase were computed without whom, as stretches of
+    successive steps.
+    """
 
     def __init__(self, phase: str) -> None:
         self._phase = phase
         self._found: list[dict[str, Any]] = []
-        self._last: dict[str, dict[str, Any]] = {}  # each party's newest stretch
+        # Each party's newest stretch.
+        self._last: dict[str, dict[str, Any]] = {}
         self._away: frozenset[str] = frozenset()
 
     def note(self, step: StepKey, absent: Collection[str]) -> tuple[list[str], list[str]]:
-        """Records one step. Returns (parties that were there at the step before, parties that have come back)."""
+        """Records one step. Returns (parties that were there at the step before, parties that have
+        come back).
+        """
         for party in absent:
             stretch = self._last.get(party)
             if stretch is None or (party not in self._away and len(self._found) < MOST_STRETCHES):
                 first = {"first_round": step.round, "first_batch": step.batch}
-                stretch = self._last[party] = {"phase": self._phase, "party": party, **first, "steps": 0}
+                stretch = self._last[party] = {
+                    "phase": self._phase,
+                    "party": party,
+                    **first,
+                    "steps": 0,
+                }
                 self._found.append(stretch)
-            stretch |= {"last_round": step.round, "last_batch": step.batch, "steps": stretch["steps"] + 1}
+            stretch |= {
+                "last_round": step.round,
+                "last_batch": step.batch,
+                "steps": stretch["steps"] + 1,
+            }
         before, self._away = self._away, frozenset(absent)
         return sorted(self._away - before), sorted(before - self._away)
 
@@ -112,7 +135,9 @@ class Following:
         return self._now is not None and self._place(step) < self._now
 
     def skip(self, step: StepKey, passed: StepPassed) -> None:
-        """Notes that ``step`` has passed. Raises PeerError if what is said to be under way comes before it."""
+        """Notes that ``step`` has passed. Raises PeerError if what is said to be under way comes
+        before it.
+        """
         now = self._place(passed.now)
         if now <= self._place(step):
             text = f"{self._peer} says that {passed.now} is under way, when asked for {step}"
@@ -122,5 +147,9 @@ class Following:
     def _place(self, step: StepKey) -> tuple[int, int, int]:
         place = self._order.get(step.phase)
         if place is None:
-            raise PeerError(Code.STEP_OUT_OF_ORDER, f"{self._peer} is at {step}, which no phase has", party=self._peer)
+            raise PeerError(
+                Code.STEP_OUT_OF_ORDER,
+                f"{self._peer} is at {step}, which no phase has",
+                party=self._peer,
+            )
         return place, step.round, step.batch

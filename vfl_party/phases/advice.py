@@ -10,14 +10,17 @@ from vfl_common.text import percent
 
 log = logging.getLogger(__name__)
 
-LEAST_ROWS = 50  # for training
+# For training.
+LEAST_ROWS = 50
 LEAST_OF_A_CLASS = 10
 
 
 def label_taken(name: str, data: DataSettings) -> str:
-    """Words that a passive party's ``data.label`` keeps a column out of its features; '' if it does not.
+    """Words that a passive party's ``data.label`` keeps a column out of its features; '' if it does
+    not.
 
-    The label of a named set is no column, and that of one file for all parties (``data.view``) is meant so.
+    The label of a named set is no column, and that of one file for all parties (``data.view``) is
+    meant so.
     """
     if data.label is None or data.is_named or data.view is not None:
         return ""
@@ -28,26 +31,39 @@ def label_taken(name: str, data: DataSettings) -> str:
 def few_rows(rows: int, classes: int) -> str:
     """Words that so few training rows teach a model little; '' if they are enough.
 
-    Enough are ``LEAST_ROWS``, and ``LEAST_OF_A_CLASS`` times the number of classes, which is 0 for a regression.
+    Enough are ``LEAST_ROWS``, and ``LEAST_OF_A_CLASS`` times the number of classes, which is 0 for
+    a regression.
     """
     least = max(LEAST_ROWS, LEAST_OF_A_CLASS * classes)
     if rows >= least:
         return ""
-    why = f"fewer than {least:,} ({LEAST_ROWS}, or {LEAST_OF_A_CLASS} for each class) teach a model little"
+    why = (
+        f"fewer than {least:,} ({LEAST_ROWS}, or {LEAST_OF_A_CLASS} for each class) teach a "
+        "model little"
+    )
     return f"{rows:,} training rows: {why}, and its metrics depend on chance"
 
 
 def few_common(data: DataSettings, common: int, own: int) -> str:
-    """Words that few of a party's ``own`` rows are common to all parties; '' if they are enough, or it has none."""
+    """Words that few of a party's ``own`` rows are common to all parties; '' if they are enough, or
+    it has none.
+    """
     if common >= data.expect_common * own:
         return ""
-    what = f"only {percent(common, own)} of the rows of {shown(data.source)} are common to all parties"
+    what = (
+        f"only {percent(common, own)} of the rows of {shown(data.source)} are common to all parties"
+    )
     compare = "compare how ids look at every party (vfl-party check)"
-    return f"{what}, fewer than data.expect_common = {data.expect_common:g}; {compare}, or lower the key"
+    return (
+        f"{what}, fewer than data.expect_common = {data.expect_common:g}; {compare}, or lower "
+        "the key"
+    )
 
 
 def advise(show: Callable[..., None], text: str) -> None:
-    """Puts a note into the log, and shows it to the person in front of the party; nothing if it is ''."""
+    """Puts a note into the log, and shows it to the person in front of the party; nothing if it is
+    ''.
+    """
     if text:
         log.warning("%s", text, extra={"event": "advice"})
         show("advice", said=text)

@@ -1,4 +1,6 @@
-"""Training that diverges ends at the party whose numbers are no longer finite, before it sends them."""
+"""Training that diverges ends at the party whose numbers are no longer finite, before it sends
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _DO = "; take a lower learning rate"
 
 
 def check_own(party: Party, step: StepKey, tensors: Mapping[str, Tensor]) -> None:
-    """Raises InputError (NON_FINITE) if what a party has computed for a step holds NaN or infinity."""
+    """Raises InputError (NON_FINITE) if what a party has computed for a step holds NaN or
+    infinity.
+    """
     for name, tensor in tensors.items():
         if nonfinite(tensor):
             raise _diverged(f"the numbers {name} of {party.name} at {step} hold NaN or infinity")
@@ -35,15 +39,18 @@ def check_sums(
         gradients: those that it will send.
         received: {party: its tensors}.
 
-    Raises PeerError (NON_FINITE) if a sum is not finite and a party has sent numbers too large to compute with, and
-    InputError if nobody has.
+    Raises PeerError (NON_FINITE) if a sum is not finite and a party has sent numbers too large to
+    compute with, and InputError if nobody has.
     """
     if not any(nonfinite(each.detach()) for each in (loss, *gradients)):
         return
     for name, tensors in received.items():
         for key, tensor in tensors.items():
             if tensor.detach().abs().max().item() > HUGE:
-                text = f"tensor {key!r} of {name} at {step} holds numbers beyond {HUGE:g}, too large to compute with"
+                text = (
+                    f"tensor {key!r} of {name} at {step} holds numbers beyond {HUGE:g}, too "
+                    "large to compute with"
+                )
                 raise PeerError(Code.NON_FINITE, f"{text}; its training diverged{_DO}", party=name)
     raise _diverged(f"the loss of {party.name} at {step}, or its gradient, is NaN or infinite")
 

@@ -23,7 +23,9 @@ S = TypeVar("S", bound=Section)
 
 
 class Scores(Protocol):
-    """One party's side of a joint prediction: ``scores`` at the active party, ``answer`` at the others."""
+    """One party's side of a joint prediction: ``scores`` at the active party, ``answer`` at the
+    others.
+    """
 
     def scores(self, round_: int, batch: int, rows: Rows) -> tuple[Tensor, int]:
         """Returns the outputs [N, O] for ``rows``, and the next batch number."""
@@ -36,36 +38,37 @@ class Scores(Protocol):
 
 @dataclass(frozen=True)
 class Method(Generic[S]):
-    """A method, as its folder or an entry point of ``vfl.methods`` exports it: settings, and a side for each role.
+    """A method, as its folder or an entry point of ``vfl.methods`` exports it: settings, and a side
+    for each role.
 
-    ``encoder``: makes the encoder that the phase trains and later phases use. Without it, or if it returns None, the
-    next phase's method is asked, and in the end it is a single encoder.
-    ``part``: (that encoder, a name) -> one of its parts, for a run that starts with only that part; raises ValueError
-    that says what is wrong and what to do.
-    ``upper``: makes what the active party has of a network whose lower half is the encoder, {name: model}, from its
-    settings, the recipe and the root of the party's own seeds (see ``Party.own_seed``): the top model gets the features
-    of ``tail``; ``bottom``, if any, starts as the encoder of the run that this one starts from.
-    ``own``: makes a model of every party that is no encoder and no top, {name: model}; its phase must be the only one.
-    ``scores``: a party's side of the joint prediction with that model; the phase's name is that of the prediction's.
-    ``rows``: what it trains on: ``aligned`` rows, of which each party has other columns, or each party's ``own``, with
-    the same columns.
-    ``noise``: σ of the noise on the embeddings that a passive party sends for evaluation and prediction, if any.
-    ``protects``: how the encoders that it makes protect the embeddings that they give, in words; '' if they do not.
-    ``private``: (the phase's name, its settings, the recipe, the number of training rows) -> the phase's privacy
-    budget, if its settings have ``dp``.
-    ``late``: what stands in for a passive party that is late or away, if the phase goes on without it.
-    ``in_flight``: the most exchanges of one passive party that may be under way.
-    ``trains``: whether rows leave a trace in the models.
-    ``kept``: whether the party's models hold what it learns; if not, it must be the recipe's only phase.
-    ``traffic``: the exchanges of the phase, for a forecast; the function exchanges nothing, and must work for a party
-    without features and models.
-    ``protocol``: the oldest protocol (``vfl_common.link.PROTOCOL``) with which it can be run, training and prediction.
-    ``encodes``: all its forward passes are ``Party.encode`` and ``Party.outputs``, which apply the recipe's precision
-    and use all of a party's GPUs.
+    ``encoder``: makes the encoder that the phase trains and later phases use. Without it, or if it
+    returns None, the next phase's method is asked, and in the end it is a single encoder. ``part``:
+    (that encoder, a name) -> one of its parts, for a run that starts with only that part; raises
+    ValueError that says what is wrong and what to do. ``upper``: makes what the active party has of
+    a network whose lower half is the encoder, {name: model}, from its settings, the recipe and the
+    root of the party's own seeds (see ``Party.own_seed``): the top model gets the features of
+    ``tail``; ``bottom``, if any, starts as the encoder of the run that this one starts from.
+    ``own``: makes a model of every party that is no encoder and no top, {name: model}; its phase
+    must be the only one. ``scores``: a party's side of the joint prediction with that model; the
+    phase's name is that of the prediction's. ``rows``: what it trains on: ``aligned`` rows, of
+    which each party has other columns, or each party's ``own``, with the same columns. ``noise``: σ
+    of the noise on the embeddings that a passive party sends for evaluation and prediction, if any.
+    ``protects``: how the encoders that it makes protect the embeddings that they give, in words; ''
+    if they do not. ``private``: (the phase's name, its settings, the recipe, the number of training
+    rows) -> the phase's privacy budget, if its settings have ``dp``. ``late``: what stands in for a
+    passive party that is late or away, if the phase goes on without it. ``in_flight``: the most
+    exchanges of one passive party that may be under way. ``trains``: whether rows leave a trace in
+    the models. ``kept``: whether the party's models hold what it learns; if not, it must be the
+    recipe's only phase. ``traffic``: the exchanges of the phase, for a forecast; the function
+    exchanges nothing, and must work for a party without features and models. ``protocol``: the
+    oldest protocol (``vfl_common.link.PROTOCOL``) with which it can be run, training and
+    prediction. ``encodes``: all its forward passes are ``Party.encode`` and ``Party.outputs``,
+    which apply the recipe's precision and use all of a party's GPUs.
     """
 
     settings: type[S]
-    active: Callable[[Party, str, S], Phase]  # party, the phase's name, its settings
+    # Party, the phase's name, its settings.
+    active: Callable[[Party, str, S], Phase]
     passive: Callable[[Party, str, S], Phase]
     encoder: Callable[[S, MakeEncoder], nn.Module | None] | None = None
     part: Callable[[nn.Module, str], nn.Module] | None = None
@@ -91,7 +94,12 @@ def silent(_party: Party, _phase: str, _settings: Section) -> Traffic:
 
 
 def need_data(party: Party, phase: str, what: str) -> None:
-    """Raises InputError if only the number of rows is known, but the sizes of ``what`` depend on the columns."""
+    """Raises InputError if only the number of rows is known, but the sizes of ``what`` depend on
+    the columns.
+    """
     if party.features is None:
         text = f"phase {phase}: the sizes of {what} depend on the parties' columns"
-        raise InputError(Code.CONFIG_INVALID, f"{text}: leave out --rows, and give a recipe or party file with data")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{text}: leave out --rows, and give a recipe or party file with data",
+        )

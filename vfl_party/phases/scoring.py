@@ -20,11 +20,13 @@ from vfl_party.phases.context import Party
 CHUNK_ROWS = 1024
 
 
-def scoring(sigma: float = 0.0, *, name: str = "scoring", when: str = "every round", how: str = "") -> Exchange:
+def scoring(
+    sigma: float = 0.0, *, name: str = "scoring", when: str = "every round", how: str = ""
+) -> Exchange:
     """Declares the exchange of the joint forward pass: embeddings up, an acknowledgement down.
 
-    ``sigma``: σ of the noise that passive parties add. ``how``: see ``Sent``. Its shapes have the words ``rows`` and
-    ``width``.
+    ``sigma``: σ of the noise that passive parties add. ``how``: see ``Sent``. Its shapes have the
+    words ``rows`` and ``width``.
     """
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=sigma), how=how)
     return Exchange(name, up, when=f"{when}, {CHUNK_ROWS:,} rows a message")
@@ -45,12 +47,18 @@ def embed(party: Party, rows: Rows) -> Tensor:
 
 @torch.no_grad()
 def send_embeddings(
-    party: Party, scores: Asking, round_: int, first_batch: int, rows: Rows, following: Following | None = None
+    party: Party,
+    scores: Asking,
+    round_: int,
+    first_batch: int,
+    rows: Rows,
+    following: Following | None = None,
 ) -> int:
-    """Embeds ``rows`` in eval mode and sends them, a chunk a step: the passive side. Returns the next batch number.
+    """Embeds ``rows`` in eval mode and sends them, a chunk a step: the passive side. Returns the
+    next batch number.
 
-    ``scores``: the asking side of the exchange ``scoring``. ``following``: this party's place, if the others may go on
-    without it.
+    ``scores``: the asking side of the exchange ``scoring``. ``following``: this party's place, if
+    the others may go on without it.
     """
     features = party.need_features()
     party.models["encoder"].eval()
@@ -71,9 +79,13 @@ def send_embeddings(
 def scoring_traffic(
     party: Party, phase: str, exchange: Exchange, round_: int, first_batch: int, rows: Rows
 ) -> list[Occurrence]:
-    """Returns the exchanges of the joint forward pass over ``rows``; ``exchange``: as ``scoring`` made it."""
+    """Returns the exchanges of the joint forward pass over ``rows``; ``exchange``: as ``scoring``
+    made it.
+    """
     return [
-        Occurrence.of(exchange, StepKey(phase, round_, batch), rows=len(chunk), width=party.embedding_size)
+        Occurrence.of(
+            exchange, StepKey(phase, round_, batch), rows=len(chunk), width=party.embedding_size
+        )
         for batch, chunk in enumerate(chunks(rows), first_batch)
     ]
 
@@ -92,7 +104,12 @@ class Chunk:
 
 @torch.no_grad()
 def joint_embeddings(
-    party: Party, scores: Answering, round_: int, first_batch: int, rows: Rows, lenience: Lenience | None = None
+    party: Party,
+    scores: Answering,
+    round_: int,
+    first_batch: int,
+    rows: Rows,
+    lenience: Lenience | None = None,
 ) -> Iterator[Chunk]:
     """Yields all parties' embeddings of ``rows``, a chunk a step: the active side."""
     if party.features is not None:
@@ -102,7 +119,10 @@ def joint_embeddings(
         own = [party.encode(*party.features.inputs(chunk))] if party.features is not None else []
         received = scores.collect(step, lenience=lenience, rows=len(chunk))
         scores.acknowledge(step, received)
-        z = {each.name: received[each.name]["z"] if each.name in received else None for each in party.recipe.passives}
+        z = {
+            each.name: received[each.name]["z"] if each.name in received else None
+            for each in party.recipe.passives
+        }
         yield Chunk(own, z)
 
 
@@ -110,13 +130,19 @@ def joint_embeddings(
 def outputs_of(party: Party, found: Iterable[Chunk], policy: LatePolicy | None = None) -> Tensor:
     """Returns the top model's outputs [N, O] for embeddings, in eval mode.
 
-    ``policy``: what stands in for absent parties (``cached`` means zeros here); None: that of the first phase that goes
-    on without one.
+    ``policy``: what stands in for absent parties (``cached`` means zeros here); None: that of the
+    first phase that goes on without one.
     """
     rule, policy = party.recipe.model.combine, policy or party.late_policy
     party.models["top"].eval()
-    outputs = [party.outputs(combine(rule, filled(policy, rule, each.own, each.others))) for each in found]
-    return torch.cat(outputs) if outputs else torch.empty(0, party.recipe.task.outputs, device=party.device)
+    outputs = [
+        party.outputs(combine(rule, filled(policy, rule, each.own, each.others))) for each in found
+    ]
+    return (
+        torch.cat(outputs)
+        if outputs
+        else torch.empty(0, party.recipe.task.outputs, device=party.device)
+    )
 
 
 def joint_outputs(
@@ -128,6 +154,8 @@ def joint_outputs(
     lenience: Lenience | None = None,
     policy: LatePolicy | None = None,
 ) -> tuple[Tensor, int]:
-    """Returns the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number: the active side."""
+    """Returns the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number:
+    the active side.
+    """
     found = joint_embeddings(party, scores, round_, first_batch, rows, lenience)
     return outputs_of(party, found, policy), first_batch + len(chunks(rows))

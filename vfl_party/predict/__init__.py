@@ -1,1 +1,3 @@
-"""Uses what a run has trained: joint prediction, tables of scores, one party's models by themselves."""
+"""Uses what a run has trained: joint prediction, tables of scores, one party's models by
+themselves.
+"""

@@ -1,4 +1,6 @@
-"""Joint prediction with a trained run: all parties embed the same rows, the active party writes the result."""
+"""Joint prediction with a trained run: all parties embed the same rows, the active party writes the
+result.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,9 @@ PHASE = "predict"
 class TrainedRun:
     """A finished run as one party holds it.
 
-    ``encoder``: the settings of the party's encoder. ``state``: what its job's ``state`` returned at the end. ``path``:
-    the party's folder of it. ``plugins``: names and versions of the plug-ins with which the party began it.
+    ``encoder``: the settings of the party's encoder. ``state``: what its job's ``state`` returned
+    at the end. ``path``: the party's folder of it. ``plugins``: names and versions of the plug-ins
+    with which the party began it.
     """
 
     run_id: str
@@ -53,13 +56,20 @@ class TrainedRun:
 
 
 def load_trained(run: Path, name: str) -> TrainedRun:
-    """Loads the run in ``<out>/<run id>``, or in the party's own folder in it. Raises InputError."""
+    """Loads the run in ``<out>/<run id>``, or in the party's own folder in it. Raises
+    InputError.
+    """
     path = run if run.name == name and (run / "run.json").exists() else run / name
     if not (path / "run.json").exists():
-        raise InputError(Code.FILE_INVALID, f"{run}: holds no run of {name}; give the folder <out>/<run id>")
+        raise InputError(
+            Code.FILE_INVALID, f"{run}: holds no run of {name}; give the folder <out>/<run id>"
+        )
     folder = RunFolder(path, path.resolve().parent.name)
     if not folder.facts().get("trained"):
-        raise InputError(Code.CHECKPOINT_INVALID, f"{path}: this run was not finished; finish it, or give another")
+        raise InputError(
+            Code.CHECKPOINT_INVALID,
+            f"{path}: this run was not finished; finish it, or give another",
+        )
     recipe = folder.recipe()
     left = nothing_kept(recipe)
     if left is not None:
@@ -70,23 +80,38 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     if not labels:
         raise InputError(Code.CHECKPOINT_INVALID, f"{path}: has no checkpoints")
     if position_of(labels[-1]) < sum(phase.rounds for phase in planned(folder)):
-        text = f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the newest that is whole)"
+        text = (
+            f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the "
+            "newest that is whole)"
+        )
         raise InputError(Code.CHECKPOINT_INVALID, f"{text}; restore it, or train again")
     encoder, state = _encoder(folder, recipe, name), store.load(labels[-1])["job"]
-    return TrainedRun(folder.run_id, recipe, encoder, state, path, folder.facts().get("plugins", {}))
+    return TrainedRun(
+        folder.run_id, recipe, encoder, state, path, folder.facts().get("plugins", {})
+    )
 
 
 def load_joint(run: Path, name: str) -> TrainedRun:
-    """Loads a run to predict with, as ``load_trained``. Raises InputError, also if no row has parts at all parties."""
+    """Loads a run to predict with, as ``load_trained``. Raises InputError, also if no row has parts
+    at all parties.
+    """
     found = load_trained(run, name)
     if found.recipe.rows.align == "none":
-        text = f"{found.path}: its parties hold different rows, and there is nothing to predict jointly"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; export the models of each party instead (vfl export model)")
+        text = (
+            f"{found.path}: its parties hold different rows, and there is nothing to predict "
+            "jointly"
+        )
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{text}; export the models of each party instead (vfl export model)",
+        )
     return found
 
 
 def _encoder(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
-    """Returns the settings of the party's encoder: its own, if the folder notes one, else the recipe's."""
+    """Returns the settings of the party's encoder: its own, if the folder notes one, else the
+    recipe's.
+    """
     noted = folder.facts().get("encoder")
     try:
         own = TypeAdapter(EncoderSettings).validate_python(noted) if noted is not None else None
@@ -97,7 +122,8 @@ def _encoder(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
 
 
 def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
-    """Loads the run that the recipe starts from, from ``name``'s folder of runs; None if it has none to start from.
+    """Loads the run that the recipe starts from, from ``name``'s folder of runs; None if it has
+    none to start from.
 
     Raises InputError if the run is missing or not finished.
     """
@@ -108,7 +134,11 @@ def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
         return load_trained(out / start.run, name)
     except InputError as error:
         text = f"recipe: start.run: {error}"
-        if error.code is Code.FILE_INVALID and recipe.rows.align == "none" and start.held_by == "every party":
+        if (
+            error.code is Code.FILE_INVALID
+            and recipe.rows.align == "none"
+            and start.held_by == "every party"
+        ):
             text = f'{text}; if only {recipe.active.name} has it, set start.held_by = "active"'
         raise InputError(error.code, text) from None
 
@@ -116,13 +146,17 @@ def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
 def prediction_data(
     settings: DataSettings | None, source: str | None, state: Tree, query: str | None = None
 ) -> DataSettings:
-    """Returns the party file's [data] with another source or query. Raises InputError if there is no [data].
+    """Returns the party file's [data] with another source or query. Raises InputError if there is
+    no [data].
 
-    A table is read with the columns of training only: new rows need no label and may have more columns. ``source``: as
-    in a party file; a relative path starts at the working folder.
+    A table is read with the columns of training only: new rows need no label and may have more
+    columns. ``source``: as in a party file; a relative path starts at the working folder.
     """
     if settings is None:
-        raise InputError(Code.CONFIG_INVALID, "the party file needs a [data] table: it says which column is the id")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "the party file needs a [data] table: it says which column is the id",
+        )
     changed = _elsewhere(settings, source, query)
     if state["preprocessor"] is None:
         return ids_only(changed)
@@ -136,7 +170,9 @@ def prediction_data(
 
 
 def _elsewhere(settings: DataSettings, source: str | None, query: str | None) -> DataSettings:
-    """Returns the settings with another source or query, None for those of training. Raises InputError."""
+    """Returns the settings with another source or query, None for those of training. Raises
+    InputError.
+    """
     changes: dict[str, Any] = {} if query is None else {"query": query}
     if source is not None:
         changes["source"] = DataSettings(source=source).absolute(Path()).source
@@ -146,21 +182,35 @@ def _elsewhere(settings: DataSettings, source: str | None, query: str | None) ->
         raise InputError(Code.CONFIG_INVALID, f"--query {text}")
     if source is not None and changed.is_database and changed.query is None:
         text = f"--data {shown(changed.source)}: is a database, and the party file has no query"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; give the SELECT whose rows are to be predicted with --query")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{text}; give the SELECT whose rows are to be predicted with --query",
+        )
     return changed
 
 
-def _as_in_training(settings: DataSettings, numeric: tuple[str, ...], categorical: tuple[str, ...]) -> DataSettings:
-    """Returns a table's settings with the columns of training alone, each of the kind that it had there."""
+def _as_in_training(
+    settings: DataSettings, numeric: tuple[str, ...], categorical: tuple[str, ...]
+) -> DataSettings:
+    """Returns a table's settings with the columns of training alone, each of the kind that it had
+    there.
+    """
     kinds = {"columns": (*numeric, *categorical), "numeric": numeric, "categorical": categorical}
     return settings.model_copy(update={"label": None, "drop": (), "as_trained": True, **kinds})
 
 
-def _parts_of_training(settings: DataSettings, source: str | None, preprocessor: Preprocessor) -> DataSettings:
+def _parts_of_training(
+    settings: DataSettings, source: str | None, preprocessor: Preprocessor
+) -> DataSettings:
     """Returns the settings of joined tables, of which each is read with its columns of training."""
     if source is not None:
-        text = "was trained on the joined tables of several parties, and one file cannot stand for them"
-        raise InputError(Code.CONFIG_INVALID, f"this party {text}; predict from Python, with Run.predict")
+        text = (
+            "was trained on the joined tables of several parties, and one file cannot stand "
+            "for them"
+        )
+        raise InputError(
+            Code.CONFIG_INVALID, f"this party {text}; predict from Python, with Run.predict"
+        )
     kinds = (preprocessor.numeric_names, preprocessor.categorical_names)
     parts = {
         name: _as_in_training(part, *(own_columns(names, name) for names in kinds))
@@ -172,12 +222,13 @@ def _parts_of_training(settings: DataSettings, source: str | None, preprocessor:
 
 
 def unseen(trained: TrainedRun, table: Table) -> list[str]:
-    """Returns a sentence for each column of rows to predict that holds what training never had; they show no value.
+    """Returns a sentence for each column of rows to predict that holds what training never had;
+    they show no value.
 
     That is categories, and numbers far outside those of training.
 
-    Raises InputError if the table lacks a column of training, or if more of a column's numbers are outside than
-    ``predict.refuse_outside`` of the recipe allows.
+    Raises InputError if the table lacks a column of training, or if more of a column's numbers are
+    outside than ``predict.refuse_outside`` of the recipe allows.
     """
     if trained.state["preprocessor"] is None:
         return []
@@ -189,29 +240,49 @@ def unseen(trained: TrainedRun, table: Table) -> list[str]:
     ]
     share = trained.recipe.predict.refuse_outside
     for name, count in preprocessor.outside(table).items():
-        text = f"column {name!r} has numbers far outside those of training: in {count:,} of {len(table):,} rows"
+        text = (
+            f"column {name!r} has numbers far outside those of training: in {count:,} of "
+            f"{len(table):,} rows"
+        )
         if share is not None and count > share * len(table):
-            text = f"{text}, and the recipe lets pass at most a share of {share:g} (predict.refuse_outside)"
-            raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; give them in the unit of training")
+            text = (
+                f"{text}, and the recipe lets pass at most a share of {share:g} "
+                "(predict.refuse_outside)"
+            )
+            raise InputError(
+                Code.DATA_INVALID, f"{table.source}: {text}; give them in the unit of training"
+            )
         said.append(f"{text}; are they in the unit of training?")
     return said
 
 
 def embeddings(party: Party) -> Exchange:
-    """Declares the exchange of the rows to predict, with the noise that the phases of training ask for."""
+    """Declares the exchange of the rows to predict, with the noise that the phases of training ask
+    for.
+    """
     recipe = party.recipe
     return scoring(sent_noise(recipe), name="embedding", when="once", how=protected(recipe))
 
 
 def predicted(party: Party) -> list[ExchangeSummary]:
-    """Returns what a party would send for a prediction with the trained model; empty if it would send nothing."""
+    """Returns what a party would send for a prediction with the trained model; empty if it would
+    send nothing.
+    """
     if nothing_kept(party.recipe) is not None or party.recipe.rows.align == "none":
         return []
     before = set(party.exchanges)
     if own_scores(party, PHASE) is not None:
         new = [party.exchanges.pop(key) for key in [*party.exchanges] if key not in before]
-        lines = [line for each in new for line in summarised(party.recipe, PHASE, each.exchange, each.chains)]
-        return [line for line in lines if line.sender == (party.name if party.role == "active" else PASSIVES)]
+        lines = [
+            line
+            for each in new
+            for line in summarised(party.recipe, PHASE, each.exchange, each.chains)
+        ]
+        return [
+            line
+            for line in lines
+            if line.sender == (party.name if party.role == "active" else PASSIVES)
+        ]
     if party.role == "active":
         return []
     exchange = embeddings(party)
@@ -236,9 +307,13 @@ class PassivePredict(Phase):
 
 
 class ActivePredict(Phase):
-    """Writes the scores of all rows, with the rows' ids, in one round. ``ids``: the names of the id columns."""
+    """Writes the scores of all rows, with the rows' ids, in one round. ``ids``: the names of the id
+    columns.
+    """
 
-    def __init__(self, party: Party, ids: Sequence[str], table: Table, outputs: Sequence[Output]) -> None:
+    def __init__(
+        self, party: Party, ids: Sequence[str], table: Table, outputs: Sequence[Output]
+    ) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
         self._ids, self._table, self._outputs = ids, table, outputs
         self._own = own_scores(party, PHASE)
@@ -252,7 +327,9 @@ class ActivePredict(Phase):
         else:
             outputs, _ = joint_outputs(party, self._scores, round_, 0, party.rows("all"))
         if party.labels is None:
-            raise InputError(Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes")
+            raise InputError(
+                Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes"
+            )
         columns = result_columns(party.recipe, party.labels, outputs)
         found = listed_rows(self._ids, self._table, columns)
         for output in self._outputs:
@@ -265,8 +342,8 @@ class ActivePredict(Phase):
 class Prediction:
     """See ``vfl_party.assembly.party.Work``: the joint prediction of new rows with a trained run.
 
-    ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``outputs``: the files that the
-    active party writes.
+    ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``outputs``:
+    the files that the active party writes.
     """
 
     trained: TrainedRun
@@ -279,14 +356,20 @@ class Prediction:
         return self.trained.run_id
 
     def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
-        """Returns the rows, with the statistics and classes of training. Raises InputError if columns differ."""
+        """Returns the rows, with the statistics and classes of training. Raises InputError if
+        columns differ.
+        """
         table, state = aligned.of(opened.table), self.trained.state
-        preprocessor = Preprocessor.from_state(state["preprocessor"]) if state["preprocessor"] else None
+        preprocessor = (
+            Preprocessor.from_state(state["preprocessor"]) if state["preprocessor"] else None
+        )
         has_features = self.settings.features and preprocessor is not None
         return Prepared(
             table=table,
             preprocessor=preprocessor,
-            features=preprocessor.transform(table) if has_features and preprocessor is not None else None,
+            features=preprocessor.transform(table)
+            if has_features and preprocessor is not None
+            else None,
             labels=Labels.from_state(state["labels"]) if state["labels"] else None,
             targets=None,
             splits={"all": np.arange(len(table.ids), dtype=np.int64)},

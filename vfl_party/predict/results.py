@@ -32,21 +32,27 @@ from vfl_party.models.metrics import scores
 
 KEPT = "predictions.parquet"
 FORMATS = (".csv", ".parquet")
-_AT_ONCE = 1 << 14  # rows that are written at once
-_SCORE = "score_"  # before the name of a class
-_MATCHED = "matched_"  # before the name of an id column: the id by which the parties have found the row
+# Rows that are written at once.
+_AT_ONCE = 1 << 14
+# Before the name of a class.
+_SCORE = "score_"
+# Before the name of an id column: the id by which the parties have found the row.
+_MATCHED = "matched_"
 STATE, SCORED, ELSEWHERE = "state", "scored", "not at every party"
-_OURS = ("phase", "split", "truth", "score", "class", "value", STATE)  # columns of results; older ones have ``score``
-_COMPUTED = r"^[=+\-@\t\r]"  # text that a spreadsheet takes for a formula
-_NUMBER = r"^[+-]?[0-9]+([.,][0-9]+)?$"  # which does no harm
+# Columns of results; older ones have ``score``.
+_OURS = ("phase", "split", "truth", "score", "class", "value", STATE)
+# Text that a spreadsheet takes for a formula.
+_COMPUTED = r"^[=+\-@\t\r]"
+# Which does no harm.
+_NUMBER = r"^[+-]?[0-9]+([.,][0-9]+)?$"
 
 
 @dataclass(frozen=True)
 class Predicted:
     """How many rows of a party's table are predicted, and why the others are left out.
 
-    ``rows``: in the table; ``missing``: without an id; ``repeated``: left out because another row has their id. All
-    others that are not ``written`` are not at every party.
+    ``rows``: in the table; ``missing``: without an id; ``repeated``: left out because another row
+    has their id. All others that are not ``written`` are not at every party.
     """
 
     written: int
@@ -59,7 +65,9 @@ class Predicted:
         """Counts the rows of a table, of which ``written`` are predicted."""
         counts = table.counts
         return (
-            cls(written, len(table)) if counts is None else cls(written, counts.rows, counts.missing, counts.repeated)
+            cls(written, len(table))
+            if counts is None
+            else cls(written, counts.rows, counts.missing, counts.repeated)
         )
 
     @property
@@ -74,15 +82,20 @@ class Predicted:
             "not at every party": self.elsewhere,
         }
         why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
-        return f"{self.written:,} of {self.rows:,} rows are predicted{f'; left out: {why}' if why else ''}"
+        return (
+            f"{self.written:,} of {self.rows:,} rows are "
+            f"predicted{f'; left out: {why}' if why else ''}"
+        )
 
 
 def id_names(settings: DataSettings) -> tuple[str, ...]:
-    """Returns the names of a result's id columns: those of ``data.id``; without it ``id``, or ``file`` for images.
+    """Returns the names of a result's id columns: those of ``data.id``; without it ``id``, or
+    ``file`` for images.
 
     If one of them has the name of another column of a result, ``id_`` is put before each.
     """
-    settings = next(iter(settings.parts.values()), settings)  # joined tables have the ids of the first
+    # Joined tables have the ids of the first.
+    settings = next(iter(settings.parts.values()), settings)
     folder = is_path(settings.source) and Path(settings.source).is_dir()
     names = settings.id or (FILE if folder else "id",)
     taken = any(name in _OURS or name.startswith((_SCORE, _MATCHED)) for name in names)
@@ -90,7 +103,9 @@ def id_names(settings: DataSettings) -> tuple[str, ...]:
 
 
 def id_values(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
-    """Returns ids as columns: an id of several columns is divided again. They stay as the rules spell them."""
+    """Returns ids as columns: an id of several columns is divided again. They stay as the rules
+    spell them.
+    """
     values = Ids.of(ids).values
     if len(names) == 1:
         return {names[0]: values}
@@ -103,7 +118,8 @@ def _matched(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
 
 
 def row_columns(names: Sequence[str], table: Table, rows: Rows) -> dict[str, pa.Array]:
-    """Returns the ids of some rows of a table: as its source has them, then as the parties have matched them.
+    """Returns the ids of some rows of a table: as its source has them, then as the parties have
+    matched them.
 
     ``names``: of the id columns.
     """
@@ -116,7 +132,8 @@ def row_columns(names: Sequence[str], table: Table, rows: Rows) -> dict[str, pa.
 
 
 def listed_rows(names: Sequence[str], table: Table, columns: Mapping[str, Any]) -> pa.Table:
-    """Returns a result with a row for each row of the source, in its order; scores are null where there are none.
+    """Returns a result with a row for each row of the source, in its order; scores are null where
+    there are none.
 
     Args:
         names: of the id columns.
@@ -124,15 +141,21 @@ def listed_rows(names: Sequence[str], table: Table, columns: Mapping[str, Any]) 
         columns: their scores and classes, [N] each.
     """
     own, places_N = table.own, table.places_N
-    if own is None or places_N is None:  # made by hand, and not read from a source
+    # Made by hand, and not read from a source.
+    if own is None or places_N is None:
         own = InputRows(tuple(id_values(names, table.ids).values()), np.zeros(len(table), np.uint8))
         places_N = np.arange(len(table), dtype=np.int64)
     row_S = np.full(len(own), -1, np.int64)
     row_S[places_N] = np.arange(len(table))
     rows = pa.array(row_S, mask=row_S < 0)
-    state_S = np.where(row_S >= 0, len(LEFT_OUT), np.where(own.left_out == 0, len(LEFT_OUT) + 1, own.left_out))
+    state_S = np.where(
+        row_S >= 0, len(LEFT_OUT), np.where(own.left_out == 0, len(LEFT_OUT) + 1, own.left_out)
+    )
     states = pa.array([*LEFT_OUT, SCORED, ELSEWHERE]).take(pa.array(state_S))
-    found = {name: pa.array(values).take(rows) for name, values in (_matched(names, table.ids) | dict(columns)).items()}
+    found = {
+        name: pa.array(values).take(rows)
+        for name, values in (_matched(names, table.ids) | dict(columns)).items()
+    }
     matched = {name: found.pop(name) for name in [*found][: len(names)]}
     return pa.table({**dict(zip(names, own.ids, strict=True)), **matched, STATE: states, **found})
 
@@ -144,7 +167,9 @@ def label_name(settings: DataSettings) -> str:
 
 
 def meaning(labels: Labels, label: str) -> str:
-    """Says in one line what the numbers of a result are. ``label``: the name of the label's column."""
+    """Says in one line what the numbers of a result are. ``label``: the name of the label's
+    column.
+    """
     if labels.kind == "regression":
         return f"value: the predicted {label}, in its own unit"
     if labels.kind == "binary":
@@ -156,26 +181,35 @@ def meaning(labels: Labels, label: str) -> str:
 def result_columns(recipe: Recipe, labels: Labels, outputs_NO: Tensor) -> dict[str, Any]:
     """Returns the columns of the result.
 
-    Regression: ``value``, in the label's own unit. Binary: ``score_<class>`` of the positive class, and ``class``.
-    Multi-class: ``score_<class>`` of each class, and ``class``.
+    Regression: ``value``, in the label's own unit. Binary: ``score_<class>`` of the positive class,
+    and ``class``. Multi-class: ``score_<class>`` of each class, and ``class``.
     """
     found = scores(recipe.task, outputs_NO).cpu()
     if recipe.task.kind == "regression":
         return {"value": labels.unscale(found.double()).reshape(-1).numpy()}
     if recipe.task.kind == "binary":
-        chosen = labels.decode((outputs_NO > 0).to(torch.int64))  # as the accuracy counts
+        # As the accuracy counts.
+        chosen = labels.decode((outputs_NO > 0).to(torch.int64))
         return {f"{_SCORE}{labels.classes[1]}": found.reshape(-1).numpy(), "class": list(chosen)}
     known = found[:, : len(labels.classes)]
-    named = {f"{_SCORE}{name}": known[:, column].numpy() for column, name in enumerate(labels.classes)}
+    named = {
+        f"{_SCORE}{name}": known[:, column].numpy() for column, name in enumerate(labels.classes)
+    }
     return {**named, "class": list(labels.decode(known.argmax(dim=1)))}
 
 
 def check_output(path: Path) -> None:
-    """Raises InputError if ``path`` cannot become a result: a wrong ending, no folder, or a file that exists."""
+    """Raises InputError if ``path`` cannot become a result: a wrong ending, no folder, or a file
+    that exists.
+    """
     if path.suffix not in FORMATS:
-        raise InputError(Code.FILE_INVALID, f"{path}: the result's name must end in {' or '.join(FORMATS)}")
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: the result's name must end in {' or '.join(FORMATS)}"
+        )
     if path.exists():
-        raise InputError(Code.FILE_INVALID, f"{path}: exists already; move it away or give another --out")
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: exists already; move it away or give another --out"
+        )
     if not path.absolute().parent.is_dir():
         raise InputError(Code.FILE_INVALID, f"{path.absolute().parent}: no such folder")
 
@@ -184,8 +218,8 @@ def check_output(path: Path) -> None:
 class Output:
     """Where and how a prediction is written.
 
-    ``like_input``: CSV with the separator and the decimal sign of the active party's own file; ``spreadsheet``: with
-    ``'`` before text that a spreadsheet would compute.
+    ``like_input``: CSV with the separator and the decimal sign of the active party's own file;
+    ``spreadsheet``: with ``'`` before text that a spreadsheet would compute.
     """
 
     path: Path
@@ -193,16 +227,26 @@ class Output:
     spreadsheet: bool = False
 
     def check(self, settings: DataSettings | None = None) -> None:
-        """Raises InputError if this cannot become a result of the rows of ``settings``, as far as these are known."""
+        """Raises InputError if this cannot become a result of the rows of ``settings``, as far as
+        these are known.
+        """
         check_output(self.path)
-        flags = [f for f, given in (("--like-input", self.like_input), ("--spreadsheet", self.spreadsheet)) if given]
+        flags = [
+            f
+            for f, given in (("--like-input", self.like_input), ("--spreadsheet", self.spreadsheet))
+            if given
+        ]
         if flags and self.path.suffix != ".csv":
             raise InputError(
-                Code.CONFIG_INVALID, f"{flags[0]} is for a .csv result, and --out is {self.path}; remove it"
+                Code.CONFIG_INVALID,
+                f"{flags[0]} is for a .csv result, and --out is {self.path}; remove it",
             )
         first = None if settings is None else next(iter(settings.parts.values()), settings)
         if self.like_input and first is not None and not first.source.lower().endswith(TEXT_FILES):
-            text = f"--like-input: {shown(first.source)} is no text file, so it has no separator; remove the flag"
+            text = (
+                f"--like-input: {shown(first.source)} is no text file, so it has no separator; "
+                "remove the flag"
+            )
             raise InputError(Code.CONFIG_INVALID, text)
 
     def write(self, table: pa.Table, own: InputRows | None) -> None:
@@ -214,25 +258,37 @@ class Output:
         with private_file(self.path) as file:
             text = io.TextIOWrapper(file, "utf-8", newline="")
             _write_like(text, table, own.separator, own.decimal or ".")
-            text.detach()  # which writes what is left, and leaves the file open
+            # Which writes what is left, and leaves the file open.
+            text.detach()
 
     def advice(self, table: pa.Table) -> str:
         """Words that a spreadsheet computes cells of this result; '' if it does not."""
         if self.path.suffix != ".csv" or self.spreadsheet:
             return ""
         count = sum(map(computed_cells, table.columns))
-        what = f"{self.path}: {count:,} cells of text begin with =, +, -, @ or a tab, and a spreadsheet computes them"
-        return f"{what}; give --spreadsheet, which puts ' before them, or write .parquet" if count else ""
+        what = (
+            f"{self.path}: {count:,} cells of text begin with =, +, -, @ or a tab, and a "
+            "spreadsheet computes them"
+        )
+        return (
+            f"{what}; give --spreadsheet, which puts ' before them, or write .parquet"
+            if count
+            else ""
+        )
 
 
 def computed_cells(values: Any) -> int:
-    """Returns how many cells of a column a spreadsheet would compute; none of numbers. ``values``: Arrow's, or any."""
+    """Returns how many cells of a column a spreadsheet would compute; none of numbers. ``values``:
+    Arrow's, or any.
+    """
     column = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
     return (pa.compute.sum(_is_computed(column)).as_py() or 0) if _is_text(column) else 0
 
 
 def _is_computed(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    odd, number = (pa.compute.match_substring_regex(column, pattern) for pattern in (_COMPUTED, _NUMBER))
+    odd, number = (
+        pa.compute.match_substring_regex(column, pattern) for pattern in (_COMPUTED, _NUMBER)
+    )
     return pa.compute.and_not(odd, number)
 
 
@@ -246,7 +302,9 @@ def _guarded(table: pa.Table) -> pa.Table:
         column = table.column(at)
         if _is_text(column):
             guarded = pa.compute.replace_substring_regex(column, "^", "'")
-            table = table.set_column(at, name, pa.compute.if_else(_is_computed(column), guarded, column))
+            table = table.set_column(
+                at, name, pa.compute.if_else(_is_computed(column), guarded, column)
+            )
     return table
 
 
@@ -265,7 +323,9 @@ def _write_like(file: TextIO, table: pa.Table, separator: str, decimal: str) -> 
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Writes CSV or Parquet, by the name's ending: the whole file or nothing. Only the owner may read the scores."""
+    """Writes CSV or Parquet, by the name's ending: the whole file or nothing. Only the owner may
+    read the scores.
+    """
     with private_file(path) as file:
         if path.suffix == ".parquet":
             pyarrow.parquet.write_table(table, file)
@@ -276,10 +336,11 @@ def write_table(path: Path, table: pa.Table) -> None:
 def kept_table(
     recipe: Recipe, ids: Sequence[str], prepared: Prepared, phase: str, predictions: Predictions
 ) -> pa.Table:
-    """Returns a row for each prediction: phase, split, ids, the label as in the data, and the columns of a result.
+    """Returns a row for each prediction: phase, split, ids, the label as in the data, and the
+    columns of a result.
 
-    ``ids``: the names of the id columns. Scores are float64, so that they rank the rows as the logits do, from which
-    the metrics were computed.
+    ``ids``: the names of the id columns. Scores are float64, so that they rank the rows as the
+    logits do, from which the metrics were computed.
     """
     labels, targets, raw_N = prepared.labels, prepared.targets, prepared.table.labels
     assert labels is not None and targets is not None and raw_N is not None  # noqa: S101, PT018 - of the active party
@@ -298,17 +359,26 @@ def kept_table(
 
 
 def keep(folder: Path, phase: str, table: pa.Table) -> None:
-    """Writes the predictions of a phase into ``folder``, beside those of other phases, in the place of its own.
+    """Writes the predictions of a phase into ``folder``, beside those of other phases, in the place
+    of its own.
 
-    So a round that is repeated changes nothing. Raises InputError if the file cannot be read or written.
+    So a round that is repeated changes nothing. Raises InputError if the file cannot be read or
+    written.
     """
     path = folder / KEPT
     if path.exists():
         try:
             before = pyarrow.parquet.read_table(path)
             others = before.filter(pa.compute.field("phase") != phase)
-            table = pa.concat_tables([others, table], promote_options="default") if len(others) else table
+            table = (
+                pa.concat_tables([others, table], promote_options="default")
+                if len(others)
+                else table
+            )
         except (OSError, pa.ArrowException):
-            text = f"{path}: cannot be read as the predictions of an earlier phase; remove it to go on without them"
+            text = (
+                f"{path}: cannot be read as the predictions of an earlier phase; remove it to "
+                "go on without them"
+            )
             raise InputError(Code.FILE_INVALID, text) from None
     write_table(path, table)

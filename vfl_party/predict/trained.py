@@ -1,7 +1,9 @@
-"""A trained party's models by themselves, from its folder of a run or from a file that they were exported to.
+"""A trained party's models by themselves, from its folder of a run or from a file that they were
+exported to.
 
-The file is safetensors: each tensor under its name in the module, after ``encoder.``, ``tail.`` or ``top.``. The entry
-``about`` of its metadata is JSON, with the keys of ``About``: it says how the modules are made, and rows prepared.
+The file is safetensors: each tensor under its name in the module, after ``encoder.``, ``tail.`` or
+``top.``. The entry ``about`` of its metadata is JSON, with the keys of ``About``: it says how the
+modules are made, and rows prepared.
 """
 
 from __future__ import annotations
@@ -36,11 +38,14 @@ from vfl_party.phases.scoring import chunks
 from vfl_party.predict.prediction import load_trained
 
 SUFFIX = ".safetensors"
-_ROW = "number of the row"  # the column that stands in for ids: embeddings need none
+# The column that stands in for ids: embeddings need none.
+_ROW = "number of the row"
 
 
 class About(BaseModel):
-    """What is known of the models. ``preprocessor`` and ``labels``: as their ``state`` gives them."""
+    """What is known of the models. ``preprocessor`` and ``labels``: as their ``state`` gives
+    them.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -57,7 +62,8 @@ class About(BaseModel):
 class TrainedParty:
     """One party's trained models, on the CPU, in evaluation mode.
 
-    ``models``: ``encoder`` (if the party has features); at the active party ``top``, and what ``Method.upper`` makes.
+    ``models``: ``encoder`` (if the party has features); at the active party ``top``, and what
+    ``Method.upper`` makes.
     """
 
     about: About
@@ -69,14 +75,17 @@ class TrainedParty:
         """Returns the encoder's arguments for rows in memory, in their order.
 
         Args:
-            rows: a frame or a dict of arrays with the columns of training; for images an array [N, C, H, W], the
-                party's own part of each image, bytes or numbers in the scale of training.
+            rows: a frame or a dict of arrays with the columns of training; for images an array [N,
+                C, H, W], the party's own part of each image, bytes or numbers in the scale of
+                training.
 
         Returns float32 [N, …] and, for a tabular encoder, int64 [N, K] codes. Raises InputError.
         """
         name, preprocessor = self.about.party, self.preprocessor
         if preprocessor is None:
-            raise InputError(Code.DATA_INVALID, f"{name} has no features, and so no encoder: it has labels only")
+            raise InputError(
+                Code.DATA_INVALID, f"{name} has no features, and so no encoder: it has labels only"
+            )
         source, shape = f"{FRAME}{name}", preprocessor.image_shape
         if shape is not None:
             images = channels_first(source, np.asarray(rows), (shape[0], shape[1], shape[2]))
@@ -100,21 +109,35 @@ class TrainedParty:
 
     @torch.no_grad()
     def embed(self, rows: Any) -> Tensor:
-        """Returns the embeddings [N, D] of rows in memory, as the party would send them without noise; or latents."""
+        """Returns the embeddings [N, D] of rows in memory, as the party would send them without
+        noise; or latents.
+        """
         if self.preprocessor is not None and "encoder" not in self.models:
             kinds = ", ".join(phase.kind for phase in self.about.recipe.phases)
             text = f"a run of {kinds} trains no encoder, so its rows have no embeddings"
             raise InputError(Code.CONFIG_INVALID, f"{text}; predict jointly (vfl predict)")
         inputs = self.inputs(rows)
-        encoder, precision = deterministic(self.models["encoder"].eval()), self.about.recipe.model.precision
+        encoder, precision = (
+            deterministic(self.models["encoder"].eval()),
+            self.about.recipe.model.precision,
+        )
         parts = chunks(np.arange(len(inputs[0]), dtype=np.int64))
-        return torch.cat([forward(encoder, *(each[part] for each in inputs), precision=precision) for part in parts])
+        return torch.cat(
+            [
+                forward(encoder, *(each[part] for each in inputs), precision=precision)
+                for part in parts
+            ]
+        )
 
     def save(self, path: Path) -> None:
-        """Writes weights, names and all that ``load`` needs. Only the owner may read it. Raises InputError."""
+        """Writes weights, names and all that ``load`` needs. Only the owner may read it. Raises
+        InputError.
+        """
         check_path(path)
         tensors = nn.ModuleDict(self.models).state_dict()
-        plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+        plain = {
+            name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()
+        }
         data = safetensors.torch.save(plain, {"about": self.about.model_dump_json()})
         with private_file(path) as file:
             file.write(data)
@@ -123,9 +146,13 @@ class TrainedParty:
 def check_path(path: Path) -> None:
     """Raises InputError if ``path`` cannot become an exported model."""
     if path.suffix != SUFFIX:
-        raise InputError(Code.FILE_INVALID, f"{path}: the name of an exported model must end in {SUFFIX}")
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: the name of an exported model must end in {SUFFIX}"
+        )
     if path.exists():
-        raise InputError(Code.FILE_INVALID, f"{path}: exists already; move it away or give another name")
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: exists already; move it away or give another name"
+        )
 
 
 def load(path: Path, party: str | None) -> TrainedParty:
@@ -156,24 +183,33 @@ def load(path: Path, party: str | None) -> TrainedParty:
 
 
 def _chosen(path: Path, party: str | None) -> tuple[Path, str]:
-    """Returns the run's folder and the party's name. Raises InputError if the party is not there."""
-    if (path / "checkpoints").is_dir():  # a party's own folder
+    """Returns the run's folder and the party's name. Raises InputError if the party is not
+    there.
+    """
+    # A party's own folder.
+    if (path / "checkpoints").is_dir():
         whole = path.resolve()
         path, party = whole.parent, party or whole.name
     names = sorted(each.parent.name for each in path.glob("*/checkpoints"))
     if not names:
-        raise InputError(Code.FILE_INVALID, f"{path}: holds no party's checkpoints; give the folder OUT/RUN-ID")
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: holds no party's checkpoints; give the folder OUT/RUN-ID"
+        )
     if party is None:
         active = RunFolder(path / names[0], path.name).recipe().active.name
         party = names[0] if len(names) == 1 else active
     if party not in names:
-        raise InputError(Code.FILE_INVALID, f"{path}: holds no checkpoints of {party} (parties: {', '.join(names)})")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: holds no checkpoints of {party} (parties: {', '.join(names)})",
+        )
     return path, party
 
 
 def _from_file(path: Path, party: str | None) -> TrainedParty:
     try:
-        with safe_open(path, framework="np") as file:  # the header
+        # The header.
+        with safe_open(path, framework="np") as file:
             about = About.model_validate_json((file.metadata() or {})["about"])
         tensors = safetensors.torch.load(path.read_bytes())
     except OSError as error:
@@ -182,7 +218,9 @@ def _from_file(path: Path, party: str | None) -> TrainedParty:
         text = f"{path}: is no model that `vfl export model` has written"
         raise InputError(Code.FILE_INVALID, text) from None
     if party is not None and party != about.party:
-        raise InputError(Code.FILE_INVALID, f"{path}: holds the models of {about.party}, not of {party}")
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: holds the models of {about.party}, not of {party}"
+        )
     models: dict[str, dict[str, Tensor]] = {}
     for whole, tensor in tensors.items():
         model, _, name = whole.partition(".")
@@ -192,11 +230,15 @@ def _from_file(path: Path, party: str | None) -> TrainedParty:
 
 def _made(about: About, state: Tree) -> TrainedParty:
     """Makes the modules as a run does, and loads their weights. Raises InputError."""
-    preprocessor = Preprocessor.from_state(about.preprocessor) if about.preprocessor is not None else None
+    preprocessor = (
+        Preprocessor.from_state(about.preprocessor) if about.preprocessor is not None else None
+    )
     make = None
     if preprocessor is not None:
         make = MakeEncoder(about.recipe, about.party, about.encoder, preprocessor.spec)
     models = build_models(about.recipe, about.party, make)
     load_models(models, state)
     labels = Labels.from_state(about.labels) if about.labels is not None else None
-    return TrainedParty(about, {name: model.eval() for name, model in models.items()}, preprocessor, labels)
+    return TrainedParty(
+        about, {name: model.eval() for name, model in models.items()}, preprocessor, labels
+    )

@@ -1,11 +1,12 @@
 """Computes the joint privacy cost of the parties' training: moments division (FedOnce, Theorem 4).
 
-Every party runs the sampled Gaussian mechanism on its own model. Its Rényi divergences (RDP) add up over its steps and,
-because one record is spread over all parties, over the parties too (FedOnce, Lemma 4). The sum is converted to (ε, δ)
-once. RDP of one step: Mironov et al. 2019; conversion: Balle et al. 2020, Theorem 21; both as implemented in opacus.
+Every party runs the sampled Gaussian mechanism on its own model. Its Rényi divergences (RDP) add up
+over its steps and, because one record is spread over all parties, over the parties too (FedOnce,
+Lemma 4). The sum is converted to (ε, δ) once. RDP of one step: Mironov et al. 2019; conversion:
+Balle et al. 2020, Theorem 21; both as implemented in opacus.
 
-The sum is right only if every party draws its batches and noise independently and keeps both secret, and if the
-gradient of a record depends on no other record.
+The sum is right only if every party draws its batches and noise independently and keeps both
+secret, and if the gradient of a record depends on no other record.
 """
 
 from __future__ import annotations
@@ -21,17 +22,26 @@ import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
 
-# opacus's orders, and orders to add if the best one is the first or the last. Binomials overflow above 1024.
+# opacus's orders, and orders to add if the best one is the first or the last. Binomials overflow
+# above 1024.
 ORDERS = (*(1 + tenths / 10 for tenths in range(1, 100)), *range(12, 64))
+# Fmt: skip.
 MORE_ORDERS = (
-    *(1 + hundredths / 100 for hundredths in range(1, 10)), *ORDERS, *range(64, 128, 8), *range(128, 512, 32), 512, 1024
-)  # fmt: skip
-MOST_NOISE, LEAST_NOISE = 2.0**13, 2.0**-6  # the range in which a noise multiplier is searched
+    *(1 + hundredths / 100 for hundredths in range(1, 10)),
+    *ORDERS,
+    *range(64, 128, 8),
+    *range(128, 512, 32),
+    512,
+    1024,
+)
+# The range in which a noise multiplier is searched.
+MOST_NOISE, LEAST_NOISE = 2.0**13, 2.0**-6
 
 
 @dataclass(frozen=True)
 class Spending:
-    """One party's report: ``steps`` with noise ``noise_multiplier * max_grad_norm``, each on a Poisson sample.
+    """One party's report: ``steps`` with noise ``noise_multiplier * max_grad_norm``, each on a
+    Poisson sample.
 
     ``sampling_rate``: the probability that a record is in a batch.
     """
@@ -42,15 +52,23 @@ class Spending:
 
     def __post_init__(self) -> None:
         if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise InputError(Code.CONFIG_INVALID, f"a noise multiplier is at least 0, not {self.noise_multiplier}")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"a noise multiplier is at least 0, not {self.noise_multiplier}",
+            )
         if not 0 <= self.sampling_rate <= 1:
-            raise InputError(Code.CONFIG_INVALID, f"a sampling rate is between 0 and 1, not {self.sampling_rate}")
+            raise InputError(
+                Code.CONFIG_INVALID, f"a sampling rate is between 0 and 1, not {self.sampling_rate}"
+            )
         if self.steps < 0:
-            raise InputError(Code.CONFIG_INVALID, f"a number of steps is at least 0, not {self.steps}")
+            raise InputError(
+                Code.CONFIG_INVALID, f"a number of steps is at least 0, not {self.steps}"
+            )
 
 
 def epsilon(spendings: Sequence[Spending], delta: float) -> float:
-    """Returns the joint ε of all parties by moments division; infinite if one of them adds no noise.
+    """Returns the joint ε of all parties by moments division; infinite if one of them adds no
+    noise.
 
     Raises InputError if δ is not between 0 and 1.
     """
@@ -67,7 +85,9 @@ def epsilon(spendings: Sequence[Spending], delta: float) -> float:
 
 
 def simple_epsilon(spendings: Sequence[Spending], delta: float) -> float:
-    """Returns the joint ε by simple division (FedOnce's Priv-Baseline, Theorem 2): the sum of each party's ε at δ/k."""
+    """Returns the joint ε by simple division (FedOnce's Priv-Baseline, Theorem 2): the sum of each
+    party's ε at δ/k.
+    """
     _check(delta)
     return sum(epsilon([spending], delta / len(spendings)) for spending in spendings)
 
@@ -90,11 +110,15 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
     while spent(high) > target:
         low, high = high, 2 * high
         if high > MOST_NOISE:
-            raise InputError(Code.CONFIG_INVALID, f"{what}: give a larger epsilon or delta, or fewer steps")
+            raise InputError(
+                Code.CONFIG_INVALID, f"{what}: give a larger epsilon or delta, or fewer steps"
+            )
     while low == high or spent(low) <= target:
         low, high = low / 2, low
         if low < LEAST_NOISE:
-            raise InputError(Code.CONFIG_INVALID, f"{what}: epsilon is too large; give noise_multiplier instead")
+            raise InputError(
+                Code.CONFIG_INVALID, f"{what}: epsilon is too large; give noise_multiplier instead"
+            )
     while spent(high) < 0.99 * target:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if spent(middle) > target else (low, middle)
@@ -105,7 +129,8 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
 class Budget:
     """Limits one party's training so that the joint ε stays at most ``target``.
 
-    own: this party's spending; its number of steps is ignored. others: the planned spendings of the other parties.
+    own: this party's spending; its number of steps is ignored. others: the planned spendings of the
+    other parties.
     """
 
     target: float
@@ -114,7 +139,9 @@ class Budget:
     others: tuple[Spending, ...] = ()
 
     def spent(self, steps_done: int) -> float:
-        """Returns the joint ε after ``steps_done`` steps of this party and all planned steps of the others."""
+        """Returns the joint ε after ``steps_done`` steps of this party and all planned steps of the
+        others.
+        """
         return epsilon([*self.others, replace(self.own, steps=steps_done)], self.delta)
 
     def may_step(self, steps_done: int) -> bool:
@@ -123,28 +150,42 @@ class Budget:
 
     def note(self, steps_done: int) -> str:
         """Says why training stopped, for the report."""
-        text = f"training stopped after {steps_done} steps: the next step would exceed epsilon = {self.target:g}"
+        text = (
+            f"training stopped after {steps_done} steps: the next step would exceed epsilon = "
+            f"{self.target:g}"
+        )
         return f"{text} (delta = {self.delta:g})"
 
 
 def _check(delta: float) -> None:
     if not 0 < delta < 1:
-        raise InputError(Code.CONFIG_INVALID, f"delta is between 0 and 1, both excluded, not {delta}")
+        raise InputError(
+            Code.CONFIG_INVALID, f"delta is between 0 and 1, both excluded, not {delta}"
+        )
 
 
-def _convert(spendings: Iterable[Spending], orders: tuple[float, ...], delta: float) -> tuple[float, float]:
+def _convert(
+    spendings: Iterable[Spending], orders: tuple[float, ...], delta: float
+) -> tuple[float, float]:
     """Converts the summed RDP to (ε, its order)."""
-    from opacus.accountants.analysis.rdp import get_privacy_spent  # late: opacus costs 1.6 s and 110 MB
+    # Late: opacus costs 1.6 s and 110 MB.
+    from opacus.accountants.analysis.rdp import get_privacy_spent
 
-    rdp = np.sum([s.steps * _one_step(s.sampling_rate, s.noise_multiplier, orders) for s in spendings], axis=0)
+    rdp = np.sum(
+        [s.steps * _one_step(s.sampling_rate, s.noise_multiplier, orders) for s in spendings],
+        axis=0,
+    )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Optimal order is the")  # the bound holds at any order; epsilon() adds orders
+        # The bound holds at any order; epsilon() adds orders.
+        warnings.filterwarnings("ignore", "Optimal order is the")
         value, order = get_privacy_spent(orders=orders, rdp=rdp, delta=delta)
     return float(value), float(order)
 
 
 @lru_cache(maxsize=256)
-def _one_step(sampling_rate: float, noise_multiplier: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
+def _one_step(
+    sampling_rate: float, noise_multiplier: float, orders: tuple[float, ...]
+) -> npt.NDArray[np.float64]:
     """Returns the RDP of one step at each order; values rounded below zero become zero."""
     from opacus.accountants.analysis.rdp import compute_rdp
 

@@ -1,4 +1,5 @@
-"""Trains one party's own models by DP-SGD (Abadi et al. 2016; FedOnce, Algorithm 1, lines 11 to 13 and 26 to 28).
+"""Trains one party's own models by DP-SGD (Abadi et al. 2016; FedOnce, Algorithm 1, lines 11 to 13
+and 26 to 28).
 
 dp = DpTraining(module, optimizer, rows, batch_size, noise_multiplier=1.1, max_grad_norm=1.0)
 for batch in dp.batches(epoch):
@@ -25,9 +26,14 @@ from vfl_party.privacy.accountant import Spending
 
 
 def check_model(module: nn.Module) -> None:
-    """Raises InputError (MODEL_INVALID) if rows affect each other, or a row's own gradient cannot be computed."""
+    """Raises InputError (MODEL_INVALID) if rows affect each other, or a row's own gradient cannot
+    be computed.
+    """
     if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
-        text = "differential privacy needs models without BatchNorm, which makes a row's output depend on other rows"
+        text = (
+            "differential privacy needs models without BatchNorm, which makes a row's output "
+            "depend on other rows"
+        )
         hint = "set batch_norm = false, or use GroupNorm in your own encoder"
         raise InputError(Code.MODEL_INVALID, f"{text}; {hint}")
     from vfl_party.privacy.private_optimizer import GradSampleHooks, ModuleValidator
@@ -35,22 +41,26 @@ def check_model(module: nn.Module) -> None:
     found = [*ModuleValidator.validate(module), *GradSampleHooks.validate(module)]
     what = [text for text in map(str, found) if "training mode" not in text]
     if what:
-        raise InputError(Code.MODEL_INVALID, f"differential privacy cannot train this model: {what[0].strip()}")
+        raise InputError(
+            Code.MODEL_INVALID, f"differential privacy cannot train this model: {what[0].strip()}"
+        )
 
 
 class DpTraining:
-    """Draws Poisson batches and takes steps on them: each row's influence is bounded and covered by noise.
+    """Draws Poisson batches and takes steps on them: each row's influence is bounded and covered by
+    noise.
 
     Args:
-        module: may hold several models, as an ``nn.ModuleDict`` does; the names of its state do not change.
+        module: may hold several models, as an ``nn.ModuleDict`` does; the names of its state do not
+            change.
         optimizer: over all of the module's trainable parameters.
         rows: row numbers to sample from.
         batch_size: the mean size of a batch; gradients are divided by it, whatever a batch's size.
         noise_multiplier: σ; the noise's standard deviation is σ * max_grad_norm.
         max_grad_norm: the largest L2 norm of one row's gradient, over all parameters.
 
-    Samples and noise come from private generators (see ``poisson``, ``generator``), so two runs of one recipe differ.
-    The first use imports opacus: about 1.6 s of CPU time and 110 MB.
+    Samples and noise come from private generators (see ``poisson``, ``generator``), so two runs of
+    one recipe differ. The first use imports opacus: about 1.6 s of CPU time and 110 MB.
     """
 
     def __init__(
@@ -95,8 +105,9 @@ class DpTraining:
     def step(self, rows: Rows, loss: Callable[[Rows], Tensor]) -> Tensor | None:
         """Updates the module once, in training mode. An empty batch is a step too: noise only.
 
-        loss: returns the mean over these rows of each row's own loss, through the module; not called without rows.
-        Returns that mean, None without rows. It has no noise, so it reveals something of the training rows.
+        loss: returns the mean over these rows of each row's own loss, through the module; not
+        called without rows. Returns that mean, None without rows. It has no noise, so it reveals
+        something of the training rows.
         """
         value = None
         if len(rows):
@@ -114,13 +125,16 @@ class DpTraining:
         self._hooks.enable_hooks()
         try:
             value = loss(rows)
-            with warnings.catch_warnings():  # the first layer's input needs no gradient, and its hook says so
+            # The first layer's input needs no gradient, and its hook says so.
+            with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Full backward hook is firing")
                 value.backward()  # type: ignore[no-untyped-call]
         finally:
             self._hooks.disable_hooks()
         if any(len(p.grad_sample) != len(rows) for p in self._params):  # type: ignore[attr-defined]
-            raise InternalError("a step of differential privacy passes each of its rows through each layer once")
+            raise InternalError(
+                "a step of differential privacy passes each of its rows through each layer once"
+            )
         return value.detach()
 
     def close(self) -> None:
@@ -133,7 +147,9 @@ class DpTraining:
             p.__dict__.pop("summed_grad", None)
 
     def state(self) -> dict[str, Any]:
-        """Returns the state, beyond the module, on which later steps depend; as secret as the generators."""
+        """Returns the state, beyond the module, on which later steps depend; as secret as the
+        generators.
+        """
         return {
             "optimizer": self._optimizer.state_dict(),
             "noise": self._noise.state(),

@@ -1,7 +1,9 @@
-"""Plans the privacy cost of a recipe's private phases: every party computes it for all, before the first step.
+"""Plans the privacy cost of a recipe's private phases: every party computes it for all, before the
+first step.
 
-Each party's sampling rate and number of steps in a phase follow from the recipe and the number of training rows, which
-is equal at all parties. So no party needs the others' spending, and one noise multiplier fits all.
+Each party's sampling rate and number of steps in a phase follow from the recipe and the number of
+training rows, which is equal at all parties. So no party needs the others' spending, and one noise
+multiplier fits all.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ from vfl_party.privacy.accountant import Budget, Spending, epsilon, noise_for
 from vfl_party.privacy.settings import DpSettings, Mode
 from vfl_party.privacy.statement import statement
 
-_ALIKE = ("epsilon", "noise_multiplier", "delta", "division")  # one budget for all phases
+# One budget for all phases.
+_ALIKE = ("epsilon", "noise_multiplier", "delta", "division")
 
 
 @dataclass(frozen=True)
 class PrivatePhase:
-    """A phase that trains with differential privacy: the parties that train in it, and for how long."""
+    """A phase that trains with differential privacy: the parties that train in it, and for how
+    long.
+    """
 
     name: str
     dp: DpSettings
@@ -43,10 +48,13 @@ class Share:
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """All shares of a run. ``dp``: the common settings of all private phases; ``outside``: phases without privacy."""
+    """All shares of a run. ``dp``: the common settings of all private phases; ``outside``: phases
+    without privacy.
+    """
 
     dp: DpSettings
-    mode: Mode  # matched if any phase is matched
+    # Matched if any phase is matched.
+    mode: Mode
     shares: tuple[Share, ...]
     outside: tuple[str, ...] = ()
 
@@ -69,12 +77,17 @@ class PrivacyPlan:
         return sum(self._simple(party) for party in self.parties)
 
     def budget(self, phase: str, party: str) -> Budget:
-        """Returns a party's budget in a phase: within the run's ε or, by simple division, within its own part."""
+        """Returns a party's budget in a phase: within the run's ε or, by simple division, within
+        its own part.
+        """
         own = self.share(phase, party)
         if self.dp.division == "moments":
             parts, others = 1, [share for share in self.shares if share != own]
         else:
-            parts, others = len(self.parties), [each for each in self.shares if each.party == party and each != own]
+            parts, others = (
+                len(self.parties),
+                [each for each in self.shares if each.party == party and each != own],
+            )
         delta, rest = self.dp.delta / parts, tuple(_spendings(others))
         if self.dp.epsilon is not None:
             return Budget(self.dp.epsilon / parts, delta, own.spending, rest)
@@ -82,7 +95,9 @@ class PrivacyPlan:
         return Budget(planned, delta, own.spending, rest)
 
     def spent(self, phase: str, party: str, steps_done: int) -> float:
-        """Returns the joint ε after ``steps_done`` steps of this party in the phase, with all else as planned."""
+        """Returns the joint ε after ``steps_done`` steps of this party in the phase, with all else
+        as planned.
+        """
         own = self.budget(phase, party).spent(steps_done)
         if self.dp.division == "moments":
             return own
@@ -104,25 +119,35 @@ class PrivacyPlan:
         return epsilon(own, self.dp.delta / len(self.parties))
 
 
-def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] = ()) -> PrivacyPlan | None:
-    """Plans a recipe's private phases over ``rows`` training rows; returns None if there are no such phases or rows.
+def make_plan(
+    phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] = ()
+) -> PrivacyPlan | None:
+    """Plans a recipe's private phases over ``rows`` training rows; returns None if there are no
+    such phases or rows.
 
-    outside: names of phases that train without privacy. Raises InputError if two phases do not share one budget, if
-    delta is too large for ``rows``, or if no noise gives epsilon.
+    outside: names of phases that train without privacy. Raises InputError if two phases do not
+    share one budget, if delta is too large for ``rows``, or if no noise gives epsilon.
     """
     if not phases or not rows:
         return None
     dp = phases[0].dp
     if dp.delta * rows >= 1.0:
-        text = f"recipe: phases: dp.delta = {dp.delta:g} of {phases[0].name} is not below 1 / {rows} training rows"
+        text = (
+            f"recipe: phases: dp.delta = {dp.delta:g} of {phases[0].name} is not below 1 / "
+            f"{rows} training rows"
+        )
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}: it would allow revealing one whole row; take {0.1 / rows:.0e} or less"
+            Code.CONFIG_INVALID,
+            f"{text}: it would allow revealing one whole row; take {0.1 / rows:.0e} or less",
         )
     for phase in phases[1:]:
         for key in _ALIKE:
             if getattr(phase.dp, key) != getattr(dp, key):
                 text = f"recipe: phases: dp.{key} of {phases[0].name} and of {phase.name} differ"
-                raise InputError(Code.CONFIG_INVALID, f"{text}; one budget covers all phases with dp: make them equal")
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{text}; one budget covers all phases with dp: make them equal",
+                )
     shares = [
         Share(phase.name, party, Spending(dp.noise_multiplier or 0.0, rate, steps))
         for phase in phases
@@ -131,7 +156,8 @@ def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] 
         for party in phase.parties
     ]
     if not shares:
-        return None  # only passive parties train in these phases, and there are none
+        # Only passive parties train in these phases, and there are none.
+        return None
     mode: Mode = "matched" if any(phase.dp.mode == "matched" for phase in phases) else "fixed"
     if dp.epsilon is not None:
         shares = _with_noise(dp.epsilon, dp, shares)
@@ -139,16 +165,24 @@ def make_plan(phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] 
 
 
 def _with_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[Share]:
-    """Sets the noise multipliers: by moments division one for all; by simple division one for each party's part."""
+    """Sets the noise multipliers: by moments division one for all; by simple division one for each
+    party's part.
+    """
     names = list(dict.fromkeys(share.party for share in shares))
     groups = [names] if dp.division == "moments" else [[name] for name in names]
     found = {}
     for group in groups:
-        own = tuple((s.spending.sampling_rate, s.spending.steps) for s in shares if s.party in group)
+        own = tuple(
+            (s.spending.sampling_rate, s.spending.steps) for s in shares if s.party in group
+        )
         noise = _noise(target / len(groups), dp.delta / len(groups), own)
         found.update(dict.fromkeys(group, noise))
     return [
-        Share(each.phase, each.party, Spending(found[each.party], each.spending.sampling_rate, each.spending.steps))
+        Share(
+            each.phase,
+            each.party,
+            Spending(found[each.party], each.spending.sampling_rate, each.spending.steps),
+        )
         for each in shares
     ]
 
@@ -157,4 +191,5 @@ def _spendings(shares: Iterable[Share]) -> list[Spending]:
     return [share.spending for share in shares]
 
 
-_noise = lru_cache(maxsize=64)(noise_for)  # each phase of a party asks for the same values
+# Each phase of a party asks for the same values.
+_noise = lru_cache(maxsize=64)(noise_for)

@@ -11,15 +11,20 @@ from vfl_party.privacy.settings import Mode
 def statement(mode: Mode, epsilon: float, delta: float, without: Sequence[str] = ()) -> str:
     """Returns one sentence on what is covered and what is not. ε is rounded up.
 
-    FedOnce-L1 protects the trained models of all parties together, and all results computed with them (section 4.1).
-    The representations go to an active party that is trusted (section 4.2). ``matched``: the Hungarian match couples
-    records, so clipping a record's gradient does not bound its influence. ``without``: phases that train without
-    accounted privacy; models trained from their results are not covered.
+    FedOnce-L1 protects the trained models of all parties together, and all results computed with
+    them (section 4.1). The representations go to an active party that is trusted (section 4.2).
+    ``matched``: the Hungarian match couples records, so clipping a record's gradient does not bound
+    its influence. ``without``: phases that train without accounted privacy; models trained from
+    their results are not covered.
     """
-    outside = "the uploaded representations, the columns' means and scales and the reported training loss"
+    outside = (
+        "the uploaded representations, the columns' means and scales and the reported training loss"
+    )
     trusted = f"{outside} are not covered: the active party is trusted with them"
     if math.isinf(epsilon):
-        return f"No guarantee: gradients were clipped, but a party added no noise to them; {trusted}."
+        return (
+            f"No guarantee: gradients were clipped, but a party added no noise to them; {trusted}."
+        )
     shown = math.ceil(round(epsilon * 100, 6)) / 100
     figures = f"epsilon = {shown:.2f}, delta = {delta:g}"
     if without:
@@ -27,10 +32,12 @@ def statement(mode: Mode, epsilon: float, delta: float, without: Sequence[str] =
         return f"{named}, and the accountant's {figures} counts the other phases alone; {trusted}."
     if mode == "matched":
         return (
-            f"Guarantee not established: the targets were matched over batches, so that a record moves the targets of "
+            "Guarantee not established: the targets were matched over batches, so that a "
+            "record moves the targets of "
             f"others, and the accountant's {figures} does not hold; {trusted}."
         )
     return (
-        f"The trained models of all parties together are ({figures})-differentially private for one training record; "
+        f"The trained models of all parties together are ({figures})-differentially "
+        "private for one training record; "
         f"{trusted}."
     )

@@ -1,4 +1,6 @@
-"""Takes the private steps of one phase at one party: DP-SGD that stops when the run's budget is spent."""
+"""Takes the private steps of one phase at one party: DP-SGD that stops when the run's budget is
+spent.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ from vfl_party.privacy.plan import PrivacyPlan
 
 
 class PrivateSteps:
-    """The steps; made with their phase, so that an unsuitable model is refused early. ``begin`` comes later.
+    """The steps; made with their phase, so that an unsuitable model is refused early. ``begin``
+    comes later.
 
-    Between ``begin`` (or ``load_state``) and ``close`` the module has opacus's hooks, for one phase at a time.
-    ``note``: why training stopped; empty before that.
+    Between ``begin`` (or ``load_state``) and ``close`` the module has opacus's hooks, for one phase
+    at a time. ``note``: why training stopped; empty before that.
     """
 
     def __init__(
@@ -39,25 +42,37 @@ class PrivateSteps:
         self._spent = partial(plan.spent, phase, party)
         noise = self._budget.own.noise_multiplier
         self._make = partial(
-            DpTraining, module, optimizer, rows, batch_size, noise_multiplier=noise, max_grad_norm=max_grad_norm
+            DpTraining,
+            module,
+            optimizer,
+            rows,
+            batch_size,
+            noise_multiplier=noise,
+            max_grad_norm=max_grad_norm,
         )
         self._training: DpTraining | None = None
         self.batches_an_epoch = poisson.steps_an_epoch(len(rows), batch_size)
         self.note = ""
 
     def begin(self) -> DpTraining:
-        """Draws the keys of samples and noise, unless that is done. From now on they are part of ``state``."""
+        """Draws the keys of samples and noise, unless that is done. From now on they are part of
+        ``state``.
+        """
         if self._training is None:
             self._training = self._make()
         return self._training
 
     @property
     def epsilon(self) -> float:
-        """The joint ε of all parties: this party's steps so far, and all planned steps of the others."""
+        """The joint ε of all parties: this party's steps so far, and all planned steps of the
+        others.
+        """
         return self._spent(self.begin().spending.steps)
 
     def batches(self, epoch: int) -> Iterator[Rows]:
-        """Yields the batches of an epoch, one for each step, until the next step would exceed the budget."""
+        """Yields the batches of an epoch, one for each step, until the next step would exceed the
+        budget.
+        """
         training = self.begin()
         for batch in training.batches(epoch):
             done = training.spending.steps

@@ -1,12 +1,14 @@
-"""Ids as points of Curve25519, masked with secrets: ``masked(masked(h, a), b) == masked(masked(h, b), a)``.
+"""Ids as points of Curve25519, masked with secrets: ``masked(masked(h, a), b) == masked(masked(h,
+b), a)``.
 
-A point is its u-coordinate, 32 bytes, little-endian. Points stand one after the other in ``bytes``, without anything
-between them. Sources: RFC 7748 (the curve, X25519), draft-wang-ppm-ecdh-psi (private set intersection with it), and
-RFC 9380, appendix A (try-and-increment).
+A point is its u-coordinate, 32 bytes, little-endian. Points stand one after the other in ``bytes``,
+without anything between them. Sources: RFC 7748 (the curve, X25519), draft-wang-ppm-ecdh-psi
+(private set intersection with it), and RFC 9380, appendix A (try-and-increment).
 
-Half of all numbers below p are the u of a point of the curve; the others belong to its twist. X25519 takes both, and
-never leaves the class that it began in. So a hash that is taken straight as u would show one bit of each id through
-all masks. ``hashed`` gives points of the curve alone, and ``check`` refuses what is none.
+Half of all numbers below p are the u of a point of the curve; the others belong to its twist.
+X25519 takes both, and never leaves the class that it began in. So a hash that is taken straight as
+u would show one bit of each id through all masks. ``hashed`` gives points of the curve alone, and
+``check`` refuses what is none.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from vfl_common.psi import TAG_BYTES
 POINT_BYTES = 32
 _DOMAIN = b"vfl psi v1"
 _P = 2**255 - 19
-_FIELD, _A = gmpy2.mpz(_P), gmpy2.mpz(486662)  # numbers of gmpy2, converted once
+# Numbers of gmpy2, converted once.
+_FIELD, _A = gmpy2.mpz(_P), gmpy2.mpz(486662)
 _BELOW_2_255 = 2**255 - 1
 # The u of all points of order 1, 2, 4 and 8 on the curve; X25519 makes zero of each.
 _SMALL_ORDER = frozenset(
@@ -39,31 +42,38 @@ _SMALL_ORDER = frozenset(
 def hashed(ids: Sequence[bytes], salt: bytes) -> bytes:
     """Hashes each id to a point of the curve, by try-and-increment.
 
-    A try is SHA-512 over a domain, the salt, the number of the try and the id, cut to 255 bits. The first one that is
-    the u of a point is taken: two tries on average. How long an id takes depends on the id. That stays on this machine:
-    nobody else sees when a single id is hashed.
+    A try is SHA-512 over a domain, the salt, the number of the try and the id, cut to 255 bits. The
+    first one that is the u of a point is taken: two tries on average. How long an id takes depends
+    on the id. That stays on this machine: nobody else sees when a single id is hashed.
     """
     opening = _DOMAIN + len(salt).to_bytes(4, "little") + salt
-    openings = [opening + bytes([number]) for number in range(256)]  # none of the 256 fits: 1 id in 2^256
+    # None of the 256 fits: 1 id in 2^256.
+    openings = [opening + bytes([number]) for number in range(256)]
     return b"".join(_point(each, openings) for each in ids)
 
 
 def _point(identifier: bytes, openings: list[bytes]) -> bytes:
     for opening in openings:
-        u = int.from_bytes(hashlib.sha512(opening + identifier).digest()[:POINT_BYTES], "little") & _BELOW_2_255
+        u = (
+            int.from_bytes(hashlib.sha512(opening + identifier).digest()[:POINT_BYTES], "little")
+            & _BELOW_2_255
+        )
         if u < _P and _is_on_curve(u):
             return u.to_bytes(POINT_BYTES, "little")
     raise AssertionError("no try gives a point")
 
 
 def _is_on_curve(u: int) -> bool:
-    """Whether v^2 = u^3 + A u^2 + u has a solution other than v = 0: the right side is a square (p is prime)."""
+    """Whether v^2 = u^3 + A u^2 + u has a solution other than v = 0: the right side is a square (p
+    is prime).
+    """
     x = gmpy2.mpz(u)
     return bool(gmpy2.jacobi(x * (x * (x + _A) + 1), _FIELD) == 1)
 
 
 def masked(points: bytes, secret: bytes) -> bytes:
-    """Multiplies each point by the secret: X25519, which makes the scalar a multiple of 8 and so clears the cofactor.
+    """Multiplies each point by the secret: X25519, which makes the scalar a multiple of 8 and so
+    clears the cofactor.
 
     Args:
         points: points that ``hashed`` gave or that passed ``check``.
@@ -75,13 +85,16 @@ def masked(points: bytes, secret: bytes) -> bytes:
 
 
 def check(points: bytes, party: str) -> None:
-    """Raises PeerError (MALFORMED_MESSAGE) unless ``points`` can be what the peer ``party`` has masked.
+    """Raises PeerError (MALFORMED_MESSAGE) unless ``points`` can be what the peer ``party`` has
+    masked.
 
-    All must be canonical u-coordinates of points on the curve, none of small order, none twice. The caller looks for
-    points that are twice in different calls.
+    All must be canonical u-coordinates of points on the curve, none of small order, none twice. The
+    caller looks for points that are twice in different calls.
     """
     if len(points) % POINT_BYTES:
-        raise _refused(party, f"{len(points)} bytes of points, which is no multiple of {POINT_BYTES}")
+        raise _refused(
+            party, f"{len(points)} bytes of points, which is no multiple of {POINT_BYTES}"
+        )
     distinct = set()
     for each in _each(points):
         u = int.from_bytes(each, "little")
@@ -99,10 +112,12 @@ def check(points: bytes, party: str) -> None:
 def tags(points: bytes) -> bytes:
     """Cuts each point to its first ``TAG_BYTES`` bytes, which are enough to compare points.
 
-    Masked points are spread evenly, so two different ones have equal tags with probability 2^-96. With 2^24 points a
-    side, that is one run in 2^48 with a false match.
+    Masked points are spread evenly, so two different ones have equal tags with probability 2^-96.
+    With 2^24 points a side, that is one run in 2^48 with a false match.
     """
-    return b"".join([points[start : start + TAG_BYTES] for start in range(0, len(points), POINT_BYTES)])
+    return b"".join(
+        [points[start : start + TAG_BYTES] for start in range(0, len(points), POINT_BYTES)]
+    )
 
 
 def _each(points: bytes) -> Iterator[bytes]:

@@ -1,12 +1,13 @@
-"""X25519 of eight points at a time, by Intel's crypto_mb (the package ``ipp-crypto``, the extra ``ipp``).
+"""X25519 of eight points at a time, by Intel's crypto_mb (the package ``ipp-crypto``, the extra
+``ipp``).
 
-It uses AVX-512 IFMA, instructions that multiply eight pairs of 52-bit numbers at once. Processors without them, and
-machines without the package, multiply one point after the other, by OpenSSL.
+It uses AVX-512 IFMA, instructions that multiply eight pairs of 52-bit numbers at once. Processors
+without them, and machines without the package, multiply one point after the other, by OpenSSL.
 
-**Only for points that nobody can aim.** Release 2026.2 gives wrong products of a few numbers: of those just below p,
-for example, and of 2^85 - 1. The hash of an id is such a number, or meets one on its way, with probability below 2^-50.
-But a peer could send one, and learn of the secret from the wrong product. So what peers send goes through OpenSSL, as
-``curve.masked`` does it.
+**Only for points that nobody can aim.** Release 2026.2 gives wrong products of a few numbers: of
+those just below p, for example, and of 2^85 - 1. The hash of an id is such a number, or meets one
+on its way, with probability below 2^-50. But a peer could send one, and learn of the secret from
+the wrong product. So what peers send goes through OpenSSL, as ``curve.masked`` does it.
 
 ``python -m vfl_party.psi.lanes`` says which of the two this machine uses, and why.
 """
@@ -23,11 +24,14 @@ from vfl_party.psi.curve import POINT_BYTES, hashed, masked
 
 LANES = 8
 _PACKAGE, _LIBRARY = "ipp-crypto", "libcrypto_mb.so"
-_RUNTIME, _NEEDED = "intel-cmplr-lib-rt", ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so")  # in this order
+# In this order.
+_RUNTIME, _NEEDED = "intel-cmplr-lib-rt", ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so")
 
 
 def own(ids: Sequence[bytes], salt: bytes, secret: bytes) -> bytes:
-    """Hashes and masks ids of this party: ``masked(hashed(ids, salt), secret)``, sooner if the library works here."""
+    """Hashes and masks ids of this party: ``masked(hashed(ids, salt), secret)``, sooner if the
+    library works here.
+    """
     points, eight = hashed(ids, salt), lanes()
     return masked(points, secret) if eight is None else eight.multiply(points, secret)
 
@@ -36,27 +40,38 @@ class Lanes:
     """Intel's library, once it has been found to work here."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Raises OSError if it does not work on this processor, AttributeError if it has other functions."""
+        """Raises OSError if it does not work on this processor, AttributeError if it has other
+        functions.
+        """
         library.mbx_is_crypto_mb_applicable.argtypes = [ctypes.c_uint64]
         if not library.mbx_is_crypto_mb_applicable(0):
-            raise OSError("this processor lacks instructions that crypto_mb needs (AVX-512 IFMA among them)")
+            raise OSError(
+                "this processor lacks instructions that crypto_mb needs (AVX-512 IFMA among them)"
+            )
         self._multiply = library.mbx_x25519_mb8
         self._multiply.argtypes = [ctypes.c_void_p] * 3
-        self._multiply.restype = ctypes.c_uint32  # four bits a lane, 0 if all went well
+        # Four bits a lane, 0 if all went well.
+        self._multiply.restype = ctypes.c_uint32
         self._try()
 
     def multiply(self, points: bytes, secret: bytes) -> bytes:
-        """Multiplies each point by the secret, as X25519 of RFC 7748. Raises ValueError if the library refuses one.
+        """Multiplies each point by the secret, as X25519 of RFC 7748. Raises ValueError if the
+        library refuses one.
 
         Nobody may have been able to aim at the points: see above.
         """
         count, rest = divmod(len(points), POINT_BYTES)
         if rest or len(secret) != POINT_BYTES:
-            raise ValueError(f"points of {POINT_BYTES} bytes and a secret of {POINT_BYTES} bytes are wanted")
+            raise ValueError(
+                f"points of {POINT_BYTES} bytes and a secret of {POINT_BYTES} bytes are wanted"
+            )
         if not count:
             return b""
-        spare = -count % LANES  # lanes that would be empty multiply the last point again
-        given = ctypes.create_string_buffer(points + points[-POINT_BYTES:] * spare, POINT_BYTES * (count + spare))
+        # Lanes that would be empty multiply the last point again.
+        spare = -count % LANES
+        given = ctypes.create_string_buffer(
+            points + points[-POINT_BYTES:] * spare, POINT_BYTES * (count + spare)
+        )
         found = ctypes.create_string_buffer(POINT_BYTES * (count + spare))
         key = ctypes.create_string_buffer(secret, POINT_BYTES)
         keys = (ctypes.c_void_p * LANES)(*[ctypes.addressof(key)] * LANES)
@@ -68,7 +83,10 @@ class Lanes:
 
     def _try(self) -> None:
         """Raises OSError unless the library multiplies as OpenSSL does."""
-        points, secret = bytes(each % 251 for each in range(9, 9 + POINT_BYTES * LANES)), bytes(range(POINT_BYTES))
+        points, secret = (
+            bytes(each % 251 for each in range(9, 9 + POINT_BYTES * LANES)),
+            bytes(range(POINT_BYTES)),
+        )
         try:
             same = self.multiply(points, secret) == masked(points, secret)
         except ValueError as error:
@@ -88,13 +106,16 @@ def lanes() -> Lanes | None:
 
 def _load() -> Lanes:
     """Raises an exception that says why the library cannot be used."""
-    for name in _NEEDED:  # the library's own search does not look where pip puts them
+    # The library's own search does not look where pip puts them.
+    for name in _NEEDED:
         ctypes.CDLL(_file(_RUNTIME, name), ctypes.RTLD_GLOBAL)
     return Lanes(ctypes.CDLL(_file(_PACKAGE, _LIBRARY)))
 
 
 def _file(package: str, name: str) -> str:
-    """Returns the path of a file that pip has installed. Raises ImportError if it is not there, or was cut short."""
+    """Returns the path of a file that pip has installed. Raises ImportError if it is not there, or
+    was cut short.
+    """
     try:
         found = next(each for each in importlib.metadata.files(package) or () if each.name == name)
     except importlib.metadata.PackageNotFoundError:
@@ -102,7 +123,8 @@ def _file(package: str, name: str) -> str:
     except StopIteration:
         raise ImportError(f"{package} says of no file {name}: install it again") from None
     path = Path(str(found.locate()))
-    if path.stat().st_size != found.size:  # to load such a file ends the process by a signal
+    # To load such a file ends the process by a signal.
+    if path.stat().st_size != found.size:
         raise ImportError(f"{path} has another size than {package} says: install it again")
     return str(path)
 

@@ -1,7 +1,7 @@
 """Masks batches on several cores. Masking holds Python's lock, so it needs processes, not threads.
 
-A party's process has threads of gRPC and torch, so it is never forked. Each worker is a new program (see ``worker``)
-that imports neither.
+A party's process has threads of gRPC and torch, so it is never forked. Each worker is a new program
+(see ``worker``) that imports neither.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from vfl_party.psi import worker
 class Masking:
     """Worker processes that mask with one secret, from ``with`` until its end; any thread may call.
 
-    ``own`` and ``others`` return at once. Each worker has one batch at a time; the others wait in memory, as their
-    results do, so the caller bounds how many are under way: ``2 * workers`` keep all busy.
+    ``own`` and ``others`` return at once. Each worker has one batch at a time; the others wait in
+    memory, as their results do, so the caller bounds how many are under way: ``2 * workers`` keep
+    all busy.
 
     Args:
         secret: 32 random bytes.
@@ -36,25 +37,30 @@ class Masking:
         self._secret, self._salt, self._workers = secret, salt, workers
         self._all: list[_Worker] = []
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._threads = ThreadPoolExecutor(workers, "masking")  # one waits for each worker
+        # One waits for each worker.
+        self._threads = ThreadPoolExecutor(workers, "masking")
 
     def __enter__(self) -> Self:
         for _ in range(self._workers):
             self._all.append(started := _Worker())
-            with suppress(OSError):  # if it has ended already, its first batch says so
+            # If it has ended already, its first batch says so.
+            with suppress(OSError):
                 worker.send(started.stream, self._secret, self._salt)
             self._idle.put(started)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Ends the workers at once. Futures that are not done are cancelled or raise InternalError."""
+        """Ends the workers at once. Futures that are not done are cancelled or raise
+        InternalError.
+        """
         self._threads.shutdown(wait=False, cancel_futures=True)
         for each in self._all:
             each.process.kill()
         self._threads.shutdown()
         for each in self._all:
             each.process.wait()
-            with suppress(OSError):  # what was not sent is lost
+            # What was not sent is lost.
+            with suppress(OSError):
                 each.stream.close()
 
     def own(self, ids: Sequence[str]) -> Future[bytes]:
@@ -62,7 +68,8 @@ class Masking:
         return self._threads.submit(self._ask, worker.OWN, *[each.encode() for each in ids])
 
     def others(self, points: bytes, party: str) -> Future[bytes]:
-        """Checks points that the peer ``party`` has sent, and masks them; gives points in the same order.
+        """Checks points that the peer ``party`` has sent, and masks them; gives points in the same
+        order.
 
         The future raises PeerError, as ``curve.check``.
         """
@@ -89,11 +96,13 @@ class _Worker:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        with ours, theirs:  # the stream keeps ours open
+        # The stream keeps ours open.
+        with ours, theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", worker.__name__],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C at the terminal is for this process to decide about
+                # Ctrl-C at the terminal is for this process to decide about.
+                start_new_session=True,
             )
             self.stream: BufferedIOBase = ours.makefile("rwb")

@@ -1,14 +1,17 @@
-"""A process that hashes, checks and masks what ``pool`` gives it: ``python -m vfl_party.psi.worker``.
+"""A process that hashes, checks and masks what ``pool`` gives it: ``python -m
+vfl_party.psi.worker``.
 
-Its standard input is one end of a socket, on which it reads messages and answers each. A message is a list of parts:
-their number and their lengths, 4 bytes each, little-endian, then the parts.
+Its standard input is one end of a socket, on which it reads messages and answers each. A message is
+a list of parts: their number and their lengths, 4 bytes each, little-endian, then the parts.
 
-- First, without an answer: the secret and the salt. They are in no argument and no variable, which others could read.
-- Then ``own`` and ids, or ``others``, a party's name and points. The answer is ``done`` and points, or ``refused`` and
-  code, text and party of a PeerError.
+- First, without an answer: the secret and the salt. They are in no argument and no variable, which
+  others could read.
+- Then ``own`` and ids, or ``others``, a party's name and points. The answer is ``done`` and points,
+  or ``refused`` and code, text and party of a PeerError.
 
-The process ends when the other end is closed, after the batch in hand: so it does not outlive its parent, however that
-ends. SIGINT and SIGTERM, which a terminal or systemd sends to all processes of a program, are the parent's affair.
+The process ends when the other end is closed, after the batch in hand: so it does not outlive its
+parent, however that ends. SIGINT and SIGTERM, which a terminal or systemd sends to all processes of
+a program, are the parent's affair.
 """
 
 from __future__ import annotations

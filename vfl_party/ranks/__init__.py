@@ -1,8 +1,10 @@
-"""Several processes of one party, a GPU each, as torchrun starts them: rank 0 is the party, the others lend it GPUs.
+"""Several processes of one party, a GPU each, as torchrun starts them: rank 0 is the party, the
+others lend it GPUs.
 
-Only rank 0 has the data, the exchange, the optimizer and the files. For each batch it sends the others the weights and
-their share of the rows. They send their embeddings back and then receive their share of the gradient; their gradients
-of the weights are summed at rank 0. The others keep nothing beyond a batch, so there is nothing to lose or to resume.
+Only rank 0 has the data, the exchange, the optimizer and the files. For each batch it sends the
+others the weights and their share of the rows. They send their embeddings back and then receive
+their share of the gradient; their gradients of the weights are summed at rank 0. The others keep
+nothing beyond a batch, so there is nothing to lose or to resume.
 """
 
 from vfl_party.ranks.follower import follow

@@ -16,10 +16,13 @@ from vfl_party.ranks.leader import synchronised
 from vfl_party.ranks.reduce import parallel
 
 
-def follow(ranks: Ranks, make_encoder: Callable[[InputSpec], nn.Module], precision: Precision) -> None:
+def follow(
+    ranks: Ranks, make_encoder: Callable[[InputSpec], nn.Module], precision: Precision
+) -> None:
     """Computes until rank 0 says END. Raises RankLost if rank 0 ended without it.
 
-    make_encoder: makes the encoder for an input spec, on the CPU; its weights do not matter: each batch has rank 0's.
+    make_encoder: makes the encoder for an input spec, on the CPU; its weights do not matter: each
+    batch has rank 0's.
     """
     share: _Share | None = None
     while True:
@@ -38,26 +41,35 @@ def follow(ranks: Ranks, make_encoder: Callable[[InputSpec], nn.Module], precisi
 class _Share:
     """Computes this rank's rows of each batch."""
 
-    def __init__(self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision) -> None:
+    def __init__(
+        self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision
+    ) -> None:
         self._ranks, self._spec, self._precision = ranks, spec, precision
         self._encoder = synchronised(ranks, encoder.to(ranks.device))
         self._parallel = parallel(self._encoder, ranks.device, ranks.tensors)
         self._z_BD = torch.empty(0)
 
     def forward(self, rows: int, training: int, learns: int, seed: int) -> None:
-        """Embeds this rank's rows of a batch of ``rows`` with rank 0's weights, and sends the embeddings to it."""
+        """Embeds this rank's rows of a batch of ``rows`` with rank 0's weights, and sends the
+        embeddings to it.
+        """
         ranks, encoder = self._ranks, self._encoder
         encoder.train(bool(training))
         if training:
-            torch.manual_seed(derive_seed(seed, "rank", ranks.rank))  # so that dropout masks differ between ranks
+            # So that dropout masks differ between ranks.
+            torch.manual_seed(derive_seed(seed, "rank", ranks.rank))
         ranks.spread(encoder)
         inputs = self._receive(shares(rows, ranks.size)[ranks.rank])
         with torch.set_grad_enabled(bool(learns)):
-            self._z_BD = forward(self._parallel if learns else encoder, *inputs, precision=self._precision)
+            self._z_BD = forward(
+                self._parallel if learns else encoder, *inputs, precision=self._precision
+            )
         ranks.send([self._z_BD], [0])
 
     def backward(self) -> None:
-        """Receives the gradient of these embeddings; the gradient of the weights is summed at rank 0."""
+        """Receives the gradient of these embeddings; the gradient of the weights is summed at rank
+        0.
+        """
         dz_BD = torch.empty_like(self._z_BD)
         self._ranks.receive([dz_BD], [0])
         for parameter in self._encoder.parameters():
@@ -68,7 +80,9 @@ class _Share:
         spec, device = self._spec, self._ranks.device
         inputs = [torch.empty(rows, *spec.shape, device=device)]
         if spec.cardinalities:
-            inputs.append(torch.empty(rows, len(spec.cardinalities), dtype=torch.int64, device=device))
+            inputs.append(
+                torch.empty(rows, len(spec.cardinalities), dtype=torch.int64, device=device)
+            )
         for x_r in inputs:
             self._ranks.receive([x_r], [0])
         return tuple(inputs)

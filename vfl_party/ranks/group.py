@@ -21,41 +21,57 @@ from vfl_party.base.devices import launched
 
 log = logging.getLogger(__name__)
 
-_AS_LONG_AS_IT_TAKES = timedelta(days=365)  # for the next word: torchrun ends all processes if one dies
+# For the next word: torchrun ends all processes if one dies.
+_AS_LONG_AS_IT_TAKES = timedelta(days=365)
 _FIELDS = 5
-_ALL_THERE_S = 120  # for all processes to start
-_GLOO_SAYS = ("/gloo/", "pair closure")  # in its errors, plain RuntimeErrors: its file, or an earlier timeout
+# For all processes to start.
+_ALL_THERE_S = 120
+# In its errors, plain RuntimeErrors: its file, or an earlier timeout.
+_GLOO_SAYS = ("/gloo/", "pair closure")
 
 
 class Word(IntEnum):
     """Commands of rank 0 to the others."""
 
-    BEGIN = 1  # a generation: make an encoder for these inputs
-    FORWARD = 2  # embed your share of a batch
-    BACKWARD = 3  # take the gradient of these embeddings
+    # A generation: make an encoder for these inputs.
+    BEGIN = 1
+    # Embed your share of a batch.
+    FORWARD = 2
+    # Take the gradient of these embeddings.
+    BACKWARD = 3
     END = 4
 
 
 class RankLost(Stopped):
-    """Another process of this party has ended. The run has not failed: restart the party, and it resumes."""
+    """Another process of this party has ended. The run has not failed: restart the party, and it
+    resumes.
+    """
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Turns torch's errors about broken connections into RankLost while the block lasts; leaves other errors alone."""
+    """Turns torch's errors about broken connections into RankLost while the block lasts; leaves
+    other errors alone.
+    """
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or any(mark in str(error) for mark in _GLOO_SAYS)):
+        if not (
+            isinstance(error, dist.DistError) or any(mark in str(error) for mark in _GLOO_SAYS)
+        ):
             raise
         why = str(error).strip().partition("\n")[0][:200]
         text = f"the processes of this party lost each other ({type(error).__name__}: {why})"
         log.exception(text, extra={"event": "failed"})
-        raise RankLost(f"{text}; start them again with the same command, and the run resumes") from error
+        raise RankLost(
+            f"{text}; start them again with the same command, and the run resumes"
+        ) from error
 
 
 def shares(rows: int, ranks: int) -> list[int]:
-    """Returns the number of rows for each rank: as equal as possible, with more for the first; some may get none."""
+    """Returns the number of rows for each rank: as equal as possible, with more for the first; some
+    may get none.
+    """
     return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
 
 
@@ -63,7 +79,8 @@ def shares(rows: int, ranks: int) -> list[int]:
 class Ranks:
     """This process within its party.
 
-    ``words`` (gloo) waits as long as it takes, ``tensors`` (NCCL between GPUs) as long as a step may take.
+    ``words`` (gloo) waits as long as it takes, ``tensors`` (NCCL between GPUs) as long as a step
+    may take.
     """
 
     rank: int
@@ -86,7 +103,11 @@ class Ranks:
 
     def numbers(self, values: Sequence[int], count: int) -> list[int]:
         """Broadcasts rank 0's ``values`` (``count`` integers) to all ranks."""
-        message = torch.tensor(values, dtype=torch.int64) if self.rank == 0 else torch.zeros(count, dtype=torch.int64)
+        message = (
+            torch.tensor(values, dtype=torch.int64)
+            if self.rank == 0
+            else torch.zeros(count, dtype=torch.int64)
+        )
         if count:
             dist.broadcast(message, src=0, group=self.words)
         return [int(value) for value in message]
@@ -105,7 +126,9 @@ class Ranks:
     def receive(self, parts: Sequence[Tensor], of: Sequence[int]) -> None:
         """Fills ``parts``, one from each of the ranks ``of``; skips empty ones."""
         works = [
-            dist.irecv(part, rank, group=self.tensors) for part, rank in zip(parts, of, strict=True) if part.numel()
+            dist.irecv(part, rank, group=self.tensors)
+            for part, rank in zip(parts, of, strict=True)
+            if part.numel()
         ]
         for work in works:
             assert work is not None  # noqa: S101 - this rank is in the group
@@ -120,24 +143,30 @@ class Ranks:
             flat = torch.cat([tensor.reshape(-1) for tensor in own])
             dist.broadcast(flat, src=0, group=self.tensors)
             if self.rank:
-                for tensor, part in zip(own, torch.split(flat, [tensor.numel() for tensor in own]), strict=True):
+                for tensor, part in zip(
+                    own, torch.split(flat, [tensor.numel() for tensor in own]), strict=True
+                ):
                     tensor.copy_(part.view_as(tensor))
 
 
 @contextmanager
 def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Ranks | None]:
-    """Yields the processes that torchrun has started for this party; None if it has started only one, or none.
+    """Yields the processes that torchrun has started for this party; None if it has started only
+    one, or none.
 
-    Waits for all of them. At the end, and when rank 0 fails with an error of ours, rank 0 ends the others with a word.
-    If rank 0 ends otherwise, its connections close, and that ends them. Raises InputError if they are on several
-    machines.
+    Waits for all of them. At the end, and when rank 0 fails with an error of ours, rank 0 ends the
+    others with a word. If rank 0 ends otherwise, its connections close, and that ends them. Raises
+    InputError if they are on several machines.
     """
     rank, size, _ = launched()
     if size == 1:
         yield None
         return
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) != size:
-        text = f"torchrun has started {size} processes on several machines; a party's are on one: --nnodes 1"
+        text = (
+            f"torchrun has started {size} processes on several machines; a party's are on one: "
+            "--nnodes 1"
+        )
         raise InputError(Code.CONFIG_INVALID, text)
     with _endable(), together():
         dist.init_process_group("gloo", timeout=timedelta(seconds=_ALL_THERE_S))
@@ -151,7 +180,8 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
     ranks = Ranks(rank, size, device, words, tensors)
     try:
         yield ranks
-    except VflError:  # raised between two words
+    except VflError:
+        # Raised between two words.
         _end(ranks)
         raise
     _end(ranks)
@@ -159,7 +189,9 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
 
 @contextmanager
 def _endable() -> Iterator[None]:
-    """Lets SIGTERM end the process at once while the block lasts: torch waits without calling Python's handlers."""
+    """Lets SIGTERM end the process at once while the block lasts: torch waits without calling
+    Python's handlers.
+    """
     ours = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         yield

@@ -21,11 +21,14 @@ from vfl_party.ranks.reduce import parallel
 class SpreadEncoder:
     """Embeds a batch on all ranks, in order, and sends its gradient back to them.
 
-    Each generation makes one, and so do the other ranks. ``encoder``: the party's own, whose weights are the only ones
-    that count; after a backward pass it holds the gradients of the whole batch.
+    Each generation makes one, and so do the other ranks. ``encoder``: the party's own, whose
+    weights are the only ones that count; after a backward pass it holds the gradients of the whole
+    batch.
     """
 
-    def __init__(self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision) -> None:
+    def __init__(
+        self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision
+    ) -> None:
         self._ranks, self._encoder, self._precision = ranks, encoder, precision
         with together():
             ranks.tell(Word.BEGIN, len(spec.shape), len(spec.cardinalities))
@@ -50,9 +53,11 @@ class SpreadEncoder:
 
 
 class _Gather(torch.autograd.Function):
-    """Forward: gathers the ranks' embeddings, in order. Backward: sends each rank its rows of the gradient.
+    """Forward: gathers the ranks' embeddings, in order. Backward: sends each rank its rows of the
+    gradient.
 
-    Their backward passes run beside this one, and DistributedDataParallel sums the gradients (see ``reduce``).
+    Their backward passes run beside this one, and DistributedDataParallel sums the gradients (see
+    ``reduce``).
     """
 
     @staticmethod
@@ -73,12 +78,18 @@ class _Gather(torch.autograd.Function):
 
 
 class Guarded(Phase):
-    """A phase in which a rank may be lost. That ends this process, but not the run: see ``RankLost``."""
+    """A phase in which a rank may be lost. That ends this process, but not the run: see
+    ``RankLost``.
+    """
 
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
         self.name, self.rounds = phase.name, phase.rounds
-        self.alone_from, self.skippable, self.lenient = phase.alone_from, phase.skippable, phase.lenient
+        self.alone_from, self.skippable, self.lenient = (
+            phase.alone_from,
+            phase.skippable,
+            phase.lenient,
+        )
 
     def run_round(self, round_: int) -> RoundReport:
         with together():
@@ -97,37 +108,61 @@ class Guarded(Phase):
         self._phase.finish()
 
 
-def check_spread(encoder: nn.Module | None, spec: InputSpec | None, device: torch.device, party: str) -> None:
-    """Raises InputError (MODEL_INVALID) if an encoder, still unused, cannot run on several ranks."""
+def check_spread(
+    encoder: nn.Module | None, spec: InputSpec | None, device: torch.device, party: str
+) -> None:
+    """Raises InputError (MODEL_INVALID) if an encoder, still unused, cannot run on several
+    ranks.
+    """
     where = f"party {party}: several processes (torchrun)"
     if encoder is None or spec is None:
-        raise InputError(Code.MODEL_INVALID, f"{where}: it has no features, so no encoder to share; start one process")
-    if isinstance(encoder, StochasticEncoder):
-        raise InputError(Code.MODEL_INVALID, f"{where}: mid draws embeddings in one process; start one, or remove mid")
-    if device.type == "cpu" and any(isinstance(module, _BatchNorm) for module in encoder.modules()):
-        text = f"{where}: batch normalisation is over the whole batch, which torch can do only across GPUs"
         raise InputError(
-            Code.MODEL_INVALID, f"{text}; start one process, take device = 'cuda', or set batch_norm = false"
+            Code.MODEL_INVALID,
+            f"{where}: it has no features, so no encoder to share; start one process",
+        )
+    if isinstance(encoder, StochasticEncoder):
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"{where}: mid draws embeddings in one process; start one, or remove mid",
+        )
+    if device.type == "cpu" and any(isinstance(module, _BatchNorm) for module in encoder.modules()):
+        text = (
+            f"{where}: batch normalisation is over the whole batch, which torch can do only "
+            "across GPUs"
+        )
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"{text}; start one process, take device = 'cuda', or set batch_norm = false",
         )
     unused = _unused(encoder, spec, device, where)
     if unused:
-        text = f"{where}: the encoder's {unused[0]} gets no gradient, as every parameter that is trained must"
+        text = (
+            f"{where}: the encoder's {unused[0]} gets no gradient, as every parameter that is "
+            "trained must"
+        )
         raise InputError(Code.MODEL_INVALID, f"{text}; remove it, or set requires_grad = False")
 
 
 def synchronised(ranks: Ranks, encoder: nn.Module) -> nn.Module:
-    """Returns the same encoder, with batch normalisation over the rows of all ranks; its state keeps its names."""
+    """Returns the same encoder, with batch normalisation over the rows of all ranks; its state
+    keeps its names.
+    """
     found: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(encoder, ranks.tensors)  # type: ignore[no-untyped-call]
     return found
 
 
 def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: str) -> list[str]:
-    """Returns names of parameters without a gradient. Raises InputError if none is trained, or no rows fail."""
+    """Returns names of parameters without a gradient. Raises InputError if none is trained, or no
+    rows fail.
+    """
     trained = {name: each for name, each in encoder.named_parameters() if each.requires_grad}
     if not trained:
-        raise InputError(Code.MODEL_INVALID, f"{where}: the encoder has nothing to train; start one process")
+        raise InputError(
+            Code.MODEL_INVALID, f"{where}: the encoder has nothing to train; start one process"
+        )
     mode = encoder.training
-    encoder.eval()  # so that statistics stay as they are
+    # So that statistics stay as they are.
+    encoder.eval()
     try:
         with torch.random.fork_rng(devices=[]):
             for rows in (0, 2):
@@ -135,10 +170,15 @@ def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: st
                 if spec.cardinalities:
                     shape = (rows, len(spec.cardinalities))
                     inputs.append(torch.zeros(*shape, dtype=torch.int64, device=device))
-                gradients = torch.autograd.grad(encoder(*inputs).sum(), list(trained.values()), allow_unused=True)
+                gradients = torch.autograd.grad(
+                    encoder(*inputs).sum(), list(trained.values()), allow_unused=True
+                )
     except Exception as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        text = f"{where}: the encoder fails on a batch of no rows, which a short last batch may give a rank ({what})"
+        text = (
+            f"{where}: the encoder fails on a batch of no rows, which a short last batch may "
+            f"give a rank ({what})"
+        )
         raise InputError(Code.MODEL_INVALID, f"{text}; start one process") from error
     finally:
         encoder.train(mode)
@@ -146,7 +186,9 @@ def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: st
 
 
 def _seed(device: torch.device) -> int:
-    """Returns a seed for the others' dropout: of this process's generators, which checkpoints keep, without a draw."""
+    """Returns a seed for the others' dropout: of this process's generators, which checkpoints keep,
+    without a draw.
+    """
     digest = hashlib.sha256(torch.get_rng_state().numpy().data)
     if device.type == "cuda":
         digest.update(torch.cuda.get_rng_state(device).numpy().data)

@@ -1,1 +1,3 @@
-"""Runs a party as a program: session, transport, progress, the phases in their order, the checks before."""
+"""Runs a party as a program: session, transport, progress, the phases in their order, the checks
+before.
+"""

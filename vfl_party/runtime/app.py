@@ -26,7 +26,15 @@ from vfl_common.rpc.session import Session
 from vfl_common.run_folder import RunFolder, create, find_finished, find_unfinished
 from vfl_party.align import Aligned, Aligning, alignment_of, quota
 from vfl_party.assembly.files import PartyFiles
-from vfl_party.assembly.party import Assembled, Opened, Spread, Work, assemble, check_ranks, open_party
+from vfl_party.assembly.party import (
+    Assembled,
+    Opened,
+    Spread,
+    Work,
+    assemble,
+    check_ranks,
+    open_party,
+)
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.base.devices import float32_in_full, keep_freed_memory, set_threads
 from vfl_party.methods import handed_on
@@ -64,19 +72,23 @@ class PartyApp:
     ranks: Ranks | None = None
 
     def train(self, *, fresh: bool) -> tuple[Outcome, RunFolder]:
-        """Takes part in a training run to its end; ``fresh``: does not offer to resume an unfinished one.
+        """Takes part in a training run to its end; ``fresh``: does not offer to resume an
+        unfinished one.
 
-        The caller notes in the folder that the run is finished, as the last thing that the process does.
+        The caller notes in the folder that the run is finished, as the last thing that the process
+        does.
         """
         files = self.files
-        self._metrics_address()  # refuses a bad address before the data are read
+        # Refuses a bad address before the data are read.
+        self._metrics_address()
         opened = files.open()
         plugins = versions.shared(opened) | versions.modelling(opened)
         out = Path(files.file.out)
         resume = None if fresh else find_unfinished(out, files.name, files.recipe)
         if resume is not None:
             resume.lock()
-            log_to(resume.path / "log.jsonl", run=resume.run_id, party=files.name)  # for what is damaged there
+            # For what is damaged there.
+            log_to(resume.path / "log.jsonl", run=resume.run_id, party=files.name)
             resume.checkpoints = self._store(resume)
             versions.require_same(resume.path, resume.facts().get("plugins", {}), plugins)
 
@@ -87,18 +99,28 @@ class PartyApp:
             return folder
 
         with resumable(fresh=fresh):
-            return self._run("train", opened, training(files.recipe, files.name, out), open_folder, resume)
+            return self._run(
+                "train", opened, training(files.recipe, files.name, out), open_folder, resume
+            )
 
-    def predict(self, trained: TrainedRun, data: DataSettings, output: Output) -> tuple[Predicted, RunFolder]:
-        """Takes part in a joint prediction for the rows of ``data``; the active party writes ``output``.
+    def predict(
+        self, trained: TrainedRun, data: DataSettings, output: Output
+    ) -> tuple[Predicted, RunFolder]:
+        """Takes part in a joint prediction for the rows of ``data``; the active party writes
+        ``output``.
 
         Returns how many rows of this party's are predicted, too.
         """
         files = self.files
         opened = open_party(files.recipe, files.name, data, files.encoder, labels=False)
         if len(opened.table) < (least := files.file.predict.at_least):
-            text = f"{opened.table.source}: has {len(opened.table):,} rows to predict; predict.at_least is {least:,}"
-            raise InputError(Code.DATA_INVALID, f"{text} in the party file: give more rows, or lower it")
+            text = (
+                f"{opened.table.source}: has {len(opened.table):,} rows to predict; "
+                f"predict.at_least is {least:,}"
+            )
+            raise InputError(
+                Code.DATA_INVALID, f"{text} in the party file: give more rows, or lower it"
+            )
         versions.require_same(trained.path, trained.plugins, versions.modelling(opened))
         for text in unseen(trained, opened.table) if files.settings.features else ():
             said = f"{opened.table.source}: {text}"
@@ -112,11 +134,17 @@ class PartyApp:
 
         work = Prediction(trained, files.settings, id_names(data), (output,))
         outcome, folder = self._run("predict", opened, work, open_folder, None)
-        return Predicted.of(opened.table, outcome.common_rows if outcome.rows else len(opened.table)), folder
+        return Predicted.of(
+            opened.table, outcome.common_rows if outcome.rows else len(opened.table)
+        ), folder
 
     def _finished(self, job: JobName, run_id: str) -> RunFolder | None:
         files = self.files
-        return find_finished(Path(files.file.out), run_id, files.name, files.recipe) if job == "train" else None
+        return (
+            find_finished(Path(files.file.out), run_id, files.name, files.recipe)
+            if job == "train"
+            else None
+        )
 
     def _store(self, folder: RunFolder) -> CheckpointStore:
         return CheckpointStore(folder.path / "checkpoints", self.files.recipe.run.kept_checkpoints)
@@ -138,7 +166,9 @@ class PartyApp:
 
         def make(aligned: Aligned, secret: int | None, spread: Spread | None = None) -> Assembled:
             of, policy, trees = (opened, aligned, work), files.policy(), files.file.trees
-            return assemble(*of, device=files.device, policy=policy, spread=spread, trees=trees, secret=secret)
+            return assemble(
+                *of, device=files.device, policy=policy, spread=spread, trees=trees, secret=secret
+            )
 
         spread = partial(self._spread, make, self.ranks) if self.ranks is not None else None
         alignment = alignment_of(recipe, files.policy(), divides=opened.divides)
@@ -165,7 +195,10 @@ class PartyApp:
             emit=self.console.emit,
         )
         progress = Progress(self.console, session, ledger, files.is_active)
-        with transports.listening() as (service, address), self._exposed(session, progress, service):
+        with (
+            transports.listening() as (service, address),
+            self._exposed(session, progress, service),
+        ):
 
             def begun(start: Start, folder: RunFolder) -> None:
                 log_to(folder.path / "log.jsonl", run=start.run_id, party=files.name)
@@ -192,7 +225,8 @@ class PartyApp:
                 finished=partial(self._finished, job),
                 checkpoint_every=recipe.run.checkpoint_every,
             ).run()
-        if outcome.summary_json:  # only the active party has it; on one machine the server writes the same file
+        # Only the active party has it; on one machine the server writes the same file.
+        if outcome.summary_json:
             write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
         return outcome, folder
 
@@ -213,15 +247,25 @@ class PartyApp:
             peer_rows_at_most=file.peer_rows_at_most,
         )
 
-    def _spread(self, make: Callable[..., Assembled], ranks: Ranks, aligned: Aligned, secret: int | None) -> Assembled:
-        """Returns the party with its encoder on all ranks; a lost rank ends the process, and not the run."""
+    def _spread(
+        self, make: Callable[..., Assembled], ranks: Ranks, aligned: Aligned, secret: int | None
+    ) -> Assembled:
+        """Returns the party with its encoder on all ranks; a lost rank ends the process, and not
+        the run.
+        """
         precision = self.files.recipe.model.precision
-        found = make(aligned, secret, spread=lambda encoder, spec: SpreadEncoder(ranks, encoder, spec, precision))
+        found = make(
+            aligned,
+            secret,
+            spread=lambda encoder, spec: SpreadEncoder(ranks, encoder, spec, precision),
+        )
         found.phases = [Guarded(phase) for phase in found.phases]
         return found
 
     def _metrics_address(self) -> str:
-        """Returns host:port for Prometheus, '' for none. Raises InputError if this machine cannot listen there."""
+        """Returns host:port for Prometheus, '' for none. Raises InputError if this machine cannot
+        listen there.
+        """
         if not self.metrics:
             return ""
         from vfl_common.prometheus import listen_address
@@ -229,7 +273,9 @@ class PartyApp:
         return listen_address(self.metrics)
 
     @contextlib.contextmanager
-    def _exposed(self, session: Session, progress: Progress, service: ExchangeService | None) -> Iterator[None]:
+    def _exposed(
+        self, session: Session, progress: Progress, service: ExchangeService | None
+    ) -> Iterator[None]:
         """Serves metrics to Prometheus while the run lasts, if they were asked for."""
         address = self._metrics_address()
         if not address:
@@ -261,7 +307,9 @@ class PartyApp:
 
 
 def lend(files: PartyFiles, ranks: Ranks) -> None:
-    """Runs a process of the party other than its first: its GPU computes for the first, until that one ends."""
+    """Runs a process of the party other than its first: its GPU computes for the first, until that
+    one ends.
+    """
     set_threads(files.file.threads)
     float32_in_full()
 

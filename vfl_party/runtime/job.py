@@ -1,4 +1,6 @@
-"""A party's job for one generation: the party assembled, its rows aligned with the others', and the exchange."""
+"""A party's job for one generation: the party assembled, its rows aligned with the others', and the
+exchange.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,22 @@ log = logging.getLogger(__name__)
 
 KEPT_SECRET = "noise-secret"  # noqa: S105 - a file: of an encoder that draws, the same in all generations
 INIT_SECRET = "init-secret"  # noqa: S105 - a file: what a party's own seeds follow from, the same in all generations
-_BYTES = 32  # of that secret
+# Of that secret.
+_BYTES = 32
 
-Assemble = Callable[[Aligned, int | None], Assembled]  # from the rows, and the root of the party's secret seeds
+# From the rows, and the root of the party's secret seeds.
+Assemble = Callable[[Aligned, int | None], Assembled]
 _SAID = {
     "secret": "initial weights and what else this party draws are secret",
-    "recipe": "initial weights and what else this party draws follow from the recipe's seed, which all parties know",
+    "recipe": "initial weights and what else this party draws follow from the recipe's seed, which "
+    "all parties know",
 }
 
 
 class Transport(Ways, Protocol):
-    """One generation's exchange; ``app`` makes it over gRPC. ``clock``: the party's, if it is to be counted."""
+    """One generation's exchange; ``app`` makes it over gRPC. ``clock``: the party's, if it is to be
+    counted.
+    """
 
     clock: Clock
 
@@ -60,10 +67,11 @@ class PartyJob(Job):
         opened: the party's data.
         alignment: decides the rows.
         assemble: assembles the party from the aligned rows and its secret seed.
-        init: what its own seeds follow from, if the run's folder does not say so; ``fresh``: a secret for a new run.
+        init: what its own seeds follow from, if the run's folder does not say so; ``fresh``: a
+            secret for a new run.
         complete: adds what only the party's program knows to what an alignment works with.
-        ready: the expected rows, and the party as it was assembled from them before joining; None if there is none, or
-            if an earlier generation used it.
+        ready: the expected rows, and the party as it was assembled from them before joining; None
+            if there is none, or if an earlier generation used it.
     """
 
     def __init__(
@@ -80,8 +88,18 @@ class PartyJob(Job):
         complete: Callable[[Aligning], Aligning],
         ready: tuple[Aligned, Assembled] | None = None,
     ) -> None:
-        self._opened, self._alignment, self._assemble, self._ready = opened, alignment, assemble, ready
-        self._folder, self._transport, self._hooks, self._complete = folder, transport, hooks, complete
+        self._opened, self._alignment, self._assemble, self._ready = (
+            opened,
+            alignment,
+            assemble,
+            ready,
+        )
+        self._folder, self._transport, self._hooks, self._complete = (
+            folder,
+            transport,
+            hooks,
+            complete,
+        )
         self._init, self._fresh = init, fresh
         self._aligned: Aligned | None = None
         self._assembled: Assembled | None = None
@@ -140,23 +158,36 @@ class PartyJob(Job):
     @property
     def statement(self) -> Statement:
         party = self.assembled
-        lines = [line.model_dump() for line in party.exchanges] if party.party.role == "active" else []
+        lines = (
+            [line.model_dump() for line in party.exchanges] if party.party.role == "active" else []
+        )
         data = party.prepared.fingerprint
-        return Statement(party.plan, party.aggregations, party.privacy_json, json.dumps(lines), data, *self._held)
+        return Statement(
+            party.plan, party.aggregations, party.privacy_json, json.dumps(lines), data, *self._held
+        )
 
     @property
     def _held(self) -> tuple[int, int]:
-        """How many rows this party holds, and how many of them all do; (0, 0) if nobody had to find these."""
+        """How many rows this party holds, and how many of them all do; (0, 0) if nobody had to find
+        these.
+        """
         table = self._opened.table
-        if self._opened.settings.in_common and table.counts is not None:  # of tables that were joined here
+        # Of tables that were joined here.
+        if self._opened.settings.in_common and table.counts is not None:
             return table.counts.kept, len(table)
-        return (0, 0) if self._alignment.certain else (len(table), len(self.assembled.prepared.table))
+        return (
+            (0, 0) if self._alignment.certain else (len(table), len(self.assembled.prepared.table))
+        )
 
     def _tell_common(self) -> None:
-        """Tells the person here how many of the party's rows are common to all, and whether these are few."""
+        """Tells the person here how many of the party's rows are common to all, and whether these
+        are few.
+        """
         own, common = self._held
         if own:
-            log.info("%s", sentence(common, own), extra={"event": "aligned", "common": common, "of": own})
+            log.info(
+                "%s", sentence(common, own), extra={"event": "aligned", "common": common, "of": own}
+            )
             self._hooks.show("aligned", common=common, of=own)
             advise(self._hooks.show, few_common(self._opened.settings, common, own))
 
@@ -190,20 +221,35 @@ def new_secret() -> bytes:
 
 
 def own_secret(folder: RunFolder, init: Init, fresh: bytes) -> int | None:
-    """Returns the root of the seeds that only this party knows in a run, see ``Party``; the folder keeps it.
+    """Returns the root of the seeds that only this party knows in a run, see ``Party``; the folder
+    keeps it.
 
-    A run goes on as it began, whatever ``init`` is by now. ``fresh``: the secret of a run that has none yet.
-    Raises InputError if checkpoints rest on a secret that is not there.
+    A run goes on as it began, whatever ``init`` is by now. ``fresh``: the secret of a run that has
+    none yet. Raises InputError if checkpoints rest on a secret that is not there.
     """
-    if folder.checkpoints is None:  # a prediction draws nothing
+    # A prediction draws nothing.
+    if folder.checkpoints is None:
         return None
-    noted, begun, path = folder.facts().get("init"), folder.checkpoints.saved() > 0, folder.path / INIT_SECRET
-    now = noted or ("recipe" if begun else init)  # releases without the key knew only the recipe's seed
+    noted, begun, path = (
+        folder.facts().get("init"),
+        folder.checkpoints.saved() > 0,
+        folder.path / INIT_SECRET,
+    )
+    # Releases without the key knew only the recipe's seed.
+    now = noted or ("recipe" if begun else init)
     if now != init:
-        log.warning("%s: this run goes on as it began, with init = %r", folder.path, now, extra={"event": "init"})
+        log.warning(
+            "%s: this run goes on as it began, with init = %r",
+            folder.path,
+            now,
+            extra={"event": "init"},
+        )
     if now == "secret" and begun and not path.exists():
         text = f"{path}: is missing, and the run's checkpoints rest on it; restore it"
-        raise InputError(Code.FILE_INVALID, f"{text}, or begin a new run with --fresh at the server and every party")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{text}, or begin a new run with --fresh at the server and every party",
+        )
     secret = secret_seed(kept_secret(path, fresh)) if now == "secret" else None
     if noted is None:
         folder.note(init=now)
@@ -214,17 +260,19 @@ def own_secret(folder: RunFolder, init: Init, fresh: bytes) -> int | None:
 class Jobs:
     """Makes the job of each generation.
 
-    What can be refused without the others is refused here, before joining: the party is assembled with the rows that it
-    expects. The first generation uses that party if its rows turn out to be these; every later one is made afresh, so
-    that nothing survives a rollback.
+    What can be refused without the others is refused here, before joining: the party is assembled
+    with the rows that it expects. The first generation uses that party if its rows turn out to be
+    these; every later one is made afresh, so that nothing survives a rollback.
 
     Args:
         opened: the party's data.
         alignment: how the rows are decided.
         assemble: makes the party of aligned rows and its secret seed, in this process alone.
         spread: makes it with the party's other processes; None if there are none.
-        resume: the folder of the run to resume, which keeps its secret, and may keep what this party knows of its rows.
-        secret: what its own seeds follow from in a new run, see ``new_secret``; None: the recipe's seed.
+        resume: the folder of the run to resume, which keeps its secret, and may keep what this
+            party knows of its rows.
+        secret: what its own seeds follow from in a new run, see ``new_secret``; None: the recipe's
+            seed.
         complete: adds what only the party's program knows to what an alignment works with.
     """
 
@@ -245,10 +293,14 @@ class Jobs:
         if aligned.division is None and resume is not None:
             aligned = aligned.with_kept(resume.path)
         seed = secret_seed(secret) if secret is not None else None
-        tried = assemble(aligned, own_secret(resume, self._init, self._fresh) if resume is not None else seed)
-        _ = tried.exchanges  # so that the policy sees the alignment's, too, before anybody is asked
+        tried = assemble(
+            aligned, own_secret(resume, self._init, self._fresh) if resume is not None else seed
+        )
+        # So that the policy sees the alignment's, too, before anybody is asked.
+        _ = tried.exchanges
         self._ready: tuple[Aligned, Assembled] | None = (aligned, tried)
-        self._usable = spread is None and alignment.certain  # if not, its memory is better used for the alignment
+        # If not, its memory is better used for the alignment.
+        self._usable = spread is None and alignment.certain
 
     @property
     def expected(self) -> Assembled:
@@ -259,7 +311,8 @@ class Jobs:
     def make(self, folder: RunFolder, transport: Transport, hooks: Hooks) -> PartyJob:
         """Returns the job of the next generation."""
         ready, self._ready = self._ready if self._usable else None, None
-        fresh, self._fresh = self._fresh, new_secret()  # another run has another secret
+        # Another run has another secret.
+        fresh, self._fresh = self._fresh, new_secret()
         return PartyJob(
             self._opened,
             self._alignment,

@@ -1,4 +1,6 @@
-"""A party's part in one run: its jobs, its session with the server, its progress and its runner, put together."""
+"""A party's part in one run: its jobs, its session with the server, its progress and its runner,
+put together.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ JobName = Literal["train", "predict"]
 
 
 def training(recipe: Recipe, name: str, out: Path) -> Training:
-    """Prepares training from the beginning, or with the encoder of an earlier run in ``out``. Raises InputError."""
+    """Prepares training from the beginning, or with the encoder of an earlier run in ``out``.
+    Raises InputError.
+    """
     start = load_start(recipe, name, out)
     if start is None or recipe.start is None:
         return Training(recipe)
@@ -41,7 +45,9 @@ def training(recipe: Recipe, name: str, out: Path) -> Training:
 
 
 def joining_of(recipe: Recipe, role: str, plugins: Mapping[str, str]) -> Joining:
-    """Returns what the server compares when a party joins; ``plugins``: those that others have too."""
+    """Returns what the server compares when a party joins; ``plugins``: those that others have
+    too.
+    """
     spelling = filled(recipe)
     return Joining(
         role=role,
@@ -92,7 +98,9 @@ class Part:
     checkpoint_every: int = 1
 
     def run(self) -> tuple[Outcome, RunFolder]:
-        """Takes part in the run to its end. Raises VflError, after the server was informed of it."""
+        """Takes part in the run to its end. Raises VflError, after the server was informed of
+        it.
+        """
         settings = self.recipe.party(self.name)
         assert settings is not None  # noqa: S101 - the party's data were opened by its place in the recipe
         joining = replace(
@@ -134,5 +142,6 @@ class Part:
         return self.jobs.make(folder, transport, hooks)
 
     def _tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
-        self.session.check()  # so that a party at work on its own notices an interruption too
+        # So that a party at work on its own notices an interruption too.
+        self.session.check()
         self.progress.tick(phase, round_, rounds, batch, batches)

@@ -1,4 +1,6 @@
-"""``vfl-party check``: reports everything that can be found wrong before training, one line each."""
+"""``vfl-party check``: reports everything that can be found wrong before training, one line
+each.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,10 @@ from vfl_party.runtime import versions
 from vfl_party.runtime.participation import joining_of, training
 
 _CONNECT_S = 3.0
-_REFUSED = ": refused"  # at the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason
-_ABOUT = {Code.MODEL_INVALID: "model", Code.REFUSED: "policy"}  # errors that are about neither data nor recipe
+# At the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason.
+_REFUSED = ": refused"
+# Errors that are about neither data nor recipe.
+_ABOUT = {Code.MODEL_INVALID: "model", Code.REFUSED: "policy"}
 
 
 @dataclass(frozen=True)
@@ -55,20 +59,27 @@ class Finding:
 
 
 def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]:
-    """Yields all findings about a party file, in the order in which they stop a run; ``offline``: tries no peer."""
+    """Yields all findings about a party file, in the order in which they stop a run; ``offline``:
+    tries no peer.
+    """
     about = "party file"
     try:
         file = load_party(path)
         yield Finding(about, True, f"{path}: {file.name}")
         about = "recipe"
         recipe = load_recipe(Path(file.recipe))
-        yield Finding(about, True, f"{recipe.name}, digest {recipe.digest()[:16]} (the same at every party)")
+        yield Finding(
+            about, True, f"{recipe.name}, digest {recipe.digest()[:16]} (the same at every party)"
+        )
     except VflError as error:
         yield Finding(about, False, str(error))
         return
     found: list[Finding] = []
     looks: list[tuple[str, Callable[[], str]]] = [
-        ("certificate", lambda: f"for {file.name}, valid until {_credentials(file, recipe).not_after}"),
+        (
+            "certificate",
+            lambda: f"for {file.name}, valid until {_credentials(file, recipe).not_after}",
+        ),
         ("device", lambda: f"{resolve_device(device or file.device)}"),
         ("phases", lambda: _phases(recipe)),
     ]
@@ -96,20 +107,28 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
 
 
 def _phases(recipe: Recipe) -> str:
-    """Names the phases. Raises InputError if the settings of one are wrong, or if they do not fit together."""
+    """Names the phases. Raises InputError if the settings of one are wrong, or if they do not fit
+    together.
+    """
     names = [phase.name for phase in recipe.phases if parse_settings(phase)]
     check_fit(recipe)
     return ", ".join(names)
 
 
 def _credentials(file: PartyFile, recipe: Recipe) -> Credentials:
-    """Reads the party's credentials. Raises InputError if they cannot be used, or if a pin is for nobody."""
+    """Reads the party's credentials. Raises InputError if they cannot be used, or if a pin is for
+    nobody.
+    """
     uses = BOTH if file.name == recipe.active.name else DIALS
-    return load_credentials(file.tls, name=file.name, members=members_of(recipe, file.pins), uses=uses)
+    return load_credentials(
+        file.tls, name=file.name, members=members_of(recipe, file.pins), uses=uses
+    )
 
 
 def _ending(load: Callable[[], Credentials]) -> Iterator[Finding]:
-    """Yields which of this party's certificates end soon; if they cannot be used, another finding says so."""
+    """Yields which of this party's certificates end soon; if they cannot be used, another finding
+    says so.
+    """
     with contextlib.suppress(VflError):
         credentials, now = load(), datetime.now(UTC)
         for about, path, certificate in (
@@ -133,29 +152,41 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
 
     def load(data: DataSettings, with_label: bool) -> Table:
         rows = read_rows(data, with_label)
-        if data.id and not ids:  # the rows to align come first
+        # The rows to align come first.
+        if data.id and not ids:
             ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
-            zeros = about_zeros(Ids(normalised(rows.ids, data.id_rules or ()).drop_null()), data.id_rules or ())
+            zeros = about_zeros(
+                Ids(normalised(rows.ids, data.id_rules or ()).drop_null()), data.id_rules or ()
+            )
             notes.extend(Finding("ids", True, text, note=True) for text in [zeros] if text)
         notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
         found = list(smells(rows, data))
         if with_label and files.recipe.task.kind != "regression":
             found += leaks(rows, label_name(data))
         notes.extend(Finding("data", True, smell.text, note=True) for smell in found)
-        computed = sum(map(computed_cells, (*rows.ids, *([rows.labels] if rows.labels is not None else []))))
+        computed = sum(
+            map(computed_cells, (*rows.ids, *([rows.labels] if rows.labels is not None else [])))
+        )
         if with_label and computed:
             text = (
-                f"{computed:,} ids and labels begin with =, +, -, @ or a tab, and a spreadsheet computes them in a .csv"
+                f"{computed:,} ids and labels begin with =, +, -, @ or a tab, and a "
+                "spreadsheet computes them in a .csv"
             )
             notes.append(
-                Finding("data", True, f"{text} of predictions; see vfl-party predict --spreadsheet", note=True)
+                Finding(
+                    "data",
+                    True,
+                    f"{text} of predictions; see vfl-party predict --spreadsheet",
+                    note=True,
+                )
             )
         return tabulate(rows, data, with_label)
 
     try:
         try:
             opened = files.open(load)
-        finally:  # a refused id, too, is seen in them
+        finally:
+            # A refused id, too, is seen in them.
             refused = bool(ids) and ids[-1].endswith(_REFUSED)
             yield from notes
             yield from (Finding("ids", True, line) for line in ids[: len(ids) - refused])
@@ -175,7 +206,9 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
 def _plugins(opened: Opened, shared: Mapping[str, str]) -> Iterator[Finding]:
     """Yields names and versions of the plug-ins that the party needs."""
     for name, version in shared.items():
-        yield Finding("plug-in", True, f"{name}: {version} (the same version at every party that needs it)")
+        yield Finding(
+            "plug-in", True, f"{name}: {version} (the same version at every party that needs it)"
+        )
     for name, version in (versions.modelling(opened) | versions.reading(opened)).items():
         if name not in shared:
             yield Finding("plug-in", True, f"{name}: {version} (this party's own)")
@@ -185,19 +218,33 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     """Yields what the rows, models and phases are, and what leaves the party. Raises InputError."""
     work = training(files.recipe, files.name, Path(files.file.out))
     alignment = alignment_of(files.recipe)
-    party = assemble(opened, alignment.expected(opened.table), work, policy=files.policy(), trees=files.file.trees)
+    party = assemble(
+        opened,
+        alignment.expected(opened.table),
+        work,
+        policy=files.policy(),
+        trees=files.file.trees,
+    )
     sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
     if files.recipe.rows.split == "column" and not files.is_active:
-        sizes = f"{len(opened.table)}; the active party's column says their splits (here: models as with {sizes})"
+        sizes = (
+            f"{len(opened.table)}; the active party's column says their splits (here: models "
+            f"as with {sizes})"
+        )
     own = files.recipe.rows.align == "none" and bool(files.recipe.passives)
     if own and files.is_active:
-        sizes = f"{len(opened.table)} ids with labels; each passive party has rows of its own and divides them"
+        sizes = (
+            f"{len(opened.table)} ids with labels; each passive party has rows of its own and "
+            "divides them"
+        )
     found = alignment.found_before(Path(files.file.out), files.name, opened.table)
     if found is not None:
         shares = f"{found} of {len(opened.table)} ({percent(found, len(opened.table))}) are common"
         yield Finding("rows", True, f"{shares}, as run {files.recipe.rows.alignment} found")
     elif not alignment.certain and files.recipe.passives:
-        sizes = f"at most {sizes}: those that all parties hold, which are found at the start of the run"
+        sizes = (
+            f"at most {sizes}: those that all parties hold, which are found at the start of the run"
+        )
     yield Finding("rows", True, sizes)
     few = few_rows(len(party.prepared.splits["train"]), _classes(party))
     if few and not own and (files.is_active or files.recipe.rows.split != "column"):
@@ -206,11 +253,13 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
     for name, model in party.party.models.items():
         count = sum(parameter.numel() for parameter in model.parameters())
-        size = f"{count:,} parameters" if count else "no parameters before training"  # trees grow
+        # Trees grow.
+        size = f"{count:,} parameters" if count else "no parameters before training"
         yield Finding("model", True, f"{name}: {size}")
     if files.file.init == "recipe":
         why = (
-            "every party can compute the initial weights, and read columns with them; for runs that are to be compared"
+            "every party can compute the initial weights, and read columns with them; for runs "
+            "that are to be compared"
         )
         yield Finding("model", True, f'init = "recipe": {why}', note=True)
     rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
@@ -229,7 +278,9 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
 def _classes(party: Assembled) -> int:
     """Returns how many classes the labels have, as far as this party knows; 0 for a regression."""
     task, labels = party.party.recipe.task, party.prepared.labels
-    return len(labels.classes) if labels is not None else task.classes or 2 * (task.kind == "binary")
+    return (
+        len(labels.classes) if labels is not None else task.classes or 2 * (task.kind == "binary")
+    )
 
 
 def _rows(sizes: dict[str, int]) -> str:
@@ -247,7 +298,9 @@ def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> It
         try:
             check_address(files.file.listen)
             told = f" at {files.file.advertise}" if files.file.advertise is not None else ""
-            reach = f"; passive parties must be able to reach it{told}" if files.recipe.passives else ""
+            reach = (
+                f"; passive parties must be able to reach it{told}" if files.recipe.passives else ""
+            )
             yield Finding("listen", True, f"{files.file.listen} is free{reach}")
         except VflError as error:
             yield Finding("listen", False, str(error))
@@ -255,17 +308,31 @@ def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> It
         return
     try:
         joining = joining_of(files.recipe, files.settings.role, plugins)
-    except VflError:  # of the recipe, and said above: nobody can be asked
+    except VflError:
+        # Of the recipe, and said above: nobody can be asked.
         return
     yield _ask("server", files.file.server, files.recipe.server, SESSIONS, files, joining)
     if not files.is_active:
         if files.file.active is None:
-            yield Finding("active party", True, "its address comes from the server when the run starts: not tried")
+            yield Finding(
+                "active party",
+                True,
+                "its address comes from the server when the run starts: not tried",
+            )
         else:
-            yield _ask("active party", files.file.active, files.recipe.active.name, EXCHANGE, files, joining)
+            yield _ask(
+                "active party",
+                files.file.active,
+                files.recipe.active.name,
+                EXCHANGE,
+                files,
+                joining,
+            )
 
 
-def _ask(about: str, address: str, peer: str, service: str, files: PartyFiles, joining: Joining) -> Finding:
+def _ask(
+    about: str, address: str, peer: str, service: str, files: PartyFiles, joining: Joining
+) -> Finding:
     """Asks a peer whether it would take this party: it compares recipe, protocol and plug-ins."""
     try:
         answered = ask(address, files.keyring.current(), peer, service, joining, _CONNECT_S)
@@ -274,7 +341,12 @@ def _ask(about: str, address: str, peer: str, service: str, files: PartyFiles, j
     said = "same recipe, protocol and plug-ins"
     if not answered:
         said = "it is of an older release: recipe and protocol are compared when the run starts"
-    return Finding(about, True, f"{peer} answers at {address}, certificates accepted; {said}", note=not answered)
+    return Finding(
+        about,
+        True,
+        f"{peer} answers at {address}, certificates accepted; {said}",
+        note=not answered,
+    )
 
 
 def require(findings: list[Finding]) -> None:

@@ -1,4 +1,6 @@
-"""Reports a party's progress to the server, to the person at the terminal, and to ``metrics.jsonl``."""
+"""Reports a party's progress to the server, to the person at the terminal, and to
+``metrics.jsonl``.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,19 @@ from vfl_party.base.step_timing import Clock, Steps
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 1.0  # between two reports within a round
-_TELL_S = 0.25  # between two reports of short rounds; the last round is always reported
+# Between two reports within a round.
+_TICK_S = 1.0
+# Between two reports of short rounds; the last round is always reported.
+_TELL_S = 0.25
 
 
 @dataclass
 class Standing:
     """This party's progress so far. Other threads may read it: every value is replaced whole.
 
-    ``round``: rounds done of ``phase``; ``run_steps``: since the run began, as of the last round; ``reported``: the
-    last phase that had metrics, and these; ``without``: parties that came too late; ``steps``: {phase: its steps}.
+    ``round``: rounds done of ``phase``; ``run_steps``: since the run began, as of the last round;
+    ``reported``: the last phase that had metrics, and these; ``without``: parties that came too
+    late; ``steps``: {phase: its steps}.
     """
 
     generation: int = 0
@@ -44,19 +49,30 @@ class Standing:
 class Progress:
     """Writes one line of ``metrics.jsonl`` for each round, and reports it.
 
-    The line has ``time``, ``generation``, ``phase``, ``round``, ``steps``, ``seconds`` since this generation began,
-    ``metrics`` (of split training: the active party's), ``drift`` (see ``RoundReport``), and the ledger's message bytes
-    so far.
+    The line has ``time``, ``generation``, ``phase``, ``round``, ``steps``, ``seconds`` since this
+    generation began, ``metrics`` (of split training: the active party's), ``drift`` (see
+    ``RoundReport``), and the ledger's message bytes so far.
     """
 
     def __init__(
-        self, console: Console, session: Membership, ledger: Ledger, is_active: bool, clock: Clock | None = None
+        self,
+        console: Console,
+        session: Membership,
+        ledger: Ledger,
+        is_active: bool,
+        clock: Clock | None = None,
     ) -> None:
         self.standing = Standing()
-        self.watchers: list[Callable[[str, int, int, dict[str, dict[str, float]]], None]] = []  # after each round
+        # After each round.
+        self.watchers: list[Callable[[str, int, int, dict[str, dict[str, float]]], None]] = []
         self.clock = clock if clock is not None else Clock()
         self._steps = Steps()
-        self._console, self._session, self._ledger, self._is_active = console, session, ledger, is_active
+        self._console, self._session, self._ledger, self._is_active = (
+            console,
+            session,
+            ledger,
+            is_active,
+        )
         self._path: Path | None = None
         self._generation = 0
         self._began_s = time.monotonic()
@@ -71,7 +87,10 @@ class Progress:
         self.standing.generation, self.standing.without = start.generation, ()
         self._began_s = time.monotonic()
         self._console.emit(
-            "started", run_id=start.run_id, generation=start.generation, checkpoint=start.checkpoint or None
+            "started",
+            run_id=start.run_id,
+            generation=start.generation,
+            checkpoint=start.checkpoint or None,
         )
 
     def begin_round(self, phase: str, round_: int, rounds: int) -> None:
@@ -85,21 +104,30 @@ class Progress:
         standing.phase, standing.round, standing.rounds = phase, round_, rounds
 
     def tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
-        """Counts a step; ``round_`` rounds are done. Reports to the server at most once a second."""
+        """Counts a step; ``round_`` rounds are done. Reports to the server at most once a
+        second.
+        """
         if phase != self._phase:
             self._phase, self._metrics = phase, {}
         now_s = time.monotonic()
         self._steps.tick(now_s)
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
-            so_far = self.standing.run_steps  # as of the last round's end
+            # As of the last round's end.
+            so_far = self.standing.run_steps
             self._tell(ProgressUpdate(phase, round_, rounds, batch, batches, so_far, self._metrics))
 
-    def observe(self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport) -> None:
+    def observe(
+        self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport
+    ) -> None:
         """Writes the line of a finished round, and reports it if there was no report lately."""
         self._next_tick_s = time.monotonic() + _TICK_S
         self.clock.end(phase, report.steps)
-        flat = {f"{split} {name}": value for split, named in report.metrics.items() for name, value in named.items()}
+        flat = {
+            f"{split} {name}": value
+            for split, named in report.metrics.items()
+            for name, value in named.items()
+        }
         self._steps.end(report.steps)
         standing = self.standing
         standing.round, standing.run_steps = round_, steps
@@ -136,14 +164,18 @@ class Progress:
         if report.note:
             log.info(report.note, extra={"event": "note", "phase": phase})
         nothing = not (report.steps or report.metrics or report.note)
-        idle = self._is_active and nothing and rounds > 1  # the others, who may be at work, set the pace
+        # The others, who may be at work, set the pace.
+        idle = self._is_active and nothing and rounds > 1
         if report.done or report.note or round_ == rounds or time.monotonic() >= self._next_tell_s:
-            own = ProgressUpdate(phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note)
+            own = ProgressUpdate(
+                phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note
+            )
             self._tell(own, idle=idle)
 
     def _tell(self, progress: ProgressUpdate, *, idle: bool = False) -> None:
         self._next_tell_s = time.monotonic() + _TELL_S
-        if (self._is_active and not idle) or progress.metrics or progress.note:  # the others keep its pace
+        # The others keep its pace.
+        if (self._is_active and not idle) or progress.metrics or progress.note:
             self._session.progress(progress)
         self._console.emit("progress", **asdict(progress))
 

@@ -45,17 +45,32 @@ class PartyMetrics:
         info.add_metric((), self.info)
         yield info
         yield state(self.run_state(), STATES)
-        yield gauge("vfl_generation", "How often the run has begun or resumed.", {(): standing.generation})
+        yield gauge(
+            "vfl_generation", "How often the run has begun or resumed.", {(): standing.generation}
+        )
         if standing.phase:
             place = (standing.phase,)
-            yield gauge("vfl_round", "Rounds done of the phase under way.", {place: standing.round}, ("phase",))
-            yield gauge("vfl_rounds", "Rounds that it has at most.", {place: standing.rounds}, ("phase",))
-        yield gauge("vfl_run_steps", "Steps since the run began, as of the last round.", {(): standing.run_steps})
+            yield gauge(
+                "vfl_round",
+                "Rounds done of the phase under way.",
+                {place: standing.round},
+                ("phase",),
+            )
+            yield gauge(
+                "vfl_rounds", "Rounds that it has at most.", {place: standing.rounds}, ("phase",)
+            )
+        yield gauge(
+            "vfl_run_steps",
+            "Steps since the run began, as of the last round.",
+            {(): standing.run_steps},
+        )
         yield from self._steps()
         yield from self._reported()
         if self.peers:
             yield gauge(
-                "vfl_late_parties", "Parties that came too late and were left out.", {(): len(standing.without)}
+                "vfl_late_parties",
+                "Parties that came too late and were left out.",
+                {(): len(standing.without)},
             )
             yield awaited(self.peers, self.waits_for())
         yield certificates(self.ends())
@@ -64,7 +79,12 @@ class PartyMetrics:
     def _steps(self) -> Iterator[Metric]:
         phases = self.standing.steps
         made: dict[Labels, float] = {(phase,): float(steps.made) for phase, steps in phases.items()}
-        yield counter("vfl_steps_total", "Steps made by this process, repeated ones included.", made, ("phase",))
+        yield counter(
+            "vfl_steps_total",
+            "Steps made by this process, repeated ones included.",
+            made,
+            ("phase",),
+        )
         text = "From one step of training to the next (an epoch in head, a tree in gbdt)."
         histogram = HistogramMetricFamily("vfl_step_seconds", text, labels=("phase",))
         for phase, steps in phases.items():
@@ -74,21 +94,29 @@ class PartyMetrics:
         last_s = max((steps.last_s for steps in phases.values()), default=0.0)
         if last_s:
             at_s = time.time() - (time.monotonic() - last_s)
-            yield gauge("vfl_last_step_timestamp_seconds", "When the last step was done.", {(): at_s})
+            yield gauge(
+                "vfl_last_step_timestamp_seconds", "When the last step was done.", {(): at_s}
+            )
 
     def _reported(self) -> Iterator[Metric]:
         phase, metrics = self.standing.reported
         found: dict[Labels, float] = {
-            (phase, split, name): value for split, named in metrics.items() for name, value in named.items()
+            (phase, split, name): value
+            for split, named in metrics.items()
+            for name, value in named.items()
         }
         loss = {key[:2]: value for key, value in found.items() if key[2] == "loss"}
         others = {key: value for key, value in found.items() if key[2] != "loss"}
         yield gauge("vfl_loss", "Mean loss of the last round.", loss, ("phase", "split"))
-        yield gauge("vfl_metric", "Other metrics of the last round.", others, ("phase", "split", "metric"))
+        yield gauge(
+            "vfl_metric", "Other metrics of the last round.", others, ("phase", "split", "metric")
+        )
 
 
 def cumulative(steps: Steps) -> tuple[list[tuple[str, float]], float]:
-    """Returns Prometheus' buckets, each with the number of steps up to its bound, and the sum of seconds."""
+    """Returns Prometheus' buckets, each with the number of steps up to its bound, and the sum of
+    seconds.
+    """
     counts, seconds = list(steps.counts), steps.seconds
     bounds = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
     return list(zip(bounds, map(float, itertools.accumulate(counts)), strict=True)), seconds

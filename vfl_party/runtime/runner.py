@@ -1,36 +1,44 @@
-"""Runs a party's side: joins, resumes at the newest checkpoint that all hold, runs the phases, reports; or rejoins.
+"""Runs a party's side: joins, resumes at the newest checkpoint that all hold, runs the phases,
+reports; or rejoins.
 
-Positions. The rounds of all phases are numbered through: a checkpoint's label is ``<position>.<phase>.<round>`` with
-the position zero-padded, so that labels sort, and parties compare labels without knowing each other's phases.
+Positions. The rounds of all phases are numbered through: a checkpoint's label is
+``<position>.<phase>.<round>`` with the position zero-padded, so that labels sort, and parties
+compare labels without knowing each other's phases.
 
-A party keeps the rounds that it did alone (``Phase.alone_from``): it offers their labels as resume points too, without
-checkpoints of its own there. For example, A and B are both alone from position 2, and the run resumes at 3:
+A party keeps the rounds that it did alone (``Phase.alone_from``): it offers their labels as resume
+points too, without checkpoints of its own there. For example, A and B are both alone from position
+2, and the run resumes at 3:
 
     A    has a checkpoint at 5    offers 5 4 3 2    resumes at 5
     B    has a checkpoint at 3    offers 3 2        resumes at 3, and repeats 3 and 4
 
-A party that is alone to the end of the run is not needed if the run resumes at such a label, so it may leave.
+A party that is alone to the end of the run is not needed if the run resumes at such a label, so it
+may leave.
 
-A party offers '', the run's beginning, only if it has written at most ``MOST_LOST`` checkpoints: until then a party
-that is killed may hold none (``vfl_party.base.checkpoint`` says why). So a party that offers nothing, by accident or on
-purpose, cannot have the others begin again.
+A party offers '', the run's beginning, only if it has written at most ``MOST_LOST`` checkpoints:
+until then a party that is killed may hold none (``vfl_party.base.checkpoint`` says why). So a party
+that offers nothing, by accident or on purpose, cannot have the others begin again.
 
-A party that comes back while the others go on (``Phase.lenient``) joins the generation that is under way. It resumes at
-its own newest checkpoint, shows the active party that its rows are still the same, and is told the step to catch up to.
-If a generation begins in such a phase, a passive party may lack the rounds that the active party has: it offers their
-labels, too, and says which of its labels it holds. The run resumes at a label that as many as possible hold.
+A party that comes back while the others go on (``Phase.lenient``) joins the generation that is
+under way. It resumes at its own newest checkpoint, shows the active party that its rows are still
+the same, and is told the step to catch up to. If a generation begins in such a phase, a passive
+party may lack the rounds that the active party has: it offers their labels, too, and says which of
+its labels it holds. The run resumes at a label that as many as possible hold.
 
-A party that is in a run takes no other one unless the server says why: because somebody began anew, or the run is over.
-It says so, and sets its own run aside. A party whose rows or columns have changed tells the server that it cannot
-resume; the server decides whether the run is set aside (``run.resume_within_s``), or the party must restore its data.
+A party that is in a run takes no other one unless the server says why: because somebody began anew,
+or the run is over. It says so, and sets its own run aside. A party whose rows or columns have
+changed tells the server that it cannot resume; the server decides whether the run is set aside
+(``run.resume_within_s``), or the party must restore its data.
 
-A party may skip rounds that leave it unchanged (``Phase.skippable``: an upload). It offers the labels after them too;
-the run begins at one only if the peers' checkpoints hold the round's result.
+A party may skip rounds that leave it unchanged (``Phase.skippable``: an upload). It offers the
+labels after them too; the run begins at one only if the peers' checkpoints hold the round's result.
 
-A checkpoint between two rounds of a phase is written while the next round runs: nobody else has to wait for this
-party's disk. A party that is killed may then hold one checkpoint less; ``vfl_party.base.checkpoint`` says why all still hold
-a common one. The runner waits for the disk wherever others rely on a checkpoint: at the end of a phase, when the round
-says so (``RoundReport.checkpoint``), and before it says that it needs nobody, that the run is trained, or its results.
+A checkpoint between two rounds of a phase is written while the next round runs: nobody else has to
+wait for this party's disk. A party that is killed may then hold one checkpoint less;
+``vfl_party.base.checkpoint`` says why all still hold a common one. The runner waits for the disk
+wherever others rely on a checkpoint: at the end of a phase, when the round says so
+(``RoundReport.checkpoint``), and before it says that it needs nobody, that the run is trained, or
+its results.
 """
 
 from __future__ import annotations
@@ -47,19 +55,30 @@ from vfl_common.errors import ChangedError, Code, InputError, InterruptedRun, Pe
 from vfl_common.ledger import Ledger, load_entries
 from vfl_common.rpc.messages import Done, Joining, Membership, PartyReport, Start
 from vfl_common.run_folder import RunFolder
-from vfl_common.stages import AggregationPlan, Planned, ahead, alone_after, label_of, position_of, reachable
+from vfl_common.stages import (
+    AggregationPlan,
+    Planned,
+    ahead,
+    alone_after,
+    label_of,
+    position_of,
+    reachable,
+)
 from vfl_common.summary import Absence, PhaseTimes
 from vfl_common.text import to_json
 from vfl_party.base.phase import Phase, Predictions, RoundReport, Tree
 from vfl_party.base.plugins import blaming
 
-MOST_LOST = 2  # checkpoints that a death may cost a party
+# Checkpoints that a death may cost a party.
+MOST_LOST = 2
 
 log = logging.getLogger(__name__)
 
 
 class Job(ABC):
-    """Holds what one generation of a run works with: models in their initial state, phases, the exchange."""
+    """Holds what one generation of a run works with: models in their initial state, phases, the
+    exchange.
+    """
 
     @property
     @abstractmethod
@@ -75,7 +94,9 @@ class Job(ABC):
 
     @abstractmethod
     def show_rows(self) -> None:
-        """Shows the active party, which goes on, that the rows of this party, which returns, are those that it had."""
+        """Shows the active party, which goes on, that the rows of this party, which returns, are
+        those that it had.
+        """
 
     @property
     @abstractmethod
@@ -84,11 +105,15 @@ class Job(ABC):
 
     @abstractmethod
     def unhurried(self) -> None:
-        """Lets the next exchange wait as long as the peers live: they may be at work on their own."""
+        """Lets the next exchange wait as long as the peers live: they may be at work on their
+        own.
+        """
 
     @abstractmethod
     def settle(self) -> None:
-        """Waits until the parties that were away in the last phase know that it is over. See ``Hub.settle``."""
+        """Waits until the parties that were away in the last phase know that it is over. See
+        ``Hub.settle``.
+        """
 
     @abstractmethod
     def state(self) -> Tree:
@@ -100,7 +125,9 @@ class Job(ABC):
 
     @abstractmethod
     def keep(self, folder: Path, phase: str, predictions: Predictions) -> None:
-        """Writes a phase's predictions into the folder of the run, with ids and labels. Raises InputError."""
+        """Writes a phase's predictions into the folder of the run, with ids and labels. Raises
+        InputError.
+        """
 
     @abstractmethod
     def end(self, error: VflError) -> None:
@@ -118,22 +145,29 @@ class Outcome:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0
     summary_json: str = ""
-    label: str = ""  # of the last checkpoint
-    without: tuple[str, ...] = ()  # parties that the model was trained without
-    absences: dict[str, tuple[Absence, ...]] = field(default_factory=dict)  # of each phase
-    skipped: int = 0  # rounds whose updates this party has lost, or missed while it was away
-    rows: int = 0  # see PartyReport
+    # Of the last checkpoint.
+    label: str = ""
+    # Parties that the model was trained without.
+    without: tuple[str, ...] = ()
+    # Of each phase.
+    absences: dict[str, tuple[Absence, ...]] = field(default_factory=dict)
+    # Rounds whose updates this party has lost, or missed while it was away.
+    skipped: int = 0
+    # See PartyReport.
+    rows: int = 0
     common_rows: int = 0
-    catches_up: bool = False  # this party has returned, and not yet come to the step that is under way
+    # This party has returned, and not yet come to the step that is under way.
+    catches_up: bool = False
 
 
 @dataclass(frozen=True)
 class Statement:
     """The facts that follow from rows, models and phases.
 
-    ``plan``: the phases, in order. ``aggregations``: the weights that are swapped with the server. ``privacy_json``,
-    ``exchanges_json``: the summary's parts about differential privacy and exchanges, from the active party. ``data``: a
-    digest of this party's aligned rows. ``rows``, ``common_rows``: see ``PartyReport``.
+    ``plan``: the phases, in order. ``aggregations``: the weights that are swapped with the server.
+    ``privacy_json``, ``exchanges_json``: the summary's parts about differential privacy and
+    exchanges, from the active party. ``data``: a digest of this party's aligned rows. ``rows``,
+    ``common_rows``: see ``PartyReport``.
     """
 
     plan: Sequence[Planned]
@@ -145,8 +179,10 @@ class Statement:
     common_rows: int = 0
 
 
-BeginRound = Callable[[str, int, int], None]  # phase, rounds done, rounds
-Observer = Callable[[str, int, int, int, RoundReport], None]  # phase, round, rounds, steps so far, report
+# Phase, rounds done, rounds.
+BeginRound = Callable[[str, int, int], None]
+# Phase, round, rounds, steps so far, report.
+Observer = Callable[[str, int, int, int, RoundReport], None]
 
 
 @dataclass
@@ -156,14 +192,16 @@ class Runner:
     Args:
         session: the connection to the server.
         joining: this party's facts for the server.
-        make_job: makes everything that a generation works with afresh, so that nothing survives a rollback by accident.
+        make_job: makes everything that a generation works with afresh, so that nothing survives a
+            rollback by accident.
         open_folder: opens the folder of the run that the server names.
         resume: the folder of an unfinished run of the same recipe, offered to the server.
         finished: finds the folder of a run by its id, if it is finished and has the same recipe.
         observe: called after each round, with the party's own report; begin_round: before it.
         plan: the phases, in order, as far as they are known before alignment.
         show: reports an event to the person at the terminal.
-        peak_memory: returns this party's peak of GPU memory for the summary, in bytes; None without a GPU.
+        peak_memory: returns this party's peak of GPU memory for the summary, in bytes; None without
+            a GPU.
         times: returns what its steps took their time for, for the summary.
     """
 
@@ -193,7 +231,8 @@ class Runner:
                 try:
                     start = self._join(offer, folder)
                 except VflError:
-                    if changed is not None:  # the server keeps the run: this party's own words say more
+                    # The server keeps the run: this party's own words say more.
+                    if changed is not None:
                         raise changed from None
                     raise
                 if isinstance(start, Done):
@@ -219,7 +258,8 @@ class Runner:
                     log.warning("interrupted: %s", reason, extra={"event": "interrupted"})
                     self.show("interrupted", reason=str(reason))
                 except BaseException:
-                    with contextlib.suppress(VflError):  # the first error is the one to report
+                    # The first error is the one to report.
+                    with contextlib.suppress(VflError):
                         self._flush(folder)
                     with contextlib.suppress(VflError):
                         self._save_ledger(folder)
@@ -232,26 +272,40 @@ class Runner:
             raise
 
     def _tell(self, error: BaseException) -> None:
-        """Tells the server why this party ends; one that a person or a supervisor stopped does not end the run."""
+        """Tells the server why this party ends; one that a person or a supervisor stopped does not
+        end the run.
+        """
         if isinstance(error, Exception):
             self.session.abort(error)
         else:
             self.session.stopping()
 
     def _join(self, offer: Joining, folder: RunFolder | None) -> Start | Done:
-        """Joins. If this party has reported, and the server has gone, the run is taken to be complete."""
+        """Joins. If this party has reported, and the server has gone, the run is taken to be
+        complete.
+        """
         try:
             return self.session.join(offer)
         except InputError as error:
-            if error.code is not Code.UNREACHABLE or folder is None or not folder.facts().get("trained"):
+            if (
+                error.code is not Code.UNREACHABLE
+                or folder is None
+                or not folder.facts().get("trained")
+            ):
                 raise
-            text = "run %s was trained to its end, and the server has gone since: nothing is left to do"
+            text = (
+                "run %s was trained to its end, and the server has gone since: nothing is left "
+                "to do"
+            )
             log.warning(text, folder.run_id, extra={"event": "trained"})
             return Done(folder.run_id, "")
 
     def _done(self, done: Done, folder: RunFolder | None) -> tuple[Outcome, RunFolder]:
-        """Returns what is known of a complete run. Raises PeerError if this party has not trained in it to the end."""
-        if folder is None:  # this party may have been killed after its last note, before its exit
+        """Returns what is known of a complete run. Raises PeerError if this party has not trained
+        in it to the end.
+        """
+        # This party may have been killed after its last note, before its exit.
+        if folder is None:
             folder = self.finished(done.run_id)
         if folder is None or folder.run_id != done.run_id or not folder.facts().get("trained"):
             text = f"run {done.run_id} is complete; for a new run, start the server again"
@@ -259,21 +313,33 @@ class Runner:
         return Outcome(summary_json=done.summary_json), folder
 
     def _check(self, start: Start, offer: Joining, folder: RunFolder | None) -> None:
-        """Raises PeerError if the run would resume at a label that this party has not offered, or is another run.
+        """Raises PeerError if the run would resume at a label that this party has not offered, or
+        is another run.
 
-        Also if the server has this party return although the others cannot be in the middle of this run: then nobody
-        would compare the rows.
+        Also if the server has this party return although the others cannot be in the middle of this
+        run: then nobody would compare the rows.
         """
         same = start.run_id == offer.run_id and offer.job == "train"
         if start.returning:
             if not (same and folder is not None and self._may_return(folder)):
-                text = f"the server has {self.session.me} return to run {start.run_id}, which cannot go on without it"
+                text = (
+                    f"the server has {self.session.me} return to run {start.run_id}, which "
+                    "cannot go on without it"
+                )
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
             return
-        if folder is not None and not same and offer.job == "train" and not start.anew and self._holds(folder):
+        if (
+            folder is not None
+            and not same
+            and offer.job == "train"
+            and not start.anew
+            and self._holds(folder)
+        ):
             text = (
-                f"the server begins run {start.run_id}, but {self.session.me} is in run {folder.run_id}, which has not "
-                "ended; start the server with the folder of runs that it had before, or begin a new run with "
+                f"the server begins run {start.run_id}, but {self.session.me} is in run "
+                f"{folder.run_id}, which has not "
+                "ended; start the server with the folder of runs that it had before, or "
+                "begin a new run with "
                 "vfl-server serve --fresh"
             )
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
@@ -283,11 +349,17 @@ class Runner:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
 
     def _holds(self, folder: RunFolder) -> bool:
-        """Whether this party would lose anything with a run: it is in it, or has written a checkpoint."""
-        return folder is not self.resume or (folder.checkpoints is not None and folder.checkpoints.saved() > 0)
+        """Whether this party would lose anything with a run: it is in it, or has written a
+        checkpoint.
+        """
+        return folder is not self.resume or (
+            folder.checkpoints is not None and folder.checkpoints.saved() > 0
+        )
 
     def _may_return(self, folder: RunFolder) -> bool:
-        """Whether the others may be in the middle of a run that this party has been in: in a phase that is lenient."""
+        """Whether the others may be in the middle of a run that this party has been in: in a phase
+        that is lenient.
+        """
         if self.joining.role != "passive" or "data" not in folder.facts():
             return False
         own = self._newest(folder) or self._beginning()
@@ -301,7 +373,9 @@ class Runner:
         return False
 
     def _leave(self, folder: RunFolder, start: Start) -> None:
-        """Leaves a run for another one, because the server has said why; it is set aside, or over for this party."""
+        """Leaves a run for another one, because the server has said why; it is set aside, or over
+        for this party.
+        """
         if not (start.anew and self._holds(folder)):
             return
         text = "run %s is not resumed, and run %s begins: %s"
@@ -321,19 +395,25 @@ class Runner:
 
     def _offer(self, folder: RunFolder | None) -> Joining:
         if folder is None or folder.checkpoints is None or self.joining.job != "train":
-            return replace(self.joining, checkpoints=("",))  # a prediction names the trained run, and never resumes
+            # A prediction names the trained run, and never resumes.
+            return replace(self.joining, checkpoints=("",))
         store = folder.checkpoints
         whole = store.whole()
-        strict = [replace(phase, lenient=False) for phase in self.plan]  # skips only what leaves this party unchanged
+        # Skips only what leaves this party unchanged.
+        strict = [replace(phase, lenient=False) for phase in self.plan]
         held = [label for each in whole for label in (*reachable(each, self.plan), each)]
         held += [label for each in whole or [self._beginning()] for label in ahead(each, strict)]
         held += [""] if store.saved() <= MOST_LOST else []
         skips = [label for each in whole or [self._beginning()] for label in ahead(each, self.plan)]
         offered = tuple(dict.fromkeys([*held, *skips]))
-        return replace(self.joining, run_id=folder.run_id, checkpoints=offered, held=tuple(dict.fromkeys(held)))
+        return replace(
+            self.joining, run_id=folder.run_id, checkpoints=offered, held=tuple(dict.fromkeys(held))
+        )
 
     def _generation(self, start: Start, folder: RunFolder, started_s: float) -> Outcome:
-        """Runs one generation, from the checkpoint that the server names to the end of the last phase."""
+        """Runs one generation, from the checkpoint that the server names to the end of the last
+        phase.
+        """
         job = self.make_job(start, folder)
         error: BaseException | None = None
         try:
@@ -343,14 +423,20 @@ class Runner:
                 start = replace(start, checkpoint=self._newest(folder))
             label = self._own(folder, start.checkpoint)
             if start.left and not alone_after(start.checkpoint, self.plan):
-                text = f"the server starts without {', '.join(start.left)}, who are needed from {start.checkpoint!r} on"
+                text = (
+                    f"the server starts without {', '.join(start.left)}, who are needed from "
+                    f"{start.checkpoint!r} on"
+                )
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.session.server)
             job.open(returning=start.returning)
             said = job.statement
             self.plan = said.plan
             if start.returning:
                 if folder.facts().get("data") != said.data:
-                    text = f"{folder.path}: the rows or columns are not those that the run began with; restore them"
+                    text = (
+                        f"{folder.path}: the rows or columns are not those that the run began "
+                        "with; restore them"
+                    )
                     raise InputError(Code.DATA_INVALID, text)
                 job.show_rows()
                 folder.note(returns=_returns(folder) + 1)
@@ -363,13 +449,15 @@ class Runner:
                 self.show("resumed", checkpoint=label)
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
-            self.session.plan(said.aggregations)  # once nothing is left here of a course that was given up
+            # Once nothing is left here of a course that was given up.
+            self.session.plan(said.aggregations)
             outcome = self._phases(job, folder, label, tree, start)
             outcome.rows, outcome.common_rows = said.rows, said.common_rows
             self.session.check()
             self._flush(folder)
             job.close(None)
-            folder.note(trained=True)  # only the report to the server is left
+            # Only the report to the server is left.
+            folder.note(trained=True)
             self._save_ledger(folder)
             wall_s = time.monotonic() - started_s
             free = (outcome.label, *reachable(outcome.label, self.plan)) if outcome.label else ()
@@ -382,7 +470,9 @@ class Runner:
                     exchanges_json=said.exchanges_json,
                     free_from=free,
                     without=outcome.without,
-                    absences_json=to_json([each.model_dump() for phase in outcome.absences.values() for each in phase]),
+                    absences_json=to_json(
+                        [each.model_dump() for phase in outcome.absences.values() for each in phase]
+                    ),
                     peak_memory_bytes=self.peak_memory(),
                     skipped_rounds=outcome.skipped,
                     rows=said.rows,
@@ -399,22 +489,33 @@ class Runner:
             self.session.watch(None)
             if error is not None:
                 if not isinstance(error, Exception):
-                    self.session.stopping()  # first, so that the others read that this party was stopped
-                if isinstance(error, ChangedError) and not start.returning:  # the server decides what follows
+                    # First, so that the others read that this party was stopped.
+                    self.session.stopping()
+                # The server decides what follows.
+                if isinstance(error, ChangedError) and not start.returning:
                     error = InterruptedRun(f"{self.session.me} cannot resume the run")
                 job.close(error)
 
     def _phases(self, job: Job, folder: RunFolder, label: str, tree: Tree, start: Start) -> Outcome:
-        """Runs what is left after this party's checkpoint ``tree`` with ``label``; both are empty at the beginning.
+        """Runs what is left after this party's checkpoint ``tree`` with ``label``; both are empty
+        at the beginning.
 
         ``start``: has the label at which the run resumes; this party skips the rounds between.
         """
         outcome, begun = Outcome(catches_up=start.returning), start.checkpoint
         if tree:
-            outcome.metrics, outcome.steps, outcome.label = dict(tree["metrics"]), tree["steps"], label
-            outcome.without, outcome.skipped = tuple(tree.get("without", ())), tree.get("skipped", 0)
+            outcome.metrics, outcome.steps, outcome.label = (
+                dict(tree["metrics"]),
+                tree["steps"],
+                label,
+            )
+            outcome.without, outcome.skipped = (
+                tuple(tree.get("without", ())),
+                tree.get("skipped", 0),
+            )
             outcome.absences = {
-                phase: tuple(Absence(**each) for each in found) for phase, found in tree.get("absences", {}).items()
+                phase: tuple(Absence(**each) for each in found)
+                for phase, found in tree.get("absences", {}).items()
             }
         begin, own = 0, position_of(label) if tree else 0
         first = max(own, position_of(begun) if begun else 0)
@@ -423,26 +524,38 @@ class Runner:
             end = begin + phase.rounds
             if phase.lenient and (lost := min(first, end) - max(own, begin)) > 0:
                 outcome.skipped += lost
-                text = "the others resume at %s: this party skips %d rounds of %s, and their updates of its encoder"
-                log.warning(text, begun, lost, phase.name, extra={"event": "skipped", "rounds": lost})
+                text = (
+                    "the others resume at %s: this party skips %d rounds of %s, and their "
+                    "updates of its encoder"
+                )
+                log.warning(
+                    text, begun, lost, phase.name, extra={"event": "skipped", "rounds": lost}
+                )
                 self.show("skipped", phase=phase.name, rounds=lost, to=begun)
-            if first < end:  # a position names the next round to run
+            # A position names the next round to run.
+            if first < end:
                 if own > begin:
                     with blaming():
                         phase.load_state(tree["phase"])
-                if first >= begin and tree:  # others may have to repeat what this party did alone
+                # Others may have to repeat what this party did alone.
+                if first >= begin and tree:
                     job.unhurried()
                 self._rounds(phase, job, folder, outcome, begin, max(first, begin))
                 if phase.lenient and self.joining.role == "active":
-                    self.session.lenient(False)  # the server ends the generation if it lacks a party
+                    # The server ends the generation if it lacks a party.
+                    self.session.lenient(False)
                     job.settle()
                 if phase.alone_from is not None:
                     job.unhurried()
             begin = end
         return outcome
 
-    def _rounds(self, phase: Phase, job: Job, folder: RunFolder, outcome: Outcome, begin: int, first: int) -> None:
-        """Runs the rounds of one phase from position ``first``; the phase's round 0 is at position ``begin``."""
+    def _rounds(
+        self, phase: Phase, job: Job, folder: RunFolder, outcome: Outcome, begin: int, first: int
+    ) -> None:
+        """Runs the rounds of one phase from position ``first``; the phase's round 0 is at position
+        ``begin``.
+        """
         for round_ in range(first - begin, phase.rounds):
             self.begin_round(phase.name, round_, phase.rounds)
             with blaming():
@@ -456,7 +569,8 @@ class Runner:
             outcome.without = tuple(dict.fromkeys((*outcome.without, *report.without)))
             if report.absences:
                 outcome.absences[phase.name] = report.absences
-            if report.predictions:  # before a checkpoint says that the round is done
+            # Before a checkpoint says that the round is done.
+            if report.predictions:
                 job.keep(folder.path, phase.name, report.predictions)
             done = report.done or round_ + 1 == phase.rounds
             self.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
@@ -465,27 +579,39 @@ class Runner:
                     phase.finish()
             due = done or report.checkpoint or (round_ + 1) % self.checkpoint_every == 0
             if phase.lenient and not (done or report.steps):
-                due = False  # a party that catches up has nothing new to keep
+                # A party that catches up has nothing new to keep.
+                due = False
             if folder.checkpoints is not None and due:
-                outcome.label = label_of(begin + (phase.rounds if done else round_ + 1), phase.name, round_ + 1)
+                outcome.label = label_of(
+                    begin + (phase.rounds if done else round_ + 1), phase.name, round_ + 1
+                )
                 with blaming():
                     state = {"job": job.state(), "phase": {} if done else phase.state()}
                 tree = state | {"steps": outcome.steps, "metrics": outcome.metrics}
                 tree |= {"without": outcome.without, "skipped": outcome.skipped}
                 tree["absences"] = {
-                    name: [each.model_dump() for each in found] for name, found in outcome.absences.items()
+                    name: [each.model_dump() for each in found]
+                    for name, found in outcome.absences.items()
                 }
-                self._save_ledger(folder)  # before the checkpoint's thread competes for the interpreter
+                # Before the checkpoint's thread competes for the interpreter.
+                self._save_ledger(folder)
                 folder.checkpoints.save_later(outcome.label, tree)
-                if done or report.checkpoint:  # what this party does next tells others that it is on the disk
+                # What this party does next tells others that it is on the disk.
+                if done or report.checkpoint:
                     folder.checkpoints.flush()
                 self._vouch(folder, outcome.label)
             if done:
                 return
 
     def _vouch(self, folder: RunFolder, label: str) -> None:
-        """Reports, at the active party, that it needs nobody any more: all that the others owe it is on its disk."""
-        if self.joining.role == "active" and self.joining.job == "train" and alone_after(label, self.plan):
+        """Reports, at the active party, that it needs nobody any more: all that the others owe it
+        is on its disk.
+        """
+        if (
+            self.joining.role == "active"
+            and self.joining.job == "train"
+            and alone_after(label, self.plan)
+        ):
             self._flush(folder)
             self.session.alone()
 
@@ -504,20 +630,24 @@ class Runner:
         return label_of(0, self.plan[0].name if self.plan else "", 0)
 
     def _own(self, folder: RunFolder, label: str) -> str:
-        """Returns the label of this party's own checkpoint to load when the run resumes at ``label``.
+        """Returns the label of this party's own checkpoint to load when the run resumes at
+        ``label``.
 
         '' if it has none, and may skip to ``label`` from the run's beginning.
         """
         held = folder.checkpoints.labels() if folder.checkpoints is not None else []
         if label in held:
             return label
-        near = (each for each in held if label in (*reachable(each, self.plan), *ahead(each, self.plan)))
+        near = (
+            each for each in held if label in (*reachable(each, self.plan), *ahead(each, self.plan))
+        )
         return max(near, default="" if label in ahead(self._beginning(), self.plan) else label)
 
     def _load(self, folder: RunFolder, label: str) -> Tree:
         if folder.checkpoints is None or label not in folder.checkpoints.labels():
             raise InputError(
-                Code.CHECKPOINT_INVALID, f"{folder.path}: the run resumes from checkpoint {label}, which is not here"
+                Code.CHECKPOINT_INVALID,
+                f"{folder.path}: the run resumes from checkpoint {label}, which is not here",
             )
         tree = folder.checkpoints.load(label)
         folder.checkpoints.discard_after(label)

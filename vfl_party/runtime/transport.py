@@ -1,4 +1,6 @@
-"""A party's exchange over gRPC: the address that it listens on, and each generation's links and hub."""
+"""A party's exchange over gRPC: the address that it listens on, and each generation's links and
+hub.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.step_timing import Clock
 from vfl_party.methods import in_flight
 
-_CLOSE_S = 5.0  # allowed to the passive parties to end their streams
+# Allowed to the passive parties to end their streams.
+_CLOSE_S = 5.0
 _DIAGNOSIS_S = 2.0
-_COME_S = 10.0  # allowed to all passive parties to open their streams, before the missing ones are reported
+# Allowed to all passive parties to open their streams, before the missing ones are reported.
+_COME_S = 10.0
 
 
 @dataclass
@@ -55,7 +59,9 @@ class GrpcTransport:
             link.end(error)
 
     def _told(self, error: BaseException) -> VflError:
-        """Returns what the peers hear: a party that was stopped is waited for, as one that was lost."""
+        """Returns what the peers hear: a party that was stopped is waited for, as one that was
+        lost.
+        """
         if isinstance(error, VflError):
             return error
         if isinstance(error, Exception):
@@ -69,7 +75,8 @@ class GrpcTransport:
             self.grpc_hub.wait_for_late()
         if self.service is not None and error is None:
             self.service.wait_until_idle(_CLOSE_S)
-        self.meter.sample()  # closing the sockets loses the kernel's counts
+        # Closing the sockets loses the kernel's counts.
+        self.meter.sample()
         if self.service is not None and error is not None:
             self.service.use(None)
         if error is not None:
@@ -85,7 +92,8 @@ class Transports:
     Args:
         files: the party file and all that it names.
         console: reports missing parties to a person.
-        joining: what this party says when it joins; the active party answers with it whether a passive one fits.
+        joining: what this party says when it joins; the active party answers with it whether a
+            passive one fits.
     """
 
     files: PartyFiles
@@ -96,7 +104,9 @@ class Transports:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[tuple[ExchangeService | None, str]]:
-        """Yields the exchange's service and its address at the active party; a passive party listens on nothing."""
+        """Yields the exchange's service and its address at the active party; a passive party
+        listens on nothing.
+        """
         if not self.files.is_active:
             yield None, ""
             return
@@ -111,10 +121,18 @@ class Transports:
             attach_timeout_s=recipe.run.rejoin_deadline_s,
             joining=self.joining,
         )
-        health = Health({EXCHANGE: lambda: True}, self.files.keyring, may_ask=[self.files.name, recipe.server, *roster])
-        # For each party; server and this party's own probes check, too; four more for callers to refuse.
+        health = Health(
+            {EXCHANGE: lambda: True},
+            self.files.keyring,
+            may_ask=[self.files.name, recipe.server, *roster],
+        )
+        # For each party; server and this party's own probes check, too; four more for callers to
+        # refuse.
         threads = (MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS) * len(roster) + 2 * MAX_CHECKS + 4
-        with listening(self.files.file.listen, self.files.keyring, [service, health], threads) as (_, address):
+        with listening(self.files.file.listen, self.files.keyring, [service, health], threads) as (
+            _,
+            address,
+        ):
             self.console.emit("ready", name=self.files.name, address=address)
             try:
                 yield service, address
@@ -122,12 +140,15 @@ class Transports:
                 service.close()
 
     def transport(self, start: Start, service: ExchangeService | None) -> GrpcTransport:
-        """Makes a generation's links, and the active party's hub; nothing is dialled before the first bundle.
+        """Makes a generation's links, and the active party's hub; nothing is dialled before the
+        first bundle.
 
-        Raises PeerError if neither the server nor the party file names an address of the active party.
+        Raises PeerError if neither the server nor the party file names an address of the active
+        party.
         """
         files, recipe = self.files, self.files.recipe
-        # The server waits the whole step timeout for a late party and then names it: we wait for that.
+        # The server waits the whole step timeout for a late party and then names it: we wait for
+        # that.
         patience_s = 2 * recipe.run.step_timeout_s
         server = self._link(files.file.server, recipe.server, start, patience_s)
         if service is not None:
@@ -163,11 +184,19 @@ class Transports:
         link = self._link(address, peer, start, recipe.run.step_timeout_s)
         links = [link, server]
         return GrpcTransport(
-            files.name, None, self.meter, link=link, server=server, grpc_links=links, protocol=start.protocol
+            files.name,
+            None,
+            self.meter,
+            link=link,
+            server=server,
+            grpc_links=links,
+            protocol=start.protocol,
         )
 
     def _roll_call(self, hub: ExchangeHub) -> threading.Timer:
-        """Reports after ``_COME_S`` who is missing: this side can only name them, the passive parties know why."""
+        """Reports after ``_COME_S`` who is missing: this side can only name them, the passive
+        parties know why.
+        """
         left_s = max(0.0, self.files.recipe.run.rejoin_deadline_s - _COME_S)
 
         def tell() -> None:
@@ -208,5 +237,7 @@ class Transports:
 
 
 def pinned(nbytes: int) -> memoryview:
-    """Allocates a writable buffer in page-locked memory, from which a GPU copies without a detour."""
+    """Allocates a writable buffer in page-locked memory, from which a GPU copies without a
+    detour.
+    """
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data

@@ -1,4 +1,6 @@
-"""Names and versions of the plug-ins that a party's part in a run needs: {``group:name``: ``distribution version``}."""
+"""Names and versions of the plug-ins that a party's part in a run needs: {``group:name``:
+``distribution version``}.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from vfl_party.outbound import codecs, transforms
 
 
 def shared(opened: Opened) -> dict[str, str]:
-    """Returns those that the recipe names for all: the server compares them between the parties that have them.
+    """Returns those that the recipe names for all: the server compares them between the parties
+    that have them.
 
     Metrics are computed at the active party alone, and a party may have an encoder of its own.
     """
@@ -46,10 +49,15 @@ def reading(opened: Opened) -> dict[str, str]:
 
 
 def require_same(path: Path, then: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raises InputError if the run in ``path`` began with another version of a plug-in that is needed now."""
+    """Raises InputError if the run in ``path`` began with another version of a plug-in that is
+    needed now.
+    """
     for name in sorted(then.keys() & now.keys()):
         if then[name] != now[name]:
-            text = f"{path}: the run began with the plug-in {name} of {then[name]}, and {now[name]} is installed"
+            text = (
+                f"{path}: the run began with the plug-in {name} of {then[name]}, and "
+                f"{now[name]} is installed"
+            )
             raise InputError(Code.CONFIG_INVALID, f"{text}; install the former, or begin a new run")
 
 

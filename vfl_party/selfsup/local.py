@@ -1,4 +1,6 @@
-"""Trains by local self-supervision, with or without a guiding encoder: FedHSSL, Alg. 1, lines 16 to 27, and SS-VFL."""
+"""Trains by local self-supervision, with or without a guiding encoder: FedHSSL, Alg. 1, lines 16 to
+27, and SS-VFL.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from vfl_party.selfsup.tower import Tower, Trained, follow, loss_against, make_q
 
 @dataclass(frozen=True)
 class Epochs:
-    """The result of some epochs: steps, mean loss, and the share of the projections' variance that was kept."""
+    """The result of some epochs: steps, mean loss, and the share of the projections' variance that
+    was kept.
+    """
 
     steps: int
     loss: float
@@ -37,7 +41,8 @@ class LocalSelfSup:
         tower: the tower to train.
         guide: the cross-party tower, frozen here; ``gamma``: the weight of its two terms (Eq. 6).
         epochs: the epochs of the whole phase, for the schedule.
-        guide_drifts: the guide's BatchNorm updates its statistics here too, as in FedHSSL's released code.
+        guide_drifts: the guide's BatchNorm updates its statistics here too, as in FedHSSL's
+            released code.
         split: the rows to train on; default: all of the party's training rows.
     """
 
@@ -68,7 +73,9 @@ class LocalSelfSup:
         self._augment = make_augment(plan.augment, party.need_features(), self._rows)
 
     def _batches(self, epoch: int) -> list[Rows]:
-        """Returns the batches of an epoch (numbered through the phase), in an order of this party only."""
+        """Returns the batches of an epoch (numbered through the phase), in an order of this party
+        only.
+        """
         seed = derive_seed(self._party.own_seed, self._party.name)
         return full_batches(seed, self._phase, epoch, self._rows, self._plan.batch_size)
 
@@ -77,12 +84,18 @@ class LocalSelfSup:
         return epochs * (len(self._rows) // self._plan.batch_size)
 
     def run(self, round_: int, epochs: int, tick: Callable[[], None]) -> Epochs:
-        """Trains the local epochs of a round; calls ``tick`` after each step. Raises InputError if they diverge."""
-        if round_ == 0 and self._target is not None:  # start from the encoder as earlier phases have trained it
+        """Trains the local epochs of a round; calls ``tick`` after each step. Raises InputError if
+        they diverge.
+        """
+        # Start from the encoder as earlier phases have trained it.
+        if round_ == 0 and self._target is not None:
             self._target.load_state_dict(target_of(self.tower).state_dict())
         done = [self._epoch(round_ * epochs + epoch, tick) for epoch in range(epochs)]
         steps = sum(each.steps for each in done)
-        loss, kept = sum(each.loss for each in done) / epochs, sum(each.variance_kept for each in done) / epochs
+        loss, kept = (
+            sum(each.loss for each in done) / epochs,
+            sum(each.variance_kept for each in done) / epochs,
+        )
         return finite(Epochs(steps, loss, kept), self._party, self._phase, "local")
 
     def _epoch(self, epoch: int, tick: Callable[[], None]) -> Epochs:
@@ -96,12 +109,15 @@ class LocalSelfSup:
         total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
         batches = self._batches(epoch)
         for rows in batches:
-            v1, v2 = self._augment.two_views(features.inputs(rows), random)  # Alg. 1, line 19
+            # Alg. 1, line 19.
+            v1, v2 = self._augment.two_views(features.inputs(rows), random)
             loss, z_BP, fresh = self._loss(v1, v2)
-            self._trained.step(loss)  # line 25
+            # Line 25.
+            self._trained.step(loss)
             if self._target is not None:
                 follow(self._target, self.tower, self._plan.momentum)
-            for queue, keys_BP in fresh:  # after the step: the gradient needs the old keys
+            # After the step: the gradient needs the old keys.
+            for queue, keys_BP in fresh:
                 queue.push(keys_BP)
             total += loss.detach()
             kept += variance_kept(z_BP)
@@ -112,22 +128,30 @@ class LocalSelfSup:
     def _loss(
         self, v1: tuple[Tensor, ...], v2: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, list[tuple[KeyQueue, Tensor]]]:
-        """Computes Eq. 6, the first view's projections without gradient, and each queue's new keys."""
+        """Computes Eq. 6, the first view's projections without gradient, and each queue's new
+        keys.
+        """
         fresh: list[tuple[KeyQueue, Tensor]] = []
         plan, tower = self._plan, self.tower
         z1_BP, z2_BP = tower.project(v1), tower.project(v2)
         p1_BP, p2_BP = tower.predict(z1_BP), tower.predict(z2_BP)
         if plan.ssl == "simclr":
-            loss = nt_xent(z1_BP, z2_BP, plan.temperature)  # symmetric by itself, with gradient on both sides
+            # Symmetric by itself, with gradient on both sides.
+            loss = nt_xent(z1_BP, z2_BP, plan.temperature)
         else:
-            with torch.no_grad():  # lines 20 and 21
+            # Lines 20 and 21.
+            with torch.no_grad():
                 t1_BP = z1_BP if self._target is None else self._target.project(v1)
                 t2_BP = z2_BP if self._target is None else self._target.project(v2)
-            loss = (loss_against(plan, p1_BP, t2_BP, self._keys) + loss_against(plan, p2_BP, t1_BP, self._keys)) / 2
+            loss = (
+                loss_against(plan, p1_BP, t2_BP, self._keys)
+                + loss_against(plan, p2_BP, t1_BP, self._keys)
+            ) / 2
             if self._keys is not None:
                 fresh += [(self._keys, t1_BP), (self._keys, t2_BP)]
         if self._guide is not None and self._gamma:
-            with torch.no_grad():  # line 23
+            # Line 23.
+            with torch.no_grad():
                 g1_BP, g2_BP = self._guide.project(v1), self._guide.project(v2)
             keys = self._guide_keys
             loss = loss + self._gamma * (
@@ -155,21 +179,34 @@ class LocalSelfSup:
 
 
 def finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
-    """Returns ``epochs`` unchanged. Raises InputError if its loss is NaN or infinite: no other party could notice."""
+    """Returns ``epochs`` unchanged. Raises InputError if its loss is NaN or infinite: no other
+    party could notice.
+    """
     if not math.isfinite(epochs.loss):
-        text = f"phase {phase}: the {step} loss of {party.name} is {epochs.loss}: its training diverged"
+        text = (
+            f"phase {phase}: the {step} loss of {party.name} is {epochs.loss}: its training "
+            "diverged"
+        )
         raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
     return epochs
 
 
 def require_rows(party: Party, phase: str, split: str, batch_size: int) -> Rows:
-    """Returns the rows of a split. Raises InputError if there are none, or too few for one batch."""
+    """Returns the rows of a split. Raises InputError if there are none, or too few for one
+    batch.
+    """
     rows = party.rows(split)
     what = {"local": "training", "aligned": "aligned training", "train": "labelled training"}[split]
     if len(rows) == 0:
-        text = f"recipe: phases: {phase}: {party.name} has no {what} rows to learn from; give it rows, or other splits"
+        text = (
+            f"recipe: phases: {phase}: {party.name} has no {what} rows to learn from; give it "
+            "rows, or other splits"
+        )
         raise InputError(Code.CONFIG_INVALID, text)
     if batch_size > len(rows):
-        text = f"recipe: phases: {phase}: batch_size = {batch_size} is more than the {len(rows)} {what} rows of"
+        text = (
+            f"recipe: phases: {phase}: batch_size = {batch_size} is more than the {len(rows)} "
+            f"{what} rows of"
+        )
         raise InputError(Code.CONFIG_INVALID, f"{text} {party.name}; take at most {len(rows)}")
     return np.asarray(rows)

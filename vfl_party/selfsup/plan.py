@@ -10,14 +10,20 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 from vfl_party.selfsup.settings import SelfSupSettings, Ssl
 
 Negatives = Literal["queue", "batch"]
-_WIDTHS = {"simsiam": (512, 512, 512), "byol": (512, 512, 512), "moco": (512, 512, 128), "simclr": (512, 512, 128)}
+_WIDTHS = {
+    "simsiam": (512, 512, 512),
+    "byol": (512, 512, 512),
+    "moco": (512, 512, 128),
+    "simclr": (512, 512, 128),
+}
 _MOMENTUM = {"byol": 0.995, "moco": 0.99}
 
 
 @dataclass(frozen=True)
 class SelfSupPlan:
-    """The settings. ``negatives``: the source of negatives in losses between a party's own and received (or guiding)
-    projections; MoCo's own local loss always uses its queue."""
+    """The settings. ``negatives``: the source of negatives in losses between a party's own and
+    received (or guiding) projections; MoCo's own local loss always uses its queue.
+    """
 
     ssl: Ssl
     batch_size: int
@@ -32,19 +38,26 @@ class SelfSupPlan:
 
     @property
     def predicts(self) -> bool:
-        """Whether there is a predictor; for MoCo and SimCLR it is the identity (FedHSSL, Table II)."""
+        """Whether there is a predictor; for MoCo and SimCLR it is the identity (FedHSSL, Table
+        II).
+        """
         return self.ssl in ("simsiam", "byol")
 
     @property
     def has_target(self) -> bool:
-        """Whether the target encoder is a moving average; for SimSiam and SimCLR it is the online encoder."""
+        """Whether the target encoder is a moving average; for SimSiam and SimCLR it is the online
+        encoder.
+        """
         return self.ssl in ("byol", "moco")
 
 
-def make_plan(settings: SelfSupSettings, preset: Literal["paper", "released"], gamma: float = 0.0) -> SelfSupPlan:
+def make_plan(
+    settings: SelfSupSettings, preset: Literal["paper", "released"], gamma: float = 0.0
+) -> SelfSupPlan:
     """Fills in the defaults of the method and the preset.
 
-    The learning rate is 0.05 · B / 256, times 0.5 / (0.5 + gamma) if the local loss has the two guidance terms too.
+    The learning rate is 0.05 · B / 256, times 0.5 / (0.5 + gamma) if the local loss has the two
+    guidance terms too.
     """
     released = preset == "released"
     momentum = settings.momentum

@@ -7,23 +7,29 @@ from collections.abc import Mapping
 from vfl_party.base.phase import RoundReport
 from vfl_party.selfsup.local import Epochs
 
-COLLAPSED = 0.02  # share of the variance of the projections' directions; trained encoders keep 0.5 and more
+# Share of the variance of the projections' directions; trained encoders keep 0.5 and more.
+COLLAPSED = 0.02
 
 
 def report(party: str, done: Mapping[str, Epochs], warned: set[str] | None = None) -> RoundReport:
-    """Reports one party's round: loss and ``variance_kept`` of each step, and a warning if projections collapse.
+    """Reports one party's round: loss and ``variance_kept`` of each step, and a warning if
+    projections collapse.
 
     ``warned``: the steps with an earlier warning, so that each is warned of once; changed here.
     """
     warned = set() if warned is None else warned
     notes = [
-        f"{party}: projections of the {step} step keep {each.variance_kept:.0%} of their variance: they are collapsing"
+        f"{party}: projections of the {step} step keep {each.variance_kept:.0%} of their "
+        "variance: they are collapsing"
         for step, each in done.items()
         if each.variance_kept < COLLAPSED and step not in warned
     ]
     warned |= {step for step, epochs in done.items() if epochs.variance_kept < COLLAPSED}
     return RoundReport(
         steps=sum(epochs.steps for epochs in done.values()),
-        metrics={step: {"loss": epochs.loss, "variance_kept": epochs.variance_kept} for step, epochs in done.items()},
+        metrics={
+            step: {"loss": epochs.loss, "variance_kept": epochs.variance_kept}
+            for step, epochs in done.items()
+        },
         note="; ".join(notes),
     )

@@ -1,4 +1,6 @@
-"""An encoder with its pretraining heads, its optimizer, and the loss against another tower's projections."""
+"""An encoder with its pretraining heads, its optimizer, and the loss against another tower's
+projections.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,19 @@ class Tower(nn.Module):
         return p_BP
 
 
-def build_tower(party: Party, phase: str, label: str, encoder: nn.Module, plan: SelfSupPlan, *, shared: bool) -> Tower:
-    """Puts heads on ``encoder`` (of width E), drawn from the party's own seed; ``shared``: equal at every party."""
+def build_tower(
+    party: Party, phase: str, label: str, encoder: nn.Module, plan: SelfSupPlan, *, shared: bool
+) -> Tower:
+    """Puts heads on ``encoder`` (of width E), drawn from the party's own seed; ``shared``: equal at
+    every party.
+    """
     width = encoder_width(encoder, party)
     names = (phase, label) if shared else (phase, party.name, label)
     with seeded(derive_seed(party.recipe.seed if shared else party.own_seed, "init", *names)):
         projector = build_projector(width, plan.widths)
-        predictor = build_predictor(plan.widths[-1], plan.hidden) if plan.predicts else nn.Identity()
+        predictor = (
+            build_predictor(plan.widths[-1], plan.hidden) if plan.predicts else nn.Identity()
+        )
     return Tower(encoder, projector.to(party.device), predictor.to(party.device))
 
 
@@ -97,7 +105,9 @@ def target_of(tower: Tower) -> Tower:
 
 
 def follow(target: Tower, online: Tower, momentum: float) -> None:
-    """Moves the target encoder: the moving average of the online encoder's parameters (FedHSSL, Table II)."""
+    """Moves the target encoder: the moving average of the online encoder's parameters (FedHSSL,
+    Table II).
+    """
     ema_update(target.encoder, online.encoder, momentum)
     ema_update(target.projector, online.projector, momentum)
 
@@ -105,13 +115,18 @@ def follow(target: Tower, online: Tower, momentum: float) -> None:
 def make_queue(party: Party, phase: str, label: str, plan: SelfSupPlan, rows: int) -> KeyQueue:
     """Makes a queue of ``plan.queue`` MoCo keys, at first random directions.
 
-    Raises InputError unless it is smaller than ``rows``: otherwise it would hold every row's own key, as a negative.
+    Raises InputError unless it is smaller than ``rows``: otherwise it would hold every row's own
+    key, as a negative.
     """
     if plan.queue >= rows:
         text = (
-            f"recipe: phases: {phase}: a queue of {plan.queue} keys and {rows} rows at {party.name}: a row's own keys"
+            f"recipe: phases: {phase}: a queue of {plan.queue} keys and {rows} rows at "
+            f"{party.name}: a row's own keys"
         )
-        raise InputError(Code.CONFIG_INVALID, f"{text} would be among its negatives; set queue to {rows - 1} or less")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{text} would be among its negatives; set queue to {rows - 1} or less",
+        )
     seed = derive_seed(party.own_seed, "queue", phase, party.name, label)
     return KeyQueue(plan.queue, plan.widths[-1], seed, party.device)
 

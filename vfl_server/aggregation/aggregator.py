@@ -19,7 +19,8 @@ from vfl_server.aggregation.mean import mean, outlier
 
 log = logging.getLogger(__name__)
 
-SERVER = "server"  # the sender of an average, in what is drawn for its codec
+# The sender of an average, in what is drawn for its codec.
+SERVER = "server"
 _JOIN_S = 5.0
 
 
@@ -47,10 +48,11 @@ class Aggregator:
         roster: all parties, in the recipe's order.
         passives: those that are not the active one.
         phases: the names of the recipe's phases, in order.
-        timeout_s: the longest time of a living party for one step, counted from the first party's arrival.
+        timeout_s: the longest time of a living party for one step, counted from the first party's
+            arrival.
         fail: called, from the aggregation's thread, with the error that ends the run.
-        align: serves the alignment of the rows, before the parties plan, and returns what gives the last answer; None:
-            they align without the server.
+        align: serves the alignment of the rows, before the parties plan, and returns what gives the
+            last answer; None: they align without the server.
         make_hub: makes the hub of a generation; None: one for streams over gRPC.
         start: runs a generation's aggregation, under a name; None: in a thread of its own.
     """
@@ -76,12 +78,16 @@ class Aggregator:
         self._lock = threading.Lock()
         self._make_hub = make_hub if make_hub is not None else self._over_grpc
         self._start = start if start is not None else self._in_a_thread
-        self._hub: EndingHub | None = None  # of the current generation
-        self._aligned = False  # with its hub
+        # Of the current generation.
+        self._hub: EndingHub | None = None
+        # With its hub.
+        self._aligned = False
         self._thread: threading.Thread | None = None
 
     def open(self, generation: int) -> None:
-        """Serves the alignment of a generation that starts, if the parties align with the server; returns at once."""
+        """Serves the alignment of a generation that starts, if the parties align with the server;
+        returns at once.
+        """
         if self._align is not None:
             hub = self._use_another(generation)
             self._start("alignment", partial(self._run, hub, partial(self._align_over, hub)))
@@ -89,29 +95,40 @@ class Aggregator:
     def _align_over(self, hub: EndingHub) -> None:
         assert self._align is not None  # noqa: S101 - open has looked
         answer = self._align(hub)
-        self._aligned = True  # before the parties have the last answer: then they plan, and ``begin`` looks
+        # Before the parties have the last answer: then they plan, and ``begin`` looks.
+        self._aligned = True
         answer()
 
-    def begin(self, generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]) -> None:
-        """Serves a generation that resumes from ``checkpoint``, once its parties have planned; returns at once.
+    def begin(
+        self, generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]
+    ) -> None:
+        """Serves a generation that resumes from ``checkpoint``, once its parties have planned;
+        returns at once.
 
         Raises InputError if ``checkpoint`` is no label.
         """
         if not aggregations:
             if self._align is None:
-                self._service.close()  # no party swaps anything from here on
+                # No party swaps anything from here on.
+                self._service.close()
             return
         sent = {each.phase: each.sent for each in aggregations}
         steps = [
-            (step, dict.fromkeys(self._passives if each.passive else self._roster, sent[each.phase]), each)
+            (
+                step,
+                dict.fromkeys(self._passives if each.passive else self._roster, sent[each.phase]),
+                each,
+            )
             for step, each in remaining(self._phases, checkpoint, aggregations)
         ]
-        if self._hub is None or not self._aligned:  # otherwise the parties' streams are open at the hub already
+        # Otherwise the parties' streams are open at the hub already.
+        if self._hub is None or not self._aligned:
             hub = self._use_another(generation)
         else:
             hub = self._hub
             if self._thread is not None:
-                self._thread.join()  # it has answered the last step, and ends
+                # It has answered the last step, and ends.
+                self._thread.join()
         self._start("aggregation", partial(self._run, hub, partial(_answer_all, hub, steps)))
 
     def _use_another(self, generation: int) -> EndingHub:
@@ -129,11 +146,18 @@ class Aggregator:
 
     def _over_grpc(self, generation: int) -> ExchangeHub:
         return ExchangeHub(
-            self._run_id, generation, self._roster, self._ledger, timeout_s=self._timeout_s, from_first=True
+            self._run_id,
+            generation,
+            self._roster,
+            self._ledger,
+            timeout_s=self._timeout_s,
+            from_first=True,
         )
 
     def end(self, error: VflError) -> None:
-        """Ends the generation, from any thread; waiting parties get ``error``. Does nothing if there is none."""
+        """Ends the generation, from any thread; waiting parties get ``error``. Does nothing if
+        there is none.
+        """
         with self._lock:
             hub, self._hub = self._hub, None
         if hub is not None:
@@ -161,57 +185,82 @@ class Aggregator:
         hub.end(error)
         with self._lock:
             goes_on = self._hub is hub
-        if goes_on:  # otherwise ``end`` was called first, for another reason
+        # Otherwise ``end`` was called first, for another reason.
+        if goes_on:
             self._fail(error)
 
 
-def _answer_all(hub: EndingHub, steps: Sequence[tuple[StepKey, Mapping[str, BundleSpec], AggregationPlan]]) -> None:
+def _answer_all(
+    hub: EndingHub, steps: Sequence[tuple[StepKey, Mapping[str, BundleSpec], AggregationPlan]]
+) -> None:
     told: set[str] = set()
     for step, specs, plan in steps:
         _answer(hub, step, specs, plan, told)
 
 
 def _answer(
-    hub: EndingHub, step: StepKey, specs: Mapping[str, BundleSpec], plan: AggregationPlan, told: set[str]
+    hub: EndingHub,
+    step: StepKey,
+    specs: Mapping[str, BundleSpec],
+    plan: AggregationPlan,
+    told: set[str],
 ) -> None:
-    """Answers one step. Frees its memory on return, except for the last reply, which a party may request again."""
+    """Answers one step. Frees its memory on return, except for the last reply, which a party may
+    request again.
+    """
     bundles = hub.collect(step, specs)
     hub.reply(step, dict.fromkeys(bundles, average(bundles, step, plan, told)))
 
 
 def average(
-    bundles: Mapping[str, Bundle], step: StepKey, plan: AggregationPlan, told: set[str] | None = None
+    bundles: Mapping[str, Bundle],
+    step: StepKey,
+    plan: AggregationPlan,
+    told: set[str] | None = None,
 ) -> Bundle:
-    """Returns the mean of what the parties have sent, as it crosses: read, averaged in float32, written.
+    """Returns the mean of what the parties have sent, as it crosses: read, averaged in float32,
+    written.
 
-    ``told``: the parties of whom the log has said already that their weights outweigh all others'; None: of nobody.
+    ``told``: the parties of whom the log has said already that their weights outweigh all others';
+    None: of nobody.
 
-    Raises PeerError as ``mean``, and if a party sent what its codec never writes; InputError (NON_FINITE) if the
-    codec of the answer cannot write the mean.
+    Raises PeerError as ``mean``, and if a party sent what its codec never writes; InputError
+    (NON_FINITE) if the codec of the answer cannot write the mean.
     """
     up, down = plan.up.coder, plan.down.coder
     if up is not None:
-        bundles = {party: decode(up, each, plan.spec, party=party, step=step) for party, each in bundles.items()}
+        bundles = {
+            party: decode(up, each, plan.spec, party=party, step=step)
+            for party, each in bundles.items()
+        }
     found = mean(bundles, step)
     told = set() if told is None else told
     if (party := outlier(bundles)) and party not in told:
         told.add(party)
-        text = f"the weights of {party} at {step} have a norm over 1,000 times that of any other party's: the mean is"
-        log.warning(f"{text} almost its own; ask it whether its training goes well", extra={"event": "outlier"})
+        text = (
+            f"the weights of {party} at {step} have a norm over 1,000 times that of any other "
+            "party's: the mean is"
+        )
+        log.warning(
+            f"{text} almost its own; ask it whether its training goes well",
+            extra={"event": "outlier"},
+        )
     return found if down is None else encode(down, found, plan.down.seed, SERVER, step)
 
 
 def remaining(
     phases: Sequence[str], checkpoint: str, aggregations: Sequence[AggregationPlan]
 ) -> Iterator[tuple[StepKey, AggregationPlan]]:
-    """Yields the remaining steps, in order, of a run that resumes from ``checkpoint`` (empty: the beginning).
+    """Yields the remaining steps, in order, of a run that resumes from ``checkpoint`` (empty: the
+    beginning).
 
     Raises InputError if ``checkpoint`` is no label of a phase.
     """
     at, done = rounds_done(checkpoint) if checkpoint else (phases[0], 0)
     if at not in phases:
         raise InputError(
-            Code.CHECKPOINT_INVALID, f"the checkpoint {checkpoint[:80]!r} belongs to no phase of this recipe"
+            Code.CHECKPOINT_INVALID,
+            f"the checkpoint {checkpoint[:80]!r} belongs to no phase of this recipe",
         )
     for aggregation in sorted(aggregations, key=lambda each: phases.index(each.phase)):
         place = phases.index(aggregation.phase) - phases.index(at)

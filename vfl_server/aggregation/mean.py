@@ -11,29 +11,39 @@ from vfl_common.bundle import HUGE, Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, PeerError
 
 _WIRE = np.dtype("<f4")
-_TIMES = 1000.0  # as much longer than all others, and a party's weights are worth a note
+# As much longer than all others, and a party's weights are worth a note.
+_TIMES = 1000.0
 
 
 def mean(bundles: Mapping[str, Bundle], step: StepKey) -> Bundle:
-    """Returns the sum of all bundles in the order of the roster, in float32, divided by their number.
+    """Returns the sum of all bundles in the order of the roster, in float32, divided by their
+    number.
 
-    ``bundles``: {party: its weights}; at least one, all with the same float32 tensors. They are not changed.
+    ``bundles``: {party: its weights}; at least one, all with the same float32 tensors. They are not
+    changed.
 
-    Raises PeerError (NON_FINITE) if a party sent NaN, infinity, or numbers too large to train with: in the mean they
-    would look like the fault of whoever trains on with it.
+    Raises PeerError (NON_FINITE) if a party sent NaN, infinity, or numbers too large to train with:
+    in the mean they would look like the fault of whoever trains on with it.
     """
     like = next(iter(bundles.values())).tensors
-    return Bundle(Kind.WEIGHTS, {name: _mean(name, buffer.shape, bundles, step) for name, buffer in like.items()})
+    return Bundle(
+        Kind.WEIGHTS,
+        {name: _mean(name, buffer.shape, bundles, step) for name, buffer in like.items()},
+    )
 
 
-def _mean(name: str, shape: tuple[int, ...], bundles: Mapping[str, Bundle], step: StepKey) -> Buffer:
+def _mean(
+    name: str, shape: tuple[int, ...], bundles: Mapping[str, Bundle], step: StepKey
+) -> Buffer:
     total: npt.NDArray[np.float32] | None = None
     for party, bundle in bundles.items():
         values = np.frombuffer(bundle.tensors[name].data, dtype=_WIRE)
         least, most = values.min(initial=0.0), values.max(initial=0.0)
         if not (least >= -HUGE and most <= HUGE):
             finite = np.isfinite(least) and np.isfinite(most)
-            what = f"numbers beyond {HUGE:g}, too large to train with" if finite else "NaN or infinity"
+            what = (
+                f"numbers beyond {HUGE:g}, too large to train with" if finite else "NaN or infinity"
+            )
             text = f"tensor {name[:40]!r} of {party} at {step} holds {what}"
             raise PeerError(Code.NON_FINITE, text, party=party)
         if total is None:
@@ -46,7 +56,9 @@ def _mean(name: str, shape: tuple[int, ...], bundles: Mapping[str, Bundle], step
 
 
 def outlier(bundles: Mapping[str, Bundle]) -> str:
-    """Returns the party whose weights have a norm a thousand times that of anybody else's; '' if there is none."""
+    """Returns the party whose weights have a norm a thousand times that of anybody else's; '' if
+    there is none.
+    """
     norms = {party: _norm(bundle) for party, bundle in bundles.items()}
     (party, first), *others = sorted(norms.items(), key=lambda each: -each[1])
     return party if others and first > _TIMES * others[0][1] > 0.0 else ""
@@ -54,4 +66,6 @@ def outlier(bundles: Mapping[str, Bundle]) -> str:
 
 def _norm(bundle: Bundle) -> float:
     each = (np.frombuffer(buffer.data, dtype=_WIRE) for buffer in bundle.tensors.values())
-    return float(np.sqrt(sum(np.einsum("i,i->", values, values, dtype=np.float64) for values in each)))
+    return float(
+        np.sqrt(sum(np.einsum("i,i->", values, values, dtype=np.float64) for values in each))
+    )

@@ -11,48 +11,72 @@ from vfl_common.pb.vfl.v1 import control_pb2, tensor_pb2
 from vfl_common.stages import AggregationPlan
 from vfl_common.wire.frames import announced
 
-MAX_BYTES = 2 << 30  # all weights that a party declares
+# All weights that a party declares.
+MAX_BYTES = 2 << 30
 MAX_ROUNDS = 1_000_000
-MAX_NAME = 200  # characters of a tensor's name
+# Characters of a tensor's name.
+MAX_NAME = 200
 _KIND = tensor_pb2.BundleKind.WEIGHTS
 
 
-def declared(plan: control_pb2.Plan, phases: Sequence[str], party: str) -> tuple[AggregationPlan, ...]:
+def declared(
+    plan: control_pb2.Plan, phases: Sequence[str], party: str
+) -> tuple[AggregationPlan, ...]:
     """Reads the aggregations that ``party`` declares.
 
-    Raises PeerError if a phase is not in ``phases`` or appears twice, if rounds, names or sizes exceed the bounds
-    above, if a tensor is not float32, or if a codec is unknown.
+    Raises PeerError if a phase is not in ``phases`` or appears twice, if rounds, names or sizes
+    exceed the bounds above, if a tensor is not float32, or if a codec is unknown.
     """
     found: dict[str, AggregationPlan] = {}
     for entry in plan.aggregations[: len(phases) + 1]:
         if entry.phase not in phases or entry.phase in found:
             what = "twice" if entry.phase in found else "which is not in the recipe"
-            raise _refused(Code.MALFORMED_MESSAGE, party, f"aggregates in phase {entry.phase[:40]!r}, {what}")
+            raise _refused(
+                Code.MALFORMED_MESSAGE, party, f"aggregates in phase {entry.phase[:40]!r}, {what}"
+            )
         if not 0 < entry.rounds <= MAX_ROUNDS:
-            text = f"aggregates {entry.rounds} rounds in phase {entry.phase}; 1 to {MAX_ROUNDS} are possible"
+            text = (
+                f"aggregates {entry.rounds} rounds in phase {entry.phase}; 1 to {MAX_ROUNDS} "
+                "are possible"
+            )
             raise _refused(Code.MALFORMED_MESSAGE, party, text)
         kind, tensors = announced(tensor_pb2.BundleHeader(kind=_KIND, tensors=entry.tensors), party)
         for name, each in tensors.items():
             if each.dtype is not DType.FLOAT32:
-                text = f"aggregates tensor {name[:40]!r} of {each.dtype.name.lower()}; only float32 can be averaged"
+                text = (
+                    f"aggregates tensor {name[:40]!r} of {each.dtype.name.lower()}; only "
+                    "float32 can be averaged"
+                )
                 raise _refused(Code.TENSOR_MISMATCH, party, text)
             if len(name) > MAX_NAME:
-                text = f"aggregates a tensor with a name of {len(name)} characters; at most {MAX_NAME} are possible"
+                text = (
+                    f"aggregates a tensor with a name of {len(name)} characters; at most "
+                    f"{MAX_NAME} are possible"
+                )
                 raise _refused(Code.MALFORMED_MESSAGE, party, text)
         up, down = _coding(entry.up, party), _coding(entry.down, party)
         spec = BundleSpec(kind, tensors)
-        found[entry.phase] = AggregationPlan(entry.phase, entry.rounds, spec, entry.passive, up, down)
+        found[entry.phase] = AggregationPlan(
+            entry.phase, entry.rounds, spec, entry.passive, up, down
+        )
     if sum(aggregation.spec.payload_bytes for aggregation in found.values()) > MAX_BYTES:
-        raise _refused(Code.TENSOR_TOO_LARGE, party, f"aggregates weights of more than {MAX_BYTES >> 30} GiB")
+        raise _refused(
+            Code.TENSOR_TOO_LARGE, party, f"aggregates weights of more than {MAX_BYTES >> 30} GiB"
+        )
     return tuple(found.values())
 
 
-def agreed(declarations: Mapping[str, Sequence[AggregationPlan]], phases: Sequence[str]) -> tuple[AggregationPlan, ...]:
-    """Returns the common declaration, in the order of ``phases``. Raises PeerError (MODELS_DIFFER) if parties differ.
+def agreed(
+    declarations: Mapping[str, Sequence[AggregationPlan]], phases: Sequence[str]
+) -> tuple[AggregationPlan, ...]:
+    """Returns the common declaration, in the order of ``phases``. Raises PeerError (MODELS_DIFFER)
+    if parties differ.
 
     ``declarations``: {party: its declaration}, in the order of the roster.
     """
-    by_phase = {party: {each.phase: each for each in found} for party, found in declarations.items()}
+    by_phase = {
+        party: {each.phase: each for each in found} for party, found in declarations.items()
+    }
     (first, ours), *others = by_phase.items()
     for party, theirs in others:
         for phase in phases:
@@ -63,7 +87,9 @@ def agreed(declarations: Mapping[str, Sequence[AggregationPlan]], phases: Sequen
     return tuple(ours[phase] for phase in phases if phase in ours)
 
 
-def _difference(one: str, ours: AggregationPlan | None, other: str, theirs: AggregationPlan | None) -> str:
+def _difference(
+    one: str, ours: AggregationPlan | None, other: str, theirs: AggregationPlan | None
+) -> str:
     """Words the difference in one sentence; returns '' if the two are equal."""
     if ours is None or theirs is None:
         if ours is theirs:
@@ -73,14 +99,22 @@ def _difference(one: str, ours: AggregationPlan | None, other: str, theirs: Aggr
         what = f"{does} aggregates its top layers and {does_not} does not"
         return f"aggregation differs: in phase {phase}, {what}; {_HINT}"
     if ours.rounds != theirs.rounds:
-        what = f"phase {ours.phase} has {ours.rounds} rounds at {one} and {theirs.rounds} at {other}"
+        what = (
+            f"phase {ours.phase} has {ours.rounds} rounds at {one} and {theirs.rounds} at {other}"
+        )
         return f"aggregation differs: {what}"
     if ours.passive != theirs.passive:
         with_, without = (other, one) if ours.passive else (one, other)
-        return f"aggregation differs: in phase {ours.phase}, {with_} counts the active party and {without} does not"
+        return (
+            f"aggregation differs: in phase {ours.phase}, {with_} counts the active party and "
+            f"{without} does not"
+        )
     for way, mine_, theirs_ in (("up", ours.up, theirs.up), ("down", ours.down, theirs.down)):
         if mine_ != theirs_:
-            what = f"in phase {ours.phase}, weights go {way} as {mine_} at {one} and as {theirs_} at {other}"
+            what = (
+                f"in phase {ours.phase}, weights go {way} as {mine_} at {one} and as {theirs_} "
+                f"at {other}"
+            )
             return f"aggregation differs: {what}; give both the same recipe"
     for name in [*ours.spec.tensors, *theirs.spec.tensors]:
         mine, yours = ours.spec.tensors.get(name), theirs.spec.tensors.get(name)
@@ -97,8 +131,15 @@ def _coding(said: control_pb2.Coding, party: str) -> Coding:
     """Reads how weights are written. Raises PeerError (MALFORMED_MESSAGE) if that is unknown."""
     name = next((each for each in NAMES if each == (said.name or "identity")), None)
     bits = next((each for each in BITS if each == said.bits), None)
-    if name is None or bits is None or (name == "bits") != bool(bits) or (said.stochastic and not bits):
-        raise _refused(Code.MALFORMED_MESSAGE, party, f"aggregates with an unknown codec {said.name[:40]!r}")
+    if (
+        name is None
+        or bits is None
+        or (name == "bits") != bool(bits)
+        or (said.stochastic and not bits)
+    ):
+        raise _refused(
+            Code.MALFORMED_MESSAGE, party, f"aggregates with an unknown codec {said.name[:40]!r}"
+        )
     return Coding(name, bits, said.stochastic, said.seed)
 
 

@@ -28,7 +28,9 @@ class Departures:
         write_atomic(self.path, json.dumps(self._entries() | {left.identity.name: entry}) + "\n")
 
     def read(self) -> dict[str, Left]:
-        """Reads {party: its identity and report}. Raises InputError if the file is not what ``add`` wrote."""
+        """Reads {party: its identity and report}. Raises InputError if the file is not what ``add``
+        wrote.
+        """
         try:
             return {
                 name: Left(
@@ -38,7 +40,10 @@ class Departures:
                 for name, entry in self._entries().items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            text = f"{self.path}: cannot be read ({error}); begin a new run with --fresh at the server and every party"
+            text = (
+                f"{self.path}: cannot be read ({error}); begin a new run with --fresh at the "
+                "server and every party"
+            )
             raise InputError(Code.FILE_INVALID, text) from None
 
     def _entries(self) -> dict[str, dict[str, Any]]:

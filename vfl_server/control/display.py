@@ -1,4 +1,6 @@
-"""What people see of a run's progress: the slowest party's, and the parties' notes, at a rate that can be read."""
+"""What people see of a run's progress: the slowest party's, and the parties' notes, at a rate that
+can be read.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,16 @@ from vfl_common.rpc.guard.rate import Rate, and_more
 from vfl_common.text import clean
 from vfl_server.control.pace import pace
 
-MAX_METRICS = 32  # in a party's progress
-_NOTE_S, _NOTES = 1.0, 5  # between two notes of a party, after the first five
-_SHOW_S, _SHOWN = 0.05, 20  # between two reports of progress, after the first twenty
+# In a party's progress.
+MAX_METRICS = 32
+# Between two notes of a party, after the first five.
+_NOTE_S, _NOTES = 1.0, 5
+# Between two reports of progress, after the first twenty.
+_SHOW_S, _SHOWN = 0.05, 20
 
 Emit = Callable[..., None]
-Told = Mapping[str, control_pb2.Progress]  # {party: its last progress in this generation}, in roster order
+# {party: its last progress in this generation}, in roster order.
+Told = Mapping[str, control_pb2.Progress]
 
 
 class Display:
@@ -31,7 +37,8 @@ class Display:
     def __init__(self, emit: Emit, phases: Sequence[str], active: str) -> None:
         self._emit, self._phases, self._active = emit, phases, active
         self._notes, self._shows = Rate(_NOTE_S, _NOTES), Rate(_SHOW_S, _SHOWN)
-        self._unshown = False  # it is to be reported as soon as the rate allows it
+        # It is to be reported as soon as the rate allows it.
+        self._unshown = False
         self.shown = control_pb2.Progress()
         self.steps = 0
 
@@ -52,12 +59,16 @@ class Display:
             self._emit("note", party=party, note=and_more(clean(note), held))
 
     def tick(self, told: Told, now_s: float) -> None:
-        """Reports the run's progress if there is any to report, and the last report is not too recent."""
+        """Reports the run's progress if there is any to report, and the last report is not too
+        recent.
+        """
         if self._unshown and self._shows.passes("", now_s) is not None:
             self.flush(told)
 
     def flush(self, told: Told) -> None:
-        """Reports the run's progress if there is any to report, with each party's own losses beside it."""
+        """Reports the run's progress if there is any to report, with each party's own losses beside
+        it.
+        """
         if not self._unshown:
             return
         self._unshown, shown = False, self.shown
@@ -76,5 +87,9 @@ class Display:
 
 
 def metrics(progress: control_pb2.Progress) -> dict[str, float]:
-    """Returns the metrics in the order of their names (on the wire they have none), limited in number and in length."""
-    return {clean(name, 40): value for name, value in sorted(progress.metrics.items())[:MAX_METRICS]}
+    """Returns the metrics in the order of their names (on the wire they have none), limited in
+    number and in length.
+    """
+    return {
+        clean(name, 40): value for name, value in sorted(progress.metrics.items())[:MAX_METRICS]
+    }

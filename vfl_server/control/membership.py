@@ -10,7 +10,9 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """All needed parties have joined: start a generation from ``checkpoint`` (empty: from the beginning)."""
+    """All needed parties have joined: start a generation from ``checkpoint`` (empty: from the
+    beginning).
+    """
 
     checkpoint: str
 
@@ -50,8 +52,9 @@ def decide(
 ) -> Begin | Wait | Refuse | GiveUp:
     """Decides whether the run may start.
 
-    A party offers ``""``, the run's beginning, only if it has not got further than a death can explain. So a party that
-    offers less than it must have cannot take the others back: it is refused.
+    A party offers ``""``, the run's beginning, only if it has not got further than a death can
+    explain. So a party that offers less than it must have cannot take the others back: it is
+    refused.
 
     Args:
         waited_s: time since the server began to wait.
@@ -60,15 +63,22 @@ def decide(
         ready: {party: labels at which it can resume; "" is the beginning}, of the joined parties.
         left: {party: labels from which the run does not need it}, of the parties that have left.
         active: the party that decides between labels that equally many offer.
-        held: {party: those of its labels at which it loses nothing}, of those that would lose something.
+        held: {party: those of its labels at which it loses nothing}, of those that would lose
+            something.
     """
     missing = tuple(party for party in roster if party not in ready and party not in left)
     if not missing:
-        checkpoint = newest_common(ready.values(), [held[party] for party in ready if party in held])
+        checkpoint = newest_common(
+            ready.values(), [held[party] for party in ready if party in held]
+        )
         if checkpoint is None:
             label = most_offered(ready, active)
-            return Refuse(tuple(party for party in roster if label not in ready.get(party, [label])), label)
-        missing = tuple(party for party in roster if party not in ready and checkpoint not in left[party])
+            return Refuse(
+                tuple(party for party in roster if label not in ready.get(party, [label])), label
+            )
+        missing = tuple(
+            party for party in roster if party not in ready and checkpoint not in left[party]
+        )
         if not missing:
             return Begin(checkpoint)
     if waited_s < deadline_s:
@@ -76,7 +86,9 @@ def decide(
     return GiveUp(missing, f"{', '.join(missing)} did not come within {deadline_s:g} s")
 
 
-def goes_on(party: str, claimed: tuple[str, int], under_way: tuple[str, int], missed: Collection[str]) -> bool:
+def goes_on(
+    party: str, claimed: tuple[str, int], under_way: tuple[str, int], missed: Collection[str]
+) -> bool:
     """Returns whether a party that joins again is still in the generation that is under way.
 
     Args:
@@ -87,21 +99,30 @@ def goes_on(party: str, claimed: tuple[str, int], under_way: tuple[str, int], mi
     return claimed == under_way and party in missed
 
 
-def newest_common(offered: Collection[Sequence[str]], held: Collection[Sequence[str]] = ()) -> str | None:
+def newest_common(
+    offered: Collection[Sequence[str]], held: Collection[Sequence[str]] = ()
+) -> str | None:
     """Returns the label to resume at, of those that every party offers; None if there is none.
 
-    It is the newest that all hold; if there is none, the newest of those that most hold. Labels sort by position in the
-    run. ``held``: the labels of each party that does not hold all that it offers.
+    It is the newest that all hold; if there is none, the newest of those that most hold. Labels
+    sort by position in the run. ``held``: the labels of each party that does not hold all that it
+    offers.
     """
     common = set.intersection(*(set(labels) for labels in offered)) if offered else {""}
     holds = [set(labels) for labels in held]
-    return max(common, key=lambda label: (sum(label in labels for labels in holds), label), default=None)
+    return max(
+        common, key=lambda label: (sum(label in labels for labels in holds), label), default=None
+    )
 
 
 def most_offered(offered: Mapping[str, Sequence[str]], active: str) -> str:
-    """Returns the label that most parties offer; of several, one that ``active`` offers, and of these the newest."""
+    """Returns the label that most parties offer; of several, one that ``active`` offers, and of
+    these the newest.
+    """
     votes = Counter(label for labels in offered.values() for label in set(labels))
-    return max(votes, key=lambda label: (votes[label], label in offered.get(active, ()), label), default="")
+    return max(
+        votes, key=lambda label: (votes[label], label in offered.get(active, ()), label), default=""
+    )
 
 
 def silent(now_s: float, heard_s: Mapping[str, float], lost_after_s: float) -> tuple[str, ...]:
@@ -110,7 +131,8 @@ def silent(now_s: float, heard_s: Mapping[str, float], lost_after_s: float) -> t
 
 
 def unplanned(now_s: float, began_s: Mapping[str, float], timeout_s: float) -> tuple[str, ...]:
-    """Returns the parties that have not said, ``timeout_s`` after their start, what they are going to do.
+    """Returns the parties that have not said, ``timeout_s`` after their start, what they are going
+    to do.
 
     ``began_s``: {party that has not said it: when it was told to start}.
     """

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from vfl_common.pb.vfl.v1 import control_pb2
 
 
-def pace(told: Mapping[str, control_pb2.Progress], phases: Sequence[str], active: str, teller: str) -> str | None:
-    """Returns the slowest working party; if none is working, the one that just reported that it finished.
+def pace(
+    told: Mapping[str, control_pb2.Progress], phases: Sequence[str], active: str, teller: str
+) -> str | None:
+    """Returns the slowest working party; if none is working, the one that just reported that it
+    finished.
 
-    A party is not working if it has finished the phase of its last report, or if the active party is in a later phase:
-    the run continues without it. An idle active party, as in FedOnce's local phase, reports nothing; then the others
-    decide.
+    A party is not working if it has finished the phase of its last report, or if the active party
+    is in a later phase: the run continues without it. An idle active party, as in FedOnce's local
+    phase, reports nothing; then the others decide.
 
     Args:
         told: {party: its last progress in this generation}.
@@ -27,7 +30,8 @@ def pace(told: Mapping[str, control_pb2.Progress], phases: Sequence[str], active
     behind = {
         name: (place[name], _rounds(told[name]))
         for name in place
-        if place[name] >= front and not (told[name].rounds and told[name].round >= told[name].rounds)
+        if place[name] >= front
+        and not (told[name].rounds and told[name].round >= told[name].rounds)
     }
     if behind:
         return min(behind, key=lambda name: behind[name])

@@ -12,21 +12,30 @@ from vfl_common.stages import MOST_ROUNDS
 from vfl_common.summary import Absence, ExchangeSummary, PhaseTimes, Privacy
 from vfl_common.text import number
 
-MAX_TEXT = 200  # characters of a name
-MAX_TEXTS = 16_384  # names in a report: a line of the ledger has four
-MAX_JSON = 16_384  # characters
-MAX_ABSENCES = 1 << 20  # characters of JSON
+# Characters of a name.
+MAX_TEXT = 200
+# Names in a report: a line of the ledger has four.
+MAX_TEXTS = 16_384
+# Characters.
+MAX_JSON = 16_384
+# Characters of JSON.
+MAX_ABSENCES = 1 << 20
 
 
 def is_sound(report: control_pb2.Report) -> bool:
     """Returns whether ``report`` can be read and is within the bounds above."""
-    texts = [text for entry in report.ledger for text in (entry.peer, entry.phase, entry.kind, entry.direction)]
+    texts = [
+        text
+        for entry in report.ledger
+        for text in (entry.peer, entry.phase, entry.kind, entry.direction)
+    ]
     texts += [count.peer for count in report.tcp] + list(report.free_from)
     texts += [count.interface for count in report.interfaces] + list(report.without)
     return (
         len(texts) <= MAX_TEXTS
         and all(len(text) <= MAX_TEXT for text in texts)
-        and max(len(report.metrics_json), len(report.privacy_json), len(report.exchanges_json)) <= MAX_JSON
+        and max(len(report.metrics_json), len(report.privacy_json), len(report.exchanges_json))
+        <= MAX_JSON
         and metrics_of(report) is not None
         and (not report.privacy_json or privacy_of(report) is not None)
         and exchanges_of(report) is not None
@@ -49,7 +58,10 @@ def done_by(report: control_pb2.Report) -> dict[str, int | float | list[PhaseTim
 
 def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:
     """Reads the interface counts that a party reported."""
-    return [InterfaceCount(each.interface, each.sent_bytes, each.received_bytes) for each in report.interfaces]
+    return [
+        InterfaceCount(each.interface, each.sent_bytes, each.received_bytes)
+        for each in report.interfaces
+    ]
 
 
 def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:
@@ -66,20 +78,27 @@ def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:
         )
         for entry in report.ledger
     ]
-    return entries, [TcpCount(count.peer, count.sent_bytes, count.received_bytes) for count in report.tcp]
+    return entries, [
+        TcpCount(count.peer, count.sent_bytes, count.received_bytes) for count in report.tcp
+    ]
 
 
 def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None:
     """Reads the reported {split: {name: value}}; returns None if it has another form."""
     try:
         found = json.loads(report.metrics_json or "{}")
-        return {str(split): {str(name): number(value) for name, value in of.items()} for split, of in found.items()}
+        return {
+            str(split): {str(name): number(value) for name, value in of.items()}
+            for split, of in found.items()
+        }
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
 def privacy_of(report: control_pb2.Report) -> Privacy | None:
-    """Reads a party's report on differential privacy; returns None if it is empty or has another form."""
+    """Reads a party's report on differential privacy; returns None if it is empty or has another
+    form.
+    """
     try:
         return Privacy.model_validate_json(report.privacy_json) if report.privacy_json else None
     except ValueError:
@@ -95,7 +114,9 @@ def exchanges_of(report: control_pb2.Report) -> list[ExchangeSummary] | None:
 
 
 def absences_of(report: control_pb2.Report) -> list[Absence] | None:
-    """Reads a party's report on steps that were computed without a party; returns None if it has another form."""
+    """Reads a party's report on steps that were computed without a party; returns None if it has
+    another form.
+    """
     try:
         return TypeAdapter(list[Absence]).validate_json(report.absences_json or "[]")
     except ValueError:

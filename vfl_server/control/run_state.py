@@ -8,7 +8,9 @@ from vfl_common.errors import InternalError
 
 
 class RunState(Enum):
-    """WAITING for parties (at the start, or after a loss), RUNNING a generation, then COMPLETED or FAILED."""
+    """WAITING for parties (at the start, or after a loss), RUNNING a generation, then COMPLETED or
+    FAILED.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -18,9 +20,12 @@ class RunState(Enum):
 
 MOVES: frozenset[tuple[RunState, RunState]] = frozenset(
     {
-        (RunState.WAITING, RunState.RUNNING),  # all parties have joined
-        (RunState.RUNNING, RunState.WAITING),  # a party was lost
-        (RunState.RUNNING, RunState.COMPLETED),  # all have reported
+        # All parties have joined.
+        (RunState.WAITING, RunState.RUNNING),
+        # A party was lost.
+        (RunState.RUNNING, RunState.WAITING),
+        # All have reported.
+        (RunState.RUNNING, RunState.COMPLETED),
         (RunState.WAITING, RunState.FAILED),
         (RunState.RUNNING, RunState.FAILED),
     }

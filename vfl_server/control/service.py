@@ -1,4 +1,6 @@
-"""The Control service: one stream a party carries its messages to the coordinator and the answers back."""
+"""The Control service: one stream a party carries its messages to the coordinator and the answers
+back.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,10 @@ from vfl_common.rpc.guard.refusals import Refusals
 from vfl_common.rpc.session import SERVICE
 from vfl_server.control.coordinator import Coordinator, Member
 
-_LAST_WORD_S = 1.5  # for a party to end the session once it has read the server's last word
-MAX_SESSIONS = 3  # of each party: the one in use, one that has broken, and one that is to replace them
+# For a party to end the session once it has read the server's last word.
+_LAST_WORD_S = 1.5
+# Of each party: the one in use, one that has broken, and one that is to replace them.
+MAX_SESSIONS = 3
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +44,14 @@ class ControlService:
         meter: TcpMeter,
         show: Callable[..., None] = lambda _event, **_facts: None,
     ) -> None:
-        self._coordinator, self._keyring, self._ledger, self._meter = coordinator, keyring, ledger, meter
-        self._places = Places(MAX_SESSIONS, "sessions")  # open or waiting to open
+        self._coordinator, self._keyring, self._ledger, self._meter = (
+            coordinator,
+            keyring,
+            ledger,
+            meter,
+        )
+        # Open or waiting to open.
+        self._places = Places(MAX_SESSIONS, "sessions")
         self.refusals = Refusals(show)
 
     def handler(self) -> Handler:
@@ -62,28 +72,35 @@ class ControlService:
                 self._coordinator.refused(name, error)
             yield control_pb2.ServerMessage(stop=to_failure(error)).SerializeToString()
 
-    def _until_it_ends(self, member: Member, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+    def _until_it_ends(
+        self, member: Member, requests: Iterator[bytes], context: Context
+    ) -> Iterator[bytes]:
         self._meter.name_caller(context.peer(), member.name)
         if not context.add_callback(lambda: self._coordinator.closed(member)):
             self._coordinator.closed(member)
             return
         reading = [member, requests, lambda: caller(context, self._keyring)]
-        threading.Thread(target=self._read, args=reading, name=f"from-{member.name}", daemon=True).start()
+        threading.Thread(
+            target=self._read, args=reading, name=f"from-{member.name}", daemon=True
+        ).start()
         last: control_pb2.ServerMessage | None = None
         while (message := member.outbox.get()) is not None:
             last, data = message, message.SerializeToString()
             self._ledger.add(member.name, CONTROL, CONTROL, "sent", 0, len(data))
             yield data
         if last is not None and _is_last_word(last):
-            # If this process exits before the party has read it, what the party sends meanwhile can break the
-            # connection, and the party's channel then drops what it has not read.
+            # If this process exits before the party has read it, what the party sends meanwhile can
+            # break the connection, and the party's channel then drops what it has not read.
             member.hung_up.wait(_LAST_WORD_S)
 
-    def _read(self, member: Member, requests: Iterator[bytes], admit: Callable[[], object] = lambda: None) -> None:
+    def _read(
+        self, member: Member, requests: Iterator[bytes], admit: Callable[[], object] = lambda: None
+    ) -> None:
         """Reads all messages of a party, in the session's second thread.
 
-        ``admit``: raises PeerError if the party's certificate has been revoked since. Then it may neither join again
-        nor end the run: the others wait for it, and it may come back with another certificate.
+        ``admit``: raises PeerError if the party's certificate has been revoked since. Then it may
+        neither join again nor end the run: the others wait for it, and it may come back with
+        another certificate.
         """
         try:
             for data in requests:
@@ -92,7 +109,8 @@ class ControlService:
                 if message.WhichOneof("body") in ("join", "abort"):
                     admit()
                 self._handle(member, message)
-        except VflError as error:  # refuses this party only; the others keep waiting
+        except VflError as error:
+            # Refuses this party only; the others keep waiting.
             if isinstance(error, PeerError):
                 self.refusals.note(member.name, error)
                 self._coordinator.refused(member.name, error)
@@ -104,7 +122,9 @@ class ControlService:
             member.hung_up.set()
 
     def _handle(self, member: Member, message: control_pb2.PartyMessage) -> None:
-        """Passes a message on. Raises PeerError, or InternalError for a defect of ours, which is logged."""
+        """Passes a message on. Raises PeerError, or InternalError for a defect of ours, which is
+        logged.
+        """
         try:
             self._coordinator.handle(member, message)
         except VflError:

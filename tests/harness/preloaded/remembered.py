@@ -1,4 +1,6 @@
-"""Lets a process, and its forks, parse scikit-learn's tables once: most parties of the tests read them."""
+"""Lets a process, and its forks, parse scikit-learn's tables once: most parties of the tests read
+them.
+"""
 
 import copy
 import functools
@@ -9,7 +11,9 @@ from sklearn import datasets
 
 
 def remember() -> None:
-    """Replaces the functions that read the two tables that tests use most. A caller gets a copy of its own."""
+    """Replaces the functions that read the two tables that tests use most. A caller gets a copy of
+    its own.
+    """
     for name in ("load_digits", "load_breast_cancer"):
         setattr(datasets, name, _copies(functools.cache(getattr(datasets, name))))
 

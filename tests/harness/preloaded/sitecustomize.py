@@ -1,7 +1,8 @@
-"""Prepares a launcher of the tests, on whose path this folder is: Python imports a module of this name when it starts.
+"""Prepares a launcher of the tests, on whose path this folder is: Python imports a module of this
+name when it starts.
 
-It imports what most parties load after they are forked. It can run a program with plug-ins, on a host of
-``tests.harness.hosts``, and ``vfl`` and ``torchrun``, whose processes are forks then, too.
+It imports what most parties load after they are forked. It can run a program with plug-ins, on a
+host of ``tests.harness.hosts``, and ``vfl`` and ``torchrun``, whose processes are forks then, too.
 """
 
 # ruff: noqa: F401 - for the children
@@ -22,8 +23,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import vfl_common.rpc  # isort: skip - before grpc, which reads what it sets
-
 import cryptography.hazmat.backends.openssl.backend
 import grpc._channel
 import grpc._interceptor
@@ -35,26 +34,34 @@ import torch._dynamo
 from hugepages import collapse  # type: ignore[import-not-found] # in the same folder
 from remembered import remember  # type: ignore[import-not-found]
 
+# Isort: skip - before grpc, which reads what it sets.
+import vfl_common.rpc
 import vfl_party.outbound.codecs.identity
 from vfl.launcher import forks
 from vfl.launcher.child import PROGRAMS
 from vfl.launcher.forks import import_programs, serve
 
-logging.getLogger().handlers.clear()  # one that opacus adds; in a party it finds ours
+# One that opacus adds; in a party it finds ours.
+logging.getLogger().handlers.clear()
 remember()
 sklearn.datasets.load_digits()
 sklearn.datasets.load_breast_cancer()
 import_programs()
 collapse()
 
-_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # a process that a program starts needs none of the above
-os.environ["PYTHONPATH"] = os.pathsep.join(each for each in _path if each != str(Path(__file__).parent))
+# A process that a program starts needs none of the above.
+_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    each for each in _path if each != str(Path(__file__).parent)
+)
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
 _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 
 
 def _on_host() -> None:
-    """Does in a fork what ``ip netns exec SPACE PROGRAM …`` does: enters the host, with its own ``/etc/hosts``."""
+    """Does in a fork what ``ip netns exec SPACE PROGRAM …`` does: enters the host, with its own
+    ``/etc/hosts``.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(name: str, *args: object) -> None:
@@ -66,13 +73,22 @@ def _on_host() -> None:
         call("setns", found.fileno(), _CLONE_NEWNET)
     call("unshare", _CLONE_NEWNS)
     call("mount", b"none", b"/", None, _MS_REC | _MS_SLAVE, None)
-    call("mount", str(Path("/etc/netns", space, "hosts")).encode(), b"/etc/hosts", None, _MS_BIND, None)
+    call(
+        "mount",
+        str(Path("/etc/netns", space, "hosts")).encode(),
+        b"/etc/hosts",
+        None,
+        _MS_BIND,
+        None,
+    )
     os.environ["HOME"] = str(Path.cwd().parent)
     PROGRAMS[sys.argv[0]]()
 
 
 def _plugged() -> None:
-    """Runs in a fork a program whose PYTHONPATH is another; imports its plug-ins' methods, as a launcher would."""
+    """Runs in a fork a program whose PYTHONPATH is another; imports its plug-ins' methods, as a
+    launcher would.
+    """
     path, sys.argv = sys.argv[1], sys.argv[2:]
     os.environ["PYTHONPATH"] = path
     sys.path[:0] = path.split(os.pathsep)
@@ -107,7 +123,8 @@ class _Rank(_Forked):
         code = 1
         try:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-                signal.signal(number, signal.SIG_DFL)  # torchrun's own are not a rank's
+                # Torchrun's own are not a rank's.
+                signal.signal(number, signal.SIG_DFL)
             os.setsid()
             sys.argv = list(self._words)
             PROGRAMS[Path(sys.argv[0]).name]()
@@ -122,7 +139,9 @@ class _Rank(_Forked):
 
 
 class _Launcher(_Forked):
-    """The launcher of a program ``vfl``: has no other file than its socket, or it would not see the end of ``vfl``."""
+    """The launcher of a program ``vfl``: has no other file than its socket, or it would not see the
+    end of ``vfl``.
+    """
 
     def _become(self) -> None:
         os.setsid()
@@ -131,7 +150,8 @@ class _Launcher(_Forked):
             if fd not in (2, kept):
                 with contextlib.suppress(OSError):
                     os.close(fd)
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # which is 0
+        # Which is 0.
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
         with socket.socket(fileno=kept) as requests:
             serve(requests)
         os._exit(0)
@@ -160,4 +180,6 @@ def _shared() -> None:
         serve(requests)
 
 
-PROGRAMS.update({"plugged": _plugged, "ip": _on_host, "torchrun": _torchrun, "shared": _shared, "vfl": _vfl})
+PROGRAMS.update(
+    {"plugged": _plugged, "ip": _on_host, "torchrun": _torchrun, "shared": _shared, "vfl": _vfl}
+)

@@ -1,4 +1,6 @@
-"""Attacks of the leak meter: one file each, on a shelf by what it reads, found by its name, and those of plug-ins."""
+"""Attacks of the leak meter: one file each, on a shelf by what it reads, found by its name, and
+those of plug-ins.
+"""
 
 from __future__ import annotations
 

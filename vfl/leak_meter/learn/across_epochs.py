@@ -12,13 +12,14 @@ from vfl.leak_meter.scene.pairs import Pairs
 
 
 def decode_over(each: Pairs, seed: int, most: int | None = None) -> Tensor:
-    """Returns the values that a decoder of a row's embeddings of all epochs gives for held, then for judged rows.
+    """Returns the values that a decoder of a row's embeddings of all epochs gives for held, then
+    for judged rows.
 
     [H + N, F]: H rows decide when training stops; N: of the judged rows, ``most`` at most.
 
-    They are averaged, or the first and the last stand side by side, or all three do, or the last is taken by itself,
-    whichever reads best the known rows that decide when training stops. Noise that is drawn anew averages out, and
-    encoders of different epochs show different sides of a row.
+    They are averaged, or the first and the last stand side by side, or all three do, or the last is
+    taken by itself, whichever reads best the known rows that decide when training stops. Noise that
+    is drawn anew averages out, and encoders of different epochs show different sides of a row.
     """
     held = held_of(len(each.z_known))
     spread_F = each.values_known.std(dim=0).clamp_min(1e-6)

@@ -1,9 +1,11 @@
-"""Active completion: a passive party whose optimizer takes more of the learning, and how the active party sees it.
+"""Active completion: a passive party whose optimizer takes more of the learning, and how the active
+party sees it.
 
-Fu et al. (USENIX Security 2022) let the attacker multiply each number of its own gradient, before its optimizer's step,
-by clamp(1 + γ · g_t / (g_(t−1) + 1e-7), 1, 5): numbers that keep their sign count up to five times. So its encoder
-learns more of the task than it would, and a head on it finds more labels. The released code smooths g by momentum
-first, and keeps the scaled g of the step before; here both are the plain gradient. Adam divides most of it out again.
+Fu et al. (USENIX Security 2022) let the attacker multiply each number of its own gradient, before
+its optimizer's step, by clamp(1 + γ · g_t / (g_(t−1) + 1e-7), 1, 5): numbers that keep their sign
+count up to five times. So its encoder learns more of the task than it would, and a head on it finds
+more labels. The released code smooths g by momentum first, and keeps the scaled g of the step
+before; here both are the plain gradient. Adam divides most of it out again.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ _LEAST, _MOST, _SMALL = 1.0, 5.0, 1e-7
 
 
 class Boost:
-    """Scales the gradients of a model before each step of any optimizer over its parameters, until ``end``."""
+    """Scales the gradients of a model before each step of any optimizer over its parameters, until
+    ``end``.
+    """
 
     def __init__(self, model: nn.Module, gamma: float) -> None:
         self._gamma, self._own = gamma, {id(each) for each in model.parameters()}
         self._before: dict[int, Tensor] = {}
         before_step.append(self._scale)
-        self._handle = register_optimizer_step_pre_hook(self._scale)  # of optimizers that a plug-in has made itself
+        # Of optimizers that a plug-in has made itself.
+        self._handle = register_optimizer_step_pre_hook(self._scale)
 
     def end(self) -> None:
         """Leaves gradients alone from now on."""
@@ -46,15 +51,19 @@ class Boost:
                 if id(each) in self._own and each.grad is not None:
                     before, now = self._before.get(id(each)), each.grad.clone()
                     if before is not None:
-                        each.grad.mul_((1 + self._gamma * now / (before + _SMALL)).clamp(_LEAST, _MOST))
+                        each.grad.mul_(
+                            (1 + self._gamma * now / (before + _SMALL)).clamp(_LEAST, _MOST)
+                        )
                     self._before[id(each)] = now
 
 
 def drift(batches: Iterable[Intercepted]) -> Iterator[float]:
-    """Yields how far a party's embeddings have moved since the round before, for each recorded round but the first.
+    """Yields how far a party's embeddings have moved since the round before, for each recorded
+    round but the first.
 
-    It is ‖z − z′‖ / ‖z′‖ over all rows of a round that the one before has, too. The active party needs only what it
-    receives. A party that boosts its gradients moves faster than it would, which a rehearsal without boost shows.
+    It is ‖z − z′‖ / ‖z′‖ over all rows of a round that the one before has, too. The active party
+    needs only what it receives. A party that boosts its gradients moves faster than it would, which
+    a rehearsal without boost shows.
     """
     rounds: dict[tuple[str, int], list[Intercepted]] = {}
     for batch in batches:
@@ -69,4 +78,6 @@ def drift(batches: Iterable[Intercepted]) -> Iterator[float]:
 
 
 def _joined(batches: Sequence[Intercepted]) -> tuple[Rows, Tensor]:
-    return np.concatenate([each.rows for each in batches]), torch.cat([each.came for each in batches])
+    return np.concatenate([each.rows for each in batches]), torch.cat(
+        [each.came for each in batches]
+    )

@@ -1,4 +1,6 @@
-"""Directions of gradients: rows scaled to length one, what most of them share, and where known rows point."""
+"""Directions of gradients: rows scaled to length one, what most of them share, and where known rows
+point.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ def unit(g: Tensor) -> Tensor:
 
 
 def shared(g_BD: Tensor) -> Tensor:
-    """Returns the direction [D] that most of the rows share: their first singular vector, up to its sign."""
+    """Returns the direction [D] that most of the rows share: their first singular vector, up to its
+    sign.
+    """
     found: Tensor = torch.linalg.svd(g_BD, full_matrices=False).Vh[0]
     return found
 

@@ -1,4 +1,6 @@
-"""What attacks train: heads and decoders on few rows, and an encoder of the attacker's own without labels."""
+"""What attacks train: heads and decoders on few rows, and an encoder of the attacker's own without
+labels.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,19 @@ from vfl_party.models.optim import build_optimizer
 
 Inputs = tuple[Tensor, ...]
 _HEAD_STEPS, _TUNED_STEPS, _LR, _DECAY = 300, 150, 2e-3, 1e-3
-_PENALTIES = tuple(10.0 ** (power / 2) for power in range(-4, 9))  # of a ridge regression: 0.01 to 10,000
+# Of a ridge regression: 0.01 to 10,000.
+_PENALTIES = tuple(10.0 ** (power / 2) for power in range(-4, 9))
 _DECODER_STEPS, _PIXELS_STEPS, _PIXELS_BATCH = 400, 1500, 64
-_LEAST_SPREAD = 1e-6  # of an input, below which it is one value
+# Of an input, below which it is one value.
+_LEAST_SPREAD = 1e-6
 _SSL_EPOCHS, _SSL_BATCH, _SSL_ROWS, _CORRUPTED = 10, 256, 10_000, 0.3
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """An MLP that decodes, and how it learns. ``patience``: steps without less error, after which training ends."""
+    """An MLP that decodes, and how it learns. ``patience``: steps without less error, after which
+    training ends.
+    """
 
     name: str
     width: int
@@ -44,7 +50,9 @@ class Descent:
     """Adam, by torch's fused kernel (see ``build_optimizer``): attackers take many small steps."""
 
     def __init__(self, weights: Iterable[Tensor], lr: float, decay: float = 0.0) -> None:
-        self._optimizer = build_optimizer(OptimizerSettings(kind="adam", lr=lr, weight_decay=decay), weights)
+        self._optimizer = build_optimizer(
+            OptimizerSettings(kind="adam", lr=lr, weight_decay=decay), weights
+        )
 
     def step(self, loss: Tensor) -> None:
         """Updates the weights by the gradient of a loss."""
@@ -63,9 +71,17 @@ def embed(encoder: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def classify(
-    encoder: nn.Module, known: Inputs, classes_K: Tensor, judged: Inputs, classes: int, seed: int, *, tuned: bool
+    encoder: nn.Module,
+    known: Inputs,
+    classes_K: Tensor,
+    judged: Inputs,
+    classes: int,
+    seed: int,
+    *,
+    tuned: bool,
 ) -> Tensor:
-    """Trains a linear head on an encoder with the classes of K rows; returns the logits [N, classes] of others.
+    """Trains a linear head on an encoder with the classes of K rows; returns the logits [N,
+    classes] of others.
 
     ``tuned``: the encoder is trained, too (a copy of it), otherwise it stays as it is.
     """
@@ -78,10 +94,14 @@ def classify(
     return model.of(judged)
 
 
-def estimate(encoder: nn.Module, known: Inputs, numbers_K: Tensor, judged: Inputs, *, tuned: bool) -> Tensor:
-    """Fits a linear head on an encoder to the numbers of K rows; returns those [N] that it gives others.
+def estimate(
+    encoder: nn.Module, known: Inputs, numbers_K: Tensor, judged: Inputs, *, tuned: bool
+) -> Tensor:
+    """Fits a linear head on an encoder to the numbers of K rows; returns those [N] that it gives
+    others.
 
-    It is a ridge regression, its penalty chosen by leaving one row out. ``tuned``: it is then trained with the encoder.
+    It is a ridge regression, its penalty chosen by leaving one row out. ``tuned``: it is then
+    trained with the encoder.
     """
     from sklearn.linear_model import RidgeCV
 
@@ -90,8 +110,11 @@ def estimate(encoder: nn.Module, known: Inputs, numbers_K: Tensor, judged: Input
     mean_D, std_D = _spread(z_KD)
     mean, std = numbers_K.mean(), numbers_K.std().clamp_min(1e-6)
     y_K1 = ((numbers_K - mean) / std).float()[:, None]
-    ridge = RidgeCV(alphas=_PENALTIES).fit(((z_KD - mean_D) / std_D).cpu().numpy(), y_K1[:, 0].cpu().numpy())
-    with seeded(0), torch.no_grad():  # what is drawn is replaced
+    ridge = RidgeCV(alphas=_PENALTIES).fit(
+        ((z_KD - mean_D) / std_D).cpu().numpy(), y_K1[:, 0].cpu().numpy()
+    )
+    # What is drawn is replaced.
+    with seeded(0), torch.no_grad():
         head = nn.Linear(len(mean_D), 1)
         head.weight.copy_(torch.from_numpy(ridge.coef_)[None])
         head.bias.fill_(float(ridge.intercept_))
@@ -132,12 +155,16 @@ class _Headed:
 
 
 def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
-    """Trains an encoder on rows without labels: SimSiam; in each of two views some numbers are another row's."""
+    """Trains an encoder on rows without labels: SimSiam; in each of two views some numbers are
+    another row's.
+    """
     rows = np.arange(min(len(inputs[0]), _SSL_ROWS), dtype=np.int64)
     some = tuple(each[: len(rows)] for each in inputs)
     with seeded(derive_seed(seed, "init", "predictor")), torch.no_grad():
         width = encoder(*(each[:2] for each in some)).flatten(1).shape[1]
-        predictor = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+        predictor = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
+        )
     predictor.to(some[0].device)
     drawn = torch.Generator().manual_seed(derive_seed(seed, "views") % 2**63)
     descent = Descent([*encoder.parameters(), *predictor.parameters()], 1e-3)
@@ -167,9 +194,11 @@ def view(inputs: Inputs, rows_B: np.ndarray, drawn: torch.Generator) -> Inputs:
 
 
 def decode(known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int) -> Tensor:
-    """Trains an MLP from K rows' inputs to their values, and returns the values [N, F] that it finds for others.
+    """Trains an MLP from K rows' inputs to their values, and returns the values [N, F] that it
+    finds for others.
 
-    A fifth of the known rows decides when training stops, and whether the known rows' mean is better than all.
+    A fifth of the known rows decides when training stops, and whether the known rows' mean is
+    better than all.
     """
     mean_F, std_F = values_KF.mean(dim=0), values_KF.std(dim=0).clamp_min(1e-6)
     rows = repeat(slice(held_of(len(known_KD)), None), _DECODER_STEPS)
@@ -184,13 +213,18 @@ def decode_pixels(known_KD: Tensor, pixels_KF: Tensor, judged_ND: Tensor, seed: 
     """
     mean_F, held = pixels_KF.mean(dim=0), held_of(len(known_KD))
     drawn = torch.Generator().manual_seed(derive_seed(seed, "batches of pixels") % 2**63)
-    rows = (torch.randint(held, len(known_KD), (_PIXELS_BATCH,), generator=drawn) for _ in range(_PIXELS_STEPS))
+    rows = (
+        torch.randint(held, len(known_KD), (_PIXELS_BATCH,), generator=drawn)
+        for _ in range(_PIXELS_STEPS)
+    )
     found = _decoded(known_KD, pixels_KF - mean_F, judged_ND, rows, _PIXELS, seed)
     return mean_F.expand(len(judged_ND), -1) if found is None else found + mean_F
 
 
 def held_of(known: int) -> int:
-    """Returns how many of the known rows, the first ones, decide when a decoder's training stops."""
+    """Returns how many of the known rows, the first ones, decide when a decoder's training
+    stops.
+    """
     return max(1, known // 5)
 
 
@@ -202,15 +236,19 @@ def _decoded(
     shape: _Shape,
     seed: int,
 ) -> Tensor | None:
-    """Returns what an MLP gives for judged rows, as it was when the first known rows' error was least.
+    """Returns what an MLP gives for judged rows, as it was when the first known rows' error was
+    least.
 
     ``rows``: of each step. None if it was never better than 0.
     """
     mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0)
-    scale_D = torch.where(std_D > _LEAST_SPREAD, 1 / std_D, 0.0)  # what is one value in all known rows tells nothing
+    # What is one value in all known rows tells nothing.
+    scale_D = torch.where(std_D > _LEAST_SPREAD, 1 / std_D, 0.0)
     x, held = (known_KD - mean_D) * scale_D, held_of(len(known_KD))
     with seeded(derive_seed(seed, "init", shape.name)):
-        decoder = nn.Sequential(nn.Linear(x.shape[1], shape.width), nn.ReLU(), nn.Linear(shape.width, y_KF.shape[1]))
+        decoder = nn.Sequential(
+            nn.Linear(x.shape[1], shape.width), nn.ReLU(), nn.Linear(shape.width, y_KF.shape[1])
+        )
     descent = Descent(decoder.parameters(), shape.lr, 1e-4)
     best, kept, since = y_KF[:held].pow(2).mean().item(), None, 0
     for step, rows_B in enumerate(rows):
@@ -233,10 +271,11 @@ def _decoded(
 def decode_table(
     known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int, groups: Iterable[range] = ()
 ) -> Tensor:
-    """Returns what ``decode`` finds for the columns of numbers, and by itself for each of ``groups``, [N, F].
+    """Returns what ``decode`` finds for the columns of numbers, and by itself for each of
+    ``groups``, [N, F].
 
-    One decoder for all would give up on all if there are many columns that cannot be read, as those of a category with
-    many values.
+    One decoder for all would give up on all if there are many columns that cannot be read, as those
+    of a category with many values.
     """
     parts = [[*group] for group in groups]
     inside = {place for part in parts for place in part}
@@ -249,13 +288,19 @@ def decode_table(
 
 
 def is_mean(found_NF: Tensor) -> bool:
-    """Whether ``decode`` has found nothing better than the mean: then it gives all rows the same."""
+    """Whether ``decode`` has found nothing better than the mean: then it gives all rows the
+    same.
+    """
     return bool((found_NF == found_NF[:1]).all())
 
 
 def explained(found_NF: Tensor, truth_NF: Tensor) -> list[float]:
-    """Returns R² of each column: 1 − (squared error) / (that of the column's mean); 0 for a constant column."""
+    """Returns R² of each column: 1 − (squared error) / (that of the column's mean); 0 for a
+    constant column.
+    """
     error = (found_NF.double() - truth_NF.double()).pow(2).mean(dim=0)
     spread = truth_NF.double().var(dim=0, correction=0)
-    r2: Sequence[float] = torch.where(spread > 0, 1 - error / spread.clamp_min(1e-300), 0.0).tolist()
+    r2: Sequence[float] = torch.where(
+        spread > 0, 1 - error / spread.clamp_min(1e-300), 0.0
+    ).tolist()
     return [*r2]

@@ -1,8 +1,10 @@
-"""The model inversion attack (MocoSFL, appendix A.3): a decoder that has learnt to undo a party's bottom.
+"""The model inversion attack (MocoSFL, appendix A.3): a decoder that has learnt to undo a party's
+bottom.
 
-The attacker is an honest-but-curious server. It knows pairs of latents and images that are not the party's: it may
-query the bottom with images of its own, or have them from elsewhere. What it learns from them undoes the latents of the
-party's private images. The functions here take pairs, and no bottom.
+The attacker is an honest-but-curious server. It knows pairs of latents and images that are not the
+party's: it may query the bottom with images of its own, or have them from elsewhere. What it learns
+from them undoes the latents of the party's private images. The functions here take pairs, and no
+bottom.
 """
 
 from __future__ import annotations
@@ -17,19 +19,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vfl_party.models.decoder import Decoder
 from vfl.leak_meter.learn.fitting import Descent
-from vfl_party.methods.mocosfl.likeness import Likeness, likeness
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import batches, derive_seed
+from vfl_party.methods.mocosfl.likeness import Likeness, likeness
 from vfl_party.models import seeded
+from vfl_party.models.decoder import Decoder
 
 CPU = torch.device("cpu")
-MOST_IMAGES = 10_000  # auxiliary ones: as many as the paper's attacker may query
-PRIVATE_IMAGES = 128  # of the party, on which the attack is measured
-_AT_ONCE = 256  # latents that are decoded at once
+# Auxiliary ones: as many as the paper's attacker may query.
+MOST_IMAGES = 10_000
+# Of the party, on which the attack is measured.
+PRIVATE_IMAGES = 128
+# Latents that are decoded at once.
+_AT_ONCE = 256
 
-Progress = Callable[[int, int, float], None]  # epochs done, of how many, mean squared error of the last one
+# Epochs done, of how many, mean squared error of the last one.
+Progress = Callable[[int, int, float], None]
 
 
 def _quiet(_done: int, _epochs: int, _mse: float) -> None: ...
@@ -37,7 +43,9 @@ def _quiet(_done: int, _epochs: int, _mse: float) -> None: ...
 
 @dataclass(frozen=True)
 class InversionSettings:
-    """How the attacker trains its decoder: Adam with the learning rate ``lr``, on the mean squared error."""
+    """How the attacker trains its decoder: Adam with the learning rate ``lr``, on the mean squared
+    error.
+    """
 
     epochs: int = 50
     batch_size: int = 32
@@ -49,7 +57,8 @@ class InversionSettings:
 class LatentPairs:
     """Latents and the images that they were made of.
 
-    ``z``: [N, C, H, W] or [N, D]. ``images``: [N, C, H, W], pixels from 0 to 1. Raises ValueError if they are no pairs.
+    ``z``: [N, C, H, W] or [N, D]. ``images``: [N, C, H, W], pixels from 0 to 1. Raises ValueError
+    if they are no pairs.
     """
 
     z: Tensor
@@ -58,8 +67,15 @@ class LatentPairs:
     def __post_init__(self) -> None:
         if self.z.dim() not in (2, 4) or self.images.dim() != 4 or len(self.z) != len(self.images):
             found = f"{list(self.z.shape)} and {list(self.images.shape)}"
-            raise ValueError(f"latents and images are {found}; give [N, C, H, W] or [N, D], and as many [N, C, H, W]")
-        low, high = torch.aminmax(self.images) if len(self.images) else (torch.tensor(0.0), torch.tensor(1.0))
+            raise ValueError(
+                f"latents and images are {found}; give [N, C, H, W] or [N, D], and as many "
+                "[N, C, H, W]"
+            )
+        low, high = (
+            torch.aminmax(self.images)
+            if len(self.images)
+            else (torch.tensor(0.0), torch.tensor(1.0))
+        )
         if not (0.0 <= low.item() <= high.item() <= 1.0):
             raise ValueError("the images have pixels that are not from 0 to 1; scale them")
 
@@ -82,9 +98,10 @@ class LatentPairs:
 class Inverted:
     """What the attack has found of a party's private images. A larger error means better privacy.
 
-    ``truth``, ``images``: the private images and their reconstructions, [N, C, H, W]. ``found``: how like they are.
-    ``baseline``: how like the mean auxiliary image is, which an attacker has without any latent. ``trained_mse``: the
-    decoder's error on the auxiliary images, in its last epoch of training.
+    ``truth``, ``images``: the private images and their reconstructions, [N, C, H, W]. ``found``:
+    how like they are. ``baseline``: how like the mean auxiliary image is, which an attacker has
+    without any latent. ``trained_mse``: the decoder's error on the auxiliary images, in its last
+    epoch of training.
     """
 
     truth: Tensor
@@ -95,7 +112,9 @@ class Inverted:
 
     @property
     def failed(self) -> bool:
-        """Whether the reconstructions are worse than the mean image, so that they show nothing about the latents."""
+        """Whether the reconstructions are worse than the mean image, so that they show nothing
+        about the latents.
+        """
         return self.found.mse > self.baseline.mse
 
 
@@ -109,7 +128,8 @@ def invert(
 ) -> Inverted:
     """Trains a decoder on the attacker's pairs, and measures it on the party's.
 
-    On a CPU, the result is the same each time with the same number of threads. Raises InputError as ``train_decoder``.
+    On a CPU, the result is the same each time with the same number of threads. Raises InputError as
+    ``train_decoder``.
     """
     losses = [math.nan]
 
@@ -135,7 +155,8 @@ def train_decoder(
     """Returns a decoder in evaluation mode that was trained on pairs.
 
     ``held``: other pairs; of all epochs, the decoder is kept that had the least error on them.
-    Raises InputError if there are fewer than two pairs (BatchNorm needs two), or if the training diverges.
+    Raises InputError if there are fewer than two pairs (BatchNorm needs two), or if the training
+    diverges.
     """
     if len(pairs) < 2:
         text = f"the attack has {len(pairs)} auxiliary images, and needs at least 2"
@@ -149,7 +170,9 @@ def train_decoder(
     best, kept = math.inf, None
     for epoch in range(settings.epochs):
         total, count = torch.zeros((), device=device), 0
-        for rows_B in batches(settings.seed, "inversion", epoch, all_rows, max(2, settings.batch_size)):
+        for rows_B in batches(
+            settings.seed, "inversion", epoch, all_rows, max(2, settings.batch_size)
+        ):
             rows = torch.from_numpy(rows_B).to(device)
             loss = functional.mse_loss(decoder(z[rows]), images[rows])
             descent.step(loss)

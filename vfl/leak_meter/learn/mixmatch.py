@@ -1,11 +1,12 @@
 """MixMatch: a head and an encoder learn from a few labelled rows and many without labels.
 
-Berthelot et al., NeurIPS 2019, as Fu et al. use it for model completion (USENIX Security 2022). A step takes B rows of
-each kind. The model's own guess for a row without a label, sharpened, is its target: q_c = p_c^(1/T) / Σ p^(1/T). All
-2B rows and targets are mixed with the same in another order: x = l·x_i + (1 − l)·x_j, with l = max(b, 1 − b) and
-b ~ Beta(α, α). The loss is the cross-entropy of the first B rows, and λ·t times the mean squared error of the others'
-probabilities, where t grows from 0 to 1. Rows are not augmented, so a row has one guess. The weights that judge are a
-moving average. There are fewer steps than theirs, so its decay is lower.
+Berthelot et al., NeurIPS 2019, as Fu et al. use it for model completion (USENIX Security 2022). A
+step takes B rows of each kind. The model's own guess for a row without a label, sharpened, is its
+target: q_c = p_c^(1/T) / Σ p^(1/T). All 2B rows and targets are mixed with the same in another
+order: x = l·x_i + (1 − l)·x_j, with l = max(b, 1 − b) and b ~ Beta(α, α). The loss is the
+cross-entropy of the first B rows, and λ·t times the mean squared error of the others'
+probabilities, where t grows from 0 to 1. Rows are not augmented, so a row has one guess. The
+weights that judge are a moving average. There are fewer steps than theirs, so its decay is lower.
 """
 
 from __future__ import annotations
@@ -39,11 +40,19 @@ class Completed(nn.Module):
 
 
 def semi_supervised(
-    encoder: nn.Module, known: Inputs, classes_K: Tensor, others: Inputs, judged: Inputs, classes: int, seed: int
+    encoder: nn.Module,
+    known: Inputs,
+    classes_K: Tensor,
+    others: Inputs,
+    judged: Inputs,
+    classes: int,
+    seed: int,
 ) -> Tensor:
-    """Trains a copy of an encoder with a head by MixMatch; returns the logits [N, classes] of ``judged`` rows.
+    """Trains a copy of an encoder with a head by MixMatch; returns the logits [N, classes] of
+    ``judged`` rows.
 
-    ``others``: rows without labels. Inputs are mixed; if some are codes of categories, embeddings are mixed instead.
+    ``others``: rows without labels. Inputs are mixed; if some are codes of categories, embeddings
+    are mixed instead.
     """
     encoder = copy.deepcopy(encoder).eval()
     with seeded(derive_seed(seed, "init", "mixmatch")), torch.no_grad():
@@ -57,9 +66,13 @@ def semi_supervised(
     for step in range(_STEPS):
         few = torch.from_numpy(random.choice(len(classes_K), size, replace=False))
         many = torch.from_numpy(random.choice(len(others[0]), size, replace=False))
-        inputs = tuple(torch.cat([one[few], other[many]]) for one, other in zip(known, others, strict=True))
+        inputs = tuple(
+            torch.cat([one[few], other[many]]) for one, other in zip(known, others, strict=True)
+        )
         with torch.no_grad():
-            guess_BC = sharpened(model.head(model.standardised(tuple(each[size:] for each in inputs))))
+            guess_BC = sharpened(
+                model.head(model.standardised(tuple(each[size:] for each in inputs)))
+            )
         targets = torch.cat([hot_KC[few], guess_BC])
         b = float(random.beta(_ALPHA, _ALPHA))
         share, order = max(b, 1 - b), torch.from_numpy(random.permutation(2 * size))
@@ -67,7 +80,11 @@ def semi_supervised(
             z = model.standardised(tuple(mixed(each, share, order) for each in inputs))
         else:
             z = mixed(model.standardised(inputs), share, order)
-        descent.step(mixmatch_loss(model.head(z), mixed(targets, share, order), size, _WEIGHT * step / _STEPS))
+        descent.step(
+            mixmatch_loss(
+                model.head(z), mixed(targets, share, order), size, _WEIGHT * step / _STEPS
+            )
+        )
         with torch.no_grad():
             torch._foreach_lerp_(kept, new, 1 - _DECAY)
     with torch.no_grad():
@@ -86,6 +103,8 @@ def mixed(rows: Tensor, share: float, order: Tensor) -> Tensor:
 
 
 def mixmatch_loss(logits: Tensor, targets: Tensor, labelled: int, weight: float) -> Tensor:
-    """Returns the cross-entropy of the first rows plus ``weight`` times the squared error of the others."""
+    """Returns the cross-entropy of the first rows plus ``weight`` times the squared error of the
+    others.
+    """
     error = functional.mse_loss(torch.softmax(logits[labelled:], dim=1), targets[labelled:])
     return functional.cross_entropy(logits[:labelled], targets[:labelled]) + weight * error

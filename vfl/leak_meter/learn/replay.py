@@ -1,8 +1,9 @@
-"""Finds columns from embeddings of an encoder whose first weights are known, with no row known: descent, and a replay.
+"""Finds columns from embeddings of an encoder whose first weights are known, with no row known:
+descent, and a replay.
 
-The active party has made every gradient itself. So once it has a guess of a party's rows, it can do all updates of that
-party's encoder again. This gives the weights behind later embeddings, which in turn correct the guess. It takes the
-first epoch alone, then two of them, three and so on.
+The active party has made every gradient itself. So once it has a guess of a party's rows, it can do
+all updates of that party's encoder again. This gives the weights behind later embeddings, which in
+turn correct the guess. It takes the first epoch alone, then two of them, three and so on.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from vfl_party.models import generator
 from vfl_party.models.backward import backward
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 
-_STEPS, _LR = 300, 0.05  # of a descent
-_WIDENING = (1, 1, 2, 3, 4, 6, 8)  # epochs that each descent looks at
-_PRIOR = 0.05  # weight of the columns' own density, beside the error of embeddings in units of their spread
+# Of a descent.
+_STEPS, _LR = 300, 0.05
+# Epochs that each descent looks at.
+_WIDENING = (1, 1, 2, 3, 4, 6, 8)
+# Weight of the columns' own density, beside the error of embeddings in units of their spread.
+_PRIOR = 0.05
 _LEAST_SPREAD = 1e-6
 
 Weights = dict[str, Tensor]
@@ -34,7 +38,9 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ReplayedBatch:
-    """A batch in training: positions [B] in the list of all rows that came, embeddings [B, D], and their gradients."""
+    """A batch in training: positions [B] in the list of all rows that came, embeddings [B, D], and
+    their gradients.
+    """
 
     at: Tensor
     z: Tensor
@@ -61,7 +67,8 @@ def columns_behind(
     Of all guesses on the way it is the one whose replay explains the embeddings best.
 
     Args:
-        encoder: of rows [B, F], with the weights that it is taken to have begun with. It stays as it is.
+        encoder: of rows [B, F], with the weights that it is taken to have begun with. It stays as
+            it is.
         epochs: the batches of the first epochs, in order.
         course: how the party trains.
         covariance_FF: of the columns; the unit matrix if nothing is known of them.
@@ -73,7 +80,8 @@ def columns_behind(
     precision_FF = torch.linalg.inv(covariance_FF.double()).float()
     best_NF = x_NF = torch.zeros(shape)
     normalises = any(isinstance(module, _BatchNorm) for module in encoder.modules())
-    if normalises:  # equal rows have no spread to divide by
+    # Equal rows have no spread to divide by.
+    if normalises:
         best_NF = x_NF = 0.1 * torch.randn(shape, generator=generator(0))
     epochs = epochs[: _WIDENING[-1]]
     least, weights = math.inf, [[_weights(encoder)] * len(epoch) for epoch in epochs]
@@ -83,12 +91,15 @@ def columns_behind(
         error = _error(encoder, epochs, weights, x_NF, scale_D)
         if error < least:
             best_NF, least = x_NF, error
-    # ReplayedBatch normalisation undoes a scale that all rows share. The columns' own is known: they are standardised.
+    # ReplayedBatch normalisation undoes a scale that all rows share. The columns' own is known:
+    # they are standardised.
     return best_NF / best_NF.std().clamp_min(_LEAST_SPREAD) if normalises else best_NF
 
 
 def _plain(encoder: nn.Module) -> nn.Module:
-    """Returns a copy in training mode without dropout, which an attacker takes for noise, that normalises by batch."""
+    """Returns a copy in training mode without dropout, which an attacker takes for noise, that
+    normalises by batch.
+    """
     encoder = copy.deepcopy(encoder).train()
     replace_all_batch_norm_modules_(encoder)
     for module in encoder.modules():
@@ -98,11 +109,17 @@ def _plain(encoder: nn.Module) -> nn.Module:
 
 
 def _weights(encoder: nn.Module) -> Weights:
-    return {name: each.detach().clone() for name, each in (*encoder.named_parameters(), *encoder.named_buffers())}
+    return {
+        name: each.detach().clone()
+        for name, each in (*encoder.named_parameters(), *encoder.named_buffers())
+    }
 
 
 def _replayed(
-    encoder: nn.Module, epochs: Sequence[Sequence[ReplayedBatch]], x_NF: Tensor, course: ReplayCourse
+    encoder: nn.Module,
+    epochs: Sequence[Sequence[ReplayedBatch]],
+    x_NF: Tensor,
+    course: ReplayCourse,
 ) -> list[list[Weights]]:
     """Returns the weights before each step, if the rows were these."""
     model = copy.deepcopy(encoder)
@@ -124,18 +141,26 @@ def _replayed(
 
 
 class _Passes:
-    """The forward passes of all steps of an epoch at once; short batches are filled up with rows of weight 0."""
+    """The forward passes of all steps of an epoch at once; short batches are filled up with rows of
+    weight 0.
+    """
 
-    def __init__(self, encoder: nn.Module, epoch: Sequence[ReplayedBatch], weights: Sequence[Weights]) -> None:
+    def __init__(
+        self, encoder: nn.Module, epoch: Sequence[ReplayedBatch], weights: Sequence[Weights]
+    ) -> None:
         most = max(len(batch.at) for batch in epoch)
         self._encoder = encoder
         self._at_TB = torch.stack([batch.at[torch.arange(most) % len(batch.at)] for batch in epoch])
-        self._counts_TB = torch.stack([(torch.arange(most) < len(batch.at)).float() for batch in epoch])
+        self._counts_TB = torch.stack(
+            [(torch.arange(most) < len(batch.at)).float() for batch in epoch]
+        )
         self._z_TBD = torch.stack([batch.z[torch.arange(most) % len(batch.z)] for batch in epoch])
         self._weights = {name: torch.stack([each[name] for each in weights]) for name in weights[0]}
 
     def error(self, x_NF: Tensor, scale_D: Tensor) -> Tensor:
-        """Returns the sum over rows of the mean squared error of their embeddings, in units of their spread."""
+        """Returns the sum over rows of the mean squared error of their embeddings, in units of
+        their spread.
+        """
 
         def one(weights: Weights, x_BF: Tensor) -> Tensor:
             z_BD: Tensor = functional_call(self._encoder, weights, (x_BF,))

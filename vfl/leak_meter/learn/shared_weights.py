@@ -1,9 +1,11 @@
-"""Weights that a phase shares, as the server or a peer receives them, and what they tell of the rows behind them.
+"""Weights that a phase shares, as the server or a peer receives them, and what they tell of the
+rows behind them.
 
-Two scores of a row. *Fit*: how alike two views of it are behind the shared weights, the loss threshold of Yeom et al.
-(CSF 2018) for self-supervised training: rows that were trained on fit better. *Span*: a linear layer's change is a sum
-of outer products of gradients and inputs, so its row space holds the inputs' directions; the score is how much of the
-row's direction it has. Both need an encoder below the shared layers.
+Two scores of a row. *Fit*: how alike two views of it are behind the shared weights, the loss
+threshold of Yeom et al. (CSF 2018) for self-supervised training: rows that were trained on fit
+better. *Span*: a linear layer's change is a sum of outer products of gradients and inputs, so its
+row space holds the inputs' directions; the score is how much of the row's direction it has. Both
+need an encoder below the shared layers.
 """
 
 from __future__ import annotations
@@ -27,16 +29,22 @@ from vfl_party.models import TwoTowers, build_predictor, build_projector, seeded
 
 Weights = Mapping[str, Tensor]
 Flags = npt.NDArray[np.bool_]
-_MOST, _LEAST = 2000, 20  # candidates, of those trained on and of the others
-_VIEWS = 4  # pairs of views of a row
-_LAYER = "projector.0.weight"  # its input is the encoder's embedding
+# Candidates, of those trained on and of the others.
+_MOST, _LEAST = 2000, 20
+# Pairs of views of a row.
+_VIEWS = 4
+# Its input is the encoder's embedding.
+_LAYER = "projector.0.weight"
 _ENERGY = 0.99
-_SHUFFLES = 50  # of membership, for chance
+# Of membership, for chance.
+_SHUFFLES = 50
 
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """A party's shared weights after a round's training. ``before``: those that the round began with, if known."""
+    """A party's shared weights after a round's training. ``before``: those that the round began
+    with, if known.
+    """
 
     round: int
     weights: Weights
@@ -58,18 +66,26 @@ class Eye:
 
 @dataclass
 class Shared:
-    """What one phase shared, as one attacker has heard it. ``sent``: {round: {party: weights}}; ``means``: by round."""
+    """What one phase shared, as one attacker has heard it. ``sent``: {round: {party: weights}};
+    ``means``: by round.
+    """
 
     sent: dict[int, dict[str, dict[str, Tensor]]] = field(default_factory=dict)
     means: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     def newest(self, party: str) -> Weights:
         """Returns a party's last weights."""
-        return next(of_party[party] for _, of_party in sorted(self.sent.items(), reverse=True) if party in of_party)
+        return next(
+            of_party[party]
+            for _, of_party in sorted(self.sent.items(), reverse=True)
+            if party in of_party
+        )
 
 
 def shared(scene: Scene) -> Shared:
-    """Returns what the last phase that shares weights shared. Raises UnfitError if there is none."""
+    """Returns what the last phase that shares weights shared. Raises UnfitError if there is
+    none.
+    """
     found, phase = Shared(), ""
     for each in scene.heard():
         if not each.name:
@@ -77,7 +93,9 @@ def shared(scene: Scene) -> Shared:
         if each.phase != phase:
             phase, found = each.phase, Shared()
         if each.sender in scene.owners:
-            found.sent.setdefault(each.round, {}).setdefault(each.sender, {})[each.name] = each.tensor
+            found.sent.setdefault(each.round, {}).setdefault(each.sender, {})[each.name] = (
+                each.tensor
+            )
         else:
             found.means.setdefault(each.round, {})[each.name] = each.tensor
     if not found.sent:
@@ -86,9 +104,11 @@ def shared(scene: Scene) -> Shared:
 
 
 def uploads(scene: Scene) -> dict[str, list[Upload]]:
-    """Returns {party: its uploads}, as far as the attacker can tell them. Raises UnfitError if there are none.
+    """Returns {party: its uploads}, as far as the attacker can tell them. Raises UnfitError if
+    there are none.
 
-    The server gets each party's own. A peer gets the mean: it subtracts its own, and has the mean of the others'.
+    The server gets each party's own. A peer gets the mean: it subtracts its own, and has the mean
+    of the others'.
     """
     heard, found = shared(scene), dict[str, list[Upload]]()
     for round_, of_party in sorted(heard.sent.items()):
@@ -138,7 +158,9 @@ def untrained_top(encoder: nn.Module, weights: Weights, seed: int) -> Weights:
 
 def _heads(weights: Weights) -> tuple[nn.Module, nn.Module]:
     """Builds projector and predictor of the widths that the weights have."""
-    layers = sorted(int(name.split(".")[1]) for name, each in weights.items() if _is_layer(name, each))
+    layers = sorted(
+        int(name.split(".")[1]) for name, each in weights.items() if _is_layer(name, each)
+    )
     shapes = [weights[f"projector.{number}.weight"].shape for number in layers]
     if not shapes:
         raise UnfitError("the shared weights have no projector")
@@ -156,14 +178,25 @@ def _is_layer(name: str, weight: Tensor) -> bool:
 
 @torch.no_grad()
 def fit(encoder: nn.Module, weights: Weights, inputs: Inputs, seed: int) -> Numbers:
-    """Returns how alike two views of each row are behind shared weights, [N]: the mean cosine of p and z."""
+    """Returns how alike two views of each row are behind shared weights, [N]: the mean cosine of p
+    and z.
+    """
     tower = copy.deepcopy(encoder)
-    top = {name.removeprefix("encoder."): each for name, each in weights.items() if name.startswith("encoder.")}
+    top = {
+        name.removeprefix("encoder."): each
+        for name, each in weights.items()
+        if name.startswith("encoder.")
+    }
     tower.load_state_dict(tower.state_dict() | top)
     projector, predictor = _heads(weights)
     for part, module in (("projector", projector), ("predictor", predictor)):
-        own = {name.removeprefix(f"{part}."): each for name, each in weights.items() if name.startswith(f"{part}.")}
-        module.load_state_dict(own, strict=False)  # without BatchNorm's counter
+        own = {
+            name.removeprefix(f"{part}."): each
+            for name, each in weights.items()
+            if name.startswith(f"{part}.")
+        }
+        # Without BatchNorm's counter.
+        module.load_state_dict(own, strict=False)
         module.to(inputs[0].device).eval()
     drawn = torch.Generator().manual_seed(derive_seed(seed, "views") % 2**63)
     rows_N, total = np.arange(len(inputs[0])), torch.zeros(len(inputs[0]), dtype=torch.float64)
@@ -177,10 +210,11 @@ def fit(encoder: nn.Module, weights: Weights, inputs: Inputs, seed: int) -> Numb
 
 @torch.no_grad()
 def span(encoder: nn.Module, changes: Sequence[Tensor], inputs: Inputs) -> Numbers:
-    """Returns how much of each row's direction the changes of a layer have, [N]: the mean over the changes.
+    """Returns how much of each row's direction the changes of a layer have, [N]: the mean over the
+    changes.
 
-    It is the part of h / ‖h‖ inside a change's row space. A change of full rank has all directions: then it is
-    ‖Δ·h‖ / (‖Δ‖·‖h‖).
+    It is the part of h / ‖h‖ inside a change's row space. A change of full rank has all directions:
+    then it is ‖Δ·h‖ / (‖Δ‖·‖h‖).
     """
     h_NE = functional.normalize(embed(encoder, inputs).double().cpu(), dim=1)
     parts = [(h_NE @ _ways(each).T).norm(dim=1) for each in changes]
@@ -189,17 +223,27 @@ def span(encoder: nn.Module, changes: Sequence[Tensor], inputs: Inputs) -> Numbe
 
 
 def _ways(change: Tensor) -> Tensor:
-    """Returns the directions [R, E] of a change, of length one; of full rank, in proportion to its singular values."""
+    """Returns the directions [R, E] of a change, of length one; of full rank, in proportion to its
+    singular values.
+    """
     _, values, found = torch.linalg.svd(change.double(), full_matrices=False)
     rank, _ = spectrum(change)
-    lengths = torch.ones(rank) if rank < change.shape[1] else values / values.norm().clamp_min(1e-300)
+    lengths = (
+        torch.ones(rank) if rank < change.shape[1] else values / values.norm().clamp_min(1e-300)
+    )
     directions: Tensor = lengths[:, None] * found[: len(lengths)]
     return directions
 
 
 def changes_of(found: Sequence[Upload]) -> list[Tensor]:
-    """Returns the change of the first layer above the encoder in each round whose beginning is known."""
-    return [each.weights[_LAYER] - each.before[_LAYER] for each in found if each.before and _LAYER in each.weights]
+    """Returns the change of the first layer above the encoder in each round whose beginning is
+    known.
+    """
+    return [
+        each.weights[_LAYER] - each.before[_LAYER]
+        for each in found
+        if each.before and _LAYER in each.weights
+    ]
 
 
 def spectrum(change: Tensor) -> tuple[int, int]:
@@ -210,8 +254,11 @@ def spectrum(change: Tensor) -> tuple[int, int]:
     return int((values > tolerance).sum()), min(len(values), int(energy.sum()) + 1)
 
 
-def judged(scene: Scene, owner: str, found: Sequence[Upload], eyes: Sequence[Eye]) -> Iterator[Figure]:
-    """Yields the AUC of fit and span of rows that ``owner`` trained on against those that it held out.
+def judged(
+    scene: Scene, owner: str, found: Sequence[Upload], eyes: Sequence[Eye]
+) -> Iterator[Figure]:
+    """Yields the AUC of fit and span of rows that ``owner`` trained on against those that it held
+    out.
 
     Raises UnfitError without enough rows.
     """
@@ -221,14 +268,27 @@ def judged(scene: Scene, owner: str, found: Sequence[Upload], eyes: Sequence[Eye
     changes = changes_of(found)
     for eye in eyes:
         inputs, newest = eye.inputs(rows_N), found[-1].weights
-        tops = {"": newest, **eye.beside, "untrained top": untrained_top(eye.encoder, newest, scene.seed)}
+        tops = {
+            "": newest,
+            **eye.beside,
+            "untrained top": untrained_top(eye.encoder, newest, scene.seed),
+        }
         scores = {name: fit(eye.encoder, top, inputs, scene.seed) for name, top in tops.items()}
-        yield _figure(f"{owner}: rows it trained on, by fit", eye.knows, scores, trained_N, shuffled_SN)
+        yield _figure(
+            f"{owner}: rows it trained on, by fit", eye.knows, scores, trained_N, shuffled_SN
+        )
         if changes:
             drawn = torch.Generator().manual_seed(derive_seed(scene.seed, "directions") % 2**63)
-            noise = [torch.randn(each.shape, generator=drawn, dtype=torch.float64) for each in changes]
-            scores = {"": span(eye.encoder, changes, inputs), "random directions": span(eye.encoder, noise, inputs)}
-            yield _figure(f"{owner}: rows it trained on, by span", eye.knows, scores, trained_N, shuffled_SN)
+            noise = [
+                torch.randn(each.shape, generator=drawn, dtype=torch.float64) for each in changes
+            ]
+            scores = {
+                "": span(eye.encoder, changes, inputs),
+                "random directions": span(eye.encoder, noise, inputs),
+            }
+            yield _figure(
+                f"{owner}: rows it trained on, by span", eye.knows, scores, trained_N, shuffled_SN
+            )
 
 
 def told(owner: str, found: Sequence[Upload]) -> str:
@@ -238,12 +298,19 @@ def told(owner: str, found: Sequence[Upload]) -> str:
         return ""
     width = min(found[0].weights[_LAYER].shape)
     rank, most = (statistics.median(values) for values in zip(*each, strict=True))
-    words = f"{owner}: a round changes the first layer above the encoder by a matrix of rank {rank:g} of {width}"
+    words = (
+        f"{owner}: a round changes the first layer above the encoder by a matrix of rank "
+        f"{rank:g} of {width}"
+    )
     return f"{words} (99 % of it in {most:g} directions): at least as many inputs made it"
 
 
 def _figure(
-    of: str, knows: str, scores: Mapping[str, Numbers], trained_N: Flags, shuffled_SN: Sequence[Flags]
+    of: str,
+    knows: str,
+    scores: Mapping[str, Numbers],
+    trained_N: Flags,
+    shuffled_SN: Sequence[Flags],
 ) -> Figure:
     """Returns the figure of the score '' beside the others, and beside shuffled membership."""
     value = folded(auc(scores[""], trained_N))
@@ -255,11 +322,16 @@ def _figure(
 def _lengths(scene: Scene, owner: str) -> list[int]:
     """Returns how many rows the owner has, and the attacker if it is a party."""
     names = [owner, *([scene.attacker] if scene.attacker in scene.owners else [])]
-    return [1 + max(int(rows.max()) for rows in scene.owners[name].rows.values() if len(rows)) for name in names]
+    return [
+        1 + max(int(rows.max()) for rows in scene.owners[name].rows.values() if len(rows))
+        for name in names
+    ]
 
 
 def _candidates(scene: Scene, owner: str, count: int) -> tuple[Rows, Flags]:
-    """Returns as many rows that ``owner`` trained on as it held out, and which of them are the former."""
+    """Returns as many rows that ``owner`` trained on as it held out, and which of them are the
+    former.
+    """
     splits = scene.owners[owner].rows
     random = np.random.default_rng(derive_seed(scene.seed, "candidates", owner))
     trained = splits.get("local", splits["train"])
@@ -267,7 +339,10 @@ def _candidates(scene: Scene, owner: str, count: int) -> tuple[Rows, Flags]:
     parts = [random.permutation(each[each < count])[:_MOST] for each in (trained, held)]
     fewest = min(map(len, parts))
     if fewest < _LEAST:
-        raise UnfitError(f"it needs {_LEAST} training rows, and as many for validation or test, that all parties have")
+        raise UnfitError(
+            f"it needs {_LEAST} training rows, and as many for validation or test, that "
+            "all parties have"
+        )
     parts = [each[:fewest] for each in parts]
     return np.concatenate(parts), np.repeat([True, False], fewest)
 
@@ -275,4 +350,6 @@ def _candidates(scene: Scene, owner: str, count: int) -> tuple[Rows, Flags]:
 def eye_of(knows: str, owner: Owner, encoder: nn.Module | None = None, **beside: Weights) -> Eye:
     """Returns the eye of somebody who has an owner's columns, and its encoder or another."""
     chosen = tower_of(owner.encoder) if encoder is None else encoder
-    return Eye(knows, chosen, owner.inputs, {name.replace("_", " "): each for name, each in beside.items()})
+    return Eye(
+        knows, chosen, owner.inputs, {name.replace("_", " "): each for name, each in beside.items()}
+    )

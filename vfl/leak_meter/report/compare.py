@@ -1,4 +1,6 @@
-"""What a rehearsal found in short: a sentence for each recipe, and a table of several beside each other."""
+"""What a rehearsal found in short: a sentence for each recipe, and a table of several beside each
+other.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,20 @@ from rich.text import Text
 from vfl.leak_meter.report.result import Line, Rehearsed, assets
 from vfl.report.table import new_table, size
 
-_ALL, _LITTLE = 0.99, 0.05  # of the way from chance to everything
+# Of the way from chance to everything.
+_ALL, _LITTLE = 0.99, 0.05
 
 
 def in_short(found: Sequence[Rehearsed]) -> Iterator[RenderableType]:
-    """Yields a sentence for each recipe that an attack was played on, and a table if there are several recipes."""
+    """Yields a sentence for each recipe that an attack was played on, and a table if there are
+    several recipes.
+    """
     for each in found:
         said = "; ".join(_said(line) for line in _strongest(each))
         if said:
-            yield Text(f"{each.name}: {said}." if len(found) > 1 else f"In short: {said}.", style="bold")
+            yield Text(
+                f"{each.name}: {said}." if len(found) > 1 else f"In short: {said}.", style="bold"
+            )
     yield Text()
     if len(found) > 1:
         yield _side_by_side(found)
@@ -26,7 +33,9 @@ def in_short(found: Sequence[Rehearsed]) -> Iterator[RenderableType]:
 
 
 def _strongest(each: Rehearsed) -> list[Line]:
-    """Returns the line of each thing that is read, by the attack that reads most; of equals, that which knows least."""
+    """Returns the line of each thing that is read, by the attack that reads most; of equals, that
+    which knows least.
+    """
     most: dict[str, Line] = {}
     for line in (line for line in each.worst if not line.detail):
         if line.of not in most or _worse(line) > _worse(most[line.of]):
@@ -39,18 +48,28 @@ def _worse(line: Line) -> tuple[float, bool]:
 
 
 def _said(line: Line) -> str:
-    how = f"{line.unit} {line.value.mean:.2f} by {line.attack}" + (f" from {line.place}" if line.place else "")
+    how = f"{line.unit} {line.value.mean:.2f} by {line.attack}" + (
+        f" from {line.place}" if line.place else ""
+    )
     if line.floor > _ALL and not line.is_error:
-        return f"{line.of}: not to be told from chance by {line.attack} (batches are too small, or of one class)"
+        return (
+            f"{line.of}: not to be told from chance by {line.attack} (batches are too small, "
+            "or of one class)"
+        )
     if line.excess < _LITTLE:
         return f"{line.of}: next to nothing beyond chance ({how})"
     if line.of == "labels" and line.excess >= _ALL:
-        return f"labels: all readable by {line.attack} ({line.unit} {line.value.mean:.2f}, known: {line.knows})"
+        return (
+            f"labels: all readable by {line.attack} ({line.unit} {line.value.mean:.2f}, known: "
+            f"{line.knows})"
+        )
     return f"{line.of}: {how}"
 
 
 def _side_by_side(found: Sequence[Rehearsed]) -> RenderableType:
-    """Returns a row an attack and a column a recipe, with the metric, what is lost of the first one's, and bytes."""
+    """Returns a row an attack and a column a recipe, with the metric, what is lost of the first
+    one's, and bytes.
+    """
     table = new_table("Recipes beside each other; the worst leaks first")
     for heading in ("attack", "attacker", "reads", "knows"):
         table.add_column(heading)
@@ -63,7 +82,9 @@ def _side_by_side(found: Sequence[Rehearsed]) -> RenderableType:
     if first is not None:
         lost = ("" if own is None else f"{first.mean - own.mean:+.3f}" for own in same)
         table.add_row(f"lost beside {found[0].name}", "", "", "", *lost)
-    table.add_row("bytes sent", "", "", "", *(size(each.payload_bytes) for each in found), end_section=True)
+    table.add_row(
+        "bytes sent", "", "", "", *(size(each.payload_bytes) for each in found), end_section=True
+    )
     for asset in assets(found):
         attack, attacker, of, knows, unit = asset
         lines = [next((line for line in each.worst if line.asset == asset), None) for each in found]

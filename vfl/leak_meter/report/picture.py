@@ -1,4 +1,6 @@
-"""The one picture of the leak meter: what each attack reads beside chance; of several recipes, over their metric."""
+"""The one picture of the leak meter: what each attack reads beside chance; of several recipes, over
+their metric.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,24 @@ from vfl.report.picture import Picture
 from vfl.report.table import size
 from vfl_common.text import listed
 
-_LEAST, _MOST = 14.0, 110.0  # points squared
-_PANELS, _ACROSS = 9, 3  # at most; a row of them
-_BARS = 24  # at most
+# Points squared.
+_LEAST, _MOST = 14.0, 110.0
+# At most; a row of them.
+_PANELS, _ACROSS = 9, 3
+# At most.
+_BARS = 24
 _LEGEND = "chance, or without\nany message"
 
 
 def draw(found: Sequence[Rehearsed]) -> Figure:
-    """Draws what each attack reads: the 95 % quantile of batches, or the value if there are no batches.
+    """Draws what each attack reads: the 95 % quantile of batches, or the value if there are no
+    batches.
 
-    Of what an attack may know, only that is drawn with which it reads most. One recipe has a bar an asset, the worst
-    leak first, and a panel a unit. Several recipes have a panel an asset: leak over metric, a colour a recipe, and the
-    area of a point grows with the bytes. The dashed line is chance, or the best without any message if that is more;
-    the mean over the recipes. Below stands what is left out.
+    Of what an attack may know, only that is drawn with which it reads most. One recipe has a bar an
+    asset, the worst leak first, and a panel a unit. Several recipes have a panel an asset: leak
+    over metric, a colour a recipe, and the area of a point grows with the bytes. The dashed line is
+    chance, or the best without any message if that is more; the mean over the recipes. Below stands
+    what is left out.
     """
     every = _panels(found)
     if len(found) == 1 and every:
@@ -48,7 +55,14 @@ def draw(found: Sequence[Rehearsed]) -> Figure:
     metric = next((each.metric for each in found if each.metric), "metric")
     figure.supxlabel(f"{metric}\n{_left_out(rest, across)}", fontsize=8)
     handles = [
-        Line2D([], [], ls="", marker="o", color=_colour(number), label=f"{each.name}, {size(each.payload_bytes)}")
+        Line2D(
+            [],
+            [],
+            ls="",
+            marker="o",
+            color=_colour(number),
+            label=f"{each.name}, {size(each.payload_bytes)}",
+        )
         for number, each in enumerate(found)
     ]
     handles.append(Line2D([], [], color="0.5", ls="--", lw=0.8, label=_LEGEND))
@@ -67,14 +81,25 @@ def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
         lines.sort(key=lambda line: keys.index(line.asset))
     heights = [0.36 * len(lines) + 0.6 for lines in panels.values()]
     figure = Picture(figsize=(8.6, sum(heights) + 1.1), layout="constrained")
-    grid = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights}).flatten()
+    grid = figure.subplots(
+        len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights}
+    ).flatten()
     for axes, (unit, lines) in zip(grid, panels.items(), strict=True):
         shown = [line.high or line.value for line in lines]
         places = range(len(lines))
         errors = [each.sd for each in shown] if len(of.seeds) > 1 else None
-        axes.barh(places, [each.mean for each in shown], xerr=errors, color=_colour(0), height=0.62, capsize=2)
+        axes.barh(
+            places,
+            [each.mean for each in shown],
+            xerr=errors,
+            color=_colour(0),
+            height=0.62,
+            capsize=2,
+        )
         for place, line in zip(places, lines, strict=True):
-            axes.plot([_floor(line)] * 2, [place - 0.45, place + 0.45], color="0.2", ls="--", lw=1.2)
+            axes.plot(
+                [_floor(line)] * 2, [place - 0.45, place + 0.45], color="0.2", ls="--", lw=1.2
+            )
         axes.set_yticks(places, ["\n".join(_what([line])) for line in lines], fontsize=7)
         axes.invert_yaxis()
         axes.set_xlabel(unit, fontsize=8)
@@ -84,7 +109,9 @@ def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     utility = f", {of.metric} {of.utility}" if of.utility is not None else ""
-    figure.suptitle(f"{of.name}{utility}, {size(of.payload_bytes)}", fontsize="medium", x=0.01, ha="left")
+    figure.suptitle(
+        f"{of.name}{utility}, {size(of.payload_bytes)}", fontsize="medium", x=0.01, ha="left"
+    )
     figure.supxlabel(_left_out(rest, 2), fontsize=8)
     handles = [Line2D([], [], color="0.2", ls="--", lw=1.2, label=_LEGEND.replace("\n", " "))]
     figure.legend(handles=handles, loc="outside upper right", fontsize=7, frameon=False)
@@ -107,7 +134,9 @@ def _floor(line: Line) -> float:
 
 
 def draw_images(found: Sequence[Rehearsed]) -> dict[str, bytes]:
-    """Returns {``images-RECIPE-PARTY.png``: a PNG of private images, above what an attack made of them}."""
+    """Returns {``images-RECIPE-PARTY.png``: a PNG of private images, above what an attack made of
+    them}.
+    """
     from vfl.leak_meter.report.reconstructions import draw_pairs
 
     drawn: dict[str, bytes] = {}
@@ -117,15 +146,21 @@ def draw_images(found: Sequence[Rehearsed]) -> dict[str, bytes]:
             words = [drawing.attack, each.name, shown.party]
             stem = "-".join(re.sub(r"[^\w.-]+", "-", word).strip("-.") for word in words)
             name = f"{stem}.png"
-            while name in drawn:  # names that differ only by what no file name can hold
+            # Names that differ only by what no file name can hold.
+            while name in drawn:
                 name = f"{name.removesuffix('.png')}-2.png"
-            title = f"{each.name}: images of {shown.party}, from {drawing.place} by {drawing.attacker}\n{shown.says}"
+            title = (
+                f"{each.name}: images of {shown.party}, from {drawing.place} by "
+                f"{drawing.attacker}\n{shown.says}"
+            )
             drawn[name] = draw_pairs(shown.rows, title)
     return drawn
 
 
 def _panels(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
-    """Returns the assets to draw, the worst leak first: of those that an attack reads alike, the worst."""
+    """Returns the assets to draw, the worst leak first: of those that an attack reads alike, the
+    worst.
+    """
     most: dict[tuple[str, ...], tuple[str, ...]] = {}
     for asset in assets(found):
         most.setdefault(asset[:3], asset)
@@ -133,8 +168,15 @@ def _panels(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
 
 
 def _left_out(rest: Sequence[tuple[str, ...]], across: int) -> str:
-    few = f"; {listed([f'{attack} by {attacker}: {of}' for attack, attacker, of, *_ in rest])}" if rest else ""
-    return fill(f"Not drawn: single columns, and what the same attack reads with other knowledge{few}", 46 * across)
+    few = (
+        f"; {listed([f'{attack} by {attacker}: {of}' for attack, attacker, of, *_ in rest])}"
+        if rest
+        else ""
+    )
+    return fill(
+        f"Not drawn: single columns, and what the same attack reads with other knowledge{few}",
+        46 * across,
+    )
 
 
 def _colour(number: int) -> Any:

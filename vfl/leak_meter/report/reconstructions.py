@@ -1,4 +1,6 @@
-"""Draws private images over their reconstructions, as PNG. Imports matplotlib, without a display."""
+"""Draws private images over their reconstructions, as PNG. Imports matplotlib, without a
+display.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,37 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 from torch.nn import functional
 
-MOST_SHOWN = 16  # images, in one row
+# Images, in one row.
+MOST_SHOWN = 16
 _DPI = 130
-_INCHES = 0.72  # of an image's larger side
-_LABELS = 1.45  # inches, left of the images
-_PIXELS = 96  # of an image's larger side, about
+# Of an image's larger side.
+_INCHES = 0.72
+# Inches, left of the images.
+_LABELS = 1.45
+# Of an image's larger side, about.
+_PIXELS = 96
 
 
 def draw_pairs(rows: Sequence[tuple[str, Tensor]], title: str) -> bytes:
-    """Returns a PNG: a row of images for each of ``rows`` (its name, images [N, C, H, W] from 0 to 1), and a title.
+    """Returns a PNG: a row of images for each of ``rows`` (its name, images [N, C, H, W] from 0 to
+    1), and a title.
 
-    It shows the first images of each row. Images of 3 channels are in colour, all others in grey, by their mean.
+    It shows the first images of each row. Images of 3 channels are in colour, all others in grey,
+    by their mean.
     """
     count = min(MOST_SHOWN, min(len(images) for _, images in rows))
     height, width = rows[0][1].shape[2:]
-    size = (max(_LABELS + _INCHES * width / max(height, width) * count, 6.0), 0.75 + _INCHES * len(rows))
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.02, wspace=0.02, hspace=0.02))
-    for axes, (name, images) in zip(figure.subplots(len(rows), squeeze=False)[:, 0], rows, strict=True):
+    size = (
+        max(_LABELS + _INCHES * width / max(height, width) * count, 6.0),
+        0.75 + _INCHES * len(rows),
+    )
+    figure = Figure(
+        figsize=size,
+        layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.02, wspace=0.02, hspace=0.02),
+    )
+    for axes, (name, images) in zip(
+        figure.subplots(len(rows), squeeze=False)[:, 0], rows, strict=True
+    ):
         axes.imshow(_strip(images[:count]), interpolation="nearest")
         axes.set_xticks([])
         axes.set_yticks([])
@@ -42,8 +58,12 @@ def draw_pairs(rows: Sequence[tuple[str, Tensor]], title: str) -> bytes:
 
 
 def _strip(images: Tensor) -> np.ndarray:
-    """Returns images beside each other, with white between them: an axis for each would take a second to draw."""
-    grey = images if images.shape[1] == 3 else images.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
+    """Returns images beside each other, with white between them: an axis for each would take a
+    second to draw.
+    """
+    grey = (
+        images if images.shape[1] == 3 else images.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
+    )
     times = max(1, round(_PIXELS / max(images.shape[2:])))
     large = grey.clamp(0, 1).repeat_interleave(times, dim=2).repeat_interleave(times, dim=3)
     apart = functional.pad(large, (0, _PIXELS // 16), value=1.0)

@@ -1,4 +1,6 @@
-"""What a rehearsal has found: each attack's figures over seeds, beside metric and bytes of the runs."""
+"""What a rehearsal has found: each attack's figures over seeds, beside metric and bytes of the
+runs.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ if TYPE_CHECKING:
     from vfl.leak_meter.wiretap.times import Times
 
 REHEARSAL = (
-    "A rehearsal: all parties' data were in this one place. Chance: the same attack against shuffled labels, or a "
+    "A rehearsal: all parties' data were in this one place. Chance: the same attack "
+    "against shuffled labels, or a "
     "constant guess."
 )
 
 
-ALL_EPOCHS = "all epochs"  # as ``vfl.leak_meter.scene.scene`` has it, which loads torch
-ERRORS = frozenset({"MSE"})  # units of which less is a larger leak
+# As ``vfl.leak_meter.scene.scene`` has it, which loads torch.
+ALL_EPOCHS = "all epochs"
+# Units of which less is a larger leak.
+ERRORS = frozenset({"MSE"})
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,9 @@ class Line:
     @property
     def asset(self) -> tuple[str, ...]:
         """What is read, by whom and how, whatever exchange it is read from."""
-        knows = self.knows if not self.place else ALL_EPOCHS if self.knows.endswith(ALL_EPOCHS) else ""
+        knows = (
+            self.knows if not self.place else ALL_EPOCHS if self.knows.endswith(ALL_EPOCHS) else ""
+        )
         return self.attack, self.attacker, self.of, knows, self.unit
 
     @property
@@ -81,13 +88,21 @@ class Line:
 
     @property
     def excess(self) -> float:
-        """How much of the way is done from what is known without this message (0) to everything (1)."""
+        """How much of the way is done from what is known without this message (0) to everything
+        (1).
+        """
         everything = 0.0 if self.is_error else 1.0
-        return 0.0 if self.floor == everything else (self.value.mean - self.floor) / (everything - self.floor)
+        return (
+            0.0
+            if self.floor == everything
+            else (self.value.mean - self.floor) / (everything - self.floor)
+        )
 
     @property
     def floor(self) -> float:
-        """What is known without this message: the most of chance and all baselines, at least 0; the least error."""
+        """What is known without this message: the most of chance and all baselines, at least 0; the
+        least error.
+        """
         known = [each.mean for each in (self.chance, *self.baselines.values()) if each is not None]
         return min(known, default=self.value.mean) if self.is_error else max(0.0, *known, 0.0)
 
@@ -111,10 +126,11 @@ class Drawing:
 class Rehearsed:
     """What was found with one recipe.
 
-    ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``, ``times``: what those of the
-    messages of the last seed tell anybody on the network. ``gaps``: what is not protected as the rest is, or was not
-    attacked at all, a sentence each. ``every``: one of this many rounds was recorded. ``drawings``: images of the last
-    seed to draw, of each party those of the exchange that gives away most.
+    ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``, ``times``:
+    what those of the messages of the last seed tell anybody on the network. ``gaps``: what is not
+    protected as the rest is, or was not attacked at all, a sentence each. ``every``: one of this
+    many rounds was recorded. ``drawings``: images of the last seed to draw, of each party those of
+    the exchange that gives away most.
     """
 
     name: str
@@ -148,7 +164,9 @@ class Rehearsed:
             if line.place and not line.detail:
                 found.setdefault(line.asset, []).append(line)
         return tuple(
-            ", ".join(filter(None, (lines[0].attack, lines[0].of, lines[0].asset[3], "by exchange: ")))
+            ", ".join(
+                filter(None, (lines[0].attack, lines[0].of, lines[0].asset[3], "by exchange: "))
+            )
             + ", ".join(f"{line.place} {line.unit} {line.value}" for line in lines)
             for lines in found.values()
             if len(lines) > 1
@@ -196,18 +214,30 @@ def as_json(found: Sequence[Rehearsed]) -> dict[str, Any]:
 
 
 def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    """Returns the lines over all seeds, and a note for each attack that could not be played. ``played``: by seed."""
+    """Returns the lines over all seeds, and a note for each attack that could not be played.
+    ``played``: by seed.
+    """
     found: dict[tuple[str, str, str, str, str, str], list[Figure]] = {}
     notes: dict[str, None] = {}
-    refused: dict[tuple[str, str], list[str]] = {}  # (why, attacker): attacks
+    # (why, attacker): attacks.
+    refused: dict[tuple[str, str], list[str]] = {}
     for of_seed in played:
         for each in of_seed:
             if each.why_not:
                 names = refused.setdefault((each.why_not, each.attacker), [])
                 names += [each.attack] if each.attack not in names else []
-            notes |= dict.fromkeys(f"{each.attack}: {figure.note}" for figure in each.figures if figure.note)
+            notes |= dict.fromkeys(
+                f"{each.attack}: {figure.note}" for figure in each.figures if figure.note
+            )
             for figure in each.figures:
-                key = (each.attack, each.attacker, figure.of, figure.knows, figure.unit, figure.place)
+                key = (
+                    each.attack,
+                    each.attacker,
+                    figure.of,
+                    figure.knows,
+                    figure.unit,
+                    figure.place,
+                )
                 found.setdefault(key, []).append(figure)
     lines = tuple(
         Line(
@@ -217,7 +247,9 @@ def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tu
             Spread.of(figure.chance for figure in figures),
             Spread.of(figure.chance_high for figure in figures),
             {
-                name: Spread(tuple(figure.baselines[name] for figure in figures if name in figure.baselines))
+                name: Spread(
+                    tuple(figure.baselines[name] for figure in figures if name in figure.baselines)
+                )
                 for name in dict.fromkeys(name for figure in figures for name in figure.baselines)
             },
             sum(figure.batches for figure in figures),
@@ -231,7 +263,9 @@ def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tu
 
 
 def drawings(played: Sequence[Played]) -> tuple[Drawing, ...]:
-    """Returns what is to be drawn of one seed: of each attack, attacker and party, what reads most."""
+    """Returns what is to be drawn of one seed: of each attack, attacker and party, what reads
+    most.
+    """
     most: dict[tuple[str, str, str], tuple[float, Drawing]] = {}
     for each in played:
         for figure in each.figures:
@@ -244,12 +278,17 @@ def drawings(played: Sequence[Played]) -> tuple[Drawing, ...]:
 
 
 def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
-    """Yields one sentence for all attacks, and all attackers, that were refused for the same reason."""
+    """Yields one sentence for all attacks, and all attackers, that were refused for the same
+    reason.
+    """
     attackers: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (why, attacker), attacks in refused.items():
         attackers.setdefault((why, tuple(attacks)), []).append(attacker)
     for (why, attacks), names in attackers.items():
-        yield f"{listed(attacks)} by {listed(names)} {'was' if len(attacks) == 1 else 'were'} not played: {why}"
+        yield (
+            f"{listed(attacks)} by {listed(names)} {'was' if len(attacks) == 1 else 'were'} "
+            f"not played: {why}"
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -13,10 +13,13 @@ from vfl.leak_meter.report.compare import in_short
 from vfl.leak_meter.report.result import REHEARSAL, Line, Rehearsed, Spread
 from vfl.report.table import new_table, size
 
-WIDTH = 140  # characters that the table has at least, if its output is no terminal
-_SIZES = 3  # that are shown of one exchange
+# Characters that the table has at least, if its output is no terminal.
+WIDTH = 140
+# That are shown of one exchange.
+_SIZES = 3
 _CLOCK = (
-    "Times are those of this rehearsal: all parties took turns in one process of one machine. Between machines the "
+    "Times are those of this rehearsal: all parties took turns in one process of one "
+    "machine. Between machines the "
     "seconds differ; where the pauses are does not."
 )
 
@@ -35,7 +38,10 @@ def render(found: Sequence[Rehearsed]) -> Group:
         table = new_table(title)
         for column in columns:
             table.add_column(
-                column.heading, justify=column.justify, no_wrap=column.whole, min_width=column.least(lines)
+                column.heading,
+                justify=column.justify,
+                no_wrap=column.whole,
+                min_width=column.least(lines),
             )
         for line in lines:
             table.add_row(*(column.cell(line) for column in columns))
@@ -50,13 +56,17 @@ def render(found: Sequence[Rehearsed]) -> Group:
 
 def _sizes(each: Rehearsed) -> RenderableType:
     part = f", of one round in {each.every:,} alone" if each.every > 1 else ""
-    table = new_table(f"What sizes tell anybody on the network, although contents are encrypted{part}")
+    table = new_table(
+        f"What sizes tell anybody on the network, although contents are encrypted{part}"
+    )
     for heading in ("phase", "exchange", "from", "to", "payload bytes x messages", "tells"):
         table.add_column(heading)
     for line in each.sizes:
         shown = ", ".join(f"{size_:,} x {count:,}" for size_, count in line.sizes[:_SIZES])
         more = ", …" if len(line.sizes) > _SIZES else ""
-        table.add_row(line.phase, line.exchange, line.sender, line.receiver, shown + more, line.tells)
+        table.add_row(
+            line.phase, line.exchange, line.sender, line.receiver, shown + more, line.tells
+        )
     return table
 
 
@@ -78,7 +88,9 @@ def _of(spread: Spread | None) -> str:
 
 
 def _chance(line: Line) -> str:
-    return _of(line.chance) + (f" ({line.chance_high.mean:.3f})" if line.chance_high is not None else "")
+    return _of(line.chance) + (
+        f" ({line.chance_high.mean:.3f})" if line.chance_high is not None else ""
+    )
 
 
 def _baselines(line: Line) -> str:
@@ -87,7 +99,9 @@ def _baselines(line: Line) -> str:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column that is left out if all its cells are empty. ``whole``: its words are never broken."""
+    """A column that is left out if all its cells are empty. ``whole``: its words are never
+    broken.
+    """
 
     heading: str
     cell: Callable[[Line], str]

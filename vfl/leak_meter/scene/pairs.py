@@ -1,4 +1,6 @@
-"""Pairs of an active attacker: rows' embeddings as they came in an exchange, and the columns behind them."""
+"""Pairs of an active attacker: rows' embeddings as they came in an exchange, and the columns behind
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,22 @@ from torch import Tensor
 from vfl.leak_meter.scene.scene import Image, Intercepted, Scene, UnfitError
 from vfl_party.base.seeds import Rows, derive_seed
 
-ALL_THREE = "first, last and mean"  # of a row's embeddings, side by side
-_SHARE, _LEAST, _MOST, _JUDGED = 0.1, 50, 2000, 5000  # of the rows; auxiliary rows; rows that are judged
+# Of a row's embeddings, side by side.
+ALL_THREE = "first, last and mean"
+# Of the rows; auxiliary rows; rows that are judged.
+_SHARE, _LEAST, _MOST, _JUDGED = 0.1, 50, 2000, 5000
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Rows that one sender sent in one exchange: some whose columns the attacker knows, and others that are judged.
+    """Rows that one sender sent in one exchange: some whose columns the attacker knows, and others
+    that are judged.
 
-    ``place``: the phase and the exchange. ``z_known``, ``values_known``: [K, D] and [K, F]. ``own``: what the attacker
-    has of the same rows by itself; None if it has no columns. ``groups``, ``image``: see ``EncoderInputs``. ``over``:
-    {how a row's embeddings of all recorded rounds are put together: those of the known and of the judged rows}; empty
-    if each row came once.
+    ``place``: the phase and the exchange. ``z_known``, ``values_known``: [K, D] and [K, F].
+    ``own``: what the attacker has of the same rows by itself; None if it has no columns.
+    ``groups``, ``image``: see ``EncoderInputs``. ``over``: {how a row's embeddings of all recorded
+    rounds are put together: those of the known and of the judged rows}; empty if each row came
+    once.
     """
 
     sender: str
@@ -47,13 +53,16 @@ def known_rows(count: int) -> int:
 def pairs(scene: Scene, *, images: bool | None = None, what: str = "embeddings") -> Iterator[Pairs]:
     """Yields the pairs of each sender whose columns are known, exchange by exchange.
 
-    A defence may be on one exchange and not on another, and each is read by itself. Those of too few rows are left out.
-    ``images``: only of senders whose columns are an image, or (False) are none. ``what``: the word for what is sent.
-    Raises UnfitError if there is no such sender, or no exchange has enough rows.
+    A defence may be on one exchange and not on another, and each is read by itself. Those of too
+    few rows are left out. ``images``: only of senders whose columns are an image, or (False) are
+    none. ``what``: the word for what is sent. Raises UnfitError if there is no such sender, or no
+    exchange has enough rows.
     """
     senders = senders_of(scene, images)
     if not senders and senders_of(scene):
-        raise UnfitError("no sender's columns are an image" if images else "all columns are pixels; see images")
+        raise UnfitError(
+            "no sender's columns are an image" if images else "all columns are pixels; see images"
+        )
     some = False
     for sender in senders:
         for place, sent in _sent(scene.embeddings[sender]()).items():
@@ -76,16 +85,26 @@ def left_out(scene: Scene, *, images: bool | None = None) -> list[str]:
 def senders_of(scene: Scene, images: bool | None = None) -> list[str]:
     """Returns who sends embeddings of columns that are known; ``images`` as for ``pairs``."""
     known = [sender for sender in scene.embeddings if sender in scene.columns]
-    return [each for each in known if images is None or (scene.columns[each].image is not None) == images]
+    return [
+        each
+        for each in known
+        if images is None or (scene.columns[each].image is not None) == images
+    ]
 
 
 class _Sent:
-    """What has come of each row in one exchange: its first and its last embedding, and the sum and number of all."""
+    """What has come of each row in one exchange: its first and its last embedding, and the sum and
+    number of all.
+    """
 
     def __init__(self, width: int) -> None:
-        self.order: dict[int, None] = {}  # the rows, as they came first
+        # The rows, as they came first.
+        self.order: dict[int, None] = {}
         self.first, self.last = torch.empty(0, width), torch.empty(0, width)
-        self.total, self.times = torch.empty(0, width, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
+        self.total, self.times = (
+            torch.empty(0, width, dtype=torch.float64),
+            torch.empty(0, dtype=torch.int64),
+        )
 
     def add(self, rows_B: Rows, z_BD: Tensor) -> None:
         """Adds a message; a row is there once."""
@@ -93,7 +112,9 @@ class _Sent:
         if more > 0:
             for name in ("first", "last", "total", "times"):
                 old = getattr(self, name)
-                setattr(self, name, torch.cat([old, old.new_zeros(max(more, len(old)), *old.shape[1:])]))
+                setattr(
+                    self, name, torch.cat([old, old.new_zeros(max(more, len(old)), *old.shape[1:])])
+                )
         at, z_BD = torch.from_numpy(rows_B), z_BD.float()
         new = self.times[at] == 0
         self.first[at[new]] = z_BD[new]
@@ -106,13 +127,19 @@ class _Sent:
         return len(self.order)
 
     def over(self, rows_B: Rows) -> dict[str, Tensor]:
-        """Returns {how a row's embeddings are put together: that of some rows}; nothing if each row came once."""
+        """Returns {how a row's embeddings are put together: that of some rows}; nothing if each row
+        came once.
+        """
         if len(self.times) == 0 or int(self.times.max()) < 2:
             return {}
         at = torch.from_numpy(rows_B)
         mean_BD = (self.total[at] / self.times[at, None].clamp_min(1)).float()
         ends_BD = torch.cat([self.first[at], self.last[at]], dim=1)
-        return {"mean": mean_BD, "first and last": ends_BD, ALL_THREE: torch.cat([mean_BD, ends_BD], dim=1)}
+        return {
+            "mean": mean_BD,
+            "first and last": ends_BD,
+            ALL_THREE: torch.cat([mean_BD, ends_BD], dim=1),
+        }
 
 
 def _sent(batches: Iterator[Intercepted]) -> dict[str, _Sent]:
@@ -125,7 +152,9 @@ def _sent(batches: Iterator[Intercepted]) -> dict[str, _Sent]:
 
 
 def _pairs(scene: Scene, sender: str, place: str, sent: _Sent) -> Pairs:
-    rows = np.random.default_rng(derive_seed(scene.seed, "auxiliary rows", sender)).permutation([*sent.order])
+    rows = np.random.default_rng(derive_seed(scene.seed, "auxiliary rows", sender)).permutation(
+        [*sent.order]
+    )
     count = known_rows(len(rows))
     known, judged = rows[:count], rows[count : count + _JUDGED]
     columns, own = scene.columns[sender], scene.columns.get(scene.attacker)

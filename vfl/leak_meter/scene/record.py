@@ -1,4 +1,6 @@
-"""Keeps what parties receive in a rehearsal in files of a folder, so that a long run needs little memory."""
+"""Keeps what parties receive in a rehearsal in files of a folder, so that a long run needs little
+memory.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 
-_AT_ONCE = 32 * 2**20  # bytes that are held before they are written
+# Bytes that are held before they are written.
+_AT_ONCE = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class Key:
-    """Names a message: of an exchange at a step, between two parties. ``meant``: before the sender's chain.
+    """Names a message: of an exchange at a step, between two parties. ``meant``: before the
+    sender's chain.
 
     ``tensor``: its name, if the message has several.
     """
@@ -33,7 +37,9 @@ class Key:
 
 @dataclass
 class Record:
-    """The messages of one run. ``every``: keeps rounds 0, every, 2 x every, …; ``folder`` must exist and be empty."""
+    """The messages of one run. ``every``: keeps rounds 0, every, 2 x every, …; ``folder`` must
+    exist and be empty.
+    """
 
     folder: Path
     every: int = 1
@@ -77,7 +83,9 @@ class Record:
         for keys in self._files:
             yield from keys
 
-    def messages(self, *, sender: str | None = None, receiver: str | None = None) -> Iterator[tuple[Key, Tensor]]:
+    def messages(
+        self, *, sender: str | None = None, receiver: str | None = None
+    ) -> Iterator[tuple[Key, Tensor]]:
         """Yields the messages between two parties (None: any), in the order in which they came."""
         self.flush()
         for number, keys in enumerate(self._files):

@@ -1,4 +1,6 @@
-"""Scene: what one party received in a rehearsal, what it has by itself, and the truth by which attacks are judged."""
+"""Scene: what one party received in a rehearsal, what it has by itself, and the truth by which
+attacks are judged.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from vfl_common.config.models import OptimizerSettings, TaskSettings
 from vfl_party.base.seeds import Rows
 
 Role = Literal["active", "passive", "server"]
-ALL_EPOCHS = "all epochs"  # ends what an attacker knows that has all messages about a row, not the last alone
+# Ends what an attacker knows that has all messages about a row, not the last alone.
+ALL_EPOCHS = "all epochs"
 
 
 class UnfitError(Exception):
@@ -24,8 +27,9 @@ class UnfitError(Exception):
 class Intercepted:
     """What one message gave the attacker, and what its sender would have sent without its chain.
 
-    ``rows``: of the message, in order. ``came``: [B, D], after the receiver has undone codecs. ``meant``: the same
-    before the sender's chain; None if the sender's side was not recorded. ``exchange``: its name in the phase.
+    ``rows``: of the message, in order. ``came``: [B, D], after the receiver has undone codecs.
+    ``meant``: the same before the sender's chain; None if the sender's side was not recorded.
+    ``exchange``: its name in the phase.
     """
 
     phase: str
@@ -46,8 +50,9 @@ class Intercepted:
 class Heard:
     """One message of an exchange that a phase lets a rehearsal overhear, as it is.
 
-    ``behind``: what it is about and does not say, if the sender's phase knows; for judges, not for attackers. ``name``:
-    of the tensor, if the message has several: then each of them is a ``Heard``.
+    ``behind``: what it is about and does not say, if the sender's phase knows; for judges, not for
+    attackers. ``name``: of the tensor, if the message has several: then each of them is a
+    ``Heard``.
     """
 
     phase: str
@@ -62,7 +67,9 @@ class Heard:
 
 @dataclass(frozen=True, eq=False)
 class Owner:
-    """A party as a judge knows it: its trained encoder, the encoder's arguments for rows, its rows by split."""
+    """A party as a judge knows it: its trained encoder, the encoder's arguments for rows, its rows
+    by split.
+    """
 
     encoder: nn.Module
     inputs: Callable[[Rows], tuple[Tensor, ...]]
@@ -71,12 +78,14 @@ class Owner:
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """What the recipe says of a party whose encoder the first phase trains, and what the attacker has told that party.
+    """What the recipe says of a party whose encoder the first phase trains, and what the attacker
+    has told that party.
 
-    ``phase``: its name. ``make``: makes the untrained encoder of a party whose own seeds follow from that root.
-    ``known``: the root that all know, the recipe's seed; ``true``: the party's own, for a judge. ``optimizer``: of the
-    encoder; ``epochs``: of the phase. ``plain``: whether each batch gives one update, by the gradient that came for it.
-    ``replies``: the batches of gradients that the attacker has sent that party.
+    ``phase``: its name. ``make``: makes the untrained encoder of a party whose own seeds follow
+    from that root. ``known``: the root that all know, the recipe's seed; ``true``: the party's own,
+    for a judge. ``optimizer``: of the encoder; ``epochs``: of the phase. ``plain``: whether each
+    batch gives one update, by the gradient that came for it. ``replies``: the batches of gradients
+    that the attacker has sent that party.
     """
 
     phase: str
@@ -91,9 +100,11 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Image:
-    """How columns are the pixels of an image. ``shape``: C, H and W, at least two pixels high and wide.
+    """How columns are the pixels of an image. ``shape``: C, H and W, at least two pixels high and
+    wide.
 
-    ``shift``, ``scale``: of each channel, what was taken from its pixels, and by what they were then divided.
+    ``shift``, ``scale``: of each channel, what was taken from its pixels, and by what they were
+    then divided.
     """
 
     shape: tuple[int, int, int]
@@ -102,7 +113,10 @@ class Image:
 
     def pixels(self, values_BF: Tensor) -> Tensor:
         """Returns images [B, C, H, W] in the numbers of their source."""
-        shift, scale = (torch.tensor(each, dtype=torch.float32)[:, None, None] for each in (self.shift, self.scale))
+        shift, scale = (
+            torch.tensor(each, dtype=torch.float32)[:, None, None]
+            for each in (self.shift, self.scale)
+        )
         return values_BF.reshape(-1, *self.shape) * scale + shift
 
 
@@ -110,10 +124,10 @@ class Image:
 class EncoderInputs:
     """A party's encoder inputs as a table of numbers.
 
-    ``names``: of the table's columns. ``values``: [N, F], scaled. ``codes``: int64 [N, K], categories that are not
-    among the values; -1 is a category that training did not have. In the table they follow as columns of 0 and 1.
-    ``groups``: {column of categories: its columns of the table}; the last K are those of the codes. ``image``: if the
-    columns are pixels.
+    ``names``: of the table's columns. ``values``: [N, F], scaled. ``codes``: int64 [N, K],
+    categories that are not among the values; -1 is a category that training did not have. In the
+    table they follow as columns of 0 and 1. ``groups``: {column of categories: its columns of the
+    table}; the last K are those of the codes. ``image``: if the columns are pixels.
     """
 
     names: tuple[str, ...]
@@ -127,7 +141,9 @@ class EncoderInputs:
         at = torch.from_numpy(rows)
         found = [self.values[at.to(self.values.device)].cpu()]
         if self.codes is not None:
-            for codes_N, group in zip(self.codes.T, [*self.groups.values()][-self.codes.shape[1] :], strict=True):
+            for codes_N, group in zip(
+                self.codes.T, [*self.groups.values()][-self.codes.shape[1] :], strict=True
+            ):
                 found.append((codes_N[at, None] == torch.arange(len(group))).float())
         return torch.cat(found, dim=1)
 
@@ -136,15 +152,16 @@ class EncoderInputs:
 class Scene:
     """One attacker's view of a finished run.
 
-    ``gradients``: the batches of gradients that came to a passive party. ``embeddings``: {sender: the same of its
-    embeddings}, at the active party. ``labels``: the class of each row, int64 [N]; -1 everywhere in a regression.
-    ``rows``: {split: rows}. ``encoder``: the attacker's own trained encoder, in evaluation mode. ``inputs``: the
-    encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind. ``columns``: {party:
-    its columns}; only the judge and the auxiliary rows use them. ``owners``: {party: what it has}, for the judge.
-    ``heard``: the messages from and to the attacker that phases let be overheard, in order. ``beginnings``: {passive
-    party: how its encoder began}, at the active party, if the first phase is split training. ``seed``: of all that an
-    attack draws. ``targets``: the label of each row in a regression, float64 [N], scaled. The server has messages, and
-    nothing else.
+    ``gradients``: the batches of gradients that came to a passive party. ``embeddings``: {sender:
+    the same of its embeddings}, at the active party. ``labels``: the class of each row, int64 [N];
+    -1 everywhere in a regression. ``rows``: {split: rows}. ``encoder``: the attacker's own trained
+    encoder, in evaluation mode. ``inputs``: the encoder's arguments for rows. ``make_encoder``:
+    makes an untrained encoder of the same kind. ``columns``: {party: its columns}; only the judge
+    and the auxiliary rows use them. ``owners``: {party: what it has}, for the judge. ``heard``: the
+    messages from and to the attacker that phases let be overheard, in order. ``beginnings``:
+    {passive party: how its encoder began}, at the active party, if the first phase is split
+    training. ``seed``: of all that an attack draws. ``targets``: the label of each row in a
+    regression, float64 [N], scaled. The server has messages, and nothing else.
     """
 
     attacker: str
@@ -183,8 +200,8 @@ class Scene:
 class Shown:
     """Private images beside what an attack made of them, to be drawn.
 
-    ``party``: whose they are. ``rows``: names and images [N, C, H, W] from 0 to 1, the private ones first. ``says``:
-    how like they are.
+    ``party``: whose they are. ``rows``: names and images [N, C, H, W] from 0 to 1, the private ones
+    first. ``says``: how like they are.
     """
 
     party: str
@@ -196,13 +213,15 @@ class Shown:
 class Figure:
     """One figure of one attack in one run.
 
-    ``of``: what is read, ``labels`` or a column. ``knows``: what the attacker has beside the messages. ``unit``: AUC,
-    accuracy, R², SSIM, or an error (MSE), of which less is a larger leak. ``value``: the leak; over several batches
-    their median. ``high``: the 95 % quantile over batches, or None. ``chance``, ``chance_high``: both without what is
-    read, from shuffled labels or a constant guess. ``baselines``: {what an attacker has without any message: its
-    value}. ``batches``, ``skipped``: how many were judged and left out. ``place``: the phase and the exchange, if only
-    one is read; of several the worst is shown. ``detail``: whether another figure sums it up, or it is for comparison
-    alone. ``note``: a sentence for below the table. ``shown``: images to draw.
+    ``of``: what is read, ``labels`` or a column. ``knows``: what the attacker has beside the
+    messages. ``unit``: AUC, accuracy, R², SSIM, or an error (MSE), of which less is a larger leak.
+    ``value``: the leak; over several batches their median. ``high``: the 95 % quantile over
+    batches, or None. ``chance``, ``chance_high``: both without what is read, from shuffled labels
+    or a constant guess. ``baselines``: {what an attacker has without any message: its value}.
+    ``batches``, ``skipped``: how many were judged and left out. ``place``: the phase and the
+    exchange, if only one is read; of several the worst is shown. ``detail``: whether another figure
+    sums it up, or it is for comparison alone. ``note``: a sentence for below the table. ``shown``:
+    images to draw.
     """
 
     of: str
@@ -223,12 +242,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Attack:
-    """The type that a module of ``kinds`` exports as ``ATTACK``, and an entry point of ``vfl.attacks`` names.
+    """The type that a module of ``kinds`` exports as ``ATTACK``, and an entry point of
+    ``vfl.attacks`` names.
 
-    ``about``: one sentence. ``by``: the role of the attacker; ``party``: any party. ``play``: returns its figures, or
-    raises UnfitError. ``reads``: ``gradients`` or ``embeddings`` whose rows a phase names, the ``encoder`` that phases
-    have trained, ``weights`` that a phase shares and lets be overheard, or the kind of a phase whose messages it knows,
-    such as ``secureboost``. A run without them refuses the attack. '': the attack itself says if it is unfit.
+    ``about``: one sentence. ``by``: the role of the attacker; ``party``: any party. ``play``:
+    returns its figures, or raises UnfitError. ``reads``: ``gradients`` or ``embeddings`` whose rows
+    a phase names, the ``encoder`` that phases have trained, ``weights`` that a phase shares and
+    lets be overheard, or the kind of a phase whose messages it knows, such as ``secureboost``. A
+    run without them refuses the attack. '': the attack itself says if it is unfit.
     """
 
     about: str

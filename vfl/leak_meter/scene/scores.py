@@ -1,4 +1,6 @@
-"""What an attack's guesses are worth: AUC, matched accuracy, rank correlation, over batches, beside chance."""
+"""What an attack's guesses are worth: AUC, matched accuracy, rank correlation, over batches, beside
+chance.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,22 @@ QUANTILE = 0.95
 
 
 def auc(scores_B: npt.NDArray[np.floating], positive_B: npt.NDArray[np.bool_]) -> float:
-    """Returns the area under the ROC curve; equal scores count one half. NaN if only one class is there."""
+    """Returns the area under the ROC curve; equal scores count one half. NaN if only one class is
+    there.
+    """
     positives, negatives = int(positive_B.sum()), int((~positive_B).sum())
     if not positives or not negatives:
         return float("nan")
     ranks: Numbers = rankdata(scores_B)
-    return float((ranks[positive_B].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    return float(
+        (ranks[positive_B].sum() - positives * (positives + 1) / 2) / (positives * negatives)
+    )
 
 
 def rank_correlation(scores_B: npt.NDArray[np.floating], number_B: Numbers) -> float:
-    """Returns |Spearman's ρ|, because an attacker may turn its score around; 0 if all scores are equal."""
+    """Returns |Spearman's ρ|, because an attacker may turn its score around; 0 if all scores are
+    equal.
+    """
     ranks = [rankdata(each) - (len(each) + 1) / 2 for each in (scores_B, number_B)]
     length = float(np.linalg.norm(ranks[0]) * np.linalg.norm(ranks[1]))
     return min(1.0, abs(float(ranks[0] @ ranks[1])) / length) if length else 0.0
@@ -84,7 +92,9 @@ class Tally:
         self.chance.append(float((guess_B == self._random.permutation(label_B)).mean()))
 
     def numbers(self, scores_B: npt.NDArray[np.floating], number_B: Numbers) -> None:
-        """Adds a batch of a regression: |Spearman's ρ| of the scores. One without two different labels is skipped."""
+        """Adds a batch of a regression: |Spearman's ρ| of the scores. One without two different
+        labels is skipped.
+        """
         if len(np.unique(number_B)) < 2:
             self.skipped += 1
             return
@@ -92,7 +102,8 @@ class Tally:
         self.chance.append(rank_correlation(scores_B, self._random.permutation(number_B)))
 
     def figure(self, knows: str, unit: str) -> Figure:
-        """Returns median and 95 % quantile over the batches; of AUC, each batch's value is folded first.
+        """Returns median and 95 % quantile over the batches; of AUC, each batch's value is folded
+        first.
 
         Raises UnfitError if there is no batch to judge.
         """
@@ -101,11 +112,25 @@ class Tally:
             raise UnfitError(f"no batch can be judged ({self.skipped} have {few})")
         fold = unit == "AUC"
         value, high = middle_and_high([folded(each) if fold else each for each in self.found])
-        chance, chance_high = middle_and_high([folded(each) if fold else each for each in self.chance])
+        chance, chance_high = middle_and_high(
+            [folded(each) if fold else each for each in self.chance]
+        )
         judged, total = len(self.found), len(self.found) + self.skipped
         text = f"{judged:,} of {total:,} batches are judged; the others have {few}"
         note = f"{text} (known: {knows})" if self.skipped else ""
-        return Figure("labels", knows, unit, value, high, chance, chance_high, {}, judged, self.skipped, note=note)
+        return Figure(
+            "labels",
+            knows,
+            unit,
+            value,
+            high,
+            chance,
+            chance_high,
+            {},
+            judged,
+            self.skipped,
+            note=note,
+        )
 
 
 def middle_and_high(values: Sequence[float]) -> tuple[float, float]:

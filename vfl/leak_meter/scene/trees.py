@@ -1,4 +1,6 @@
-"""What two parties tell each other while trees grow, tree by tree: sums, chosen entries, sides, nodes of the rows."""
+"""What two parties tell each other while trees grow, tree by tree: sums, chosen entries, sides,
+nodes of the rows.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,12 @@ from torch import Tensor
 from vfl.leak_meter.scene.scene import Heard, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Classes, Numbers
 
-SETTLED = 255  # instead of a node: the row is in a leaf
-PAIR_BYTES = 16  # of a sum that is not encrypted: g and h, int64
-MOST_TREES = 50  # the first ones, which say most
+# Instead of a node: the row is in a leaf.
+SETTLED = 255
+# Of a sum that is not encrypted: g and h, int64.
+PAIR_BYTES = 16
+# The first ones, which say most.
+MOST_TREES = 50
 
 Nodes = npt.NDArray[np.uint8]
 
@@ -23,9 +28,10 @@ Nodes = npt.NDArray[np.uint8]
 class Told:
     """One tree between the active party and ``passive``, level by level.
 
-    ``sums``: of entries, node after node, int64 [nodes * E, 2]; empty if they are encrypted. ``chosen``: flags
-    [nodes, E]. ``left``: packed bits of the rows of the passive party's nodes. ``nodes``: of all rows, of the next
-    level; none of the last. ``columns``: of each number's entry, for a judge.
+    ``sums``: of entries, node after node, int64 [nodes * E, 2]; empty if they are encrypted.
+    ``chosen``: flags [nodes, E]. ``left``: packed bits of the rows of the passive party's nodes.
+    ``nodes``: of all rows, of the next level; none of the last. ``columns``: of each number's
+    entry, for a judge.
     """
 
     passive: str
@@ -74,7 +80,9 @@ def told(scene: Scene) -> Iterator[Told]:
 
 
 def places(tree: Told) -> Classes:
-    """Returns the last node in which each row is known to be, [N]: nodes of all levels have numbers of their own."""
+    """Returns the last node in which each row is known to be, [N]: nodes of all levels have numbers
+    of their own.
+    """
     found = np.ones(len(tree.nodes[0]), np.int64)
     for level, nodes_N in enumerate(tree.nodes, 1):
         inside = nodes_N != SETTLED
@@ -83,7 +91,9 @@ def places(tree: Told) -> Classes:
 
 
 def sides(tree: Told, rows: int) -> list[Numbers]:
-    """Returns [N] for each split of the passive party: 1 to the left, -1 to the right, 0 if the row is not there."""
+    """Returns [N] for each split of the passive party: 1 to the left, -1 to the right, 0 if the row
+    is not there.
+    """
     found = []
     for level, (chosen, left) in enumerate(zip(tree.chosen, tree.left, strict=True)):
         nodes_N = tree.before(level, rows)

@@ -1,4 +1,6 @@
-"""What anybody on the network learns from the sizes of messages alone, although all contents are encrypted."""
+"""What anybody on the network learns from the sizes of messages alone, although all contents are
+encrypted.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from dataclasses import dataclass
 class MessageSizes:
     """The messages of one exchange in one direction.
 
-    ``rounds``: how many there were. ``sizes``: {payload bytes of a message: how many}. ``tells``: what follows from
-    them, in words.
+    ``rounds``: how many there were. ``sizes``: {payload bytes of a message: how many}. ``tells``:
+    what follows from them, in words.
     """
 
     phase: str
@@ -26,7 +28,9 @@ class MessageSizes:
 
 @dataclass(frozen=True)
 class Seen:
-    """One message as the network sees it, with the phase and the exchange, which its place in the run gives away."""
+    """One message as the network sees it, with the phase and the exchange, which its place in the
+    run gives away.
+    """
 
     phase: str
     exchange: str
@@ -39,7 +43,8 @@ class Seen:
 def told(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
     """Returns a line for each exchange and direction.
 
-    ``row_bytes``: of one row on the wire. It is known from the recipe, or the greatest common divisor of the sizes.
+    ``row_bytes``: of one row on the wire. It is known from the recipe, or the greatest common
+    divisor of the sizes.
     """
     groups: dict[tuple[str, str, str, str], list[Seen]] = {}
     for each in seen:
@@ -49,7 +54,9 @@ def told(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
         sizes = Counter(each.payload_bytes for each in messages)
         rounds = len({each.round for each in messages})
         rows = sum(each.payload_bytes for each in messages) // row_bytes
-        each_round = f"{rows // rounds:,} rows a round" if rows % rounds == 0 else f"{rows:,} rows in all"
+        each_round = (
+            f"{rows // rounds:,} rows a round" if rows % rounds == 0 else f"{rows:,} rows in all"
+        )
         most = max(sizes) // row_bytes
         tells = f"{each_round}, in batches of {most:,}; {rounds} round{'s' if rounds > 1 else ''}"
         found.append(MessageSizes(*key, rounds, tuple(sorted(sizes.items(), reverse=True)), tells))

@@ -1,7 +1,9 @@
-"""What anybody on the network learns from the times of messages alone, although all contents are encrypted.
+"""What anybody on the network learns from the times of messages alone, although all contents are
+encrypted.
 
-Times are those of a rehearsal: all parties take turns in one process, so a gap is the work of all. On several machines
-parties work at once and networks add their part, so the figures differ; where the pauses are does not.
+Times are those of a rehearsal: all parties take turns in one process, so a gap is the work of all.
+On several machines parties work at once and networks add their part, so the figures differ; where
+the pauses are does not.
 """
 
 from __future__ import annotations
@@ -15,14 +17,19 @@ import numpy as np
 
 from vfl.leak_meter.scene.scores import auc, middle_and_high
 
-Way = tuple[str, str, str, str]  # phase, exchange, sender, receiver
-_FEW = 5  # answers at least, to call a party slower
-_CLEAR, _LEAST_S = 1.5, 0.001  # times as long, and so much longer, to be called slower
+# Phase, exchange, sender, receiver.
+Way = tuple[str, str, str, str]
+# Answers at least, to call a party slower.
+_FEW = 5
+# Times as long, and so much longer, to be called slower.
+_CLEAR, _LEAST_S = 1.5, 0.001
 
 
 @dataclass(frozen=True)
 class Passed:
-    """One message as the network sees it pass, with what its place in the run gives away. ``at_s``: on one clock."""
+    """One message as the network sees it pass, with what its place in the run gives away. ``at_s``:
+    on one clock.
+    """
 
     phase: str
     exchange: str
@@ -41,8 +48,8 @@ class Passed:
 class Times:
     """When the messages of one exchange passed in one direction.
 
-    ``gap_s``, ``gap_high_s``: median and 95 % quantile of the seconds between two of them. ``tells``: what follows, in
-    words.
+    ``gap_s``, ``gap_high_s``: median and 95 % quantile of the seconds between two of them.
+    ``tells``: what follows, in words.
     """
 
     phase: str
@@ -61,13 +68,15 @@ class Times:
 
 
 def told(passed: Iterable[Passed], planned: Mapping[str, int]) -> list[Times]:
-    """Returns a line for each exchange and direction with two messages or more. ``planned``: {phase: its rounds}.
+    """Returns a line for each exchange and direction with two messages or more. ``planned``:
+    {phase: its rounds}.
 
     That a phase ended early is said in its first line.
     """
     ways: dict[Way, list[Passed]] = {}
     answers: dict[Way, list[float]] = {}
-    came_s: dict[str, float] = {}  # {party: when a message came to it last}
+    # {party: when a message came to it last}.
+    came_s: dict[str, float] = {}
     for each in passed:
         ways.setdefault(each.way, []).append(each)
         if each.sender in came_s:
@@ -77,7 +86,11 @@ def told(passed: Iterable[Passed], planned: Mapping[str, int]) -> list[Times]:
     for way, messages in ways.items():
         if len(messages) > 1:
             gap_s, high_s = middle_and_high(_gaps(messages))
-            words = [_pauses(messages), _early(messages, left.pop(way[0], 0)), _slower(way, answers)]
+            words = [
+                _pauses(messages),
+                _early(messages, left.pop(way[0], 0)),
+                _slower(way, answers),
+            ]
             found.append(Times(*way, len(messages), gap_s, high_s, "; ".join(filter(None, words))))
     return found
 
@@ -87,7 +100,9 @@ def _gaps(messages: Sequence[Passed]) -> list[float]:
 
 
 def _pauses(messages: Sequence[Passed]) -> str:
-    """Says whether rounds end with a pause: how long it is, and how well the longest gaps tell the ends (AUC)."""
+    """Says whether rounds end with a pause: how long it is, and how well the longest gaps tell the
+    ends (AUC).
+    """
     gaps_N = np.array(_gaps(messages))
     ends_N = np.array([after.round != before.round for before, after in pairwise(messages)])
     if not ends_N.any() or ends_N.all():
@@ -95,7 +110,10 @@ def _pauses(messages: Sequence[Passed]) -> str:
     usual_s, pause_s = statistics.median(gaps_N[~ends_N]), statistics.median(gaps_N[ends_N])
     if pause_s < _CLEAR * usual_s:
         return "no clear pause where rounds end"
-    text = f"a pause of {seconds(pause_s)} where a round ends, {pause_s / max(usual_s, 1e-9):.0f} x a usual gap"
+    text = (
+        f"a pause of {seconds(pause_s)} where a round ends, {pause_s / max(usual_s, 1e-9):.0f} "
+        "x a usual gap"
+    )
     return f"{text} (AUC {auc(gaps_N, ends_N):.2f})"
 
 

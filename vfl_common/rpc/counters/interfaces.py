@@ -1,6 +1,8 @@
-"""Reads the kernel's counts of this machine's network interfaces (Linux): all programs, headers of every layer.
+"""Reads the kernel's counts of this machine's network interfaces (Linux): all programs, headers of
+every layer.
 
-The loopback interface is left out: on it, every process of a simulation would count the bytes of all.
+The loopback interface is left out: on it, every process of a simulation would count the bytes of
+all.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import struct
 from collections.abc import Collection
 from pathlib import Path
 
-_COUNTS = Path("/proc/self/net/dev")  # of this process's network namespace
+# Of this process's network namespace.
+_COUNTS = Path("/proc/self/net/dev")
 _SIX = Path("/proc/self/net/if_inet6")
 _SIOCGIFADDR = 0x8915
 
@@ -20,7 +23,9 @@ Counters = dict[str, tuple[int, int]]
 
 
 def counters() -> Counters:
-    """Returns {interface: (bytes sent, bytes received)} since it came up; nothing if there is no /proc."""
+    """Returns {interface: (bytes sent, bytes received)} since it came up; nothing if there is no
+    /proc.
+    """
     if not _COUNTS.exists():
         return {}
     found = {}
@@ -33,7 +38,11 @@ def counters() -> Counters:
 
 def carrying(addresses: Collection[str]) -> set[str]:
     """Returns the interfaces that have one of these local addresses, without loopback."""
-    wanted = {address for address in addresses if not ipaddress.ip_address(address.partition("%")[0]).is_loopback}
+    wanted = {
+        address
+        for address in addresses
+        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    }
     return {name for name, own in _addresses() if own in wanted} if wanted else set()
 
 
@@ -45,7 +54,8 @@ def _addresses() -> list[tuple[str, str]]:
             try:
                 answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                continue  # it has none
+                # It has none.
+                continue
             found.append((name, socket.inet_ntoa(answer[20:24])))
     for line in _SIX.read_text().splitlines() if _SIX.exists() else ():
         packed, *_, name = line.split()

@@ -1,6 +1,8 @@
-"""Reads the kernel's counts of this process's connections (Linux, TCP_INFO): TLS and HTTP/2 included.
+"""Reads the kernel's counts of this process's connections (Linux, TCP_INFO): TLS and HTTP/2
+included.
 
-gRPC does not share its sockets: they are found among this process's descriptors, and read through a duplicate.
+gRPC does not share its sockets: they are found among this process's descriptors, and read through a
+duplicate.
 """
 
 from __future__ import annotations
@@ -16,22 +18,29 @@ from vfl_common.rpc.counters import interfaces
 
 _OURS = "/proc/self/fd"
 _TCP_INFO_BYTES = 256
-_COUNTS = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received: 64-bit fields at offset 120
+# tcpi_bytes_acked, tcpi_bytes_received: 64-bit fields at offset 120.
+_COUNTS = struct.Struct("=QQ")
 _COUNTS_OFFSET = 120
 
 Endpoint = tuple[str, int]
 
 
 class TcpMeter:
-    """Counts by peer. Closing a socket loses its counts, so ``sample`` is called now and then, and at the end."""
+    """Counts by peer. Closing a socket loses its counts, so ``sample`` is called now and then, and
+    at the end.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._names: dict[Endpoint, str] = {}  # of addresses that are dialled
-        self._callers: dict[Endpoint, str] = {}  # of connections that are open
+        # Of addresses that are dialled.
+        self._names: dict[Endpoint, str] = {}
+        # Of connections that are open.
+        self._callers: dict[Endpoint, str] = {}
         self._counts: dict[tuple[Endpoint, Endpoint], tuple[int, int]] = {}
-        self._over: dict[str, tuple[int, int]] = {}  # by peer, of connections that have ended
-        self._used: set[str] = set()  # addresses of this machine
+        # By peer, of connections that have ended.
+        self._over: dict[str, tuple[int, int]] = {}
+        # Addresses of this machine.
+        self._used: set[str] = set()
         self._began = interfaces.counters()
 
     def name_address(self, address: str, peer: str) -> None:
@@ -40,7 +49,8 @@ class TcpMeter:
         try:
             found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         except (OSError, ValueError, OverflowError):
-            return  # the caller that dials it will report the error
+            # The caller that dials it will report the error.
+            return
         with self._lock:
             self._names.update({plain(entry[4]): peer for entry in found})
 
@@ -52,13 +62,15 @@ class TcpMeter:
                 self._callers[found] = peer
 
     def sample(self) -> None:
-        """Reads the kernel's counts of all connections that are open now; does nothing if they cannot be read.
+        """Reads the kernel's counts of all connections that are open now; does nothing if they
+        cannot be read.
 
-        Of closed connections only each peer's sum is kept, and nothing of a stranger's: anybody could open any number.
-        An open one may still get its name.
+        Of closed connections only each peer's sum is kept, and nothing of a stranger's: anybody
+        could open any number. An open one may still get its name.
         """
         with self._lock:
-            known = self._callers.copy()  # before the look: who is named during it may not be in what it finds
+            # Before the look: who is named during it may not be in what it finds.
+            known = self._callers.copy()
         found = _open_connections()
         if found is None:
             return
@@ -70,7 +82,12 @@ class TcpMeter:
             for remote in known.keys() - open_now:
                 self._callers.pop(remote, None)
 
-    def _add(self, totals: dict[str, tuple[int, int]], ends: tuple[Endpoint, Endpoint], count: tuple[int, int]) -> None:
+    def _add(
+        self,
+        totals: dict[str, tuple[int, int]],
+        ends: tuple[Endpoint, Endpoint],
+        count: tuple[int, int],
+    ) -> None:
         """Adds a connection's count to its peer's, if it has a name."""
         peer = self._callers.get(ends[1]) or self._names.get(ends[1])
         if peer is not None:
@@ -79,7 +96,9 @@ class TcpMeter:
             self._used.add(ends[0][0])
 
     def counts(self) -> list[TcpCount]:
-        """Returns the counts by peer, as of the last samples; leaves out connections to unknown addresses."""
+        """Returns the counts by peer, as of the last samples; leaves out connections to unknown
+        addresses.
+        """
         with self._lock:
             totals = self._over.copy()
             for ends, count in self._counts.items():
@@ -87,7 +106,9 @@ class TcpMeter:
         return [TcpCount(peer, *total) for peer, total in sorted(totals.items())]
 
     def interfaces(self) -> list[InterfaceCount]:
-        """Returns the bytes since this meter was made, on the interfaces of connections to peers; none on loopback."""
+        """Returns the bytes since this meter was made, on the interfaces of connections to peers;
+        none on loopback.
+        """
         with self._lock:
             for ends in self._counts:
                 self._add({}, ends, (0, 0))
@@ -96,28 +117,36 @@ class TcpMeter:
         found = []
         for name in sorted(names & now.keys()):
             before = self._began.get(name, (0, 0))
-            if before[0] > now[name][0] or before[1] > now[name][1]:  # the interface is new and counts from zero
+            # The interface is new and counts from zero.
+            if before[0] > now[name][0] or before[1] > now[name][1]:
                 before = (0, 0)
             found.append(InterfaceCount(name, now[name][0] - before[0], now[name][1] - before[1]))
         return found
 
 
 def _open_connections() -> dict[tuple[Endpoint, Endpoint], tuple[int, int]] | None:
-    """Returns {(local, remote): (acknowledged, received)}; None if this process's descriptors cannot be listed."""
+    """Returns {(local, remote): (acknowledged, received)}; None if this process's descriptors
+    cannot be listed.
+    """
     found = {}
     try:
         ours = [fd for _, fd in open_sockets()]
     except OSError:
-        return None  # no /proc, or too many open files; counting must not end a run
+        # No /proc, or too many open files; counting must not end a run.
+        return None
     for fd in ours:
         try:
             with duplicate(fd) as copy:
-                if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
+                if copy.type != socket.SOCK_STREAM or copy.family not in (
+                    socket.AF_INET,
+                    socket.AF_INET6,
+                ):
                     continue
                 ends = (plain(copy.getsockname()), plain(copy.getpeername()))
                 counts = counts_of(copy)
         except OSError:
-            continue  # closed meanwhile, listening, or not connected
+            # Closed meanwhile, listening, or not connected.
+            continue
         if counts is not None:
             found[ends] = counts
     return found
@@ -129,7 +158,9 @@ def open_files() -> list[str]:
 
 
 def open_sockets() -> Iterator[tuple[str, int]]:
-    """Yields (the socket's name in the kernel, its descriptor). Raises OSError as ``open_files``."""
+    """Yields (the socket's name in the kernel, its descriptor). Raises OSError as
+    ``open_files``.
+    """
     for entry in open_files():
         try:
             name = os.readlink(f"{_OURS}/{entry}")  # noqa: PTH115
@@ -140,16 +171,23 @@ def open_sockets() -> Iterator[tuple[str, int]]:
 
 
 def counts_of(connection: socket.socket) -> tuple[int, int] | None:
-    """Returns the bytes that the other end has acknowledged, and those received; None if an old kernel does not count.
+    """Returns the bytes that the other end has acknowledged, and those received; None if an old
+    kernel does not count.
 
     Raises OSError if it is no TCP connection.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    return _COUNTS.unpack_from(info, _COUNTS_OFFSET) if len(info) >= _COUNTS_OFFSET + _COUNTS.size else None
+    return (
+        _COUNTS.unpack_from(info, _COUNTS_OFFSET)
+        if len(info) >= _COUNTS_OFFSET + _COUNTS.size
+        else None
+    )
 
 
 def duplicate(fd: int) -> socket.socket:
-    """Returns another socket for a descriptor, to be closed. Raises OSError if that is no socket any more."""
+    """Returns another socket for a descriptor, to be closed. Raises OSError if that is no socket
+    any more.
+    """
     copy = os.dup(fd)
     try:
         return socket.socket(fileno=copy)
@@ -159,12 +197,19 @@ def duplicate(fd: int) -> socket.socket:
 
 
 def endpoint(grpc_peer: str) -> Endpoint | None:
-    """Reads ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``, as gRPC gives a caller; None if it is something else."""
-    host, _, port = grpc_peer.partition(":")[2].replace("%5B", "").replace("%5D", "").rpartition(":")
+    """Reads ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``, as gRPC gives a caller; None if it
+    is something else.
+    """
+    host, _, port = (
+        grpc_peer.partition(":")[2].replace("%5B", "").replace("%5D", "").rpartition(":")
+    )
     return plain((host, int(port))) if port.isdigit() else None
 
 
 def plain(address: tuple[object, ...]) -> Endpoint:
-    """Returns an address in one form, so that IPv4 addresses look the same on IPv4 and IPv6 sockets."""
-    host = str(address[0]).partition("%")[0]  # gRPC gives a link's number too, and the kernel does not
+    """Returns an address in one form, so that IPv4 addresses look the same on IPv4 and IPv6
+    sockets.
+    """
+    # gRPC gives a link's number too, and the kernel does not.
+    host = str(address[0]).partition("%")[0]
     return host.removeprefix("::ffff:"), int(str(address[1]))

@@ -1,4 +1,6 @@
-"""Decides which of a peer's messages are shown or logged, so that no peer can fill a screen or a disk."""
+"""Decides which of a peer's messages are shown or logged, so that no peer can fill a screen or a
+disk.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import threading
 
 
 class Rate:
-    """Lets ``at_once`` messages of each sender pass at first, then one every ``every_s``; counts the others.
+    """Lets ``at_once`` messages of each sender pass at first, then one every ``every_s``; counts
+    the others.
 
     Any thread may call it. Senders are names in certificates, so there are few.
     """
@@ -14,11 +17,15 @@ class Rate:
     def __init__(self, every_s: float, at_once: int) -> None:
         self._every_s, self._ahead_s = every_s, every_s * (at_once - 1)
         self._lock = threading.Lock()
-        self._next_s: dict[str, float] = {}  # when the next message is due if they came evenly
-        self._held: dict[str, int] = {}  # held back since the last one that passed
+        # When the next message is due if they came evenly.
+        self._next_s: dict[str, float] = {}
+        # Held back since the last one that passed.
+        self._held: dict[str, int] = {}
 
     def passes(self, sender: str, now_s: float) -> int | None:
-        """Returns None if this message is held back; else how many were, since the sender's last that passed."""
+        """Returns None if this message is held back; else how many were, since the sender's last
+        that passed.
+        """
         with self._lock:
             due_s = max(self._next_s.get(sender, now_s), now_s)
             if due_s - now_s > self._ahead_s:

@@ -1,4 +1,6 @@
-"""Keeps account of refused callers: a line in the log for each, within limits, and counts by code."""
+"""Keeps account of refused callers: a line in the log for each, within limits, and counts by
+code.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from vfl_common.errors import Code, VflError
 from vfl_common.rpc.guard.rate import Rate, and_more
 from vfl_common.text import LINE, clean
 
-_EVERY_S = 10.0  # between two lines about one caller
+# Between two lines about one caller.
+_EVERY_S = 10.0
 _AT_ONCE = 5
 
 log = logging.getLogger(__name__)
@@ -28,7 +31,9 @@ class Refusals:
         self._counts: Counter[str] = Counter()
 
     def note(self, party: str, error: BaseException) -> None:
-        """Counts and logs a refusal; ``party``: the name in the caller's certificate, '' if there is none."""
+        """Counts and logs a refusal; ``party``: the name in the caller's certificate, '' if there
+        is none.
+        """
         code = error.code if isinstance(error, VflError) else Code.INTERNAL
         with self._lock:
             self._counts[code.name] += 1
@@ -36,8 +41,12 @@ class Refusals:
         if held is None:
             return
         text = and_more(f"refused {party or 'a caller without a name'}: {error}", held)
-        log.warning(text, extra={"event": "refused", "party": party, "code": code.name, "more": held})
-        self._show("refused", party=party, code=code.name, why=clean(and_more(str(error), held), LINE))
+        log.warning(
+            text, extra={"event": "refused", "party": party, "code": code.name, "more": held}
+        )
+        self._show(
+            "refused", party=party, code=code.name, why=clean(and_more(str(error), held), LINE)
+        )
 
     def counts(self) -> Counter[str]:
         """Returns {code: refusals}."""

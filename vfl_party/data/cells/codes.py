@@ -1,4 +1,6 @@
-"""Notes columns of numbers that are perhaps none: codes with zeros or an E, days such as 20240131."""
+"""Notes columns of numbers that are perhaps none: codes with zeros or an E, days such as
+20240131.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ import pyarrow.compute as pc
 
 from vfl_party.data import checks
 
-_ZEROS, _EXPONENT = "^0[0-9]+$", "^[0-9]+[eE][0-9]+$"  # 01067, 12E3: a number would have had 1.2E+04
+# 01067, 12E3: a number would have had 1.2E+04.
+_ZEROS, _EXPONENT = "^0[0-9]+$", "^[0-9]+[eE][0-9]+$"
 _DAY = "^(?:19|20)[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])$"
 
 
 def perhaps_none(numbers: Mapping[str, pa.Array]) -> Iterator[str]:
-    """Yields sentences about columns of numbers, by their first cells as they stand; null is missing."""
+    """Yields sentences about columns of numbers, by their first cells as they stand; null is
+    missing.
+    """
     zeros, exponents, days = (
         [name for name, text in numbers.items() if test(text)]
         for test in (partial(_some, _ZEROS), partial(_some, _EXPONENT), _mostly_days)
@@ -24,9 +29,15 @@ def perhaps_none(numbers: Mapping[str, pa.Array]) -> Iterator[str]:
     if zeros:
         yield f"numbers of {checks.listed(zeros)} begin with 0, as postcodes and codes do; {remedy}"
     if exponents:
-        yield f"numbers of {checks.listed(exponents)} are written like 12E3, as some codes are; {remedy}"
+        yield (
+            f"numbers of {checks.listed(exponents)} are written like 12E3, as some codes are; "
+            f"{remedy}"
+        )
     if days:
-        yield f'numbers of {checks.listed(days)} look like days such as 20240131; data.dates = "%Y%m%d" reads them so'
+        yield (
+            f"numbers of {checks.listed(days)} look like days such as 20240131; data.dates = "
+            '"%Y%m%d" reads them so'
+        )
 
 
 def _some(pattern: str, text: pa.Array) -> bool:
@@ -34,5 +45,7 @@ def _some(pattern: str, text: pa.Array) -> bool:
 
 
 def _mostly_days(text: pa.Array) -> bool:
-    share: float | None = pc.mean(pc.cast(pc.match_substring_regex(text, _DAY), pa.float64())).as_py()
+    share: float | None = pc.mean(
+        pc.cast(pc.match_substring_regex(text, _DAY), pa.float64())
+    ).as_py()
     return share is not None and share > 0.5

@@ -24,7 +24,8 @@ _PLAIN_DATES, _DAY_FIRST, _MONTH_FIRST = (
 class Dates:
     """A column of dates or times, read as days since 1970-01-01.
 
-    form: as for strptime; '' for ISO 8601. zoned: whether ISO times have a zone. marked: see ``Numbers``.
+    form: as for strptime; '' for ISO 8601. zoned: whether ISO times have a zone. marked: see
+    ``Numbers``.
     """
 
     form: str = ""
@@ -46,7 +47,8 @@ class Dates:
         text = trimmed(plain(text) if self.marked else text)
         times = self._times(text)
         same = pc.equal(_bare(pc.strftime(times, format=self.form)), _bare(text))
-        if "%Y" in self.form:  # strptime takes a year of two digits, too
+        # Strptime takes a year of two digits, too.
+        if "%Y" in self.form:
             same = pc.and_(same, pc.greater_equal(pc.year(times), 1000))
         return pc.if_else(pc.is_valid(text), pc.fill_null(same, False), pa.scalar(None, pa.bool_()))
 
@@ -60,13 +62,18 @@ def find_dates(source: str, name: str, text: pa.Array) -> Dates | None:
     for found in (Dates(), Dates(zoned=True)) if every(iso) else ():
         if found.read(text) is not None:
             return found
-    if not every(pc.match_substring_regex(trimmed(text), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?: |$)")):
+    if not every(
+        pc.match_substring_regex(trimmed(text), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?: |$)")
+    ):
         return None
     for form in _PLAIN_DATES:
         if _four(form, text) and Dates(form).read(text) is not None:
             return Dates(form)
     both = [
-        next((form for form in forms if _four(form, text) and Dates(form).read(text) is not None), None)
+        next(
+            (form for form in forms if _four(form, text) and Dates(form).read(text) is not None),
+            None,
+        )
         for forms in (_DAY_FIRST, _MONTH_FIRST)
     ]
     if all(both):
@@ -94,15 +101,23 @@ def days(times: pa.Array) -> pa.Array:
     if pa.types.is_date32(kind):
         return pc.cast(pc.cast(times, pa.int32()), pa.float64())
     unit = "ms" if pa.types.is_date64(kind) else kind.unit
-    return pc.divide(pc.cast(pc.cast(times, pa.int64()), pa.float64(), safe=False), _DAY_S * _A_SECOND[unit])
+    return pc.divide(
+        pc.cast(pc.cast(times, pa.int64()), pa.float64(), safe=False), _DAY_S * _A_SECOND[unit]
+    )
 
 
 def _bare(text: pa.Array) -> pa.Array:
-    """Returns dates without zeros before numbers, in lower case. strptime makes 2 March of 31 February: not so here."""
+    """Returns dates without zeros before numbers, in lower case. strptime makes 2 March of 31
+    February: not so here.
+    """
     return pc.replace_substring_regex(pc.utf8_lower(text), "(^|[^0-9])0+([0-9])", r"\1\2")
 
 
 def look_like_dates(words: pa.Array) -> pa.Array:
-    """Returns for each text whether it is digits with dots, slashes or dashes between them, as in dates."""
-    found = pc.match_substring_regex(trimmed(words), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?:[ T].*)?$")
+    """Returns for each text whether it is digits with dots, slashes or dashes between them, as in
+    dates.
+    """
+    found = pc.match_substring_regex(
+        trimmed(words), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?:[ T].*)?$"
+    )
     return pc.fill_null(found, False)

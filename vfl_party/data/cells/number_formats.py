@@ -1,7 +1,8 @@
-"""Cells that a person wrote as text: finds out how a table writes numbers and dates, and reads them.
+"""Cells that a person wrote as text: finds out how a table writes numbers and dates, and reads
+them.
 
-What is found is found from the first rows alone (``SAMPLE``), so that it does not depend on how the table is cut into
-blocks. A column that later rows contradict is looked at again, with these rows.
+What is found is found from the first rows alone (``SAMPLE``), so that it does not depend on how the
+table is cut into blocks. A column that later rows contradict is looked at again, with these rows.
 """
 
 from __future__ import annotations
@@ -23,15 +24,21 @@ from vfl_party.data.cells.dates import Dates, find_dates, not_all_dates
 from vfl_party.data.cells.texts import every, plain, trimmed, unmarked
 from vfl_party.data.stream import NUMBER
 
-SAMPLE = 10_000  # rows
-SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "CHF", "GBP")  # at a number; dropped if all of a column have one
-_SPACES = " \u00a0\u202f\u2009"  # plain, no-break, narrow and thin: between thousands
-_BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019\u2032`\u00b4]"}  # what people type for it
+# Rows.
+SAMPLE = 10_000
+# At a number; dropped if all of a column have one.
+SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "CHF", "GBP")
+# Plain, no-break, narrow and thin: between thousands.
+_SPACES = " \u00a0\u202f\u2009"
+# What people type for it.
+_BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019\u2032`\u00b4]"}
 
 
 @dataclass(frozen=True)
 class Style:
-    """How numbers are written: the decimal point, and what may stand between thousands ('' for nothing)."""
+    """How numbers are written: the decimal point, and what may stand between thousands ('' for
+    nothing).
+    """
 
     decimal: str = "."
     thousands: str = ""
@@ -52,8 +59,8 @@ _STYLES = tuple(Style(*each) for each in (",.", ", ", ".,", ". ", ".'", ",'"))
 class Numbers:
     """A column of numbers.
 
-    sign: what is dropped from each of them, such as %. marked: whether cells that were numbers have ``NUMBER`` before
-    them.
+    sign: what is dropped from each of them, such as %. marked: whether cells that were numbers have
+    ``NUMBER`` before them.
     """
 
     style: Style = PLAIN
@@ -65,10 +72,17 @@ class Numbers:
         if self.marked:
             found = Numbers(self.style, self.sign).read(unmarked(text))
             is_number = pc.fill_null(pc.starts_with(text, NUMBER), False)
-            if self.sign and pc.any(is_number).as_py():  # 7% beside a cell that holds 0.05
+            # 7% beside a cell that holds 0.05.
+            if self.sign and pc.any(is_number).as_py():
                 return None
-            given = pc.if_else(is_number, pc.utf8_slice_codeunits(text, 1), pa.scalar(None, text.type))
-            return None if found is None else pc.if_else(is_number, pc.cast(given, pa.float64()), found)
+            given = pc.if_else(
+                is_number, pc.utf8_slice_codeunits(text, 1), pa.scalar(None, text.type)
+            )
+            return (
+                None
+                if found is None
+                else pc.if_else(is_number, pc.cast(given, pa.float64()), found)
+            )
         text = trimmed(text)
         if self.sign:
             bare = _without(text, self.sign)
@@ -94,7 +108,9 @@ Reading = Numbers | Dates | Words
 
 
 class Points:
-    """Looks whether numbers such as 1.234 can be read in two ways: nothing in the whole table shows a decimal point."""
+    """Looks whether numbers such as 1.234 can be read in two ways: nothing in the whole table shows
+    a decimal point.
+    """
 
     def __init__(self, source: str) -> None:
         self._source, self._grouped, self._shown = source, "", False
@@ -106,7 +122,9 @@ class Points:
         text = _without(unmarked(text), reading.sign)
         pointed = text.filter(pc.match_substring(text, "."))
         if len(pointed):
-            self._shown = not every(pc.match_substring_regex(pointed, r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})$"))
+            self._shown = not every(
+                pc.match_substring_regex(pointed, r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})$")
+            )
             self._grouped = self._grouped or name
 
     def decide(self) -> None:
@@ -119,8 +137,8 @@ class Points:
 class Findings:
     """How each column is read.
 
-    style: of the numbers; notes: sentences for people; points: None if a point can only be the decimal one; marked: see
-    ``Numbers``.
+    style: of the numbers; notes: sentences for people; points: None if a point can only be the
+    decimal one; marked: see ``Numbers``.
     """
 
     readings: Mapping[str, Reading]
@@ -141,15 +159,19 @@ def find(
 ) -> Findings:
     """Finds out how columns are to be read, from their first cells.
 
-    commas: whether the table separates cells by commas; marked: see ``Numbers``; words: the columns that later rows
-    show to be categories. Raises InputError if numbers or dates
-    can be read in two ways and no setting says which.
+    commas: whether the table separates cells by commas; marked: see ``Numbers``; words: the columns
+    that later rows show to be categories. Raises InputError if numbers or dates can be read in two
+    ways and no setting says which.
     """
-    style, notes = _style(source, {name: unmarked(text) for name, text in sample.items()}, settings, commas=commas)
+    style, notes = _style(
+        source, {name: unmarked(text) for name, text in sample.items()}, settings, commas=commas
+    )
     readings: dict[str, Reading] = {}
     signs: dict[str, list[str]] = {}
     for name, text in sample.items():
-        reading = None if name in words else _reading(source, name, text, style, settings, marked=marked)
+        reading = (
+            None if name in words else _reading(source, name, text, style, settings, marked=marked)
+        )
         readings[name] = reading or Words()
         if isinstance(reading, Numbers) and reading.sign:
             signs.setdefault(reading.sign, []).append(name)
@@ -160,8 +182,13 @@ def find(
     forms = {each.form for each in readings.values() if isinstance(each, Dates)}
     if settings.dates is not None and readings and settings.dates not in forms:
         text = f"data.dates = {settings.dates!r} fits the cells of no column"
-        raise checks.unusable(source, f'{text}; write it as strptime has it, such as "%d.%m.%Y", or remove it')
-    notes += [f"{sign} is dropped from the numbers of {checks.listed(names)}" for sign, names in signs.items()]
+        raise checks.unusable(
+            source, f'{text}; write it as strptime has it, such as "%d.%m.%Y", or remove it'
+        )
+    notes += [
+        f"{sign} is dropped from the numbers of {checks.listed(names)}"
+        for sign, names in signs.items()
+    ]
     numbers = [name for name, reading in readings.items() if isinstance(reading, Numbers)]
     notes += perhaps_none({name: trimmed(plain(sample[name])) for name in numbers})
     decided = commas or settings.decimal is not None or settings.thousands is not None
@@ -172,9 +199,13 @@ def find(
 def _reading(
     source: str, name: str, text: pa.Array, style: Style, settings: DataSettings, *, marked: bool
 ) -> Reading | None:
-    """Returns how a column is read: dates as the settings say come before numbers, such as 20240131; None for words."""
+    """Returns how a column is read: dates as the settings say come before numbers, such as
+    20240131; None for words.
+    """
     if settings.dates is None or name == settings.label:
-        return _numbers(text, style, marked) or (find_dates(source, name, text) if name != settings.label else None)
+        return _numbers(text, style, marked) or (
+            find_dates(source, name, text) if name != settings.label else None
+        )
     said = Dates(settings.dates, marked=marked)
     fits = said.fits(text)
     wrong, right = pc.sum(pc.invert(fits)).as_py() or 0, pc.sum(fits).as_py() or 0
@@ -183,17 +214,25 @@ def _reading(
     if right and not wrong:
         return said
     found: Reading | None = _numbers(text, style, marked)
-    if found is None:  # a table may have dates of several forms
-        with contextlib.suppress(InputError):  # day and month cannot be told apart: words, of which a note is told
+    # A table may have dates of several forms.
+    if found is None:
+        # Day and month cannot be told apart: words, of which a note is told.
+        with contextlib.suppress(InputError):
             found = find_dates(source, name, text)
     return found
 
 
 def _pattern(style: Style) -> str:
-    """Returns a regular expression of the numbers of a style; thousands may be separated, or not."""
+    """Returns a regular expression of the numbers of a style; thousands may be separated, or
+    not.
+    """
     between = _BETWEEN.get(style.thousands, re.escape(style.thousands))
-    groups = f"[1-9][0-9]{{0,2}}(?:{between}[0-9]{{3}})+|" if style.thousands else ""  # nobody writes 0,513 for 513
-    groups += f"[1-9][0-9]?(?:{between}[0-9]{{2}})+{between}[0-9]{{3}}|" if style.thousands == "," else ""  # 1,23,456
+    # Nobody writes 0,513 for 513.
+    groups = f"[1-9][0-9]{{0,2}}(?:{between}[0-9]{{3}})+|" if style.thousands else ""
+    # 1,23,456.
+    groups += (
+        f"[1-9][0-9]?(?:{between}[0-9]{{2}})+{between}[0-9]{{3}}|" if style.thousands == "," else ""
+    )
     decimal = re.escape(style.decimal)
     return f"^[+-]?(?:(?:{groups}[0-9]+)(?:{decimal}[0-9]*)?|{decimal}[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 
@@ -210,7 +249,9 @@ def _sign(text: pa.Array) -> str:
     present = pc.drop_null(trimmed(text))
     first = present[0].as_py() if len(present) else ""
     for sign in SIGNS:
-        if sign in first and every(pc.match_substring_regex(present, f"^[+-]?{re.escape(sign)}|{re.escape(sign)}$")):
+        if sign in first and every(
+            pc.match_substring_regex(present, f"^[+-]?{re.escape(sign)}|{re.escape(sign)}$")
+        ):
             return sign
     return ""
 
@@ -225,7 +266,9 @@ def _numbers(text: pa.Array, style: Style, marked: bool) -> Numbers | None:
 def _style(
     source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *, commas: bool
 ) -> tuple[Style, list[str]]:
-    """Returns the style by which most columns are numbers; the plain one if no other has more of them."""
+    """Returns the style by which most columns are numbers; the plain one if no other has more of
+    them.
+    """
     fits = _fitting(settings)
     bare = {name: _without(text, _sign(text)) for name, text in sample.items()}
     odd = [name for name, text in bare.items() if Numbers(fits[0]).read(text) is None]
@@ -238,17 +281,26 @@ def _style(
     known = settings.like
     found = next((each for each in best if known is not None and each.decimal == known[0]), found)
     other = next((each for each in best if each.decimal != found.decimal), found)
-    differ = [name for name, values in read[found].items() if not values.equals(read[other].get(name, values))]
+    differ = [
+        name
+        for name, values in read[found].items()
+        if not values.equals(read[other].get(name, values))
+    ]
     if differ and (known is None or known[0] != found.decimal):
         if not commas:
             raise _two_ways(source, differ[0], "comma", ",")
-        found = found if found.decimal == "." else other  # what stands in a file with commas is mostly English
+        # What stands in a file with commas is mostly English.
+        found = found if found.decimal == "." else other
     names = [name for name in odd if name in read[found]]
     if not names:
         return found, []
     shown = checks.listed(sorted(names), most=3)
     notes = [f"numbers are read with {found.said}, as in {shown}; data.decimal, data.thousands"]
-    others = [name for name in bare if name not in odd and _differs(bare[name], fits[0], read[found].get(name))]
+    others = [
+        name
+        for name in bare
+        if name not in odd and _differs(bare[name], fits[0], read[found].get(name))
+    ]
     if others:
         text = f"{checks.listed(others)} would be other numbers with {fits[0].said}"
         notes.append(f"{text}: look at them; data.decimal, data.thousands")
@@ -261,7 +313,11 @@ def _fitting(settings: DataSettings) -> list[Style]:
     if decimal is not None and thousands is not None:
         return [Style(decimal, thousands)]
     styles = (PLAIN, Style(",", ""), *_STYLES)
-    return [each for each in styles if decimal in (None, each.decimal) and thousands in (None, each.thousands)]
+    return [
+        each
+        for each in styles
+        if decimal in (None, each.decimal) and thousands in (None, each.thousands)
+    ]
 
 
 def _differs(text: pa.Array, style: Style, values: pa.Array | None) -> bool:
@@ -277,26 +333,34 @@ def _readable(columns: Mapping[str, pa.Array], style: Style) -> dict[str, pa.Arr
 def _without(text: pa.Array, sign: str) -> pa.Array:
     """Returns the cells without a sign at one of their ends, and without white space."""
     mark = re.escape(sign)
-    ends = f"^([+-]?){mark}\\s*|\\s*{mark}$"  # -€5 is -5
+    # -€5 is -5.
+    ends = f"^([+-]?){mark}\\s*|\\s*{mark}$"
     return pc.replace_substring_regex(trimmed(text), ends, r"\1") if sign else trimmed(text)
 
 
 def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
     ways = f"with a decimal {what}, or with a {what} between thousands"
     remedy = f'set data.decimal to "{mark}" or data.thousands to "{mark}"'
-    return checks.unusable(source, f"column {name!r} holds numbers that can be read in two ways: {ways}; {remedy}")
+    return checks.unusable(
+        source, f"column {name!r} holds numbers that can be read in two ways: {ways}; {remedy}"
+    )
 
 
 def unlike(text: pa.Array, reading: Numbers) -> pa.Array:
     """Returns the cells that are not written as ``reading`` says."""
     present = pc.drop_null(trimmed(unmarked(text)))
-    return present.filter(pc.invert(pc.match_substring_regex(_without(present, reading.sign), _pattern(reading.style))))
+    return present.filter(
+        pc.invert(
+            pc.match_substring_regex(_without(present, reading.sign), _pattern(reading.style))
+        )
+    )
 
 
 def look_like_numbers(words: pa.Array) -> pa.Array:
     """Returns for each text whether it is a number in any style, with or without a sign."""
     present = trimmed(words)
-    present = pc.replace_substring_regex(present, r"^\((.*)\)$", r"-\1")  # as accountants write what is owed
+    # As accountants write what is owed.
+    present = pc.replace_substring_regex(present, r"^\((.*)\)$", r"-\1")
     present = pc.replace_substring_regex(present, "^(?:\u2212|\u2013)|-$", "")
     sign = "|".join(map(re.escape, SIGNS))
     bare = pc.replace_substring_regex(present, f"^(?:{sign})\\s*|\\s*(?:{sign})$", "")

@@ -1,4 +1,6 @@
-"""Cells of text, of any column: which are missing, and which were numbers before a reader wrote them as text."""
+"""Cells of text, of any column: which are missing, and which were numbers before a reader wrote
+them as text.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,25 @@ import pyarrow.compute as pc
 
 from vfl_party.data.stream import NUMBER
 
-MISSING = pa.array(  # in a column of numbers or dates
-    ("", "NA", "N/A", "n/a", "na", "#N/A", "NaN", "nan", "NAN", "null", "NULL", "None", "none", "?", "-"),
+# In a column of numbers or dates.
+MISSING = pa.array(
+    (
+        "",
+        "NA",
+        "N/A",
+        "n/a",
+        "na",
+        "#N/A",
+        "NaN",
+        "nan",
+        "NAN",
+        "null",
+        "NULL",
+        "None",
+        "none",
+        "?",
+        "-",
+    ),
     pa.string(),
 )
 
@@ -21,12 +40,15 @@ def trimmed(text: pa.Array) -> pa.Array:
 
 def every(mask: pa.Array) -> bool:
     """Returns whether a mask is true wherever it is not null."""
-    return pc.all(mask).as_py() is not False  # None: all are missing
+    # None: all are missing.
+    return pc.all(mask).as_py() is not False
 
 
 def unmarked(text: pa.Array) -> pa.Array:
     """Returns the cells that were text, null for those that were numbers."""
-    return pc.if_else(pc.fill_null(pc.starts_with(text, NUMBER), False), pa.scalar(None, text.type), text)
+    return pc.if_else(
+        pc.fill_null(pc.starts_with(text, NUMBER), False), pa.scalar(None, text.type), text
+    )
 
 
 def plain(text: pa.Array) -> pa.Array:

@@ -17,10 +17,10 @@ from vfl_party.data import checks
 class Labels:
     """The conversion of labels to targets.
 
-    kind: the task's kind. classes: a classification's labels, sorted (numbers as numbers, text by code points), but the
-    one that ``task.positive`` names is the second; a class's position is its code. mean, std: of a regression's
-    training labels or, with ``minmax``, the least of them and the distance to the greatest; targets are
-    (label - mean) / std.
+    kind: the task's kind. classes: a classification's labels, sorted (numbers as numbers, text by
+    code points), but the one that ``task.positive`` names is the second; a class's position is its
+    code. mean, std: of a regression's training labels or, with ``minmax``, the least of them and
+    the distance to the greatest; targets are (label - mean) / std.
     """
 
     kind: str
@@ -41,14 +41,17 @@ class Labels:
     ) -> Labels:
         """Learns the classes from all labels, or a regression's scale from the training rows.
 
-        raw: [N] numbers or text; errors name ``source``. Raises InputError if the labels do not fit the task.
+        raw: [N] numbers or text; errors name ``source``. Raises InputError if the labels do not fit
+        the task.
         """
         if raw is None:
             raise checks.unusable(source, "has no labels; the active party's data needs data.label")
         if task.kind == "regression":
             values = _numbers(raw, source)[train_rows]
             if len(values) == 0:
-                raise checks.unusable(source, "no training rows are left; give more rows or smaller other splits")
+                raise checks.unusable(
+                    source, "no training rows are left; give more rows or smaller other splits"
+                )
             least, greatest = values.min(), values.max()
             if least == greatest:
                 mean, std = least, 1.0
@@ -56,24 +59,31 @@ class Labels:
                 with np.errstate(over="ignore"):
                     mean, std = least, greatest - least
             else:
-                with np.errstate(over="ignore", invalid="ignore"):  # refused below
+                # Refused below.
+                with np.errstate(over="ignore", invalid="ignore"):
                     mean, std = values.mean(), values.std()
             if not (np.isfinite(mean) and np.isfinite(std)) or std == 0.0:
                 raise checks.unusable(
-                    source, "its labels are too large or too small to be scaled; give them in another unit"
+                    source,
+                    "its labels are too large or too small to be scaled; give them in another unit",
                 )
             return cls(task.kind, source, mean=float(mean), std=float(std))
         classes = tuple(_plain(value) for value in np.unique(raw).tolist())
         if task.kind == "binary" and len(classes) != 2:
-            raise checks.unusable(source, f"its label has {len(classes)} different values, but a binary task has two")
+            raise checks.unusable(
+                source, f"its label has {len(classes)} different values, but a binary task has two"
+            )
         if task.classes is not None and len(classes) > task.classes:
-            what = f"its label has {len(classes)} different values, but the recipe's task has {task.classes} classes"
+            what = (
+                f"its label has {len(classes)} different values, but the recipe's task has "
+                f"{task.classes} classes"
+            )
             raise checks.unusable(source, f"{what}; correct the column or the recipe")
         return cls(task.kind, source, _with_positive(classes, task.positive, source))
 
     def encode(self, raw: npt.NDArray[Any]) -> torch.Tensor:
-        """Returns the targets of labels: binary float32 [N, 1] of 0 and 1; multiclass int64 [N]; regression float32
-        [N, 1], scaled. Raises InputError for a label that ``fit`` did not see.
+        """Returns the targets of labels: binary float32 [N, 1] of 0 and 1; multiclass int64 [N];
+        regression float32 [N, 1], scaled. Raises InputError for a label that ``fit`` did not see.
         """
         if self.kind == "regression":
             scaled_N = (_numbers(raw, self.source) - self.mean) / self.std
@@ -84,11 +94,15 @@ class Labels:
         codes_N = torch.from_numpy(codes[inverse_N])
         unknown = int((codes_N < 0).sum())
         if unknown:
-            raise checks.unusable(self.source, f"{unknown} rows have a label that the training data did not have")
+            raise checks.unusable(
+                self.source, f"{unknown} rows have a label that the training data did not have"
+            )
         return codes_N.to(torch.float32)[:, None] if self.kind == "binary" else codes_N
 
     def decode(self, codes: torch.Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Returns the labels, [N], of codes [N] or [N, 1]; for a regression, of scaled predictions."""
+        """Returns the labels, [N], of codes [N] or [N, 1]; for a regression, of scaled
+        predictions.
+        """
         flat = torch.as_tensor(codes).detach().cpu().reshape(-1)
         if self.kind == "regression":
             unscaled: npt.NDArray[Any] = self.unscale(flat.double()).numpy()
@@ -120,7 +134,9 @@ class Labels:
 def _with_positive(
     classes: tuple[str | int | float, ...], positive: bool | float | str | None, source: str
 ) -> tuple[str | int | float, ...]:
-    """Returns the classes with the positive one in the second place; None: as they are. Raises InputError."""
+    """Returns the classes with the positive one in the second place; None: as they are. Raises
+    InputError.
+    """
     if positive is None:
         return classes
     is_positive = [class_text(each) == class_text(positive) for each in classes]
@@ -133,7 +149,8 @@ def _with_positive(
 def _numbers(raw: npt.NDArray[Any], source: str) -> npt.NDArray[np.float64]:
     if raw.dtype.kind not in "biuf":
         raise checks.unusable(
-            source, "its labels are text, but a regression needs numbers; correct data.label or the task"
+            source,
+            "its labels are text, but a regression needs numbers; correct data.label or the task",
         )
     return raw.astype(np.float64)
 

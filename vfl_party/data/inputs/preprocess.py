@@ -22,10 +22,13 @@ from vfl_party.data.row_arrays import MappedArray, Space, parts, release
 from vfl_party.data.table import Categories, Table, counted
 from vfl_party.models import InputSpec
 
-# Codes: a category not seen in training; no category; one that augmentation hides; the first category.
+# Codes: a category not seen in training; no category; one that augmentation hides; the first
+# category.
 UNKNOWN, MISSING, HIDDEN, RESERVED = 0, 1, 2, 3
-MOST_ONE_HOT = 4096  # columns; more are probably a mistake
-CHUNK = 4096  # rows that are summed at once
+# Columns; more are probably a mistake.
+MOST_ONE_HOT = 4096
+# Rows that are summed at once.
+CHUNK = 4096
 MEDIAN_BYTES = 1 << 28
 
 Floats = npt.NDArray[np.float32]
@@ -37,9 +40,9 @@ Codes = npt.NDArray[np.int64]
 class Features:
     """Encoder inputs of all rows, on one device; in a mapped file if there are many.
 
-    x: float32 [N, F] or [N, C, H, W]; categories: int64 [N, K] codes below ``cardinalities``, or None. Code 0 is a
-    category not seen in training, 1 a missing one, 2 one that augmentation hides (self-supervised methods alone).
-    arrays: the same as NumPy has them, if they are on the CPU.
+    x: float32 [N, F] or [N, C, H, W]; categories: int64 [N, K] codes below ``cardinalities``, or
+    None. Code 0 is a category not seen in training, 1 a missing one, 2 one that augmentation hides
+    (self-supervised methods alone). arrays: the same as NumPy has them, if they are on the CPU.
     """
 
     x: torch.Tensor
@@ -48,7 +51,9 @@ class Features:
     arrays: tuple[npt.NDArray[Any], ...] = ()
 
     @classmethod
-    def of(cls, x: Floats, categories: Codes | None = None, cardinalities: tuple[int, ...] = ()) -> Features:
+    def of(
+        cls, x: Floats, categories: Codes | None = None, cardinalities: tuple[int, ...] = ()
+    ) -> Features:
         """Returns the encoder inputs in arrays, which are not copied."""
         codes = None if categories is None else torch.from_numpy(categories)
         arrays = (x,) if categories is None else (x, categories)
@@ -59,10 +64,15 @@ class Features:
         return InputSpec(tuple(self.x.shape[1:]), self.cardinalities)
 
     def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
-        """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there are any."""
+        """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there
+        are any.
+        """
         if self._mapped:
             wanted = np.asarray(rows)
-            found = (each.rows(wanted) if isinstance(each, MappedArray) else each[wanted] for each in self.arrays)
+            found = (
+                each.rows(wanted) if isinstance(each, MappedArray) else each[wanted]
+                for each in self.arrays
+            )
             return tuple(map(torch.from_numpy, found))
         index = index_on(torch.as_tensor(rows), self.x.device)
         x_B = self.x.index_select(0, index)
@@ -74,8 +84,12 @@ class Features:
         return any(isinstance(each, MappedArray) for each in self.arrays)
 
     def followed_by(self, other: Features, space: Space) -> Features:
-        """Returns these rows, then the rows of ``other``, which must be prepared alike. Raises InputError."""
-        x, *categories = (space.concatenated(each) for each in zip(self.arrays, other.arrays, strict=True))
+        """Returns these rows, then the rows of ``other``, which must be prepared alike. Raises
+        InputError.
+        """
+        x, *categories = (
+            space.concatenated(each) for each in zip(self.arrays, other.arrays, strict=True)
+        )
         return Features.of(x, categories[0] if categories else None, self.cardinalities)
 
     def to(self, device: torch.device | str) -> Features:
@@ -88,16 +102,19 @@ class Features:
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """Statistics of the training rows; ``x = (value - shift) / scale``, column by column or channel by channel.
+    """Statistics of the training rows; ``x = (value - shift) / scale``, column by column or channel
+    by channel.
 
-    ``fill``: the replacement of a missing number (pixel), [F] or [C * H * W]; None if nothing may be missing.
-    ``kinds``, ``style``: how the table of training was written, see ``collect.Columns``; None if it was not noted.
-    ``spans``: how far its numbers reach, by column, see ``spans``; None of images, or if it was not noted.
+    ``fill``: the replacement of a missing number (pixel), [F] or [C * H * W]; None if nothing may
+    be missing. ``kinds``, ``style``: how the table of training was written, see
+    ``collect.Columns``; None if it was not noted. ``spans``: how far its numbers reach, by column,
+    see ``spans``; None of images, or if it was not noted.
     """
 
     numeric_names: tuple[str, ...]
     categorical_names: tuple[str, ...]
-    image_shape: tuple[int, ...] | None  # C, H, W
+    # C, H, W.
+    image_shape: tuple[int, ...] | None
     fill: tuple[float, ...] | None
     shift: tuple[float, ...]
     scale: tuple[float, ...]
@@ -121,26 +138,40 @@ class Preprocessor:
     ) -> Preprocessor:
         """Learns from ``train_rows`` (positions in the table).
 
-        ``one_hot``: categories become columns after the numeric ones, one for "missing" and one for each category;
-        "unknown" is all zeros. Otherwise they become codes for a tabular encoder. ``flatten``: images become rows of
-        pixels.
-        A joined table's parts are learnt one by one, each by its own settings. ``tabular``: whether the method has an
-        encoder that could be of that kind, for a sentence.
-        Raises InputError if there is nothing to learn from.
+        ``one_hot``: categories become columns after the numeric ones, one for "missing" and one for
+        each category; "unknown" is all zeros. Otherwise they become codes for a tabular encoder.
+        ``flatten``: images become rows of pixels. A joined table's parts are learnt one by one,
+        each by its own settings. ``tabular``: whether the method has an encoder that could be of
+        that kind, for a sentence. Raises InputError if there is nothing to learn from.
         """
         if settings.parts:
-            parts = [(part_of(table, name), own) for name, own in settings.parts.items() if own.columns != ()]
+            parts = [
+                (part_of(table, name), own)
+                for name, own in settings.parts.items()
+                if own.columns != ()
+            ]
             return cls._beside_each_other(
                 [
-                    cls.fit(part, train_rows, one_hot=one_hot, flatten=flatten, settings=own, tabular=tabular)
+                    cls.fit(
+                        part,
+                        train_rows,
+                        one_hot=one_hot,
+                        flatten=flatten,
+                        settings=own,
+                        tabular=tabular,
+                    )
                     for part, own in parts
                 ]
             )
         if len(train_rows) == 0:
-            raise checks.unusable(table.source, "no training rows are left; give more rows or smaller other splits")
+            raise checks.unusable(
+                table.source, "no training rows are left; give more rows or smaller other splits"
+            )
         values = _values(table)
         if values is None and table.categorical is None:
-            raise checks.unusable(table.source, "has no features; name some, or set features = false for the party")
+            raise checks.unusable(
+                table.source, "has no features; name some, or set features = false for the party"
+            )
         fill, shift, scale = None, np.zeros(0), np.zeros(0)
         if values is not None:
             if settings.missing != "error":
@@ -150,7 +181,11 @@ class Preprocessor:
         for k, name in enumerate(table.categorical_names):
             assert table.categorical is not None  # noqa: S101 - it has a name for each column
             times = counted(table.categorical, k, train_rows)[:-1]
-            seen = [word for word, count in zip(table.categorical.words[k], times.tolist(), strict=True) if count]
+            seen = [
+                word
+                for word, count in zip(table.categorical.words[k], times.tolist(), strict=True)
+                if count
+            ]
             vocabularies.append(tuple(sorted(seen)))
             if one_hot and sum(map(len, vocabularies)) > MOST_ONE_HOT:
                 what = f"column {name!r} has {len(seen)} categories, too many to become columns"
@@ -177,8 +212,12 @@ class Preprocessor:
         if self.image_shape is not None:
             return InputSpec((math.prod(self.image_shape),) if self.flatten else self.image_shape)
         if self.one_hot:
-            return InputSpec((len(self.numeric_names) + sum(1 + len(words) for words in self.vocabularies),))
-        return InputSpec((len(self.numeric_names),), tuple(RESERVED + len(words) for words in self.vocabularies))
+            return InputSpec(
+                (len(self.numeric_names) + sum(1 + len(words) for words in self.vocabularies),)
+            )
+        return InputSpec(
+            (len(self.numeric_names),), tuple(RESERVED + len(words) for words in self.vocabularies)
+        )
 
     @classmethod
     def _beside_each_other(cls, parts: list[Preprocessor]) -> Preprocessor:
@@ -193,7 +232,9 @@ class Preprocessor:
             parts[0],
             numeric_names=joined("numeric_names"),
             categorical_names=joined("categorical_names"),
-            fill=None if all(part.fill is None for part in parts) else tuple(value for each in fills for value in each),
+            fill=None
+            if all(part.fill is None for part in parts)
+            else tuple(value for each in fills for value in each),
             shift=joined("shift"),
             scale=joined("scale"),
             vocabularies=joined("vocabularies"),
@@ -203,7 +244,8 @@ class Preprocessor:
         )
 
     def transform(self, table: Table) -> Features:
-        """Returns encoder inputs of all rows of a table with the same columns or image shape as in training.
+        """Returns encoder inputs of all rows of a table with the same columns or image shape as in
+        training.
 
         Columns that training did not have are left out. Raises InputError if one is missing.
         """
@@ -211,14 +253,24 @@ class Preprocessor:
         values, words, space, n = _values(table), table.categorical, table.space, len(table)
         fill = None if self.fill is None else np.array(self.fill)
         filled = None if values is None else _Filled(table, values, fill)
-        places = [] if words is None else [_places(*each) for each in zip(words.words, self.vocabularies, strict=True)]
+        places = (
+            []
+            if words is None
+            else [_places(*each) for each in zip(words.words, self.vocabularies, strict=True)]
+        )
         numbers = self.spec.shape
         x = space.empty((n, *numbers), np.float32)
-        codes_NK = space.empty((n, len(places)), np.int64) if words is not None and not self.one_hot else None
+        codes_NK = (
+            space.empty((n, len(places)), np.int64)
+            if words is not None and not self.one_hot
+            else None
+        )
         for part in parts(n):
             found = [] if filled is None else [self._scaled(table.source, filled[part])]
             if words is not None:
-                codes_BK = np.stack([own[words.codes_NK[part, k]] for k, own in enumerate(places)], axis=1)
+                codes_BK = np.stack(
+                    [own[words.codes_NK[part, k]] for k, own in enumerate(places)], axis=1
+                )
                 if codes_NK is not None:
                     codes_NK[part] = codes_BK
                 else:
@@ -227,28 +279,42 @@ class Preprocessor:
             if found:
                 x[part] = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
             release(x, *([] if codes_NK is None else [codes_NK]))
-        cardinalities = tuple(RESERVED + len(known) for known in self.vocabularies) if codes_NK is not None else ()
+        cardinalities = (
+            tuple(RESERVED + len(known) for known in self.vocabularies)
+            if codes_NK is not None
+            else ()
+        )
         return Features.of(x, codes_NK, cardinalities)
 
     def cells(self, table: Table) -> tuple[Floats, Codes, tuple[str, ...]]:
-        """Returns a table's numbers [N, F], NaN if missing, the codes of its categories [N, K], and all names.
+        """Returns a table's numbers [N, F], NaN if missing, the codes of its categories [N, K], and
+        all names.
 
-        Pixels are numbers without names of their own. Raises InputError if a column of training is missing.
+        Pixels are numbers without names of their own. Raises InputError if a column of training is
+        missing.
         """
         table = self._aligned(table)
         values, words, n = _values(table), table.categorical, len(table)
-        numbers_NF = np.empty((n, 0), np.float32) if values is None else np.asarray(values).reshape(n, -1)
+        numbers_NF = (
+            np.empty((n, 0), np.float32) if values is None else np.asarray(values).reshape(n, -1)
+        )
         codes_NK = np.empty((n, len(self.vocabularies)), np.int64)
         for k, vocabulary in enumerate(self.vocabularies):
             assert words is not None  # noqa: S101 - it has a name for each column
             codes_NK[:, k] = _places(words.words[k], vocabulary)[words.codes_NK[:, k]]
-        names = self.numeric_names or tuple(f"pixel {place}" for place in range(numbers_NF.shape[1]))
+        names = self.numeric_names or tuple(
+            f"pixel {place}" for place in range(numbers_NF.shape[1])
+        )
         return numbers_NF, codes_NK, (*names, *self.categorical_names)
 
     def unseen(self, table: Table) -> dict[str, int]:
-        """Returns the columns with categories that training did not have, and in how many rows. Raises InputError."""
+        """Returns the columns with categories that training did not have, and in how many rows.
+        Raises InputError.
+        """
         table, found = self._aligned(table), {}
-        for k, (name, known) in enumerate(zip(self.categorical_names, self.vocabularies, strict=True)):
+        for k, (name, known) in enumerate(
+            zip(self.categorical_names, self.vocabularies, strict=True)
+        ):
             assert table.categorical is not None  # noqa: S101 - it has a name for each column
             seen = set(known)
             is_new = np.array([word not in seen for word in table.categorical.words[k]], bool)
@@ -256,7 +322,8 @@ class Preprocessor:
         return {name: count for name, count in found.items() if count}
 
     def outside(self, table: Table) -> dict[str, int]:
-        """Returns the columns with numbers outside those of training, and how many. Raises InputError.
+        """Returns the columns with numbers outside those of training, and how many. Raises
+        InputError.
 
         Nothing is outside if training has not noted how far its numbers reach.
         """
@@ -264,7 +331,9 @@ class Preprocessor:
         if values is None or not self.spans:
             return {}
         counts = outside(values, self.spans).tolist()
-        return {name: count for name, count in zip(self.numeric_names, counts, strict=True) if count}
+        return {
+            name: count for name, count in zip(self.numeric_names, counts, strict=True) if count
+        }
 
     def state(self) -> dict[str, Any]:
         """Returns all that ``transform`` needs, for JSON."""
@@ -279,8 +348,12 @@ class Preprocessor:
         """Returns the table with the columns of training, in their order."""
         shape = None if table.images_NCHW is None else table.images_NCHW.shape[1:]
         if shape != self.image_shape:
-            found, wanted = (" x ".join(map(str, s)) if s else "none" for s in (shape, self.image_shape))
-            raise checks.unusable(table.source, f"has images of {found}, but training had {wanted}; give such images")
+            found, wanted = (
+                " x ".join(map(str, s)) if s else "none" for s in (shape, self.image_shape)
+            )
+            raise checks.unusable(
+                table.source, f"has images of {found}, but training had {wanted}; give such images"
+            )
         for kind, ours, theirs, others in (
             ("numbers", self.numeric_names, table.numeric_names, table.categorical_names),
             ("categories", self.categorical_names, table.categorical_names, table.numeric_names),
@@ -290,7 +363,9 @@ class Preprocessor:
                     what = f"column {name!r} held {kind} in training but does not now"
                     raise checks.unusable(table.source, f"{what}; correct it")
                 near = checks.like(name, [*table.numeric_names, *table.categorical_names])
-                raise checks.unusable(table.source, f"has no column {name!r}, but training had it{near}; add it")
+                raise checks.unusable(
+                    table.source, f"has no column {name!r}, but training had it{near}; add it"
+                )
         if self.kinds is not None:
             _check_kinds(table.source, self.numeric_names, self.kinds, table.kinds)
         return Table(
@@ -310,7 +385,9 @@ class Preprocessor:
         with np.errstate(over="ignore"):
             x_B: Floats = ((values_B - shift) / scale).astype(np.float32)
         if not np.isfinite(x_B).all():
-            raise checks.unusable(source, "has values too far from those of training to be scaled; correct them")
+            raise checks.unusable(
+                source, "has values too far from those of training to be scaled; correct them"
+            )
         return x_B.reshape(len(x_B), -1) if self.flatten else x_B
 
     def _one_hot(self, codes_NK: Codes) -> Floats:
@@ -325,8 +402,12 @@ class Preprocessor:
 _KINDS = {"": "bare numbers", "date": "dates"} | {sign: f"numbers with {sign}" for sign in SIGNS}
 
 
-def _check_kinds(source: str, names: tuple[str, ...], before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raises InputError if a column of numbers holds days, percentages and the like in only one of two tables."""
+def _check_kinds(
+    source: str, names: tuple[str, ...], before: Mapping[str, str], now: Mapping[str, str]
+) -> None:
+    """Raises InputError if a column of numbers holds days, percentages and the like in only one of
+    two tables.
+    """
     for name in names:
         was, is_ = (_KINDS.get(each.get(name, ""), each.get(name, "")) for each in (before, now))
         if was != is_:
@@ -339,7 +420,9 @@ def _values(table: Table) -> Floats | None:
 
 
 class _Filled:
-    """Values of which some rows are read at a time, with ``fill`` in the place of what is missing."""
+    """Values of which some rows are read at a time, with ``fill`` in the place of what is
+    missing.
+    """
 
     def __init__(self, table: Table, values: Floats, fill: Doubles | None) -> None:
         self.shape = values.shape
@@ -375,9 +458,12 @@ def _fill_values(values: Floats, rows: Codes, policy: str) -> Doubles:
             sums += np.where(present, values_BF, 0.0).sum(axis=0, dtype=np.float64)
             release(values)
         return np.divide(sums, counts, out=fill_F, where=counts > 0)
-    step = max(1, MEDIAN_BYTES // (4 * max(1, len(rows))))  # columns whose training rows are in memory at once
+    # Columns whose training rows are in memory at once.
+    step = max(1, MEDIAN_BYTES // (4 * max(1, len(rows))))
     for start in range(0, width, step):
-        columns = np.concatenate([values_NF[rows[part], start : start + step] for part in parts(len(rows))])
+        columns = np.concatenate(
+            [values_NF[rows[part], start : start + step] for part in parts(len(rows))]
+        )
         release(values)
         present = ~np.isnan(columns).all(axis=0)
         fill_F[start : start + step][present] = np.nanmedian(columns[:, present], axis=0)
@@ -385,7 +471,9 @@ def _fill_values(values: Floats, rows: Codes, policy: str) -> Doubles:
 
 
 def _scaling(values: _Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
-    """Returns shift and scale by column or channel. Constant ones are only shifted; ``minmax`` keeps pixels in 0..1."""
+    """Returns shift and scale by column or channel. Constant ones are only shifted; ``minmax``
+    keeps pixels in 0..1.
+    """
     axes = tuple(axis for axis in range(len(values.shape)) if axis != 1)
     chunks = [rows[part] for part in parts(len(rows), CHUNK)]
     found = [_summed(values[chunk], axes) for chunk in chunks]
@@ -402,7 +490,10 @@ def _scaling(values: _Filled, rows: Codes, policy: str) -> tuple[Doubles, Double
         count = len(rows) * math.prod(values.shape[2:])
         shift = np.sum([each.total for each in found], axis=0) / count
         centre = shift.reshape(1, -1, *(1 for _ in values.shape[2:]))
-        scale = np.sqrt(np.sum([((values[chunk] - centre) ** 2).sum(axis=axes) for chunk in chunks], axis=0) / count)
+        scale = np.sqrt(
+            np.sum([((values[chunk] - centre) ** 2).sum(axis=axes) for chunk in chunks], axis=0)
+            / count
+        )
     constant = low == high
     return np.where(constant, low, shift), np.where(constant, one, scale)
 
@@ -417,7 +508,9 @@ class _Summed:
 
 
 def _summed(values_B: Floats, axes: tuple[int, ...]) -> _Summed:
-    return _Summed(values_B.min(axis=axes), values_B.max(axis=axes), values_B.sum(axis=axes, dtype=np.float64))
+    return _Summed(
+        values_B.min(axis=axes), values_B.max(axis=axes), values_B.sum(axis=axes, dtype=np.float64)
+    )
 
 
 def _places(words: tuple[str, ...], vocabulary: tuple[str, ...]) -> Codes:
@@ -430,10 +523,16 @@ def _pick_words(table: Table, ours: tuple[str, ...]) -> Categories | None:
     if table.categorical is None or not ours:
         return None
     theirs = table.categorical_names
-    return table.categorical if ours == theirs else table.categorical.select([theirs.index(name) for name in ours])
+    return (
+        table.categorical
+        if ours == theirs
+        else table.categorical.select([theirs.index(name) for name in ours])
+    )
 
 
-def _pick(values: npt.NDArray[Any] | None, theirs: tuple[str, ...], ours: tuple[str, ...]) -> npt.NDArray[Any] | None:
+def _pick(
+    values: npt.NDArray[Any] | None, theirs: tuple[str, ...], ours: tuple[str, ...]
+) -> npt.NDArray[Any] | None:
     if values is None or not ours:
         return None
     return values if ours == theirs else values[:, [theirs.index(name) for name in ours]]

@@ -1,10 +1,11 @@
 """How far the numbers of training reach, by column, and which numbers of other rows are outside.
 
-A column's span is four numbers: (least, 1 % quantile, 99 % quantile, greatest). Between the quantiles lie 98 % of the
-training rows, whatever a few of them hold. A number is far outside if it is beyond all numbers of training, and
-further from the quantiles than three times what these are from each other: few are so by chance, of incomes too. If
-most numbers of a column are beyond the quantiles, on either side, all of these count: so a column in another unit is
-found if it is smaller, too.
+A column's span is four numbers: (least, 1 % quantile, 99 % quantile, greatest). Between the
+quantiles lie 98 % of the training rows, whatever a few of them hold. A number is far outside if it
+is beyond all numbers of training, and further from the quantiles than three times what these are
+from each other: few are so by chance, of incomes too. If most numbers of a column are beyond the
+quantiles, on either side, all of these count: so a column in another unit is found if it is
+smaller, too.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ import numpy.typing as npt
 from vfl_party.data.row_arrays import parts, release
 
 Floats = npt.NDArray[np.float32]
-Span = tuple[float, ...]  # empty if training has no number in the column
+# Empty if training has no number in the column.
+Span = tuple[float, ...]
 
-_FAR = 3.0  # times the distance between the quantiles
-_LOOKED_AT = 100_000  # training rows, from all of them, of which quantiles are taken
-_AT_ONCE = 1 << 25  # numbers whose quantiles are found at once
-_FEWEST = 5  # numbers of a column of which most may be outside by more than chance
+# Times the distance between the quantiles.
+_FAR = 3.0
+# Training rows, from all of them, of which quantiles are taken.
+_LOOKED_AT = 100_000
+# Numbers whose quantiles are found at once.
+_AT_ONCE = 1 << 25
+# Numbers of a column of which most may be outside by more than chance.
+_FEWEST = 5
 
 
 def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]:
@@ -55,11 +61,14 @@ def outside(values_NF: Floats, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
     width = len(spans)
     far_F, beyond_F, present_F = (np.zeros(width, np.int64) for _ in range(3))
     known = np.array([bool(span) for span in spans], bool)
-    low_F, least_F, most_F, high_F = np.array([span or (0.0,) * 4 for span in spans]).reshape(width, 4).T
+    low_F, least_F, most_F, high_F = (
+        np.array([span or (0.0,) * 4 for span in spans]).reshape(width, 4).T
+    )
     reach_F = _FAR * (most_F - least_F)
     low_F, high_F = np.minimum(low_F, least_F - reach_F), np.maximum(high_F, most_F + reach_F)
     for part in parts(len(values_NF)):
-        values_BF = values_NF[part]  # no comparison holds of NaN
+        # No comparison holds of NaN.
+        values_BF = values_NF[part]
         far_F += ((values_BF < low_F) | (values_BF > high_F)).sum(axis=0)
         beyond_F += ((values_BF < least_F) | (values_BF > most_F)).sum(axis=0)
         present_F += (~np.isnan(values_BF)).sum(axis=0)

@@ -1,4 +1,6 @@
-"""Finds ids that are not what they were: rounded by a spreadsheet, with signs that nobody sees, words for nothing."""
+"""Finds ids that are not what they were: rounded by a spreadsheet, with signs that nobody sees,
+words for nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,35 @@ from vfl_party.data import checks
 from vfl_party.data.cells.texts import MISSING
 from vfl_party.data.ids import LOOKED_AT, short_look
 
-_ROUNDED = r"^\s*[0-9](?:[.,][0-9]+)?[eE]\+[0-9]+\s*$"  # what a spreadsheet makes of long numbers
-_DECIMAL = r"^\s*[0-9]+[.,]0+\s*$"  # what a program makes of whole numbers, once one of them is missing
-_QUOTED = r"""^\s*(?:="|')"""  # what a spreadsheet writes for text, so that zeros stay
-_UNSEEN = r"[\p{Cc}\p{Cf}]"  # zero bytes, spaces without width, marks of the byte order
+# What a spreadsheet makes of long numbers.
+_ROUNDED = r"^\s*[0-9](?:[.,][0-9]+)?[eE]\+[0-9]+\s*$"
+# What a program makes of whole numbers, once one of them is missing.
+_DECIMAL = r"^\s*[0-9]+[.,]0+\s*$"
+# What a spreadsheet writes for text, so that zeros stay.
+_QUOTED = r"""^\s*(?:="|')"""
+# Zero bytes, spaces without width, marks of the byte order.
+_UNSEEN = r"[\p{Cc}\p{Cf}]"
 _ALMOST_ALL = 0.99
-_FEWEST = 20  # rows in which most look alike
+# Rows in which most look alike.
+_FEWEST = 20
 
 
 def refuse_rounded(source: str, columns: Sequence[Any]) -> None:
-    """Raises InputError if rows share an id that a spreadsheet has rounded: they are not about one person.
+    """Raises InputError if rows share an id that a spreadsheet has rounded: they are not about one
+    person.
 
     columns: those of the id, as they come, each [N] text.
     """
     for column in columns:
         rounded = _rounded(column)
         if len(pc.unique(rounded)) < len(rounded):
-            what = f"{len(rounded):,} ids look like 1.2E+05, and rows share them: a spreadsheet has rounded the ids"
-            raise checks.unusable(source, f"{what}; write the table again from its origin, with ids as text")
+            what = (
+                f"{len(rounded):,} ids look like 1.2E+05, and rows share them: a spreadsheet "
+                "has rounded the ids"
+            )
+            raise checks.unusable(
+                source, f"{what}; write the table again from its origin, with ids as text"
+            )
 
 
 def odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[str]:
@@ -43,25 +56,40 @@ def odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[str]:
     for column in columns:
         rounded, decimal = len(_rounded(column)), len(_matching(column, _DECIMAL))
         if rounded:
-            yield f"{_ids(rounded, 'looks', 'look')} like 1.2E+05: a spreadsheet has rounded them; write them as text"
+            yield (
+                f"{_ids(rounded, 'looks', 'look')} like 1.2E+05: a spreadsheet has rounded "
+                "them; write them as text"
+            )
         if decimal:
             what = (
-                f"{_ids(decimal, 'ends', 'end')} in .0, as whole numbers do when a program keeps them as decimal ones"
+                f"{_ids(decimal, 'ends', 'end')} in .0, as whole numbers do when a program "
+                "keeps them as decimal ones"
             )
             yield f"{what}; write them without, or no other party has them"
         quoted = len(_matching(column, _QUOTED))
         if quoted:
-            what = f"{_ids(quoted, 'begins', 'begin')} with a sign of a spreadsheet for text (=\" or ')"
+            what = (
+                f'{_ids(quoted, "begins", "begin")} with a sign of a spreadsheet for text (=" '
+                "or ')"
+            )
             yield f"{what}; write them without, or no other party has them"
     unseen = len(_matching(ids, _UNSEEN))
     if unseen:
-        yield f"{_ids(unseen, 'has', 'have')} characters that nobody sees, and no rule drops; remove them"
+        yield (
+            f"{_ids(unseen, 'has', 'have')} characters that nobody sees, and no rule drops; "
+            "remove them"
+        )
     bare = pc.utf8_trim_whitespace(pc.drop_null(ids))
     words = pc.sum(pc.is_in(bare, value_set=pc.cast(MISSING, pa.large_string()))).as_py() or 0
     if words:
-        yield f"{_ids(words, 'is a word', 'are words')} for nothing, such as NULL or nan; clear them"
+        yield (
+            f"{_ids(words, 'is a word', 'are words')} for nothing, such as NULL or nan; clear them"
+        )
     if _last_is_odd(ids):
-        yield "the id in the last row does not look like the others; delete the row if it is a sum or a remark"
+        yield (
+            "the id in the last row does not look like the others; delete the row if it is a "
+            "sum or a remark"
+        )
 
 
 def _ids(count: int, one: str, several: str) -> str:
@@ -73,8 +101,14 @@ def _matching(texts: Any, pattern: str) -> Any:
 
 
 def _rounded(texts: Any) -> Any:
-    """Returns the ids that a spreadsheet has rounded. All rows are looked at, so the quick test comes first."""
-    texts = texts if isinstance(texts, pa.Array | pa.ChunkedArray) else pa.array(texts, pa.large_string())
+    """Returns the ids that a spreadsheet has rounded. All rows are looked at, so the quick test
+    comes first.
+    """
+    texts = (
+        texts
+        if isinstance(texts, pa.Array | pa.ChunkedArray)
+        else pa.array(texts, pa.large_string())
+    )
     some = pc.or_(pc.match_substring(texts, "E+"), pc.match_substring(texts, "e+"))
     return _matching(texts.filter(pc.fill_null(some, False)), _ROUNDED)
 
@@ -85,4 +119,7 @@ def _last_is_odd(ids: pa.LargeStringArray) -> bool:
     if len(present) < _FEWEST:
         return False
     looks = Counter(map(short_look, present[:-1][:LOOKED_AT].to_pylist()))
-    return short_look(present[-1].as_py()) not in looks and looks.most_common(1)[0][1] >= _ALMOST_ALL * looks.total()
+    return (
+        short_look(present[-1].as_py()) not in looks
+        and looks.most_common(1)[0][1] >= _ALMOST_ALL * looks.total()
+    )

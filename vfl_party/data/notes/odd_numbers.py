@@ -1,4 +1,6 @@
-"""Finds columns of numbers that are empty, or in which a number such as -999 stands for an empty cell."""
+"""Finds columns of numbers that are empty, or in which a number such as -999 stands for an empty
+cell.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from vfl_party.data.checks import marked
 from vfl_party.data.collect import Columns
 
 _STAND_INS = (-9, -99, -999, -9999, -99999, 999, 9999, 99999, 999999)
-_LOOKED_AT = 100_000  # first rows
-_FEWEST = 2  # cells
+# First rows.
+_LOOKED_AT = 100_000
+# Cells.
+_FEWEST = 2
 
 
 def odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,6 @@
-"""Notes what looks wrong in a table that can be read, for the person who has it: sentences may show single cells."""
+"""Notes what looks wrong in a table that can be read, for the person who has it: sentences may show
+single cells.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,22 @@ from vfl_party.data.notes.odd_numbers import odd_numbers
 from vfl_party.data.row_arrays import parts
 from vfl_party.data.table import counted
 
-FEW_ROWS = 20  # in so few, nothing smells
-MOST_SHOWN = 24  # characters of a cell
-_UNIT = re.compile(r"\s*[+-]?[0-9][0-9.,]*\s*([A-Za-z\u00b0\u00b5\u00b2\u00b3/]{1,8})\s*")  # 70 kg
-_YES = frozenset(("1", "y", "yes", "t", "true", "j", "ja", "wahr", "oui", "vrai", "si", "s\u00ed", "s\u00ec"))
+# In so few, nothing smells.
+FEW_ROWS = 20
+# Characters of a cell.
+MOST_SHOWN = 24
+# 70 kg.
+_UNIT = re.compile(r"\s*[+-]?[0-9][0-9.,]*\s*([A-Za-z\u00b0\u00b5\u00b2\u00b3/]{1,8})\s*")
+_YES = frozenset(
+    ("1", "y", "yes", "t", "true", "j", "ja", "wahr", "oui", "vrai", "si", "s\u00ed", "s\u00ec")
+)
 _NO = frozenset(("0", "n", "no", "f", "false", "nein", "falsch", "non", "faux"))
 
 
 @dataclass(frozen=True)
 class Smell:
-    """A sentence for a person. ``column``: the feature column that it is about; ``mostly``: what most cells of it are.
+    """A sentence for a person. ``column``: the feature column that it is about; ``mostly``: what
+    most cells of it are.
 
     Those cells look like numbers or dates, but the column is read as categories.
     """
@@ -72,7 +80,8 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
         yield Smell(several[0], name)
         return
     numbers, dates = (
-        each(found).to_numpy(zero_copy_only=False) for each in (number_formats.look_like_numbers, look_like_dates)
+        each(found).to_numpy(zero_copy_only=False)
+        for each in (number_formats.look_like_numbers, look_like_dates)
     )
     kinds: tuple[tuple[Literal["numbers", "dates"], npt.NDArray[np.bool_]], ...]
     kinds = (("numbers", numbers), ("dates", dates))
@@ -82,18 +91,25 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
             text = f"column {name!r} is read as categories, though its cells look like {kind}"
             yield Smell(f"{text}, such as {_unread(words, kind)!r}; {_KEYS[kind]}", name, kind)
         elif alike > total / 2:
-            strange = int(np.flatnonzero(~like)[0])  # words are in the order in which they come
+            # Words are in the order in which they come.
+            strange = int(np.flatnonzero(~like)[0])
             row = _first_row(cells.codes_NK[:, k], strange)
             where, word = checks.rows(shown(settings.source), row + 1), words[strange][:MOST_SHOWN]
             text = f"{alike:,} of {total:,} cells of {name!r} are {kind}, but {where} has {word!r}"
-            text = f"{text}, so the column is read as {len(words):,} categories; correct the cell, or list its word in"
+            text = (
+                f"{text}, so the column is read as {len(words):,} categories; correct the "
+                "cell, or list its word in"
+            )
             yield Smell(f"{text} data.na if the cell is empty", name, kind)
         if alike > total / 2:
             return
     for text in _alike(f"categories of {name!r}", words):
         yield Smell(text, name)
     if total >= FEW_ROWS and len(words) > total / 2:
-        text = f"column {name!r} has {len(words):,} categories in {total:,} rows; list it in data.drop if it is a name"
+        text = (
+            f"column {name!r} has {len(words):,} categories in {total:,} rows; list it in "
+            "data.drop if it is a name"
+        )
         yield Smell(text, name)
 
 
@@ -106,7 +122,9 @@ _KEYS = {
 def _unread(words: Sequence[str], kind: str) -> str:
     """Returns a word that is no number or date in the usual form, if there is one."""
     usual = number_formats.Numbers() if kind == "numbers" else Dates("%d.%m.%Y")
-    return next((word for word in words if usual.read(pa.array([word])) is None), words[0])[:MOST_SHOWN]
+    return next((word for word in words if usual.read(pa.array([word])) is None), words[0])[
+        :MOST_SHOWN
+    ]
 
 
 def _yes_and_no(what: str, words: Sequence[str]) -> Iterator[str]:
@@ -117,7 +135,10 @@ def _yes_and_no(what: str, words: Sequence[str]) -> Iterator[str]:
     for kind in (_YES, _NO):
         alike = list({each: word for word, each in said.items() if each in kind}.values())
         if len(alike) > 1:
-            yield f"{what} say yes or no in several spellings, such as {alike[0]!r} and {alike[1]!r}; write them alike"
+            yield (
+                f"{what} say yes or no in several spellings, such as {alike[0]!r} and "
+                f"{alike[1]!r}; write them alike"
+            )
             return
 
 
@@ -125,7 +146,10 @@ def _alike(what: str, words: Sequence[str]) -> Iterator[str]:
     times = Counter(word.strip().casefold() for word in words)
     twice = [word[:MOST_SHOWN] for word in words if times[word.strip().casefold()] > 1]
     if twice:
-        yield f"{what} differ by spaces or capitals alone, such as {twice[0]!r} and {twice[1]!r}; write them alike"
+        yield (
+            f"{what} differ by spaces or capitals alone, such as {twice[0]!r} and "
+            f"{twice[1]!r}; write them alike"
+        )
 
 
 def _first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:

@@ -1,4 +1,6 @@
-"""Finds columns that tell the class of every row: they may have been written down after the class was known."""
+"""Finds columns that tell the class of every row: they may have been written down after the class
+was known.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,12 @@ from vfl_party.data.notes.smells import Smell
 from vfl_party.data.row_arrays import parts, release
 
 MOST_CLASSES = 100
-LEAST_OTHERS = 10  # rows that are not of the largest class: fewer are told apart by chance
-ROWS_A_VALUE = 10  # a column has that many rows for each of its values, on average
-_SAMPLED = 1_000  # rows of each class that are looked at before all are
+# Rows that are not of the largest class: fewer are told apart by chance.
+LEAST_OTHERS = 10
+# A column has that many rows for each of its values, on average.
+ROWS_A_VALUE = 10
+# Rows of each class that are looked at before all are.
+_SAMPLED = 1_000
 
 Codes = npt.NDArray[np.int32]
 
@@ -24,9 +29,9 @@ Codes = npt.NDArray[np.int32]
 def leaks(rows: Rows, label: str) -> Iterator[Smell]:
     """Yields a sentence for each column that tells the class of every row; it shows no cell.
 
-    Such a column has far fewer values than rows, each of them in rows of one class only. Or it is a number, or is
-    missing, in rows of one of two classes only, or its numbers are greater in one of them than in the other. ``label``:
-    the name of the label's column.
+    Such a column has far fewer values than rows, each of them in rows of one class only. Or it is a
+    number, or is missing, in rows of one of two classes only, or its numbers are greater in one of
+    them than in the other. ``label``: the name of the label's column.
     """
     if rows.labels is None or not isinstance(rows.features, Columns):
         return
@@ -36,24 +41,39 @@ def leaks(rows: Rows, label: str) -> Iterator[Smell]:
     if not 2 <= len(counts) <= MOST_CLASSES or counts.sum() - counts.max() < LEAST_OTHERS:
         return
     numbers, words = rows.features.numeric_NF, rows.features.categorical.codes_NK
-    for values_NF, names in ((numbers, rows.features.numeric_names), (words, rows.features.categorical_names)):
+    for values_NF, names in (
+        (numbers, rows.features.numeric_names),
+        (words, rows.features.categorical_names),
+    ):
         for name in _told(values_NF, names, classes_N, len(counts)):
             text = f"column {name!r} alone tells {label!r} in every row"
-            yield Smell(f"{text}; is it known when you predict? if not, leave it out with data.drop", name)
+            yield Smell(
+                f"{text}; is it known when you predict? if not, leave it out with data.drop", name
+            )
 
 
-def _told(values_NF: npt.NDArray[np.generic], names: tuple[str, ...], classes_N: Codes, count: int) -> Iterator[str]:
-    """Yields the names of the columns that tell the class: of some rows of each class, and then of all rows."""
-    sample = np.sort(np.concatenate([np.flatnonzero(classes_N == code)[:_SAMPLED] for code in range(count)]))
+def _told(
+    values_NF: npt.NDArray[np.generic], names: tuple[str, ...], classes_N: Codes, count: int
+) -> Iterator[str]:
+    """Yields the names of the columns that tell the class: of some rows of each class, and then of
+    all rows.
+    """
+    sample = np.sort(
+        np.concatenate([np.flatnonzero(classes_N == code)[:_SAMPLED] for code in range(count)])
+    )
     some_BF, some_B = values_NF[sample], classes_N[sample]
     release(values_NF)
     for k, name in enumerate(names):
-        if not (_separates(some_BF[:, k], some_B, count) or _determines(some_BF[:, k], some_B, count)):
+        if not (
+            _separates(some_BF[:, k], some_B, count) or _determines(some_BF[:, k], some_B, count)
+        ):
             continue
         column_N = np.concatenate([values_NF[part, k] for part in parts(len(values_NF))])
         release(values_NF)
         few = _different(column_N) * ROWS_A_VALUE <= len(column_N)
-        if _separates(column_N, classes_N, count) or (few and _determines(column_N, classes_N, count)):
+        if _separates(column_N, classes_N, count) or (
+            few and _determines(column_N, classes_N, count)
+        ):
             yield name
 
 
@@ -64,11 +84,15 @@ def _different(values_N: npt.NDArray[np.generic]) -> int:
 def _determines(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int) -> bool:
     """Whether each value, and a missing one too, is in rows of one class only."""
     values, places_N = np.unique(values_N, return_inverse=True)
-    return len(values) > 1 and _different(places_N.reshape(-1).astype(np.int64) * count + classes_N) == len(values)
+    return len(values) > 1 and _different(
+        places_N.reshape(-1).astype(np.int64) * count + classes_N
+    ) == len(values)
 
 
 def _separates(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int) -> bool:
-    """Whether two classes differ by what is missing alone, or by numbers that are greater in one than in the other."""
+    """Whether two classes differ by what is missing alone, or by numbers that are greater in one
+    than in the other.
+    """
     if count != 2:
         return False
     is_number = values_N.dtype.kind == "f"

@@ -22,53 +22,80 @@ def read_npz(settings: DataSettings, with_label: bool) -> Rows:
     return array_rows(_load(settings, with_label), settings, with_label)
 
 
-def array_rows(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with_label: bool) -> Rows:
-    """Takes ids, labels and features from named arrays. ``data.columns`` names the feature arrays of a file.
+def array_rows(
+    arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with_label: bool
+) -> Rows:
+    """Takes ids, labels and features from named arrays. ``data.columns`` names the feature arrays
+    of a file.
 
-    Arrays of one or two dimensions are columns, named after the array: ``x``, or ``x.0``, ``x.1``, …; an array of three
-    or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises InputError.
+    Arrays of one or two dimensions are columns, named after the array: ``x``, or ``x.0``, ``x.1``,
+    …; an array of three or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises
+    InputError.
     """
     source = settings.source
     names = [name for name in arrays if name not in (*settings.id, settings.label, settings.split)]
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
-        raise checks.unusable(source, f"arrays have different numbers of rows: {found}; make them equal")
+        raise checks.unusable(
+            source, f"arrays have different numbers of rows: {found}; make them equal"
+        )
     n = next(iter(lengths.values()), 0)
     checks.require_rows(source, n)
     keep = slice(0, settings.limit)
     columns = [_chunk(arrays[name].reshape(n)[keep]) for name in settings.id]
-    ids = [id_texts(source, name, column) for name, column in zip(settings.id, columns, strict=True)]
+    ids = [
+        id_texts(source, name, column) for name, column in zip(settings.id, columns, strict=True)
+    ]
     types = tuple(column.type for column in columns) or (pa.int64(),)
     labels = splits = None
     if with_label and settings.label is not None:
-        labels = label_values(source, settings.label, _chunk(arrays[settings.label].reshape(n)[keep]))
+        labels = label_values(
+            source, settings.label, _chunk(arrays[settings.label].reshape(n)[keep])
+        )
     if settings.split is not None and reads_split(settings, with_label):
-        splits = split_values(source, settings.split, _chunk(arrays[settings.split].reshape(n)[keep]))
+        splits = split_values(
+            source, settings.split, _chunk(arrays[settings.split].reshape(n)[keep])
+        )
     features = {name: arrays[name][keep] for name in names}
     first = next(iter(features.values()), None)
-    if len(features) == 1 and first is not None and (first.ndim > 2 or (first.ndim == 2 and settings.image_shape)):
+    if (
+        len(features) == 1
+        and first is not None
+        and (first.ndim > 2 or (first.ndim == 2 and settings.image_shape))
+    ):
         checks.refuse_column_settings(source, settings, ("numeric", "categorical"))
         images = first if first.ndim == 2 else channels_first(source, first, settings.image_shape)
         return Rows(ids or [row_ids(n)[keep]], labels, images, splits, id_types=types)
-    return Rows(ids or [row_ids(n)[keep]], labels, array_columns(features, settings), splits, id_types=types)
+    return Rows(
+        ids or [row_ids(n)[keep]], labels, array_columns(features, settings), splits, id_types=types
+    )
 
 
 def row_ids(n: int) -> list[str]:
-    """Returns row numbers from 0 as ids, with leading zeros, so that they sort in the rows' order."""
+    """Returns row numbers from 0 as ids, with leading zeros, so that they sort in the rows'
+    order.
+    """
     width = len(str(max(n - 1, 0)))
     return [f"{row:0{width}d}" for row in range(n)]
 
 
 def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -> Columns:
-    """Returns arrays of one or two dimensions as columns, cut to the party's view. Raises InputError."""
+    """Returns arrays of one or two dimensions as columns, cut to the party's view. Raises
+    InputError.
+    """
     columns: dict[str, Any] = {}
     for name, array in arrays.items():
         if array.ndim > 2:
             raise checks.unusable(
-                settings.source, f"array {name!r} holds images and cannot be joined with other arrays"
+                settings.source,
+                f"array {name!r} holds images and cannot be joined with other arrays",
             )
-        parts = {name: array} if array.ndim == 1 else {f"{name}.{j}": array[:, j] for j in range(array.shape[1])}
+        parts = (
+            {name: array}
+            if array.ndim == 1
+            else {f"{name}.{j}": array[:, j] for j in range(array.shape[1])}
+        )
         columns |= {key: _chunk(part) for key, part in parts.items()}
     every = settings.model_copy(update={"columns": None, "drop": ()})
     chosen = choose_features(settings.source, list(columns), every)
@@ -78,7 +105,8 @@ def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -
 def channels_first(
     source: str, images: npt.NDArray[Any], shape: tuple[int, int, int] | None = None
 ) -> npt.NDArray[Any]:
-    """Brings [N, H, W] or [N, H, W, C] to [N, C, H, W]; if both orders are possible, ``shape`` (C, H, W) decides.
+    """Brings [N, H, W] or [N, H, W, C] to [N, C, H, W]; if both orders are possible, ``shape`` (C,
+    H, W) decides.
 
     Raises InputError if the channels cannot be distinguished from the sides.
     """
@@ -87,14 +115,18 @@ def channels_first(
     if images.ndim == 3:
         return images[:, None]
     if images.ndim != 4:
-        raise checks.unusable(source, f"its images have {images.ndim} dimensions; give [N, H, W] or [N, H, W, C]")
+        raise checks.unusable(
+            source, f"its images have {images.ndim} dimensions; give [N, H, W] or [N, H, W, C]"
+        )
     last = images.transpose(0, 3, 1, 2)
     fits_first, fits_last = images.shape[1] in (1, 3, 4), last.shape[1] in (1, 3, 4)
     if shape is not None and shape in (images.shape[1:], last.shape[1:]):
         fits_first, fits_last = images.shape[1:] == shape, images.shape[1:] != shape
     if fits_first == fits_last:
         found = " x ".join(map(str, images.shape[1:]))
-        raise checks.unusable(source, f"images of {found} have ambiguous channels; set data.image_shape to [C, H, W]")
+        raise checks.unusable(
+            source, f"images of {found} have ambiguous channels; set data.image_shape to [C, H, W]"
+        )
     return images if fits_first else last
 
 
@@ -106,20 +138,33 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
             names = list(file.files)
             wanted = _wanted(names, settings, with_label)
             arrays = {name: _checked(source, name, file[name]) for name in wanted}
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error):
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        AttributeError,
+        TypeError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ):
         what = "is not an NPZ file of plain arrays that can be read (without pickled objects)"
         raise checks.unreadable(source, f"{what}; write it again with numpy.savez") from None
     ids = [("id", name) for name in settings.id]
     for role, name in (*ids, ("label", settings.label), ("split", settings.split)):
         if name in arrays and arrays[name].size != len(arrays[name]):
-            raise checks.unusable(source, f"{role} array {name!r} has several values a row; give one")
+            raise checks.unusable(
+                source, f"{role} array {name!r} has several values a row; give one"
+            )
     return arrays
 
 
 def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[str]:
     source = settings.source
     if with_label and settings.label is None:
-        raise checks.unusable(source, f"needs data.label, the name of its label array, one of {checks.listed(names)}")
+        raise checks.unusable(
+            source, f"needs data.label, the name of its label array, one of {checks.listed(names)}"
+        )
     checks.require_names(source, "id", settings.id, names, noun="array")
     if with_label:
         checks.require_roles(source, settings, names, noun="array")
@@ -135,17 +180,21 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
         features = []
     if settings.columns is None and len(features) > 1:
         raise checks.unusable(
-            source, f"has several arrays, {checks.listed(features)}; name the features' in data.columns"
+            source,
+            f"has several arrays, {checks.listed(features)}; name the features' in data.columns",
         )
     return [*(name for name in needed if name is not None), *features]
 
 
 def _checked(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "biufUS" or array.ndim == 0:
-        raise checks.unusable(source, f"array {name!r} holds {array.dtype}; give numbers or text, one entry a row")
+        raise checks.unusable(
+            source, f"array {name!r} holds {array.dtype}; give numbers or text, one entry a row"
+        )
     if array.dtype == np.longdouble:
         array = array.astype(np.float64)
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # as this machine has its numbers
+    # As this machine has its numbers.
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
 
 

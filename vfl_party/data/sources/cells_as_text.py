@@ -9,23 +9,27 @@ from decimal import Decimal
 
 from vfl_party.data.stream import NUMBER
 
-_WHOLE = 1 << 63  # whole decimals below it are written without a point
-_EXACT = 1 << 53  # floats below it are all the whole numbers there are; others are written with an exponent
+# Whole decimals below it are written without a point.
+_WHOLE = 1 << 63
+# Floats below it are all the whole numbers there are; others are written with an exponent.
+_EXACT = 1 << 53
 
 
 class MarkedError(ValueError):
     """A text that begins as the text of a number does, and cannot be told apart from it."""
 
     def __init__(self) -> None:
-        super().__init__(f"begins with the character U+{ord(NUMBER):04X}, which marks numbers here; remove it")
+        super().__init__(
+            f"begins with the character U+{ord(NUMBER):04X}, which marks numbers here; remove it"
+        )
 
 
 def written(value: object) -> str | None:
     """Returns a cell as text; None if it is empty, or NaN.
 
-    ``NUMBER`` is before numbers. Whole ones have no point (3.0 is ``3``), others as many digits as they need; dates and
-    times are ISO 8601. Raises TypeError if the cell is none that a CSV file can hold, MarkedError if a text begins with
-    ``NUMBER``.
+    ``NUMBER`` is before numbers. Whole ones have no point (3.0 is ``3``), others as many digits as
+    they need; dates and times are ISO 8601. Raises TypeError if the cell is none that a CSV file
+    can hold, MarkedError if a text begins with ``NUMBER``.
     """
     if value is None or isinstance(value, str):
         if value and value[0] == NUMBER:
@@ -36,7 +40,8 @@ def written(value: object) -> str | None:
     if isinstance(value, int | float | Decimal):
         number = _number(value)
         return None if number is None else NUMBER + number
-    if isinstance(value, datetime.date | datetime.time):  # a datetime is a date
+    # A datetime is a date.
+    if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
         return _duration(value)

@@ -1,4 +1,6 @@
-"""Reads tables that are in memory already: pandas and polars frames, Arrow tables, dicts of NumPy arrays."""
+"""Reads tables that are in memory already: pandas and polars frames, Arrow tables, dicts of NumPy
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +20,48 @@ from vfl_party.data.stream import Stream
 
 
 def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
-    """Takes ids, labels and features from a frame. Columns have the types that it declares. Raises InputError."""
+    """Takes ids, labels and features from a frame. Columns have the types that it declares. Raises
+    InputError.
+    """
     source = settings.source
     if is_arrays(frame):
         arrays = {str(name): _array(source, name, array) for name, array in frame.items()}
         wanted = {*settings.id, settings.label, settings.split}
         checks.require_names(source, "id", settings.id, list(arrays))
         if with_label and settings.label is None:
-            text = f"needs data.label, the name of its label array, one of {checks.listed(list(arrays))}"
+            text = (
+                "needs data.label, the name of its label array, one of "
+                f"{checks.listed(list(arrays))}"
+            )
             raise checks.unusable(source, text)
         if with_label:
             checks.require_roles(source, settings, list(arrays))
-        parts = {f"{name}.{j}": name for name, a in arrays.items() if a.ndim == 2 for j in range(a.shape[1])}
-        columns = None if settings.columns is None else [parts.get(name, name) for name in settings.columns]
+        parts = {
+            f"{name}.{j}": name
+            for name, a in arrays.items()
+            if a.ndim == 2
+            for j in range(a.shape[1])
+        }
+        columns = (
+            None
+            if settings.columns is None
+            else [parts.get(name, name) for name in settings.columns]
+        )
         checks.require_names(source, "columns", columns or (), list(arrays))
         checks.require_names(source, "drop", settings.drop, list(arrays))
         chosen = arrays.keys() if columns is None else {*columns, *wanted}
-        kept = {name: array for name, array in arrays.items() if name in chosen and name not in settings.drop}
+        kept = {
+            name: array
+            for name, array in arrays.items()
+            if name in chosen and name not in settings.drop
+        }
         return array_rows(kept, settings, with_label)
     arrow = as_arrow(frame, source, settings.id)
     stream = Stream(
-        source, tuple(arrow.column_names), False, lambda names: iter(arrow.select(list(names)).to_batches())
+        source,
+        tuple(arrow.column_names),
+        False,
+        lambda names: iter(arrow.select(list(names)).to_batches()),
     )
     return collect(stream, settings, with_label)
 
@@ -60,7 +83,9 @@ def write_arrays(arrays: Mapping[Any, Any], file: BinaryIO) -> None:
         for name, values in arrays.items():
             array = _array("data", name, values)
             if array.dtype == object:
-                raise checks.unusable("data", f"{name!r} holds objects; make all of its values numbers or text")
+                raise checks.unusable(
+                    "data", f"{name!r} holds objects; make all of its values numbers or text"
+                )
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
 
@@ -76,23 +101,31 @@ def is_lazy(frame: object) -> bool:
 
 
 def as_arrow(frame: Any, source: str, ids: Sequence[str] = ()) -> pa.Table:
-    """Returns a frame as an Arrow table. ``ids``: names of a pandas index that are kept. Raises InputError."""
+    """Returns a frame as an Arrow table. ``ids``: names of a pandas index that are kept. Raises
+    InputError.
+    """
     try:
         if isinstance(frame, pa.Table):
             return frame
         if type(frame).__module__.partition(".")[0] == "pandas":
             index = getattr(getattr(frame, "index", None), "names", ())
             kept = [name for name in index if name in ids]
-            return pa.Table.from_pandas(frame.reset_index(kept) if kept else frame, preserve_index=False)
+            return pa.Table.from_pandas(
+                frame.reset_index(kept) if kept else frame, preserve_index=False
+            )
         if is_lazy(frame):
             raise checks.unusable(source, "is lazy: call .collect() first")
-        if hasattr(frame, "to_arrow"):  # polars
+        # Polars.
+        if hasattr(frame, "to_arrow"):
             return frame.to_arrow()
         return pa.table(frame)
     except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         mixed = re.search(r"Conversion failed for column (.+) with type object", str(error))
         if mixed:
-            text = f"column {mixed[1]!r} mixes numbers and text; make all of its values one or the other"
+            text = (
+                f"column {mixed[1]!r} mixes numbers and text; make all of its values one or "
+                "the other"
+            )
             raise checks.unusable(source, text) from error
         why = f"{error}".partition("\n")[0]
         what = f"cannot be read as a table: it is of type {type(frame).__name__} ({why})"

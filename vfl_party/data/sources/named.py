@@ -18,21 +18,28 @@ from vfl_party.data.collect import Rows, columns_of
 from vfl_party.data.sources.arrays import channels_first, row_ids
 
 SKLEARN = ("breast_cancer", "diabetes", "digits", "iris", "wine")
-TARGET, PART = "target", "part"  # the name of every set's label, and of torchvision's own split
+# The name of every set's label, and of torchvision's own split.
+TARGET, PART = "target", "part"
 
 
 def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
-    """Reads one of scikit-learn's bundled sets; ``digits`` is images of 1 x 8 x 8, from 0 to 1. Raises InputError."""
+    """Reads one of scikit-learn's bundled sets; ``digits`` is images of 1 x 8 x 8, from 0 to 1.
+    Raises InputError.
+    """
     name = settings.source.removeprefix("sklearn:")
     if name not in SKLEARN:
-        raise checks.unusable(settings.source, f"is not a bundled set of scikit-learn; known: {', '.join(SKLEARN)}")
+        raise checks.unusable(
+            settings.source, f"is not a bundled set of scikit-learn; known: {', '.join(SKLEARN)}"
+        )
     _check_roles(settings)
     bunch = _bunch(name)
     keep = slice(0, settings.limit)
     ids = [row_ids(len(bunch.target))[keep]]
     labels = bunch.target[keep].astype(np.float64) if with_label else None
     if name == "digits":
-        checks.refuse_column_settings(settings.source, settings, ("columns", "drop", "numeric", "categorical"))
+        checks.refuse_column_settings(
+            settings.source, settings, ("columns", "drop", "numeric", "categorical")
+        )
         return Rows(ids, labels, (bunch.images[keep, None] / 16.0).astype(np.float32))
     features = {str(key): bunch.data[keep, j] for j, key in enumerate(bunch.feature_names)}
     chosen = choose_features(settings.source, list(features), settings)
@@ -54,7 +61,8 @@ def _bunch(name: str) -> Any:
 def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
     """Reads an image classification set of torchvision: its training images, then its test images.
 
-    Raises InputError if the set is not known, or if its files are missing and may not be downloaded.
+    Raises InputError if the set is not known, or if its files are missing and may not be
+    downloaded.
     """
     source = settings.source
     _check_roles(settings, [PART])
@@ -70,14 +78,22 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
     if not with_label:
         return Rows(ids, None, images)
     own = np.repeat(np.array(("train", "test"), object), [len(each) for each, _ in parts])
-    return Rows(ids, targets[keep].astype(np.float64), images, own[keep] if settings.split else None)
+    return Rows(
+        ids, targets[keep].astype(np.float64), images, own[keep] if settings.split else None
+    )
 
 
 def _check_roles(settings: DataSettings, splits: Sequence[str] = ()) -> None:
     if settings.id:
-        raise checks.unusable(settings.source, "has no id column: the row's number is its id; remove data.id")
-    checks.require_names(settings.source, "label", [settings.label] if settings.label else [], [TARGET])
-    checks.require_names(settings.source, "split", [settings.split] if settings.split else [], splits)
+        raise checks.unusable(
+            settings.source, "has no id column: the row's number is its id; remove data.id"
+        )
+    checks.require_names(
+        settings.source, "label", [settings.label] if settings.label else [], [TARGET]
+    )
+    checks.require_names(
+        settings.source, "split", [settings.split] if settings.split else [], splits
+    )
 
 
 def _open_torchvision(settings: DataSettings) -> list[Any]:
@@ -87,15 +103,24 @@ def _open_torchvision(settings: DataSettings) -> list[Any]:
 
     if name not in datasets.__all__:
         raise checks.unusable(
-            source, f"is not a set of torchvision; the nearest: {checks.nearest(name, datasets.__all__)}"
+            source,
+            f"is not a set of torchvision; the nearest: {checks.nearest(name, datasets.__all__)}",
         )
     kind = getattr(datasets, name)
     parameters = inspect.signature(kind).parameters
     if "download" not in parameters or not {"train", "split"} & parameters.keys():
-        raise checks.unusable(source, "has no training and test part that can be downloaded; choose another set")
-    choices = [{"train": True}, {"train": False}] if "train" in parameters else [{"split": "train"}, {"split": "test"}]
+        raise checks.unusable(
+            source, "has no training and test part that can be downloaded; choose another set"
+        )
+    choices = (
+        [{"train": True}, {"train": False}]
+        if "train" in parameters
+        else [{"split": "train"}, {"split": "test"}]
+    )
     try:
-        return [kind(settings.download_dir, download=settings.download, **choice) for choice in choices]
+        return [
+            kind(settings.download_dir, download=settings.download, **choice) for choice in choices
+        ]
     except Exception:  # noqa: BLE001 - every set raises other errors for files that are missing, cut or unreachable
         if settings.download:
             what = "could not be downloaded or read; check the network and data.download_dir"
@@ -109,5 +134,7 @@ def _pixels_and_targets(source: str, part: Any) -> tuple[npt.NDArray[Any], npt.N
     targets = getattr(part, "labels", None) if targets is None else targets
     pixels = getattr(part, "data", None)
     if pixels is None or targets is None:
-        raise checks.unusable(source, "does not hold its images and classes in memory; choose another set")
+        raise checks.unusable(
+            source, "does not hold its images and classes in memory; choose another set"
+        )
     return np.asarray(pixels), np.asarray(targets)

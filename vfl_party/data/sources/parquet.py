@@ -16,8 +16,10 @@ from vfl_party.data.stream import Stream
 
 PARQUET = ".parquet"
 BLOCK_BYTES = 1 << 24
-MOST_ROWS = 1 << 16  # of a block
-_BUFFER = 1 << 16  # bytes of a column that are read at once
+# Of a block.
+MOST_ROWS = 1 << 16
+# Bytes of a column that are read at once.
+_BUFFER = 1 << 16
 
 
 def open_parquet(settings: DataSettings) -> Stream:
@@ -27,17 +29,31 @@ def open_parquet(settings: DataSettings) -> Stream:
     """
     source, path = settings.source, Path(settings.source)
     files = sorted(_files(path)) if path.is_dir() else [path]
-    parted = next((file for file in files if any("=" in each for each in file.relative_to(path).parent.parts)), None)
+    parted = next(
+        (
+            file
+            for file in files
+            if any("=" in each for each in file.relative_to(path).parent.parts)
+        ),
+        None,
+    )
     if parted is not None:
         folder = parted.relative_to(path).parent
-        text = f"its folders are named as partitions ({folder}), and what their names say would be lost"
+        text = (
+            f"its folders are named as partitions ({folder}), and what their names say would "
+            "be lost"
+        )
         raise checks.unreadable(source, f"{text}; write it without partitions")
     before = {file: state_of(str(file)) for file in files}
     schema = _schema(source, files[0])
     for file in files[1:]:
         other = _schema(source, file)
-        if [(each.name, each.type) for each in other] != [(each.name, each.type) for each in schema]:
-            raise checks.unreadable(source, _difference(schema, other, files[0].name, str(file.relative_to(path))))
+        if [(each.name, each.type) for each in other] != [
+            (each.name, each.type) for each in schema
+        ]:
+            raise checks.unreadable(
+                source, _difference(schema, other, files[0].name, str(file.relative_to(path)))
+            )
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for file in files:
@@ -53,9 +69,13 @@ def holds_parquet(folder: Path) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yields the Parquet files of a folder, without those that are hidden or temporary: names with . or _ in front."""
+    """Yields the Parquet files of a folder, without those that are hidden or temporary: names with
+    . or _ in front.
+    """
     for file in folder.rglob(f"*{PARQUET}"):
-        if file.is_file() and not any(each.startswith((".", "_")) for each in file.relative_to(folder).parts):
+        if file.is_file() and not any(
+            each.startswith((".", "_")) for each in file.relative_to(folder).parts
+        ):
             yield file
 
 
@@ -76,7 +96,10 @@ def _difference(one: pa.Schema, other: pa.Schema, first: str, file: str) -> str:
     for name in dict.fromkeys([*one.names, *other.names]):
         if name not in other.names or name not in one.names:
             without, with_ = (file, first) if name in one.names else (first, file)
-            return f"has files with other columns: {with_} has {name!r}, {without} does not; write them alike"
+            return (
+                f"has files with other columns: {with_} has {name!r}, {without} does not; "
+                "write them alike"
+            )
         if one.field(name).type != other.field(name).type:
             kinds = f"{one.field(name).type} in {first} and {other.field(name).type} in {file}"
             return f"has files with other columns: {name!r} is {kinds}; write them alike"
@@ -88,4 +111,6 @@ def _reading(source: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError):
-        raise checks.unreadable(source, "is not a Parquet file that can be read; write it again") from None
+        raise checks.unreadable(
+            source, "is not a Parquet file that can be read; write it again"
+        ) from None

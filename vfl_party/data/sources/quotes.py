@@ -11,11 +11,13 @@ _READ = 1 << 20
 
 
 class QuotedBytes(io.RawIOBase):
-    """Passes the bytes of a file on, with line ends of one byte, and looks whether quotation marks stand as they must.
+    """Passes the bytes of a file on, with line ends of one byte, and looks whether quotation marks
+    stand as they must.
 
-    Each one that opens a cell must stand at its beginning, and each one that closes it at its end. ``sound`` is false
-    if one does not; then it may also be an ordinary sign, as in ``5" pipe``. ``right``: the same, but for a last one
-    that is open still. ``line_ends``: so far, within cells too.
+    Each one that opens a cell must stand at its beginning, and each one that closes it at its end.
+    ``sound`` is false if one does not; then it may also be an ordinary sign, as in ``5" pipe``.
+    ``right``: the same, but for a last one that is open still. ``line_ends``: so far, within cells
+    too.
     """
 
     def __init__(self, file: Any, separator: str, *, lines: bool) -> None:
@@ -33,7 +35,9 @@ class QuotedBytes(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Returns as many bytes as are wanted, fewer only at the end: Arrow takes fewer for the end."""
+        """Returns as many bytes as are wanted, fewer only at the end: Arrow takes fewer for the
+        end.
+        """
         while not self._ended and (size < 0 or len(self._kept) < size):
             data = self._file.read(max(size, _READ))
             if data.endswith(b"\r"):
@@ -51,11 +55,16 @@ class QuotedBytes(io.RawIOBase):
         if self._lines and not self.zero and b"\0" in data:
             self.zero = self.line_ends + data.count(b"\n", 0, data.index(b"\0")) + 1
         self.line_ends += data.count(b"\n") if self._lines else 0
-        places = np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"')) if b'"' in data else np.empty(0, np.int64)
+        places = (
+            np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"'))
+            if b'"' in data
+            else np.empty(0, np.int64)
+        )
         around = np.frombuffer(self._before + data + b"\n", np.uint8)
         opens = (np.arange(len(places)) % 2 == 0) ^ self._open
         beside = np.where(opens, around[places], around[places + 2])
-        at_end = ~opens & (places == len(data) - 1)  # what follows comes with the next bytes: they look back
+        # What follows comes with the next bytes: they look back.
+        at_end = ~opens & (places == len(data) - 1)
         if self._open is False and self._before == b'"' and data and not self._ends[data[0]]:
             self.right = False
         self.right = self.right and bool((self._ends[beside] | at_end).all())

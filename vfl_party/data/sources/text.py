@@ -1,4 +1,6 @@
-"""Reads CSV files and their relatives in blocks of rows: finds out encoding, separator and names."""
+"""Reads CSV files and their relatives in blocks of rows: finds out encoding, separator and
+names.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,32 @@ from vfl_party.data.sources.unchanged import state_of, unchanged
 from vfl_party.data.stream import Stream
 
 SEPARATORS = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
-OTHER_KINDS = {"pk\x03\x04": "a ZIP or Excel file", "%pdf": "a PDF", "{": "JSON", "[": "JSON", "<": "HTML or XML"}
+OTHER_KINDS = {
+    "pk\x03\x04": "a ZIP or Excel file",
+    "%pdf": "a PDF",
+    "{": "JSON",
+    "[": "JSON",
+    "<": "HTML or XML",
+}
 _SAMPLE_LINES = 200
-_LONGEST_LINE = 1 << 24  # characters of a line, and of a cell: more are no table, or a compressed file that is a trap
-_MOST_SAMPLED = 1 << 25  # characters
-_MOST_LINES = 50  # of a row, on average
-_SAMPLE_BYTES = 1 << 26  # in which the encoding is found
+# Characters of a line, and of a cell: more are no table, or a compressed file that is a trap.
+_LONGEST_LINE = 1 << 24
+# Characters.
+_MOST_SAMPLED = 1 << 25
+# Of a row, on average.
+_MOST_LINES = 50
+# In which the encoding is found.
+_SAMPLE_BYTES = 1 << 26
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # begins as that of UTF-16 does
+    # Begins as that of UTF-16 does.
+    (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_TWICE = re.compile(b"\xc3[\x80-\xbf]")  # a letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has
+# A letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has.
+_TWICE = re.compile(b"\xc3[\x80-\xbf]")
 _SIGNS = '",;\t|\n0'
 _GZIP = b"\x1f\x8b"
 _READ = 1 << 20
@@ -44,7 +58,9 @@ BLOCK_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class TextLayout:
-    """How a text file is laid out. ``skip``: lines before the one that names the columns; ``names``: all, in order."""
+    """How a text file is laid out. ``skip``: lines before the one that names the columns;
+    ``names``: all, in order.
+    """
 
     encoding: str
     separator: str
@@ -71,9 +87,12 @@ def open_text(settings: DataSettings) -> Stream:
     return Stream(source, named, True, blocks, layout.separator, layout.notes, found)
 
 
-def _text_blocks(source: str, layout: TextLayout, chosen: Sequence[str], notes: list[str]) -> Iterator[pa.RecordBatch]:
+def _text_blocks(
+    source: str, layout: TextLayout, chosen: Sequence[str], notes: list[str]
+) -> Iterator[pa.RecordBatch]:
     ragged: list[Any] = []
-    looked = False  # whether quotation marks that stand oddly have been looked at
+    # Whether quotation marks that stand oddly have been looked at.
+    looked = False
 
     def note(row: Any) -> str:
         ragged.append(row)
@@ -84,7 +103,9 @@ def _text_blocks(source: str, layout: TextLayout, chosen: Sequence[str], notes: 
     try:
         with (
             _open(source) as file,
-            QuotedBytes(file, layout.separator, lines=not layout.encoding.startswith(("utf-16", "utf-32"))) as data,
+            QuotedBytes(
+                file, layout.separator, lines=not layout.encoding.startswith(("utf-16", "utf-32"))
+            ) as data,
             arrow_csv.open_csv(
                 data,
                 arrow_csv.ReadOptions(
@@ -95,7 +116,9 @@ def _text_blocks(source: str, layout: TextLayout, chosen: Sequence[str], notes: 
                     skip_rows_after_names=1,
                     encoding=layout.encoding,
                 ),
-                arrow_csv.ParseOptions(delimiter=layout.separator, newlines_in_values=True, invalid_row_handler=note),
+                arrow_csv.ParseOptions(
+                    delimiter=layout.separator, newlines_in_values=True, invalid_row_handler=note
+                ),
                 arrow_csv.ConvertOptions(
                     column_types=dict.fromkeys(columns, pa.string()), include_columns=list(chosen)
                 ),
@@ -105,7 +128,8 @@ def _text_blocks(source: str, layout: TextLayout, chosen: Sequence[str], notes: 
                 seen += batch.num_rows
                 if data.zero:
                     raise _zero(source, data.zero)
-                if not (data.right or looked):  # before its rows are used: who has a limit reads no further
+                # Before its rows are used: who has a limit reads no further.
+                if not (data.right or looked):
                     looked = True
                     _refuse_wrong_quotes(source, layout)
                 yield batch
@@ -119,33 +143,60 @@ def _text_blocks(source: str, layout: TextLayout, chosen: Sequence[str], notes: 
             return
         if ragged:
             row = ragged[0]
-            where = checks.rows(source, row.number - 1 - layout.skip) if row.number else f"a row after {seen:,}"
-            what = f"{where} has {row.actual_columns} cells, but the header has {row.expected_columns}"
-            raise checks.unreadable(source, f"{what}; correct it, or set data.separator or data.skip_lines") from None
+            where = (
+                checks.rows(source, row.number - 1 - layout.skip)
+                if row.number
+                else f"a row after {seen:,}"
+            )
+            what = (
+                f"{where} has {row.actual_columns} cells, but the header has {row.expected_columns}"
+            )
+            raise checks.unreadable(
+                source, f"{what}; correct it, or set data.separator or data.skip_lines"
+            ) from None
         if "straddling" in str(error):
             what = f"a row after {seen:,} has more than {BLOCK_BYTES >> 20} MiB, which no table has"
-            raise checks.unreadable(source, f"{what}; write the file again, with a row a line") from None
+            raise checks.unreadable(
+                source, f"{what}; write the file again, with a row a line"
+            ) from None
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
             raise _not_in(source, layout.encoding) from None
         raise _not_text(source) from None
 
 
 def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> None:
-    """Notes lines that stand within quotation marks. Raises InputError if there are many for each row."""
-    within = line_ends - rows  # blank lines, too
+    """Notes lines that stand within quotation marks. Raises InputError if there are many for each
+    row.
+    """
+    # Blank lines, too.
+    within = line_ends - rows
     if within > max(100, _MOST_LINES * rows):
-        what = f"has {line_ends:,} lines after the one that names the columns, and only {rows:,} rows"
-        raise checks.unreadable(source, f"{what}: most stand within quotation marks; correct the mark that opens there")
+        what = (
+            f"has {line_ends:,} lines after the one that names the columns, and only {rows:,} rows"
+        )
+        raise checks.unreadable(
+            source, f"{what}: most stand within quotation marks; correct the mark that opens there"
+        )
     if within > 100:
-        notes.append(f"{within:,} lines are blank or stand within quotation marks: they begin no row")
+        notes.append(
+            f"{within:,} lines are blank or stand within quotation marks: they begin no row"
+        )
 
 
 def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
-    """Raises InputError if a quotation mark is not closed, or if text follows one that closes a cell."""
+    """Raises InputError if a quotation mark is not closed, or if text follows one that closes a
+    cell.
+    """
     before = csv.field_size_limit(_LONGEST_LINE)
     try:
-        with _open(source) as file, io.TextIOWrapper(file, encoding=layout.encoding, newline="") as text:
-            start, rows = 0, csv.reader(_lines(source, text), delimiter=layout.separator, strict=True)
+        with (
+            _open(source) as file,
+            io.TextIOWrapper(file, encoding=layout.encoding, newline="") as text,
+        ):
+            start, rows = (
+                0,
+                csv.reader(_lines(source, text), delimiter=layout.separator, strict=True),
+            )
             for _ in rows:
                 start = rows.line_num
     except csv.Error as error:
@@ -170,17 +221,21 @@ def _layout(settings: DataSettings) -> TextLayout:
     skip = _skipped(settings, lines)
     _refuse_other_kinds(source, lines)
     if lines[skip : skip + 1] and lines[skip].startswith("sep=") and len(lines[skip].strip()) == 5:
-        skip += 1  # Excel's own line; it says what is found anyway
+        # Excel's own line; it says what is found anyway.
+        skip += 1
     while skip < len(lines) and not lines[skip].strip():
         skip += 1
     if skip >= len(lines):
         raise checks.unreadable(source, "is empty; its first line must name the columns")
     if any("\0" in line for line in lines):
-        raise checks.unreadable(source, 'holds zero bytes; if it is UTF-16, set data.encoding = "utf-16-le"')
+        raise checks.unreadable(
+            source, 'holds zero bytes; if it is UTF-16, set data.encoding = "utf-16-le"'
+        )
     separator = settings.separator or _separator(lines[skip:])
     if not separator.isascii():
         raise checks.unusable(
-            source, f"data.separator = {separator!r} is no sign of ASCII; write the file with another"
+            source,
+            f"data.separator = {separator!r} is no sign of ASCII; write the file with another",
         )
     if settings.separator is None and separator != ",":
         notes.append(f"cells are separated by {SEPARATORS[separator]}; data.separator")
@@ -194,7 +249,10 @@ def _layout(settings: DataSettings) -> TextLayout:
     if len(names) == 1 and not wanted:
         _refuse_title(source, lines, skip)
     if sum(name.replace(".", "", 1).isdigit() for name in names) * 2 > len(names):
-        notes.append("the names of most columns are numbers: if the file has no line that names them, add one")
+        notes.append(
+            "the names of most columns are numbers: if the file has no line that names "
+            "them, add one"
+        )
     unnamed = [place for place, name in enumerate(names, 1) if not name]
     if unnamed:
         places = ", ".join(map(str, unnamed[:5])) + (", …" if len(unnamed) > 5 else "")
@@ -203,11 +261,15 @@ def _layout(settings: DataSettings) -> TextLayout:
 
 
 def _skipped(settings: DataSettings, lines: Sequence[str]) -> int:
-    """Returns how many lines are skipped: new rows for a trained model may have other titles above the names."""
+    """Returns how many lines are skipped: new rows for a trained model may have other titles above
+    the names.
+    """
     if settings.skip_lines and settings.as_trained:
         for number, line in enumerate(lines):
             for separator in [settings.separator] if settings.separator else SEPARATORS:
-                if set(settings.id) <= {name.strip() for row in _cells([line], separator) for name in row}:
+                if set(settings.id) <= {
+                    name.strip() for row in _cells([line], separator) for name in row
+                }:
                     return number
     return settings.skip_lines
 
@@ -217,7 +279,9 @@ def _refuse_other_kinds(source: str, lines: Sequence[str]) -> None:
     start = lines[0].lstrip().lower() if lines else ""
     for mark, kind in OTHER_KINDS.items():
         if start.startswith(mark):
-            raise checks.unreadable(source, f"is {kind}, whatever its name says; write it again as CSV")
+            raise checks.unreadable(
+                source, f"is {kind}, whatever its name says; write it again as CSV"
+            )
 
 
 def _refuse_other_lines(source: str, wanted: Set[str], lines: Sequence[str], skip: int) -> None:
@@ -230,9 +294,13 @@ def _refuse_other_lines(source: str, wanted: Set[str], lines: Sequence[str], ski
 
 
 def _refuse_title(source: str, lines: Sequence[str], skip: int) -> None:
-    """Raises InputError if the line with the names is a single cell, and later ones are not: it is a title."""
+    """Raises InputError if the line with the names is a single cell, and later ones are not: it is
+    a title.
+    """
     for number, line in enumerate(lines[skip + 1 :], skip + 1):
-        most = max(len(row) for separator in SEPARATORS for row in _cells([line], separator) or [[]])
+        most = max(
+            len(row) for separator in SEPARATORS for row in _cells([line], separator) or [[]]
+        )
         if most > 1:
             what = f"line {skip + 1} has one cell, and line {number + 1} has {most}"
             advice = f"if this one names the columns, set data.skip_lines = {number}"
@@ -251,24 +319,35 @@ def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
 
 
 def _encoding(settings: DataSettings) -> tuple[str, str]:
-    """Returns the encoding, and a sentence if it is a guess. Raises InputError if it is not known or does not fit."""
+    """Returns the encoding, and a sentence if it is a guess. Raises InputError if it is not known
+    or does not fit.
+    """
     source = settings.source
     if settings.encoding is not None:
         try:
-            signs = _SIGNS.encode(settings.encoding)  # refuses codecs that make no text, such as rot13
+            # Refuses codecs that make no text, such as rot13.
+            signs = _SIGNS.encode(settings.encoding)
             name = codecs.lookup(settings.encoding).name
             if signs != _SIGNS.encode() and not name.startswith(("utf-16", "utf-32")):
-                text = f"data.encoding = {settings.encoding!r} writes quotation marks as no sign of ASCII"
+                text = (
+                    f"data.encoding = {settings.encoding!r} writes quotation marks as no sign "
+                    "of ASCII"
+                )
                 raise checks.unusable(source, f"{text}; write the file again as UTF-8")
             return name, ""
         except (LookupError, ValueError):
-            text = f"data.encoding = {settings.encoding!r} is not known to Python; take utf-8, cp1252 or utf-16"
+            text = (
+                f"data.encoding = {settings.encoding!r} is not known to Python; take utf-8, "
+                "cp1252 or utf-16"
+            )
             raise checks.unusable(source, text) from None
     try:
         with _open(source) as file:
             head = file.read(4)
             if head.startswith(_GZIP):
-                raise checks.unreadable(source, "is compressed by gzip; give it a name that ends in .gz")
+                raise checks.unreadable(
+                    source, "is compressed by gzip; give it a name that ends in .gz"
+                )
             for mark, name in _BOMS:
                 if head.startswith(mark):
                     return name, ""
@@ -288,7 +367,10 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
     if "utf-8" in decoders:
         return "utf-8", ""
     if both:
-        text = "is UTF-8 in some places and in others not; write it again in one encoding, or set data.encoding"
+        text = (
+            "is UTF-8 in some places and in others not; write it again in one encoding, or set "
+            "data.encoding"
+        )
         raise checks.unreadable(source, text)
     if "cp1252" in decoders:
         return "cp1252", "it is not UTF-8: read as Windows-1252; data.encoding"
@@ -313,7 +395,9 @@ def _first_lines(source: str, encoding: str, most: int) -> list[str]:
 
 
 def _lines(source: str, text: io.TextIOWrapper) -> Iterator[str]:
-    """Yields the lines of a file. Raises InputError for one that is too long, before all of it is in memory."""
+    """Yields the lines of a file. Raises InputError for one that is too long, before all of it is
+    in memory.
+    """
     for number in itertools.count(1):
         line = text.readline(_LONGEST_LINE + 1)
         if len(line) > _LONGEST_LINE:
@@ -324,20 +408,24 @@ def _lines(source: str, text: io.TextIOWrapper) -> Iterator[str]:
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """Returns the separator by which the lines have the most cells, as many in each; a comma if there is none.
+    """Returns the separator by which the lines have the most cells, as many in each; a comma if
+    there is none.
 
-    If by none the line of names has as many cells as the others, one by which the others agree will do: the sentence
-    about the first of them then counts its cells.
+    If by none the line of names has as many cells as the others, one by which the others agree will
+    do: the sentence about the first of them then counts its cells.
     """
     best, most, second = ",", 1, ""
     for separator in SEPARATORS:
         rows = _cells(lines, separator)
-        whole = rows[: max(1, len(rows) - 1)]  # the last may have been cut
+        # The last may have been cut.
+        whole = rows[: max(1, len(rows) - 1)]
         if not rows or len(rows[0]) <= most:
             continue
         if sum(len(row) == len(rows[0]) for row in whole) >= 0.9 * len(whole):
             best, most = separator, len(rows[0])
-        elif len(rows) > 1 and sum(len(row) == len(rows[1]) > 1 for row in whole) >= 0.9 * (len(whole) - 1):
+        elif len(rows) > 1 and sum(len(row) == len(rows[1]) > 1 for row in whole) >= 0.9 * (
+            len(whole) - 1
+        ):
             second = separator
     return best if most > 1 else second or best
 
@@ -364,4 +452,6 @@ def _zero(source: str, line: int) -> Exception:
 
 def _not_text(source: str) -> Exception:
     kind = "gzip-compressed CSV" if source.lower().endswith(".gz") else "CSV"
-    return checks.unreadable(source, f"is not a {kind} file that can be read to its end; write it again")
+    return checks.unreadable(
+        source, f"is not a {kind} file that can be read to its end; write it again"
+    )

@@ -31,4 +31,6 @@ def unchanged(source: str, before: State) -> Iterator[None]:
 def require_same(source: str, before: State) -> None:
     """Raises InputError if a file is not in the state in which it was."""
     if state_of(source) != before:
-        raise checks.unreadable(source, "was changed while it was read; start again when nobody writes it")
+        raise checks.unreadable(
+            source, "was changed while it was read; start again when nobody writes it"
+        )

@@ -1,6 +1,8 @@
-"""Local contrastive pretraining, the first phase of SS-VFL (Castiglia et al. 2022): nothing crosses a wire.
+"""Local contrastive pretraining, the first phase of SS-VFL (Castiglia et al. 2022): nothing crosses
+a wire.
 
-SS-VFL-I continues with one upload of the frozen representations (``head``), SS-VFL-C with split training (``splitnn``).
+SS-VFL-I continues with one upload of the frozen representations (``head``), SS-VFL-C with split
+training (``splitnn``).
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from vfl_party.selfsup.tower import build_tower
 class ContrastiveSettings(SelfSupSettings):
     """One round is one epoch over all of a party's training rows.
 
-    ``simclr``: the paper's Eq. 2, negatives from the batch; ``moco``: the released code's, negatives from a queue.
+    ``simclr``: the paper's Eq. 2, negatives from the batch; ``moco``: the released code's,
+    negatives from a queue.
     """
 
     ssl: Literal["simclr", "moco"] = "simclr"

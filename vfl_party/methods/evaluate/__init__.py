@@ -1,4 +1,6 @@
-"""Evaluates the trained model jointly on held-out rows: the passive parties embed, the active party scores."""
+"""Evaluates the trained model jointly on held-out rows: the passive parties embed, the active party
+scores.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from vfl_party.models.metrics import evaluate
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.method import Method
-from vfl_party.phases.scoring import chunks, joint_embeddings, outputs_of, scoring, scoring_traffic, send_embeddings
+from vfl_party.phases.scoring import (
+    chunks,
+    joint_embeddings,
+    outputs_of,
+    scoring,
+    scoring_traffic,
+    send_embeddings,
+)
 
 
 class EvaluateSettings(Section):
@@ -29,7 +38,9 @@ def embeddings(party: Party) -> Exchange:
 
 
 class ActiveEvaluate(Phase):
-    """Evaluates all splits, one after the other, in one round; also without each party that may have been away."""
+    """Evaluates all splits, one after the other, in one round; also without each party that may
+    have been away.
+    """
 
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
         self.name, self.rounds = name, 1
@@ -41,25 +52,36 @@ class ActiveEvaluate(Phase):
         labels, targets = party.need_labels()
         metrics: dict[str, dict[str, float]] = {}
         predictions: dict[str, tuple[Rows, Tensor]] = {}
-        # If training may go on without a party, people want to know what the model is worth without it.
+        # If training may go on without a party, people want to know what the model is worth without
+        # it.
         some = party.features is not None or len(party.recipe.passives) > 1
-        away = [each.name for each in party.recipe.passives] if party.late_policy != "wait" and some else []
+        away = (
+            [each.name for each in party.recipe.passives]
+            if party.late_policy != "wait" and some
+            else []
+        )
         for split in self._settings.splits:
             rows = party.rows(split)
             found = [*joint_embeddings(party, self._scores, round_, batch, rows)]
             batch += len(found)
             if not len(rows):
                 continue
-            of = {split: found} | {f"{split} without {name}": [each.without(name) for each in found] for name in away}
+            of = {split: found} | {
+                f"{split} without {name}": [each.without(name) for each in found] for name in away
+            }
             for name, each in of.items():
                 outputs = outputs_of(party, each)
-                metrics[name] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
+                metrics[name] = evaluate(
+                    party.recipe.task, outputs, party.take(targets, rows), labels.unscale
+                )
                 predictions[name] = rows, outputs
         return RoundReport(0, metrics, predictions=predictions)
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
         _ = exchange
-        return [chunk for split in self._settings.splits for chunk in chunks(self._party.rows(split))][step.batch]
+        return [
+            chunk for split in self._settings.splits for chunk in chunks(self._party.rows(split))
+        ][step.batch]
 
 
 class PassiveEvaluate(Phase):
@@ -86,4 +108,6 @@ def traffic(party: Party, name: str, settings: EvaluateSettings) -> Traffic:
     return Traffic(found)
 
 
-METHOD = Method(EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, traffic=traffic, encodes=True)
+METHOD = Method(
+    EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, traffic=traffic, encodes=True
+)

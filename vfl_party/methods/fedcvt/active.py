@@ -53,7 +53,10 @@ class ActiveFedCVT(Phase):
         steps = training.steps(round_)
         training.train_mode()
         tick = party.ticker(self.name, round_, self.rounds, len(steps))
-        loss, terms = torch.zeros((), device=party.device), torch.zeros(len(TERMS), device=party.device)
+        loss, terms = (
+            torch.zeros((), device=party.device),
+            torch.zeros(len(TERMS), device=party.device),
+        )
         taken = torch.zeros((), dtype=torch.int64, device=party.device)
         for batch, each in enumerate(steps):
             step = StepKey(self.name, round_, batch)
@@ -69,10 +72,15 @@ class ActiveFedCVT(Phase):
             found.loss.backward()  # type: ignore[no-untyped-call]
             gradients = {f"d_{name}": _gradient(tensor) for name, tensor in received.items()}
             check_sums(party, step, found.loss, gradients.values(), {passive: received})
-            # The passive party proceeds while these models are updated: gradients are of the weights before the update.
+            # The passive party proceeds while these models are updated: gradients are of the
+            # weights before the update.
             self._representations.reply(step, {passive: gradients})
             training.step(last=each.last)
-            loss, terms, taken = loss + found.loss.detach(), terms + found.terms, taken + found.taken
+            loss, terms, taken = (
+                loss + found.loss.detach(),
+                terms + found.terms,
+                taken + found.taken,
+            )
             tick()
         offered = sum(len(each.unlabelled) + len(each.own) + self._theirs for each in steps)
         means = (terms / len(steps)).tolist()
@@ -90,7 +98,9 @@ class ActiveFedCVT(Phase):
         outputs, _ = joint_outputs(party, self._validation, round_, batch, rows)
         if len(rows):
             labels, targets = party.need_labels()
-            metrics["validation"] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
+            metrics["validation"] = evaluate(
+                party.recipe.task, outputs, party.take(targets, rows), labels.unscale
+            )
 
     def state(self) -> Tree:
         return self._training.state()

@@ -1,4 +1,6 @@
-"""The batches of a phase of FedCVT: the aligned ones are the same at both parties, and known before it begins."""
+"""The batches of a phase of FedCVT: the aligned ones are the same at both parties, and known before
+it begins.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Step:
 
 
 class Cycle:
-    """Full batches of some rows, step after step; the rows are shuffled anew whenever they are used up."""
+    """Full batches of some rows, step after step; the rows are shuffled anew whenever they are used
+    up.
+    """
 
     def __init__(self, seed: int, label: str, rows: Rows, size: int) -> None:
         self._seed, self._label, self._rows, self.size = seed, label, rows, size
@@ -63,22 +67,35 @@ class Cycle:
 
 
 class FedCVTBatches:
-    """Computes epochs, rounds and the sizes of their steps. Raises InputError if there are too few aligned rows."""
+    """Computes epochs, rounds and the sizes of their steps. Raises InputError if there are too few
+    aligned rows.
+    """
 
     def __init__(self, party: Party, phase: str, settings: FedCVTSettings) -> None:
         self._seed, self._phase, self._settings = party.recipe.seed, phase, settings
         self._labelled = party.rows("train")
         if len(self._labelled) == 0:
-            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows")
-        unlabelled, size = np.setdiff1d(party.rows("aligned"), self._labelled), settings.unlabelled_batch_size
+            raise InputError(
+                Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows"
+            )
+        unlabelled, size = (
+            np.setdiff1d(party.rows("aligned"), self._labelled),
+            settings.unlabelled_batch_size,
+        )
         if size > len(unlabelled):
-            text = f"recipe: phases: {phase}: unlabelled_batch_size = {size} is more than the {len(unlabelled)} aligned"
-            raise InputError(Code.CONFIG_INVALID, f"{text} training rows without labels; take at most so many")
+            text = (
+                f"recipe: phases: {phase}: unlabelled_batch_size = {size} is more than the "
+                f"{len(unlabelled)} aligned"
+            )
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text} training rows without labels; take at most so many"
+            )
         self._unlabelled = Cycle(self._seed, f"{phase} unlabelled", unlabelled, size)
         self.epochs = settings.epochs_over(len(self._labelled))
         self.rounds = -(-self.epochs // settings.validate_every)
         self._warmup = int(self.epochs * settings.warmup)
-        self._sizes = [len(rows) for rows in self._epoch(0)]  # the same in every epoch
+        # The same in every epoch.
+        self._sizes = [len(rows) for rows in self._epoch(0)]
 
     @property
     def least(self) -> int:
@@ -92,7 +109,11 @@ class FedCVTBatches:
 
     def sizes(self, round_: int) -> list[int]:
         """Returns the number of aligned rows of each step of a round, in order."""
-        return [size + self._settings.unlabelled_batch_size for _ in self.epochs_of(round_) for size in self._sizes]
+        return [
+            size + self._settings.unlabelled_batch_size
+            for _ in self.epochs_of(round_)
+            for size in self._sizes
+        ]
 
     def of(self, round_: int, own: Cycle) -> list[Step]:
         """Returns the steps of a round, in order. ``own``: this party's own rows."""
@@ -100,7 +121,9 @@ class FedCVTBatches:
         for epoch in self.epochs_of(round_):
             for batch, rows in enumerate(self._epoch(epoch)):
                 step, last = epoch * len(self._sizes) + batch, batch + 1 == len(self._sizes)
-                found.append(Step(rows, self._unlabelled.at(step), own.at(step), last, epoch >= self._warmup))
+                found.append(
+                    Step(rows, self._unlabelled.at(step), own.at(step), last, epoch >= self._warmup)
+                )
         return found
 
     def _epoch(self, epoch: int) -> list[Rows]:
@@ -110,8 +133,8 @@ class FedCVTBatches:
 def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> Cycle:
     """Returns the batches of training rows that only this party has, in an order of its own.
 
-    Raises InputError if they are fewer than a batch. With ``rows.align = "psi"`` nobody knows them before the parties
-    have joined: then ``too_few`` is for the first round.
+    Raises InputError if they are fewer than a batch. With ``rows.align = "psi"`` nobody knows them
+    before the parties have joined: then ``too_few`` is for the first round.
     """
     rows = np.setdiff1d(party.rows("local"), party.rows("aligned"))
     seed, size = derive_seed(party.own_seed, party.name), settings.own_batch(party.role)
@@ -123,7 +146,10 @@ def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> Cycle:
 
 def too_few(party: Party, phase: str, own: Cycle) -> InputError:
     """Returns the error that this party has fewer rows of its own than a step takes."""
-    text = f"recipe: phases: {phase}: own_batch_size = {own.size} is more than the {own.count} training rows that only"
+    text = (
+        f"recipe: phases: {phase}: own_batch_size = {own.size} is more than the {own.count} "
+        "training rows that only"
+    )
     other = "passive" if party.role == "active" else "active"
     most = f"at most {own.count}" if own.count else "0 (none take part)"
     text = f'{text} {party.name} has; take {most}, or own_rows = "{other}" if that party has more'

@@ -9,7 +9,8 @@ from vfl_common.errors import Code, InputError
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.phases.context import MakeEncoder
 
-UNIQUE, SHARED = "unique", "shared"  # also the labels from which initial weights are drawn
+# Also the labels from which initial weights are drawn.
+UNIQUE, SHARED = "unique", "shared"
 
 
 class TwoNetworks(nn.Module):
@@ -29,7 +30,9 @@ class TwoNetworks(nn.Module):
 
 
 def two_networks(_settings: FedCVTSettings, make: MakeEncoder) -> nn.Module:
-    """Makes the encoder that later phases get, with its initial weights: see ``Method.encoder``. Raises InputError."""
+    """Makes the encoder that later phases get, with its initial weights: see ``Method.encoder``.
+    Raises InputError.
+    """
     width = make.width
     if width % 2:
         text = "fedcvt gives each of a party's two networks half of the embedding"

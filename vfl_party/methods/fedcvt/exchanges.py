@@ -1,4 +1,6 @@
-"""The exchanges of FedCVT: representations and gradients of each step, embeddings for validation."""
+"""The exchanges of FedCVT: representations and gradients of each step, embeddings for
+validation.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ VALIDATION = scoring(name="validation")
 
 
 def representations(settings: FedCVTSettings) -> Exchange:
-    """Declares the passive party's representations up, and the gradients of the whole loss by them down.
+    """Declares the passive party's representations up, and the gradients of the whole loss by them
+    down.
 
-    ``aligned``: of the step's aligned rows, those with labels first. ``own``: of rows that the active party does not
-    have, if these take part.
+    ``aligned``: of the step's aligned rows, those with labels first. ``own``: of rows that the
+    active party does not have, if these take part.
     """
     up, down = {"aligned": f32("rows", "width")}, {"d_aligned": f32("rows", "width")}
     if settings.own_batch("passive"):

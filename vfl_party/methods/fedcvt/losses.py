@@ -1,7 +1,7 @@
 """The terms of FedCVT's loss, and the estimates of missing views, as functions of representations.
 
-A representation R is [N, D]: the unique half U [N, D/2], then the shared half C. The numbers of equations are the
-paper's.
+A representation R is [N, D]: the unique half U [N, D/2], then the shared half C. The numbers of
+equations are the paper's.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ def halves(r_ND: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attend(q_NH: Tensor, k_MH: Tensor, v_MH: Tensor, sharpen: float) -> Tensor:
-    """Returns the mean of the values [N, H], weighted by softmax(q·k / √H), whose power 1 / ``sharpen`` is taken."""
+    """Returns the mean of the values [N, H], weighted by softmax(q·k / √H), whose power 1 /
+    ``sharpen`` is taken.
+    """
     weights_NM = (q_NH @ k_MH.T / (math.sqrt(q_NH.shape[1]) * sharpen)).softmax(dim=1)
     return weights_NM @ v_MH
 
 
 @dataclass(frozen=True)
 class Representations:
-    """One party's representations in a step: of the aligned rows [M, D], and of rows that only it has [N, D]."""
+    """One party's representations in a step: of the aligned rows [M, D], and of rows that only it
+    has [N, D].
+    """
 
     aligned: Tensor
     own: Tensor
@@ -46,8 +50,9 @@ class Representations:
 def estimate(r_ND: Tensor, view: Representations, other: Representations, sharpen: float) -> Tensor:
     """Estimates the other party's representations [N, D] of rows of which one party has ``r_ND``.
 
-    U: by attention among the aligned rows, this party's as keys and the other's as values. C: by attention among all of
-    the other party's rows in the step, because shared representations can be compared across parties.
+    U: by attention among the aligned rows, this party's as keys and the other's as values. C: by
+    attention among all of the other party's rows in the step, because shared representations can be
+    compared across parties.
     """
     (unique_NH, shared_NH), (keys_MH, _) = halves(r_ND), halves(view.aligned)
     (values_MH, _), (_, everything) = halves(other.aligned), halves(other.all)
@@ -56,14 +61,19 @@ def estimate(r_ND: Tensor, view: Representations, other: Representations, sharpe
 
 
 def distance(a_NH: Tensor, b_NH: Tensor, preset: Preset) -> Tensor:
-    """Returns the mean squared distance of rows (Eqs. 1, 4 and 5); released: the mean over elements."""
-    return F.mse_loss(a_NH, b_NH) if preset == "released" else (a_NH - b_NH).square().sum(dim=1).mean()
+    """Returns the mean squared distance of rows (Eqs. 1, 4 and 5); released: the mean over
+    elements.
+    """
+    return (
+        F.mse_loss(a_NH, b_NH) if preset == "released" else (a_NH - b_NH).square().sum(dim=1).mean()
+    )
 
 
 def overlap(r_ND: Tensor, preset: Preset) -> Tensor:
     """Returns the mean squared inner product of a row's two halves (Eqs. 2 and 3).
 
-    Released: the Frobenius norm of all rows' inner products with each other, over the number of rows.
+    Released: the Frobenius norm of all rows' inner products with each other, over the number of
+    rows.
     """
     unique_NH, shared_NH = halves(r_ND)
     if preset == "released":
@@ -73,16 +83,25 @@ def overlap(r_ND: Tensor, preset: Preset) -> Tensor:
 
 
 @torch.no_grad()
-def agreed(task: TaskSettings, outputs: Sequence[Tensor], threshold: float) -> tuple[Tensor, Tensor]:
-    """Returns pseudo-labels: whether a row gets one, bool [N], and the classes, as the task encodes labels.
+def agreed(
+    task: TaskSettings, outputs: Sequence[Tensor], threshold: float
+) -> tuple[Tensor, Tensor]:
+    """Returns pseudo-labels: whether a row gets one, bool [N], and the classes, as the task encodes
+    labels.
 
-    It gets one if all classifiers, of which ``outputs`` are the logits [N, O], name the same class, each with a
-    probability above ``threshold``.
+    It gets one if all classifiers, of which ``outputs`` are the logits [N, O], name the same class,
+    each with a probability above ``threshold``.
     """
     best = []
     for out_NO in outputs:
         scores_NO = scores(task, out_NO)
-        best.append((torch.cat([1 - scores_NO, scores_NO], dim=1) if task.kind == "binary" else scores_NO).max(dim=1))
+        best.append(
+            (
+                torch.cat([1 - scores_NO, scores_NO], dim=1) if task.kind == "binary" else scores_NO
+            ).max(dim=1)
+        )
     class_N = best[0].indices
-    taken_N = torch.stack([(each.values > threshold) & (each.indices == class_N) for each in best]).all(dim=0)
+    taken_N = torch.stack(
+        [(each.values > threshold) & (each.indices == class_N) for each in best]
+    ).all(dim=0)
     return taken_N, class_N.unsqueeze(1).float() if task.kind == "binary" else class_N

@@ -1,4 +1,6 @@
-"""The passive side: representations out, their gradients back. All of the loss is computed at the active party."""
+"""The passive side: representations out, their gradients back. All of the loss is computed at the
+active party.
+"""
 
 from __future__ import annotations
 

@@ -19,16 +19,22 @@ Sharpness = Annotated[float, Field(ge=0.01, le=1.0)]
 
 
 class Lambdas(Section):
-    """The weights of the five terms beside the cross-entropies; None: 0.001, released: 0.1, as in its commands.
+    """The weights of the five terms beside the cross-entropies; None: 0.001, released: 0.1, as in
+    its commands.
 
     The paper's terms are sums over a representation's elements, so they are larger by its width.
     """
 
-    shared: Weight | None = None  # λ1: the parties' shared representations of an aligned row are alike
-    overlap_active: Weight | None = None  # λ2: unique and shared representations of the active party's rows are unlike
-    overlap_passive: Weight | None = None  # λ3: the same of the passive party's rows
-    estimate_active: Weight | None = None  # λ4: estimated representations of the active party are as the true ones
-    estimate_passive: Weight | None = None  # λ5: the same of the passive party
+    # λ1: the parties' shared representations of an aligned row are alike.
+    shared: Weight | None = None
+    # λ2: unique and shared representations of the active party's rows are unlike.
+    overlap_active: Weight | None = None
+    # λ3: the same of the passive party's rows.
+    overlap_passive: Weight | None = None
+    # λ4: estimated representations of the active party are as the true ones.
+    estimate_active: Weight | None = None
+    # λ5: the same of the passive party.
+    estimate_passive: Weight | None = None
 
     def of(self, term: str, preset: Preset) -> float:
         """Returns the weight of a term."""
@@ -39,27 +45,33 @@ class Lambdas(Section):
 
 
 class FedCVTSettings(TrainingSettings):
-    """A step has a batch of each kind of rows; a round is ``validate_every`` epochs, then validation and a checkpoint.
+    """A step has a batch of each kind of rows; a round is ``validate_every`` epochs, then
+    validation and a checkpoint.
 
-    An epoch goes once over the labelled rows, in batches of ``batch_size``. The other kinds go round beside them, at
-    their own pace, in full batches: ``unlabelled_batch_size`` aligned rows without labels, and ``own_batch_size`` rows
-    that only the active party has, or only the passive party. 0: none of these take part.
+    An epoch goes once over the labelled rows, in batches of ``batch_size``. The other kinds go
+    round beside them, at their own pace, in full batches: ``unlabelled_batch_size`` aligned rows
+    without labels, and ``own_batch_size`` rows that only the active party has, or only the passive
+    party. 0: none of these take part.
 
-    ``own_rows``: whose own rows take part, if ``own_batch_size`` is not 0.
-    ``threshold``: a row gets a pseudo-label if all three classifiers name one class, each with a probability above it.
-    ``warmup``: the share of the epochs, rounded down, before rows get pseudo-labels.
-    ``sharpen``: T, the power 1/T to which attention is raised; 1 changes nothing.
+    ``own_rows``: whose own rows take part, if ``own_batch_size`` is not 0. ``threshold``: a row
+    gets a pseudo-label if all three classifiers name one class, each with a probability above it.
+    ``warmup``: the share of the epochs, rounded down, before rows get pseudo-labels. ``sharpen``:
+    T, the power 1/T to which attention is raised; 1 changes nothing.
     """
 
     unlabelled_batch_size: NonNegativeInt = 64
     own_batch_size: NonNegativeInt = 64
     own_rows: Literal["both", "active", "passive"] = "both"
     lambdas: Lambdas = Lambdas()
-    threshold: Probability = 0.5  # as in the released code
+    # As in the released code.
+    threshold: Probability = 0.5
     warmup: Fraction = 0.1
-    sharpen: Sharpness | None = None  # 1; released: 0.5, of the 0.1 to 0.8 of its commands
-    validate_every: Annotated[int, Field(gt=0, le=1000)] = 1  # epochs
-    iso: Amplifier = 0.0  # λ of the noise on the gradients that the active party sends
+    # 1; released: 0.5, of the 0.1 to 0.8 of its commands.
+    sharpen: Sharpness | None = None
+    # Epochs.
+    validate_every: Annotated[int, Field(gt=0, le=1000)] = 1
+    # λ of the noise on the gradients that the active party sends.
+    iso: Amplifier = 0.0
 
     def own_batch(self, role: Role) -> int:
         """Returns how many rows of its own the party of this role has in a step."""

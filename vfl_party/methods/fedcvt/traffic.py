@@ -20,10 +20,17 @@ def traffic(party: Party, name: str, settings: FedCVTSettings) -> Traffic:
     return Traffic(_occurrences(party, name, settings, FedCVTBatches(party, name, settings)))
 
 
-def _occurrences(party: Party, name: str, settings: FedCVTSettings, batches: FedCVTBatches) -> Iterator[Occurrence]:
-    swap, sizes = representations(settings), {"width": party.embedding_size, "own": settings.own_batch("passive")}
+def _occurrences(
+    party: Party, name: str, settings: FedCVTSettings, batches: FedCVTBatches
+) -> Iterator[Occurrence]:
+    swap, sizes = (
+        representations(settings),
+        {"width": party.embedding_size, "own": settings.own_batch("passive")},
+    )
     for round_ in range(batches.rounds):
         aligned = batches.sizes(round_)
         for batch, rows in enumerate(aligned):
             yield Occurrence.of(swap, StepKey(name, round_, batch), rows=rows, **sizes)
-        yield from scoring_traffic(party, name, VALIDATION, round_, len(aligned), party.rows("validation"))
+        yield from scoring_traffic(
+            party, name, VALIDATION, round_, len(aligned), party.rows("validation")
+        )

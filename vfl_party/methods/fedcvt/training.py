@@ -1,4 +1,6 @@
-"""The part that both sides of FedCVT share: what a recipe must be like, and the optimizer over a party's own models."""
+"""The part that both sides of FedCVT share: what a recipe must be like, and the optimizer over a
+party's own models.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,27 @@ from vfl_party.phases.diverged import check_own
 
 
 def check_recipe(recipe: Recipe, phase: str) -> None:
-    """Raises InputError if FedCVT means nothing for the recipe's parties, task or rule of combination."""
+    """Raises InputError if FedCVT means nothing for the recipe's parties, task or rule of
+    combination.
+    """
     text, active = "", recipe.active
     if len(recipe.passives) != 1:
-        text = f"fedcvt is for one active and one passive party, and the recipe has {len(recipe.passives)} passive ones"
+        text = (
+            "fedcvt is for one active and one passive party, and the recipe has "
+            f"{len(recipe.passives)} passive ones"
+        )
     elif not active.features:
-        text = f"{active.name} has no features, and fedcvt compares both parties' views; give it features"
+        text = (
+            f"{active.name} has no features, and fedcvt compares both parties' views; give it "
+            "features"
+        )
     elif recipe.task.kind == "regression":
         text = "a regression has no classes for fedcvt's pseudo-labels; take splitnn"
     elif recipe.model.combine != "concat":
-        text = 'fedcvt gives its joint classifier both views side by side: set model.combine = "concat"'
+        text = (
+            "fedcvt gives its joint classifier both views side by side: set model.combine = "
+            '"concat"'
+        )
     if text:
         raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}")
 
@@ -37,16 +50,26 @@ def check_recipe(recipe: Recipe, phase: str) -> None:
 class FedCVTTraining:
     """A party's batches, and the optimizer and schedule over its models.
 
-    ``heads``: models that end with the phase. Raises InputError if the recipe, the encoder or the rows do not fit.
+    ``heads``: models that end with the phase. Raises InputError if the recipe, the encoder or the
+    rows do not fit.
     """
 
     def __init__(
-        self, party: Party, phase: str, settings: FedCVTSettings, heads: Mapping[str, nn.Module] | None = None
+        self,
+        party: Party,
+        phase: str,
+        settings: FedCVTSettings,
+        heads: Mapping[str, nn.Module] | None = None,
     ) -> None:
         check_recipe(party.recipe, phase)
         if not isinstance(party.models["encoder"], TwoNetworks):
-            text = f"recipe: phases: {phase}: an earlier phase, or the run to start from, hands on an encoder that is"
-            raise InputError(Code.CONFIG_INVALID, f"{text} not fedcvt's two networks; let fedcvt come first")
+            text = (
+                f"recipe: phases: {phase}: an earlier phase, or the run to start from, hands "
+                "on an encoder that is"
+            )
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text} not fedcvt's two networks; let fedcvt come first"
+            )
         self._party, self._phase = party, phase
         self.batches = FedCVTBatches(party, phase, settings)
         self._own = own_rows(party, phase, settings)
@@ -55,14 +78,19 @@ class FedCVTTraining:
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and self.batches.least + self._own.size < 2:
             text = f"party {party.name}: batch normalisation needs batches of at least two rows"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, a larger batch_size, or another encoder")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{text}; give more rows, a larger batch_size, or another encoder",
+            )
         self._params = list(self._models.parameters())
         self._settings = settings.optimizer
         self._optimizer = build_optimizer(self._settings, self._params)
         self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
 
     def steps(self, round_: int) -> list[Step]:
-        """Returns the steps of a round. Raises InputError if this party turns out to have too few rows of its own."""
+        """Returns the steps of a round. Raises InputError if this party turns out to have too few
+        rows of its own.
+        """
         if self._own.short:
             raise too_few(self._party, self._phase, self._own)
         return self.batches.of(round_, self._own)
@@ -74,14 +102,18 @@ class FedCVTTraining:
         self._optimizer.zero_grad()
 
     def step(self, *, last: bool) -> None:
-        """Clips this party's own gradient if the recipe says so, and updates. ``last``: an epoch ends."""
+        """Clips this party's own gradient if the recipe says so, and updates. ``last``: an epoch
+        ends.
+        """
         clip(self._settings, self._params)
         self._optimizer.step()
         if last:
             self._schedule.step()
 
     def check(self, step: StepKey) -> None:
-        """Raises InputError if this party's weights hold NaN or infinity. ``step``: the one to come."""
+        """Raises InputError if this party's weights hold NaN or infinity. ``step``: the one to
+        come.
+        """
         check_own(self._party, step, dict(self._models.state_dict()))
 
     def state(self) -> dict[str, Any]:

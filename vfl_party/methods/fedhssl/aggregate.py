@@ -15,11 +15,14 @@ from vfl_party.selfsup.tower import Tower
 
 
 def shared_state(tower: Tower) -> dict[str, Tensor]:
-    """Returns f_lt ∘ h_l: parameters and float buffers of top encoder, projector and predictor, not copied."""
+    """Returns f_lt ∘ h_l: parameters and float buffers of top encoder, projector and predictor, not
+    copied.
+    """
     found = {f"encoder.{name}": tensor for name, tensor in top_state(tower.encoder).items()}
     for part in ("projector", "predictor"):
         for name, tensor in getattr(tower, part).state_dict(keep_vars=True).items():
-            if tensor.is_floating_point():  # not BatchNorm's num_batches_tracked
+            # Not BatchNorm's num_batches_tracked.
+            if tensor.is_floating_point():
                 found[f"{part}.{name}"] = tensor
     return found
 
@@ -38,7 +41,11 @@ class AggregationStep:
         step = StepKey(self._phase, round_, 0)
         mean = self._weights.swap(step, {name: tensor.detach() for name, tensor in own.items()})
         for name, tensor in own.items():
-            if name.endswith(".running_var") and bool((mean[name] < 0).any()):  # impossible unless a party lies
-                text = f"{step}: the averaged {name} is negative: a party sent weights that no training gives"
+            # Impossible unless a party lies.
+            if name.endswith(".running_var") and bool((mean[name] < 0).any()):
+                text = (
+                    f"{step}: the averaged {name} is negative: a party sent weights that no "
+                    "training gives"
+                )
                 raise PeerError(Code.NON_FINITE, text, party=self._party.recipe.server)
             tensor.copy_(mean[name])

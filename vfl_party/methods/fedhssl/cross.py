@@ -1,4 +1,6 @@
-"""Step 1, cross-party self-supervision over the aligned rows: Alg. 1, lines 3 to 15. No gradient crosses."""
+"""Step 1, cross-party self-supervision over the aligned rows: Alg. 1, lines 3 to 15. No gradient
+crosses.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ Inputs = tuple[Tensor, ...]
 
 
 class CrossStep:
-    """The part that both sides share: the tower f_c with its predictor h_c, and its update by received projections.
+    """The part that both sides share: the tower f_c with its predictor h_c, and its update by
+    received projections.
 
     Args:
         peers: the parties whose projections this party receives.
@@ -44,9 +47,12 @@ class CrossStep:
         self.tower = build_tower(party, phase, CROSS, encoder, plan, shared=False)
         self._trained = Trained(self.tower, plan, settings.rounds * settings.cross_epochs)
         self._keys: dict[str, KeyQueue] = {}
-        if plan.ssl == "moco" and plan.negatives == "queue":  # of received projections, so it adds no traffic
+        # Of received projections, so it adds no traffic.
+        if plan.ssl == "moco" and plan.negatives == "queue":
             rows = len(self._rows)
-            self._keys = {peer: make_queue(party, phase, f"{CROSS} {peer}", plan, rows) for peer in peers}
+            self._keys = {
+                peer: make_queue(party, phase, f"{CROSS} {peer}", plan, rows) for peer in peers
+            }
         self._open(projection(settings), rows=plan.batch_size, width=plan.widths[-1])
 
     @property
@@ -62,7 +68,9 @@ class CrossStep:
         batch = 0
         for epoch in range(epochs):
             for rows in self._batches(round_ * epochs + epoch):
-                loss, z_BP = self._step(StepKey(self._phase, round_, batch), party.need_features().inputs(rows))
+                loss, z_BP = self._step(
+                    StepKey(self._phase, round_, batch), party.need_features().inputs(rows)
+                )
                 total += loss
                 kept += variance_kept(z_BP)
                 batch += 1
@@ -72,7 +80,9 @@ class CrossStep:
         return finite(found, party, self._phase, CROSS)
 
     def _batches(self, epoch: int) -> list[Rows]:
-        return full_batches(self._party.recipe.seed, self._phase, epoch, self._rows, self._plan.batch_size)
+        return full_batches(
+            self._party.recipe.seed, self._phase, epoch, self._rows, self._plan.batch_size
+        )
 
     def _open(self, exchange: Exchange, **sizes: int) -> None:
         """Opens this side of the exchange of projections."""
@@ -82,17 +92,23 @@ class CrossStep:
         raise NotImplementedError
 
     def _update(self, inputs: Inputs, z_BP: Tensor, received: Mapping[str, Tensor]) -> Tensor:
-        """Runs lines 12 and 13 ``local_updates`` times on the projections received once; returns the first loss.
+        """Runs lines 12 and 13 ``local_updates`` times on the projections received once; returns
+        the first loss.
 
-        ``z_BP``: our projections, with the graph of the weights before the update. ``received``: {peer: [B, P]}.
+        ``z_BP``: our projections, with the graph of the weights before the update. ``received``:
+        {peer: [B, P]}.
         """
         first: Tensor | None = None
         for _ in range(self._settings.local_updates):
             if first is not None:
                 z_BP = self.tower.project(inputs)
             p_BP = self.tower.predict(z_BP)
-            terms = [loss_against(self._plan, p_BP, z, self._keys.get(peer)) for peer, z in received.items()]
-            loss = torch.stack(terms).mean()  # Eq. 5: a passive party has one term
+            terms = [
+                loss_against(self._plan, p_BP, z, self._keys.get(peer))
+                for peer, z in received.items()
+            ]
+            # Eq. 5: a passive party has one term.
+            loss = torch.stack(terms).mean()
             self._trained.step(loss)
             first = loss.detach() if first is None else first
         for peer, queue in self._keys.items():
@@ -101,7 +117,10 @@ class CrossStep:
         return first
 
     def state(self) -> dict[str, Any]:
-        return {"trained": self._trained.state(), "keys": {peer: queue.state() for peer, queue in self._keys.items()}}
+        return {
+            "trained": self._trained.state(),
+            "keys": {peer: queue.state() for peer, queue in self._keys.items()},
+        }
 
     def load_state(self, tree: dict[str, Any]) -> None:
         self._trained.load_state(tree["trained"])
@@ -110,16 +129,22 @@ class CrossStep:
 
 
 class ActiveCross(CrossStep):
-    """The active party collects and answers: every passive party's z comes in, its own is sent to all."""
+    """The active party collects and answers: every passive party's z comes in, its own is sent to
+    all.
+    """
 
     def _open(self, exchange: Exchange, **sizes: int) -> None:
         self._projection = self._party.answering(self._phase, exchange, **sizes)
 
     def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        z_BP = self.tower.project(inputs)  # line 6
+        # Line 6.
+        z_BP = self.tower.project(inputs)
         received = self._projection.collect(step)
-        self._projection.reply_all(step, received, {"z": z_BP})  # line 8
-        loss = self._update(inputs, z_BP, {peer: tensors["z"] for peer, tensors in received.items()})
+        # Line 8.
+        self._projection.reply_all(step, received, {"z": z_BP})
+        loss = self._update(
+            inputs, z_BP, {peer: tensors["z"] for peer, tensors in received.items()}
+        )
         return loss, z_BP.detach()
 
 
@@ -130,8 +155,10 @@ class PassiveCross(CrossStep):
         self._projection = self._party.asking(self._phase, exchange, **sizes)
 
     def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        z_BP = self.tower.project(inputs)  # line 6
-        self._projection.send(step, {"z": z_BP})  # line 10
+        # Line 6.
+        z_BP = self.tower.project(inputs)
+        # Line 10.
+        self._projection.send(step, {"z": z_BP})
         reply = self._projection.receive(step)
         loss = self._update(inputs, z_BP, {self._projection.peer: reply["z"]})
         return loss, z_BP.detach()

@@ -9,7 +9,8 @@ from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.models import TwoTowers
 from vfl_party.phases.context import MakeEncoder, Party
 
-CROSS, LOCAL = "cross", "local"  # also the labels from which initial weights are drawn
+# Also the labels from which initial weights are drawn.
+CROSS, LOCAL = "cross", "local"
 
 
 def kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
@@ -23,7 +24,9 @@ def kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
             width = None
             if rule == "concat":
                 width = _half(settings, make)
-            return TwoTowers(make(CROSS, width=width), make(LOCAL, shared=settings.aggregate, width=width), rule)
+            return TwoTowers(
+                make(CROSS, width=width), make(LOCAL, shared=settings.aggregate, width=width), rule
+            )
 
 
 def part_of(encoder: nn.Module, tower: str) -> nn.Module:
@@ -38,16 +41,22 @@ def part_of(encoder: nn.Module, tower: str) -> nn.Module:
 
 
 def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module]:
-    """Returns {"cross": …, "local": …}, as far as trained, on the party's device; the kept ones are among them."""
+    """Returns {"cross": …, "local": …}, as far as trained, on the party's device; the kept ones are
+    among them.
+    """
     make, kept = party.make_encoder, party.models["encoder"]
     assert make is not None  # noqa: S101 - a party with features has it
     if isinstance(kept, TwoTowers):
         return {CROSS: kept.cross, LOCAL: kept.local}
     if settings.kept not in (CROSS, LOCAL):
         text = "recipe: phases: an earlier phase hands on one encoder, this one wants two"
-        raise InputError(Code.CONFIG_INVALID, f"{text} (keep = {settings.kept!r}); give both phases the same keep")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{text} (keep = {settings.kept!r}); give both phases the same keep",
+        )
     found: dict[str, nn.Module] = {settings.kept: kept}
-    if settings.cross and CROSS not in found:  # FedGSSL* and FedHSSL*: later phases do not get the guide
+    # FedGSSL* and FedHSSL*: later phases do not get the guide.
+    if settings.cross and CROSS not in found:
         found[CROSS] = make(CROSS).to(party.device)
     if settings.local and LOCAL not in found:
         found[LOCAL] = make(LOCAL, shared=settings.aggregate).to(party.device)
@@ -58,7 +67,8 @@ def _half(settings: FedHSSLSettings, make: MakeEncoder) -> int:
     width = make.width
     if width % 2:
         text = (
-            f"keep = {settings.keep!r} gives each encoder half of the embedding; model.embedding_size = {width} is odd"
+            f"keep = {settings.keep!r} gives each encoder half of the embedding; "
+            f"model.embedding_size = {width} is odd"
         )
         raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
     return width // 2

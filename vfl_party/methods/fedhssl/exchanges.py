@@ -1,4 +1,6 @@
-"""The exchanges of FedHSSL in a round: projections of the aligned rows, and the tops of the local encoders."""
+"""The exchanges of FedHSSL in a round: projections of the aligned rows, and the tops of the local
+encoders.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,22 @@ from vfl_party.outbound.declared import Exchange, Sent, f32, noise
 
 
 def projection(settings: FedHSSLSettings) -> Exchange:
-    """Declares each passive party's projections up, the active party's down, the same to all. No gradient crosses."""
+    """Declares each passive party's projections up, the active party's down, the same to all. No
+    gradient crosses.
+    """
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
-    down = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("iso", amplifier=settings.iso_embedding))
+    down = Sent(
+        Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("iso", amplifier=settings.iso_embedding)
+    )
     return Exchange("projection", up, down)
 
 
 def weights(settings: FedHSSLSettings, shared: Mapping[str, Tensor]) -> Exchange:
-    """Declares weights of top encoder, projector and predictor up, and the mean of all parties' down.
+    """Declares weights of top encoder, projector and predictor up, and the mean of all parties'
+    down.
 
-    ``shared``: {name: tensor}; the active party adds noise to parameters, but sends BatchNorm's statistics unchanged.
+    ``shared``: {name: tensor}; the active party adds noise to parameters, but sends BatchNorm's
+    statistics unchanged.
     """
     tensors = {name: (each.dtype, tuple(each.shape)) for name, each in shared.items()}
     statistics = [name for name, each in shared.items() if not isinstance(each, torch.nn.Parameter)]

@@ -18,7 +18,9 @@ from vfl_party.selfsup.tower import build_tower
 
 
 class FedHSSL(Phase):
-    """One round is one global iteration. The encoders are the party's models; heads and targets end with the phase."""
+    """One round is one global iteration. The encoders are the party's models; heads and targets end
+    with the phase.
+    """
 
     side: type[CrossStep]
     overheard = frozenset({"weights"})
@@ -28,11 +30,19 @@ class FedHSSL(Phase):
         self._party, self._settings = party, settings
         self._warned: set[str] = set()
         if party.features is None:
-            text = f"recipe: phases: {name}: {party.name} has no features, and every party's encoder takes part"
+            text = (
+                f"recipe: phases: {name}: {party.name} has no features, and every party's "
+                "encoder takes part"
+            )
             raise InputError(Code.CONFIG_INVALID, f"{text}; give it features")
         if (settings.cross or settings.aggregate) and not party.recipe.passives:
-            text = f"recipe: phases: {name}: {party.name} is alone, and cross and aggregate are steps of several"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; set both to false, or add a passive party")
+            text = (
+                f"recipe: phases: {name}: {party.name} is alone, and cross and aggregate are "
+                "steps of several"
+            )
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text}; set both to false, or add a passive party"
+            )
         preset = party.recipe.preset
         gamma = settings.guidance(preset)
         plan, encoders = make_plan(settings, preset, gamma), two_encoders(party, settings)
@@ -61,11 +71,14 @@ class FedHSSL(Phase):
         done: dict[str, Epochs] = {}
         epochs = self._settings.local_epochs
         tick = self._ticker(round_, epochs)
-        if self._cross is not None:  # Step 1
+        # Step 1.
+        if self._cross is not None:
             done["cross"] = self._cross.run(round_, tick)
-        if self._local is not None:  # Step 2
+        # Step 2.
+        if self._local is not None:
             done["local"] = self._local.run(round_, epochs, tick)
-        if self._aggregation is not None:  # Step 3
+        # Step 3.
+        if self._aggregation is not None:
             self._aggregation.run(round_)
         elif self._local is not None:
             self._party.unhurried()

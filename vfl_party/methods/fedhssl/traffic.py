@@ -21,17 +21,24 @@ def traffic(party: Party, name: str, settings: FedHSSLSettings) -> Traffic:
     if settings.aggregate:
         need_data(party, name, "the weights that the server averages")
         if (name, "weights") not in party.exchanges:
-            PassiveFedHSSL(party, name, settings)  # opens the exchange, with the shapes of the models themselves
+            # Opens the exchange, with the shapes of the models themselves.
+            PassiveFedHSSL(party, name, settings)
         weights = party.exchanges[name, "weights"].exchange
     return Traffic(_occurrences(party, name, settings, weights))
 
 
-def _occurrences(party: Party, name: str, settings: FedHSSLSettings, weights: Exchange | None) -> Iterator[Occurrence]:
+def _occurrences(
+    party: Party, name: str, settings: FedHSSLSettings, weights: Exchange | None
+) -> Iterator[Occurrence]:
     plan, z, steps = make_plan(settings, party.recipe.preset), projection(settings), 0
     if settings.cross:
-        steps = settings.cross_epochs * (len(require_rows(party, name, "aligned", plan.batch_size)) // plan.batch_size)
+        steps = settings.cross_epochs * (
+            len(require_rows(party, name, "aligned", plan.batch_size)) // plan.batch_size
+        )
     for round_ in range(settings.rounds):
         for batch in range(steps):
-            yield Occurrence.of(z, StepKey(name, round_, batch), rows=plan.batch_size, width=plan.widths[-1])
+            yield Occurrence.of(
+                z, StepKey(name, round_, batch), rows=plan.batch_size, width=plan.widths[-1]
+            )
         if weights is not None:
             yield Occurrence.of(weights, StepKey(name, round_, 0))

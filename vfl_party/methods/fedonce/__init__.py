@@ -1,8 +1,9 @@
-"""FedOnce (Wu et al. 2022), the local half: learns encoders without labels, so that one upload is enough.
+"""FedOnce (Wu et al. 2022), the local half: learns encoders without labels, so that one upload is
+enough.
 
-Alg. 1, lines 2 to 15: every passive party learns alone, nothing crosses a wire. The upload (line 16) and the active
-party's training (lines 18 to 30) are ``head`` with ``own_encoder = "trained"``; ``splitnn`` after it is multi-round
-FedOnce.
+Alg. 1, lines 2 to 15: every passive party learns alone, nothing crosses a wire. The upload (line
+16) and the active party's training (lines 18 to 30) are ``head`` with ``own_encoder = "trained"``;
+``splitnn`` after it is multi-round FedOnce.
 """
 
 from vfl_common.config.recipe import Recipe
@@ -13,7 +14,9 @@ from vfl_party.phases.method import Method, silent
 from vfl_party.privacy.plan import PrivatePhase
 
 
-def _private(name: str, settings: FedOnceSettings, recipe: Recipe, _rows: int) -> PrivatePhase | None:
+def _private(
+    name: str, settings: FedOnceSettings, recipe: Recipe, _rows: int
+) -> PrivatePhase | None:
     if settings.dp is None:
         return None
     learn = [party.name for party in recipe.passives]

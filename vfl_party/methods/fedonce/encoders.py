@@ -14,7 +14,8 @@ from vfl_party.phases.context import MakeEncoder
 
 
 class WithOutput(nn.Module):
-    """An encoder with a bound on its output: ``tanh``, or ``sphere``, which scales every row to norm 1.
+    """An encoder with a bound on its output: ``tanh``, or ``sphere``, which scales every row to
+    norm 1.
 
     It is part of the encoder, not of the phase, because uploads and predictions have it too.
     """
@@ -30,7 +31,9 @@ class WithOutput(nn.Module):
 
 
 def learnt_encoder(settings: FedOnceSettings, make: MakeEncoder) -> nn.Module:
-    """Makes the encoder that this phase trains, with its initial weights: see ``Method.encoder``."""
+    """Makes the encoder that this phase trains, with its initial weights: see
+    ``Method.encoder``.
+    """
     if make.party == make.recipe.active.name and not settings.active:
         return make("encoder")
     if settings.objective == "pca":
@@ -42,8 +45,15 @@ def learnt_encoder(settings: FedOnceSettings, make: MakeEncoder) -> nn.Module:
 
 
 def _linear(make: MakeEncoder) -> nn.Module:
-    """Makes a flattening and one linear layer, which PCA fills; split training after it trains it like any other."""
+    """Makes a flattening and one linear layer, which PCA fills; split training after it trains it
+    like any other.
+    """
     if make.spec.cardinalities:
-        text = f"recipe: phases: objective = 'pca' needs numbers, and the encoder of {make.party} embeds categories"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; give it kind = 'mlp', which makes columns of them")
+        text = (
+            f"recipe: phases: objective = 'pca' needs numbers, and the encoder of {make.party} "
+            "embeds categories"
+        )
+        raise InputError(
+            Code.CONFIG_INVALID, f"{text}; give it kind = 'mlp', which makes columns of them"
+        )
     return replace(make, settings=MlpSettings(hidden=()))("encoder")

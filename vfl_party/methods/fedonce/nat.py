@@ -25,15 +25,19 @@ def on_sphere(n: int, d: int, seed: int) -> Tensor:
 
 
 def match(z_BD: Tensor, c_BD: Tensor) -> npt.NDArray[np.int64]:
-    """Returns the permutation P of line 5, [B]: ``c_BD[P]`` has the least sum of squared distances from ``z_BD``.
+    """Returns the permutation P of line 5, [B]: ``c_BD[P]`` has the least sum of squared distances
+    from ``z_BD``.
 
-    The Hungarian algorithm takes about B³: 3 ms for B = 100 and d = 3 on one core, 40 times that for B = 512. Raises
-    ValueError if a distance is not finite.
+    The Hungarian algorithm takes about B³: 3 ms for B = 100 and d = 3 on one core, 40 times that
+    for B = 512. Raises ValueError if a distance is not finite.
     """
-    from scipy.optimize import linear_sum_assignment  # here, so that other parties and methods need not import it
+    # Here, so that other parties and methods need not import it.
+    from scipy.optimize import linear_sum_assignment
     from scipy.spatial.distance import cdist
 
-    cost_BB = cdist(z_BD.detach().cpu().double().numpy(), c_BD.detach().cpu().double().numpy(), "sqeuclidean")
+    cost_BB = cdist(
+        z_BD.detach().cpu().double().numpy(), c_BD.detach().cpu().double().numpy(), "sqeuclidean"
+    )
     _, columns = linear_sum_assignment(cost_BB)
     return np.asarray(columns, dtype=np.int64)
 
@@ -46,9 +50,10 @@ def nat_loss(z_BD: Tensor, c_BD: Tensor) -> Tensor:
 class Nat:
     """Trains one party's encoder towards its targets.
 
-    ``targets``: C_j permuted as matched so far, [n, D]; row i belongs to the i-th of the rows that are learnt from.
-    With ``matching`` a batch's targets are dealt out anew among its rows and stay so: they migrate, and a row's target
-    depends on other rows. Without it every row keeps its first target.
+    ``targets``: C_j permuted as matched so far, [n, D]; row i belongs to the i-th of the rows that
+    are learnt from. With ``matching`` a batch's targets are dealt out anew among its rows and stay
+    so: they migrate, and a row's target depends on other rows. Without it every row keeps its first
+    target.
     """
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
@@ -57,10 +62,13 @@ class Nat:
         self._encoder = party.models["encoder"]
         self._training = LocalTraining(party, phase, settings, self._encoder, len(self._rows))
         seed = derive_seed(party.own_seed, phase, party.name, "targets")
-        self.targets = on_sphere(len(self._rows), party.embedding_size, seed).to(party.device)  # line 3
+        # Line 3.
+        self.targets = on_sphere(len(self._rows), party.embedding_size, seed).to(party.device)
 
     def run_round(self, epoch: int) -> RoundReport:
-        """Runs one epoch (line 4). Reports the mean loss, and the share of the rows whose target has changed."""
+        """Runs one epoch (line 4). Reports the mean loss, and the share of the rows whose target
+        has changed.
+        """
         party, settings, features = self._party, self._settings, self._party.need_features()
         matching = settings.matches and epoch % settings.match_every == 0
         moved = 0
@@ -70,11 +78,13 @@ class Nat:
             z_BD = self._encoder(*features.inputs(self._rows[batch]))
             c_BD = party.take(self.targets, batch)
             if matching:
-                order = self._match(z_BD, c_BD)  # line 5
+                # Line 5.
+                order = self._match(z_BD, c_BD)
                 moved += int((order != np.arange(len(order))).sum())
                 c_BD = party.take(c_BD, order)
                 self.targets[torch.from_numpy(batch).to(party.device)] = c_BD
-            return nat_loss(z_BD, c_BD)  # line 6
+            # Line 6.
+            return nat_loss(z_BD, c_BD)
 
         report = self._training.run_epoch(epoch, loss)
         if matching and report.steps:
@@ -87,7 +97,8 @@ class Nat:
     def _match(self, z_BD: Tensor, c_BD: Tensor) -> npt.NDArray[np.int64]:
         try:
             return match(z_BD, c_BD)
-        except ValueError:  # raised before the loss is checked
+        except ValueError:
+            # Raised before the loss is checked.
             raise diverged(self._party, self._phase) from None
 
     def state(self) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from vfl_party.phases.context import Party
 
 
 def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:
-    """Returns the mean [F], the d directions of largest variance [d, F], and the share of the variance that they hold.
+    """Returns the mean [F], the d directions of largest variance [d, F], and the share of the
+    variance that they hold.
 
-    Computes in float64. Of a direction's two signs, it takes the one whose largest loading is positive.
+    Computes in float64. Of a direction's two signs, it takes the one whose largest loading is
+    positive.
     """
     x_NF = x_NF.double()
     mean_F = x_NF.mean(dim=0)
@@ -25,7 +27,11 @@ def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:
     axes_DF = directions_KF[:d]
     largest = axes_DF.gather(1, axes_DF.abs().argmax(dim=1, keepdim=True))
     variances = singular.square()
-    return mean_F, axes_DF * largest.sign(), (variances[:d].sum() / variances.sum().clamp_min(1e-300)).item()
+    return (
+        mean_F,
+        axes_DF * largest.sign(),
+        (variances[:d].sum() / variances.sum().clamp_min(1e-300)).item(),
+    )
 
 
 class Pca:
@@ -35,14 +41,22 @@ class Pca:
         self._party, self._rows = party, rows_to_learn(party, phase, settings.rows)
         linear = list(party.models["encoder"].modules())[-1]
         d, where = party.embedding_size, f"recipe: phases: {phase}: objective = 'pca'"
-        if not isinstance(linear, nn.Linear) or len(list(party.models["encoder"].parameters())) != 2:
-            text = f"{where} makes one linear layer of the encoder, and an earlier phase wants another"
+        if (
+            not isinstance(linear, nn.Linear)
+            or len(list(party.models["encoder"].parameters())) != 2
+        ):
+            text = (
+                f"{where} makes one linear layer of the encoder, and an earlier phase wants another"
+            )
             raise InputError(Code.CONFIG_INVALID, f"{text}; leave out one of the two")
         most = min(linear.in_features, len(self._rows) - 1)
         if d > most:
-            text = f"{where}: {party.name} has {linear.in_features} columns and {len(self._rows)} rows"
+            text = (
+                f"{where}: {party.name} has {linear.in_features} columns and {len(self._rows)} rows"
+            )
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}, at most {most} components, and model.embedding_size is {d}; take fewer"
+                Code.CONFIG_INVALID,
+                f"{text}, at most {most} components, and model.embedding_size is {d}; take fewer",
             )
         self._linear = linear
 

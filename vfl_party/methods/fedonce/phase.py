@@ -44,7 +44,9 @@ class ContrastiveLearner:
         )
         plan = make_plan(given, party.recipe.preset)
         tower = build_tower(party, phase, "local", party.models["encoder"], plan, shared=False)
-        self._local = LocalSelfSup(party, phase, plan, tower, epochs=settings.epochs, split=settings.rows)
+        self._local = LocalSelfSup(
+            party, phase, plan, tower, epochs=settings.epochs, split=settings.rows
+        )
 
     def run_round(self, round_: int) -> RoundReport:
         tick = self._party.ticker(self._phase, round_, self._rounds, self._local.steps(1))
@@ -69,7 +71,9 @@ _LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], Learner]] = {
 
 
 class FedOnce(Phase):
-    """Runs Alg. 1, lines 2 to 15. The active party, and a party without features, have nothing to do."""
+    """Runs Alg. 1, lines 2 to 15. The active party, and a party without features, have nothing to
+    do.
+    """
 
     alone_from = 0
 

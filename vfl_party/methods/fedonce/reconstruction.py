@@ -1,4 +1,6 @@
-"""Trains an autoencoder instead of random targets: the encoder's output must be enough to restore the row."""
+"""Trains an autoencoder instead of random targets: the encoder's output must be enough to restore
+the row.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The recipe's settings for FedOnce's local learning. Defaults: the paper's Table 5, for its tables of columns."""
+"""The recipe's settings for FedOnce's local learning. Defaults: the paper's Table 5, for its tables
+of columns.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 
 Output = Literal["tanh", "linear", "sphere"]
 
-ADAM = OptimizerSettings(kind="adam", lr=1e-4, weight_decay=1e-5)  # Table 5, passive parties
+# Table 5, passive parties.
+ADAM = OptimizerSettings(kind="adam", lr=1e-4, weight_decay=1e-5)
 
 _ALL = {"objective", "rows", "active"}
 _TRAINED = _ALL | {"epochs", "batch_size", "optimizer", "output"}
@@ -29,29 +32,43 @@ _KEYS = {
 class FedOnceSettings(Section):
     """One round is one epoch; ``pca`` has one round.
 
-    ``rows``: ``train``, the aligned rows with labels, which are uploaded later; ``local``, all of the party's training
-    rows. ``active``: the active party learns its encoder in this way too; otherwise it does nothing here.
+    ``rows``: ``train``, the aligned rows with labels, which are uploaded later; ``local``, all of
+    the party's training rows. ``active``: the active party learns its encoder in this way too;
+    otherwise it does nothing here.
     """
 
     objective: Literal["nat", "pca", "reconstruction", "contrastive"] = "nat"
     rows: Literal["train", "local"] = "train"
     active: bool = False
-    epochs: PositiveInt = 100  # T
-    batch_size: Annotated[int, Field(ge=1, le=4096)] = 100  # b; matching takes about b³: see docs/how-to.md
-    optimizer: OptimizerSettings | None = None  # ADAM; contrastive: SGD by the batch size
-    output: Output | None = None  # of the encoder; nat: tanh for columns, linear for images; else linear
-    matching: bool = True  # nat; if false, or with dp in a mode other than "matched", each row keeps its target
-    match_every: PositiveInt = 1  # nat: f, epochs from one matching to the next
-    decoder: tuple[Width, ...] = (128,)  # reconstruction: widths of its hidden layers
-    projector: tuple[Width, ...] | None = Field(default=None, min_length=1)  # contrastive: as in contrastive's settings
-    temperature: Temperature = 0.2  # contrastive
-    augment: AugmentSettings = AugmentSettings()  # contrastive
-    dp: DpSettings | None = None  # nat, reconstruction: FedOnce-L1
+    # T.
+    epochs: PositiveInt = 100
+    # B; matching takes about b³: see docs/how-to.md.
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 100
+    # ADAM; contrastive: SGD by the batch size.
+    optimizer: OptimizerSettings | None = None
+    # Of the encoder; nat: tanh for columns, linear for images; else linear.
+    output: Output | None = None
+    # Nat; if false, or with dp in a mode other than "matched", each row keeps its target.
+    matching: bool = True
+    # Nat: f, epochs from one matching to the next.
+    match_every: PositiveInt = 1
+    # Reconstruction: widths of its hidden layers.
+    decoder: tuple[Width, ...] = (128,)
+    # Contrastive: as in contrastive's settings.
+    projector: tuple[Width, ...] | None = Field(default=None, min_length=1)
+    # Contrastive.
+    temperature: Temperature = 0.2
+    # Contrastive.
+    augment: AugmentSettings = AugmentSettings()
+    # Nat, reconstruction: FedOnce-L1.
+    dp: DpSettings | None = None
 
     def model_post_init(self, _context: Any) -> None:
         if self.dp is not None and "dp" not in _KEYS[self.objective]:
             text = "dp is for objective = 'nat' or 'reconstruction'"
-            raise ValueError(f"{text}: {self.objective} is not made private here; take one of them, or remove dp")
+            raise ValueError(
+                f"{text}: {self.objective} is not made private here; take one of them, or remove dp"
+            )
         for key in sorted(self.model_fields_set - _KEYS[self.objective]):
             raise ValueError(f"{key} means nothing with objective = {self.objective!r}; remove it")
         if not self.matching and "match_every" in self.model_fields_set:
@@ -61,17 +78,27 @@ class FedOnceSettings(Section):
 
     def _check_private(self, dp: DpSettings) -> None:
         if self.rows != "train":
-            raise ValueError("rows = 'local' is not for dp: nobody knows how many rows of its own another party has")
+            raise ValueError(
+                "rows = 'local' is not for dp: nobody knows how many rows of its own "
+                "another party has"
+            )
         if self.optimizer is not None and self.optimizer.clip_norm is not None:
-            raise ValueError("optimizer.clip_norm is not for dp, which clips the gradient of each row: max_grad_norm")
+            raise ValueError(
+                "optimizer.clip_norm is not for dp, which clips the gradient of each row: "
+                "max_grad_norm"
+            )
         if dp.mode == "matched":
             if self.objective != "nat" or not self.matching:
-                raise ValueError("dp.mode = 'matched' is for objective = 'nat' with matching; remove it")
+                raise ValueError(
+                    "dp.mode = 'matched' is for objective = 'nat' with matching; remove it"
+                )
             return
         for key in sorted({"matching", "match_every"} & self.model_fields_set):
             if key == "match_every" or self.matching:
                 text = "is not for dp, because it makes a row's target depend on other rows"
-                raise ValueError(f"{key} {text}; remove it, or set dp.mode = 'matched', which guarantees nothing")
+                raise ValueError(
+                    f"{key} {text}; remove it, or set dp.mode = 'matched', which guarantees nothing"
+                )
 
     @property
     def matches(self) -> bool:

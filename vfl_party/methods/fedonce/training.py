@@ -24,23 +24,38 @@ class LocalTraining:
     n: the number of rows to learn from; batches hold positions 0 to n - 1.
     """
 
-    def __init__(self, party: Party, phase: str, settings: FedOnceSettings, module: nn.Module, n: int) -> None:
-        self._party, self._phase, self._settings, self._module, self._n = party, phase, settings, module, n
+    def __init__(
+        self, party: Party, phase: str, settings: FedOnceSettings, module: nn.Module, n: int
+    ) -> None:
+        self._party, self._phase, self._settings, self._module, self._n = (
+            party,
+            phase,
+            settings,
+            module,
+            n,
+        )
         self._params = list(module.parameters())
         self._optimize = settings.optimizer or ADAM
         self._optimizer = build_optimizer(self._optimize, self._params)
         self._schedule = build_schedule(self._optimize, self._optimizer, settings.epochs)
         self._private: PrivateSteps | None = None
         if settings.dp is not None:
-            rows, size, norm = np.arange(n, dtype=np.int64), settings.batch_size, settings.dp.max_grad_norm
+            rows, size, norm = (
+                np.arange(n, dtype=np.int64),
+                settings.batch_size,
+                settings.dp.max_grad_norm,
+            )
             trained = module, self._optimizer, rows
-            self._private = PrivateSteps(party.need_privacy(), phase, party.name, *trained, size, norm)
+            self._private = PrivateSteps(
+                party.need_privacy(), phase, party.name, *trained, size, norm
+            )
 
     def run_epoch(self, epoch: int, loss: Callable[[Rows], Tensor]) -> RoundReport:
         """Runs an epoch. Reports the mean loss and, with ``dp``, the joint ε."""
         party, settings, private = self._party, self._settings, self._private
         if private is not None and private.note:
-            return RoundReport(0)  # the budget ended in an earlier epoch
+            # The budget ended in an earlier epoch.
+            return RoundReport(0)
         batches: Iterable[Rows]
         if private is not None:
             batches, count = private.batches(epoch), private.batches_an_epoch
@@ -59,7 +74,9 @@ class LocalTraining:
             self._schedule.step()
         found = {"loss": finite(total.item() / counted, party, self._phase)} if counted else {}
         if private is not None:
-            return RoundReport(steps, {"local": {**found, "epsilon": private.epsilon}}, note=private.note)
+            return RoundReport(
+                steps, {"local": {**found, "epsilon": private.epsilon}}, note=private.note
+            )
         return RoundReport(steps, {"local": found})
 
     def _step(self, batch: Rows, loss: Callable[[Rows], Tensor]) -> Tensor:
@@ -67,7 +84,8 @@ class LocalTraining:
         self._optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
         clip(self._optimize, self._params)
-        self._optimizer.step()  # line 9 of the paper's Alg. 1
+        # Line 9 of the paper's Alg. 1.
+        self._optimizer.step()
         return value.detach()
 
     def close(self) -> None:
@@ -75,7 +93,11 @@ class LocalTraining:
             self._private.close()
 
     def state(self) -> dict[str, Any]:
-        steps = {"private": self._private.state()} if self._private else {"optimizer": self._optimizer.state_dict()}
+        steps = (
+            {"private": self._private.state()}
+            if self._private
+            else {"optimizer": self._optimizer.state_dict()}
+        )
         return {**steps, "schedule": self._schedule.state_dict()}
 
     def load_state(self, tree: dict[str, Any]) -> None:

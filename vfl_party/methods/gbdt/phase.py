@@ -24,8 +24,12 @@ def lightgbm(where: str) -> Any:
     """Imports the optional package. Raises InputError with the command that installs it."""
     try:
         import lightgbm
-    except (ImportError, OSError) as error:  # OSError: libgomp, which its library needs, is missing
-        text = f"{where}: gbdt needs LightGBM, which cannot be imported here ({str(error).splitlines()[0]})"
+    except (ImportError, OSError) as error:
+        # OSError: libgomp, which its library needs, is missing.
+        text = (
+            f"{where}: gbdt needs LightGBM, which cannot be imported here "
+            f"({str(error).splitlines()[0]})"
+        )
         raise InputError(Code.CONFIG_INVALID, f"{text}; {INSTALL}") from None
     return lightgbm
 
@@ -41,11 +45,15 @@ class ActiveGbdt(Phase):
         where = f"recipe: phases: {name}"
         self._lightgbm = lightgbm(where)
         if party.features is None:
-            raise InputError(Code.CONFIG_INVALID, f"{where}: {party.name} has no features to grow trees on")
+            raise InputError(
+                Code.CONFIG_INVALID, f"{where}: {party.name} has no features to grow trees on"
+            )
         if len(party.rows("train")) == 0:
             raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
         if settings.early_stopping is not None and len(party.rows("validation")) == 0:
-            text = f"{where}: early_stopping needs validation rows; set rows.validation, or data.split"
+            text = (
+                f"{where}: early_stopping needs validation rows; set rows.validation, or data.split"
+            )
             raise InputError(Code.CONFIG_INVALID, text)
 
     def run_round(self, _round: int) -> RoundReport:
@@ -69,9 +77,15 @@ class ActiveGbdt(Phase):
             rows = party.rows(split)
             if len(rows):
                 outputs = self._outputs(trees, x_NF[rows])
-                metrics[split] = evaluate(party.recipe.task, outputs, party.take(targets, rows), labels.unscale)
+                metrics[split] = evaluate(
+                    party.recipe.task, outputs, party.take(targets, rows), labels.unscale
+                )
                 predictions[split] = rows, outputs
-        kept = trees.best_iteration if settings.early_stopping is not None else trees.current_iteration()
+        kept = (
+            trees.best_iteration
+            if settings.early_stopping is not None
+            else trees.current_iteration()
+        )
         note = f"{self.name}: {kept} of at most {settings.trees} rounds of boosting"
         return RoundReport(0, metrics, note=note, predictions=predictions)
 
@@ -86,18 +100,23 @@ class ActiveGbdt(Phase):
             "num_threads": torch.get_num_threads(),
             "seed": derive_seed(party.recipe.seed, self.name) % 2**31,
             "deterministic": True,
-            "force_row_wise": True,  # otherwise it times both ways and takes the faster one, which changes rounding
+            # Otherwise it times both ways and takes the faster one, which changes rounding.
+            "force_row_wise": True,
             "verbosity": -1,
         }
 
     def _columns(self) -> tuple[npt.NDArray[np.float32], list[int]]:
-        """Returns all rows as the encoder sees them, [N, F], images as rows of pixels, and the categorical columns."""
+        """Returns all rows as the encoder sees them, [N, F], images as rows of pixels, and the
+        categorical columns.
+        """
         features = self._party.need_features()
         x_NF = features.x.flatten(1).cpu().numpy()
         if features.categories is None:
             return x_NF, []
         width = x_NF.shape[1]
-        joined = np.concatenate([x_NF, features.categories.cpu().numpy().astype(np.float32)], axis=1)
+        joined = np.concatenate(
+            [x_NF, features.categories.cpu().numpy().astype(np.float32)], axis=1
+        )
         return joined, list(range(width, joined.shape[1]))
 
     def _outputs(self, trees: Any, x_NF: npt.NDArray[np.float32]) -> Tensor:

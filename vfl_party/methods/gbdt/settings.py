@@ -13,13 +13,17 @@ from vfl_common.config.models import PositiveInt, Rate
 class GbdtSettings(Section):
     """Settings of the trees.
 
-    ``early_stopping``: ends when the loss on the validation rows has not fallen for this number of trees, and keeps the
-    trees up to the best; ``splits``: the splits to evaluate, as in ``evaluate``.
+    ``early_stopping``: ends when the loss on the validation rows has not fallen for this number of
+    trees, and keeps the trees up to the best; ``splits``: the splits to evaluate, as in
+    ``evaluate``.
     """
 
-    trees: PositiveInt = 500  # rounds of boosting; each grows one tree, or in a multi-class task one for each class
+    # Rounds of boosting; each grows one tree, or in a multi-class task one for each class.
+    trees: PositiveInt = 500
     lr: Rate = 0.1
-    leaves: Annotated[int, Field(ge=2, le=131_072)] = 31  # of a tree
-    min_rows: PositiveInt = 20  # of a leaf
+    # Of a tree.
+    leaves: Annotated[int, Field(ge=2, le=131_072)] = 31
+    # Of a leaf.
+    min_rows: PositiveInt = 20
     early_stopping: PositiveInt | None = None
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")

@@ -1,4 +1,6 @@
-"""The active side: collects representations once, then trains the top model and, if asked, its own encoder on them."""
+"""The active side: collects representations once, then trains the top model and, if asked, its own
+encoder on them.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,19 @@ class ActiveHead(Phase):
         if len(self._rows) == 0:
             raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
         if settings.deadline_s is not None and party.recipe.model.combine != "concat":
-            text = f"{where}: deadline_s needs model.combine = 'concat': zeros for a late party would change the"
-            raise InputError(Code.CONFIG_INVALID, f"{text} {party.recipe.model.combine} of all the others")
+            text = (
+                f"{where}: deadline_s needs model.combine = 'concat': zeros for a late party "
+                "would change the"
+            )
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text} {party.recipe.model.combine} of all the others"
+            )
         self._trains_encoder = settings.own_encoder == "trained"
         if self._trains_encoder and party.features is None:
             text = f"{where}: own_encoder = 'trained', but {party.name} has no features"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; give it features, or remove the setting")
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text}; give it features, or remove the setting"
+            )
         self._models = nn.ModuleDict({key: party.models[key] for key in self._trained})
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(settings.batch_size, len(self._rows)) < 2:
@@ -56,18 +65,26 @@ class ActiveHead(Phase):
         if settings.dp is not None:
             size, norm = settings.batch_size, settings.dp.max_grad_norm
             trained = self._models, self._optimizer, self._positions
-            self._private = PrivateSteps(party.need_privacy(), name, party.name, *trained, size, norm)
-        self._upload = party.answering(name, upload(settings, party.protected), width=party.embedding_size)
-        self._r: dict[str, Tensor] = {}  # {passive party: its representations of the training rows, [N, D]}
+            self._private = PrivateSteps(
+                party.need_privacy(), name, party.name, *trained, size, norm
+            )
+        self._upload = party.answering(
+            name, upload(settings, party.protected), width=party.embedding_size
+        )
+        # {passive party: its representations of the training rows, [N, D]}.
+        self._r: dict[str, Tensor] = {}
         self._late: list[str] = []
-        self._owed = False  # whether the acknowledgement is still to be sent
+        # Whether the acknowledgement is still to be sent.
+        self._owed = False
 
     @property
     def _trained(self) -> tuple[str, ...]:
         return ("encoder", "top") if self._trains_encoder else ("top",)
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        return self._rows if exchange == self._upload.exchange.name and step.round == UPLOAD else None
+        return (
+            self._rows if exchange == self._upload.exchange.name and step.round == UPLOAD else None
+        )
 
     def run_round(self, round_: int) -> RoundReport:
         if round_ == UPLOAD:
@@ -79,16 +96,27 @@ class ActiveHead(Phase):
         party, step = self._party, StepKey(self.name, round_, 0)
         n, d = len(self._rows), party.embedding_size
         deadline_s = self._settings.deadline_s
-        received = self._upload.collect(step, rows=n, deadline_s=math.inf if deadline_s is None else deadline_s)
+        received = self._upload.collect(
+            step, rows=n, deadline_s=math.inf if deadline_s is None else deadline_s
+        )
         self._late = [each.name for each in party.recipe.passives if each.name not in received]
-        self._r = {name: tensors["z"] for name, tensors in received.items()} | zeros(self._late, n, d, party.device)
+        self._r = {name: tensors["z"] for name, tensors in received.items()} | zeros(
+            self._late, n, d, party.device
+        )
         self._owed = True
-        late = f"trained without {', '.join(self._late)}, who did not come within {deadline_s} s" if self._late else ""
+        late = (
+            f"trained without {', '.join(self._late)}, who did not come within {deadline_s} s"
+            if self._late
+            else ""
+        )
         return RoundReport(0, note=late, checkpoint=True, without=tuple(self._late))
 
     def _acknowledge(self) -> None:
-        """Answers the upload, once a checkpoint holds the representations: a party with this answer may leave."""
-        if not self._owed:  # this generation began after the upload
+        """Answers the upload, once a checkpoint holds the representations: a party with this answer
+        may leave.
+        """
+        # This generation began after the upload.
+        if not self._owed:
             return
         self._owed, party, step = False, self._party, StepKey(self.name, UPLOAD, 0)
         names = [each.name for each in party.recipe.passives]
@@ -101,9 +129,17 @@ class ActiveHead(Phase):
     def _train(self, round_: int) -> RoundReport:
         """Trains: SS-VFL's Alg. 1, lines 6 to 10; FedOnce's, lines 20 to 30."""
         self._acknowledge()
-        party, settings, rule, top = self._party, self._settings, self._party.recipe.model.combine, self._models["top"]
+        party, settings, rule, top = (
+            self._party,
+            self._settings,
+            self._party.recipe.model.combine,
+            self._models["top"],
+        )
         _, targets = party.need_labels()
-        y_N, r_ND = party.take(targets, self._rows), [self._r[each.name] for each in party.recipe.passives]
+        y_N, r_ND = (
+            party.take(targets, self._rows),
+            [self._r[each.name] for each in party.recipe.passives],
+        )
         own_ND = self._frozen()
         epochs = settings.epochs_over(len(self._rows))
         schedule = build_schedule(settings.optimizer, self._optimizer, epochs)
@@ -118,12 +154,18 @@ class ActiveHead(Phase):
         for epoch in range(epochs):
             total, before, counted = torch.zeros((), device=party.device), steps, 0
             for batch in self._batches(epoch):
-                value = self._private.step(batch, loss) if self._private is not None else self._step(batch, loss)
+                value = (
+                    self._private.step(batch, loss)
+                    if self._private is not None
+                    else self._step(batch, loss)
+                )
                 steps += 1
-                if value is not None:  # a private batch may be empty
+                # A private batch may be empty.
+                if value is not None:
                     total += value
                     counted += 1
-            if steps == before:  # the budget has ended
+            # The budget has ended.
+            if steps == before:
                 break
             mean_loss = total.item() / counted if counted else mean_loss
             schedule.step()
@@ -131,7 +173,11 @@ class ActiveHead(Phase):
         without(self._models["top"], party.recipe, self._late)
         found = {"loss": mean_loss}
         if self._private is not None:
-            return RoundReport(steps, {"train": {**found, "epsilon": self._private.epsilon}}, note=self._private.note)
+            return RoundReport(
+                steps,
+                {"train": {**found, "epsilon": self._private.epsilon}},
+                note=self._private.note,
+            )
         return RoundReport(steps, {"train": found})
 
     def _batches(self, epoch: int) -> Iterable[Rows]:
@@ -150,13 +196,17 @@ class ActiveHead(Phase):
         return value.detach()
 
     def _frozen(self) -> list[Tensor]:
-        """Returns this party's own representations of the training rows, [N, D], if any and unchanging."""
+        """Returns this party's own representations of the training rows, [N, D], if any and
+        unchanging.
+        """
         if self._party.features is None or self._trains_encoder:
             return []
         return [embed(self._party, self._rows)]
 
     def _own(self, frozen_ND: list[Tensor], batch: Rows) -> list[Tensor]:
-        """Returns this party's own representations of a batch of positions, [B, D]; none if it has no features."""
+        """Returns this party's own representations of a batch of positions, [B, D]; none if it has
+        no features.
+        """
         if not self._trains_encoder:
             return [self._party.take(each, batch) for each in frozen_ND]
         return [self._models["encoder"](*self._party.need_features().inputs(self._rows[batch]))]
@@ -170,7 +220,9 @@ class ActiveHead(Phase):
         return {"representations": self._r, "late": self._late, "private": private}
 
     def load_state(self, tree: Tree) -> None:
-        self._r = {name: r_ND.to(self._party.device) for name, r_ND in tree["representations"].items()}
+        self._r = {
+            name: r_ND.to(self._party.device) for name, r_ND in tree["representations"].items()
+        }
         self._late = list(tree["late"])
         if self._private is not None:
             self._private.load_state(tree["private"])

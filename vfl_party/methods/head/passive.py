@@ -11,14 +11,19 @@ from vfl_party.phases.scoring import embed
 
 
 class PassiveHead(Phase):
-    """Runs two rounds: the upload, and the active party's training, in which this party has nothing to do."""
+    """Runs two rounds: the upload, and the active party's training, in which this party has nothing
+    to do.
+    """
 
     alone_from = TRAIN
-    skippable = (UPLOAD,)  # the active party has it in a checkpoint, or will ask for it
+    # The active party has it in a checkpoint, or will ask for it.
+    skippable = (UPLOAD,)
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
         self.name, self.rounds, self._party = name, 2, party
-        self._upload = party.asking(name, upload(settings, party.protected), width=party.embedding_size)
+        self._upload = party.asking(
+            name, upload(settings, party.protected), width=party.embedding_size
+        )
 
     def run_round(self, round_: int) -> RoundReport:
         if round_ != UPLOAD:
@@ -27,5 +32,9 @@ class PassiveHead(Phase):
         r_ND = embed(party, party.rows("train"))
         reply = self._upload.swap(StepKey(self.name, round_, 0), {"z": r_ND})
         used = all(bool(each) for each in reply.values())
-        note = "" if used else "our representations came after deadline_s: the model is trained without them"
+        note = (
+            ""
+            if used
+            else "our representations came after deadline_s: the model is trained without them"
+        )
         return RoundReport(0, note=note, checkpoint=True)

@@ -10,17 +10,19 @@ from vfl_party.models.training import TrainingSettings
 from vfl_party.outbound.noise import Amplifier
 from vfl_party.privacy.settings import DpSettings
 
-UPLOAD, TRAIN = 0, 1  # rounds: a checkpoint lies between them, so that a failure in training does not repeat the upload
+# Rounds: a checkpoint lies between them, so that a failure in training does not repeat the upload.
+UPLOAD, TRAIN = 0, 1
 
 
 class HeadSettings(TrainingSettings):
     """Training of the top model on representations that are received once. A step is one batch.
 
-    ``deadline_s``: seconds that the active party waits for a party's whole upload. A party that is later is left out:
-    zeros replace its representations, and its part of the top model is zero (FedOnce's laggy parties).
-    ``own_encoder``: the active party's; ``frozen`` as the phase before left it (SS-VFL-I), or ``trained`` together with
-    the top model (FedOnce). ``noise``: σ of the noise that a passive party adds to its upload, and later to all that it
-    sends for evaluation and prediction (FedOnce, Table 8: "added to all the representations"). ``dp``: the training is
+    ``deadline_s``: seconds that the active party waits for a party's whole upload. A party that is
+    later is left out: zeros replace its representations, and its part of the top model is zero
+    (FedOnce's laggy parties). ``own_encoder``: the active party's; ``frozen`` as the phase before
+    left it (SS-VFL-I), or ``trained`` together with the top model (FedOnce). ``noise``: σ of the
+    noise that a passive party adds to its upload, and later to all that it sends for evaluation and
+    prediction (FedOnce, Table 8: "added to all the representations"). ``dp``: the training is
     private (FedOnce-L1); its ``mode`` has no effect here.
     """
 
@@ -32,4 +34,7 @@ class HeadSettings(TrainingSettings):
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
         if self.dp is not None and self.optimizer.clip_norm is not None:
-            raise ValueError("optimizer.clip_norm is not for dp, which clips the gradient of each row: max_grad_norm")
+            raise ValueError(
+                "optimizer.clip_norm is not for dp, which clips the gradient of each row: "
+                "max_grad_norm"
+            )

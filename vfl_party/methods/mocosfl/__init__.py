@@ -1,7 +1,9 @@
-"""MocoSFL (Li et al. 2023): momentum contrast over rows that different parties hold, by split federated learning.
+"""MocoSFL (Li et al. 2023): momentum contrast over rows that different parties hold, by split
+federated learning.
 
-The parties hold different rows of the same columns. Each has a bottom; the active party has the tail, the memory of
-keys, and labels for a probe; the aggregation server averages the bottoms: SplitFed's two servers.
+The parties hold different rows of the same columns. Each has a bottom; the active party has the
+tail, the memory of keys, and labels for a probe; the aggregation server averages the bottoms:
+SplitFed's two servers.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ from vfl_party.phases.method import Method
 
 
 def _active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
-    return ActiveMocoSFL(party, name, settings) if party.recipe.passives else AloneMocoSFL(party, name, settings)
+    return (
+        ActiveMocoSFL(party, name, settings)
+        if party.recipe.passives
+        else AloneMocoSFL(party, name, settings)
+    )
 
 
 def _upper(settings: MocoSFLSettings, recipe: Recipe, seed: int) -> dict[str, nn.Module]:

@@ -1,4 +1,6 @@
-"""The active side, the paper's server: one memory of keys and one tail for the latents of all parties."""
+"""The active side, the paper's server: one memory of keys and one tail for the latents of all
+parties.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from vfl_party.phases.diverged import check_sums
 
 
 class ActiveMocoSFL(Phase):
-    """One round is a part of an epoch, up to the next average. The tail is one of the party's models."""
+    """One round is a part of an epoch, up to the next average. The tail is one of the party's
+    models.
+    """
 
     def __init__(self, party: Party, name: str, settings: MocoSFLSettings) -> None:
         self.name, self.rounds = name, settings.rounds
@@ -26,10 +30,18 @@ class ActiveMocoSFL(Phase):
         channels, height, width = halves_of(party.recipe, settings).latent
         sizes = {"channels": channels, "height": height, "width": width}
         self._latents = party.answering(name, latents(settings), rows=settings.batch_size, **sizes)
-        self._handout = party.answering(name, handout(party.models["bottom"])) if self._course.hands_out else None
-        if not settings.frozen:  # the server compares what all parties plan
+        self._handout = (
+            party.answering(name, handout(party.models["bottom"]))
+            if self._course.hands_out
+            else None
+        )
+        # The server compares what all parties plan.
+        if not settings.frozen:
             bottom = build_bottom(party.recipe, settings)
-            party.asking(name, bottoms(averaged(bottom, None if party.recipe.preset == "released" else bottom)))
+            party.asking(
+                name,
+                bottoms(averaged(bottom, None if party.recipe.preset == "released" else bottom)),
+            )
 
     def run_round(self, round_: int) -> RoundReport:
         party, steps = self._party, len(self._course.numbers(round_))
@@ -37,7 +49,9 @@ class ActiveMocoSFL(Phase):
             self._tail.begin()
             if self._handout is not None:
                 step = StepKey(self.name, 0, 0)
-                self._handout.reply_all(step, self._handout.collect(step), dict(party.models["bottom"].state_dict()))
+                self._handout.reply_all(
+                    step, self._handout.collect(step), dict(party.models["bottom"].state_dict())
+                )
         total = zero(party)
         for done, (step, _) in enumerate(self._course.steps(round_), 1):
             total += self._step(step)
@@ -55,12 +69,15 @@ class ActiveMocoSFL(Phase):
         loss = self._tail.loss(q, k)
         loss.backward()  # type: ignore[no-untyped-call]
         check_sums(self._party, step, loss, [] if q.grad is None else [q.grad], received)
-        # The parties proceed while the tail is updated: every gradient is of the weights before the update.
+        # The parties proceed while the tail is updated: every gradient is of the weights before the
+        # update.
         if q.grad is None:
             self._latents.acknowledge(step, received)
         else:
             parts = torch.split(q.grad, settings.batch_size)
-            self._latents.reply(step, {name: {"dq": dq} for name, dq in zip(received, parts, strict=True)})
+            self._latents.reply(
+                step, {name: {"dq": dq} for name, dq in zip(received, parts, strict=True)}
+            )
         self._tail.step()
         return loss.detach()
 

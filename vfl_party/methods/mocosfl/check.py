@@ -9,7 +9,8 @@ from vfl_common.errors import Code, InputError
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 
 KIND = "mocosfl"
-_SAME = ("image", "cut", "bottleneck", "width")  # settings of the network, which all phases share
+# Settings of the network, which all phases share.
+_SAME = ("image", "cut", "bottleneck", "width")
 
 
 def first_phase(recipe: Recipe) -> str | None:
@@ -18,7 +19,9 @@ def first_phase(recipe: Recipe) -> str | None:
 
 
 def check_phase(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> None:
-    """Raises InputError if a phase asks for a network that the recipe's other phases, or a party, do not have."""
+    """Raises InputError if a phase asks for a network that the recipe's other phases, or a party,
+    do not have.
+    """
     for party in recipe.parties:
         if party.encoder is not None and party.encoder != recipe.model.encoder:
             raise other_encoder(f"recipe: parties.{party.name}.encoder")
@@ -26,9 +29,13 @@ def check_phase(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> None:
         for key in _SAME:
             was, now = getattr(theirs, key), getattr(settings, key)
             if was != now:
-                told = [f"{key} = {each}" if each is not None else f"no {key}" for each in (was, now)]
+                told = [
+                    f"{key} = {each}" if each is not None else f"no {key}" for each in (was, now)
+                ]
                 text = f"recipe: phases: {phase}: {where} has {told[0]}, and this phase {told[1]}"
-                raise InputError(Code.CONFIG_INVALID, f"{text}; make them equal: both train the same network")
+                raise InputError(
+                    Code.CONFIG_INVALID, f"{text}; make them equal: both train the same network"
+                )
 
 
 def other_encoder(where: str) -> InputError:
@@ -38,7 +45,9 @@ def other_encoder(where: str) -> InputError:
 
 
 def _others(recipe: Recipe, phase: str) -> Iterator[tuple[str, MocoSFLSettings]]:
-    """Yields where each phase of MocoSFL before ``phase`` stands, and its settings; those of the earlier run first."""
+    """Yields where each phase of MocoSFL before ``phase`` stands, and its settings; those of the
+    earlier run first.
+    """
     for each in recipe.start.phases if recipe.start is not None else ():
         if each.kind == KIND:
             yield "start.phases", MocoSFLSettings.model_validate(each.settings)

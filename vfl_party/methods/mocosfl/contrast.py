@@ -13,7 +13,14 @@ Project = Callable[[Tensor], Tensor]
 
 
 def contrast(
-    online: Project, momentum: Project, q: Tensor, k: Tensor, queue_QD: Tensor, temperature: float, *, halved: bool
+    online: Project,
+    momentum: Project,
+    q: Tensor,
+    k: Tensor,
+    queue_QD: Tensor,
+    temperature: float,
+    *,
+    halved: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns the symmetric loss, a scalar, and the 2B new keys [2B, P], those of ``q`` first.
 
@@ -27,5 +34,7 @@ def contrast(
     """
     with torch.no_grad():
         keys_q, keys_k = momentum(q), momentum(k)
-    total = moco(online(q), keys_k, queue_QD, temperature) + moco(online(k), keys_q, queue_QD, temperature)
+    total = moco(online(q), keys_k, queue_QD, temperature) + moco(
+        online(k), keys_q, queue_QD, temperature
+    )
     return total / 2 if halved else total, torch.cat([keys_q, keys_k])

@@ -1,4 +1,6 @@
-"""The exchanges of MocoSFL: latents of both views up, the gradient of one down, and the bottoms to the server."""
+"""The exchanges of MocoSFL: latents of both views up, the gradient of one down, and the bottoms to
+the server.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,30 @@ from vfl_party.outbound.declared import NOTHING, Exchange, Sent, f32
 
 
 def latents(settings: MocoSFLSettings) -> Exchange:
-    """Declares the latents q (online bottom) and k (momentum bottom) of two views up, and the gradient of q down."""
+    """Declares the latents q (online bottom) and k (momentum bottom) of two views up, and the
+    gradient of q down.
+    """
     shape = ("rows", "channels", "height", "width")
     up = Sent(Kind.EMBEDDING, {"q": f32(*shape), "k": f32(*shape)})
-    return Exchange("latents", up, NOTHING if settings.frozen else Sent(Kind.GRADIENT, {"dq": f32(*shape)}))
+    return Exchange(
+        "latents", up, NOTHING if settings.frozen else Sent(Kind.GRADIENT, {"dq": f32(*shape)})
+    )
 
 
 def handout(bottom: nn.Module) -> Exchange:
     """Declares the bottom that the active party gives to all at the beginning."""
-    sent = Sent(Kind.WEIGHTS, {name: (each.dtype, tuple(each.shape)) for name, each in bottom.state_dict().items()})
+    sent = Sent(
+        Kind.WEIGHTS,
+        {name: (each.dtype, tuple(each.shape)) for name, each in bottom.state_dict().items()},
+    )
     return Exchange("handout", NOTHING, sent, when="once")
 
 
 def bottoms(shared: Mapping[str, Tensor]) -> Exchange:
-    """Declares each passive party's bottom up, and the mean of all down. ``shared``: {name: tensor}."""
-    sent = Sent(Kind.WEIGHTS, {name: (each.dtype, tuple(each.shape)) for name, each in shared.items()})
+    """Declares each passive party's bottom up, and the mean of all down. ``shared``: {name:
+    tensor}.
+    """
+    sent = Sent(
+        Kind.WEIGHTS, {name: (each.dtype, tuple(each.shape)) for name, each in shared.items()}
+    )
     return Exchange("bottoms", sent, sent, asks="server", passive=True, when="every round")

@@ -1,4 +1,6 @@
-"""How like their originals reconstructed images are: mean squared error, SSIM and PSNR, for pixels from 0 to 1."""
+"""How like their originals reconstructed images are: mean squared error, SSIM and PSNR, for pixels
+from 0 to 1.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,19 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_party.models.metrics import functional
 
-_MOST_REACH = 5  # pixels from the middle of SSIM's window to its edge: 11 x 11 pixels, as Wang et al. (2004) have it
-_SIGMA = 0.3  # of the Gaussian in the window, for each pixel of its reach: 1.5 in one of 11 x 11
+# Pixels from the middle of SSIM's window to its edge: 11 x 11 pixels, as Wang et al. (2004) have
+# it.
+_MOST_REACH = 5
+# Of the Gaussian in the window, for each pixel of its reach: 1.5 in one of 11 x 11.
+_SIGMA = 0.3
 
 
 @dataclass(frozen=True)
 class Likeness:
     """The likeness of images to their originals.
 
-    ``mse``: over all pixels of all images. ``ssim``: the mean over the images. ``psnr``: dB, of that ``mse``; infinite
-    if the images are equal.
+    ``mse``: over all pixels of all images. ``ssim``: the mean over the images. ``psnr``: dB, of
+    that ``mse``; infinite if the images are equal.
     """
 
     mse: float
@@ -34,7 +39,8 @@ def likeness(images: Tensor, truth: Tensor) -> Likeness:
 
 
 def window(height: int, width: int) -> int:
-    """Returns the height and width of SSIM's window: 11 pixels; below 20 pixels about half of the image, at least 3.
+    """Returns the height and width of SSIM's window: 11 pixels; below 20 pixels about half of the
+    image, at least 3.
 
     A window of 11 pixels would see an image of 8 x 8 as a whole, and mostly mirrored.
     """
@@ -44,12 +50,16 @@ def window(height: int, width: int) -> int:
 def ssim(images: Tensor, truth: Tensor) -> Tensor:
     """Returns the mean structural similarity of images [B, C, H, W], a scalar with gradient.
 
-    The window is Gaussian, at every pixel; beyond its edges the image is mirrored. Sides have at least 2 pixels.
+    The window is Gaussian, at every pixel; beyond its edges the image is mirrored. Sides have at
+    least 2 pixels.
     """
-    sigma = _SIGMA * _reach(*images.shape[2:])  # torchmetrics makes a window of int(3.5 sigma + 0.5) pixels of reach
+    # Torchmetrics makes a window of int(3.5 sigma + 0.5) pixels of reach.
+    sigma = _SIGMA * _reach(*images.shape[2:])
     structural_similarity = functional().image.structural_similarity_index_measure
     # The map of all pixels: which of them the mean counts differs between versions of torchmetrics.
-    _, map_BCHW = structural_similarity(images, truth, sigma=sigma, data_range=1.0, return_full_image=True)
+    _, map_BCHW = structural_similarity(
+        images, truth, sigma=sigma, data_range=1.0, return_full_image=True
+    )
     found: Tensor = map_BCHW.mean()
     return found
 

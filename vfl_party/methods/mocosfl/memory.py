@@ -1,4 +1,6 @@
-"""What trains the tail: its moving average, one memory of keys for all parties, and the update of both."""
+"""What trains the tail: its moving average, one memory of keys for all parties, and the update of
+both.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from vfl_party.selfsup.losses import KeyQueue, ema_update
 
 
 class TrainedTail:
-    """The tail of the active party, which is one of its models, with all that its training needs."""
+    """The tail of the active party, which is one of its models, with all that its training
+    needs.
+    """
 
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
@@ -40,7 +44,9 @@ class TrainedTail:
         ema_update(self._momentum, self._tail, self._settings.momentum)
         self._half.zero_grad()
         tails, keys = (self._tail, self._momentum), self._queue.keys
-        loss, self._fresh = contrast(*tails, q, k, keys, self._settings.temperature, halved=self._halved)
+        loss, self._fresh = contrast(
+            *tails, q, k, keys, self._settings.temperature, halved=self._halved
+        )
         return loss
 
     def step(self) -> None:
@@ -58,7 +64,10 @@ class TrainedTail:
         """Returns the mean loss of a round. Raises InputError if it is NaN or infinite."""
         loss = total.item() / steps
         if not math.isfinite(loss):
-            text = f"phase {self._phase}: the loss of {self._party.name} is {loss}: its training diverged"
+            text = (
+                f"phase {self._phase}: the loss of {self._party.name} is {loss}: its training "
+                "diverged"
+            )
             raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
         return loss
 

@@ -1,4 +1,6 @@
-"""The passive side, the paper's client: latents of two views out, the gradient of one back, the bottom averaged."""
+"""The passive side, the paper's client: latents of two views out, the gradient of one back, the
+bottom averaged.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from vfl_party.selfsup.losses import ema_update
 
 
 class PassiveMocoSFL(Phase):
-    """One round is a part of an epoch, up to the next average. The bottom is the party's encoder."""
+    """One round is a part of an epoch, up to the next average. The bottom is the party's
+    encoder.
+    """
 
     def __init__(self, party: Party, name: str, settings: MocoSFLSettings) -> None:
         self.name, self.rounds = name, settings.rounds
@@ -29,18 +33,25 @@ class PassiveMocoSFL(Phase):
         self._course = Course.of(party, name, settings)
         released = party.recipe.preset == "released"
         self._bottom = party.models["encoder"]
-        self._half = TrainedHalf(self._bottom, settings.of_bottoms, settings.epochs, by_batch=released)
+        self._half = TrainedHalf(
+            self._bottom, settings.of_bottoms, settings.epochs, by_batch=released
+        )
         self._momentum = momentum_of(self._bottom)
         self._averaged = averaged(self._bottom, None if released else self._momentum)
         channels, height, width = halves_of(party.recipe, settings).latent
         self._sizes = {"channels": channels, "height": height, "width": width}
-        self._latents = party.asking(name, latents(settings), rows=settings.batch_size, **self._sizes)
-        self._handout = party.asking(name, handout(self._bottom)) if self._course.hands_out else None
+        self._latents = party.asking(
+            name, latents(settings), rows=settings.batch_size, **self._sizes
+        )
+        self._handout = (
+            party.asking(name, handout(self._bottom)) if self._course.hands_out else None
+        )
         self._bottoms = None if settings.frozen else party.asking(name, bottoms(self._averaged))
 
     def run_round(self, round_: int) -> RoundReport:
         party, steps = self._party, len(self._course.numbers(round_))
-        if round_ == 0:  # start from the bottom as earlier phases, or another run, have trained it
+        # Start from the bottom as earlier phases, or another run, have trained it.
+        if round_ == 0:
             if self._handout is not None:
                 self._bottom.load_state_dict(self._handout.swap(StepKey(self.name, 0, 0), {}))
             self._momentum.load_state_dict(self._bottom.state_dict())
@@ -74,7 +85,9 @@ class PassiveMocoSFL(Phase):
 
     @torch.no_grad()
     def _average(self, round_: int) -> None:
-        """Sends the bottom to the server, and continues with the mean of all. The optimizer's state stays here."""
+        """Sends the bottom to the server, and continues with the mean of all. The optimizer's state
+        stays here.
+        """
         assert self._bottoms is not None  # noqa: S101 - the caller has looked
         check_own(self._party, StepKey(self.name, round_, 0), self._averaged)
         mean = self._bottoms.swap(StepKey(self.name, round_, 0), self._averaged)

@@ -1,4 +1,6 @@
-"""Resistance to model inversion, learnt in pretraining by a single party: TAResSFL (MocoSFL, appendix A.4)."""
+"""Resistance to model inversion, learnt in pretraining by a single party: TAResSFL (MocoSFL,
+appendix A.4).
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,20 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vfl_party.models.decoder import Decoder
-from vfl_party.methods.mocosfl.likeness import ssim
 from vfl_common.config.base import Section
 from vfl_common.config.models import OptimizerSettings, Rate
 from vfl_party.base.seeds import derive_seed
+from vfl_party.methods.mocosfl.likeness import ssim
 from vfl_party.models import seeded
+from vfl_party.models.decoder import Decoder
 from vfl_party.models.optim import build_optimizer
 
 
 class ResistSettings(Section):
     """The bottom pays for what a decoder, trained beside it, reconstructs.
 
-    ``weight``: of the penalty. ``ssim``: there is none while the reconstructions are at most as similar as this.
-    ``lr``: of the decoder, trained by Adam.
+    ``weight``: of the penalty. ``ssim``: there is none while the reconstructions are at most as
+    similar as this. ``lr``: of the decoder, trained by Adam.
     """
 
     weight: Annotated[float, Field(gt=0.0, le=1e6)] = 2.0
@@ -36,8 +38,8 @@ class Resistance:
     Args:
         latent, image: C, H and W of what the bottom gives and takes.
         seed: of the decoder's initial weights.
-        by_ssim: the decoder maximises the similarity, as in the released code; else it minimises the squared error, as
-            in the paper.
+        by_ssim: the decoder maximises the similarity, as in the released code; else it minimises
+            the squared error, as in the paper.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class Resistance:
         with seeded(derive_seed(seed, "init", "resist")):
             self._decoder = Decoder(latent, image)
         self._decoder.to(device)
-        self._optimizer = build_optimizer(OptimizerSettings(lr=settings.lr), self._decoder.parameters())
+        self._optimizer = build_optimizer(
+            OptimizerSettings(lr=settings.lr), self._decoder.parameters()
+        )
 
     def gradient(self, z: Tensor, images: Tensor) -> tuple[Tensor | None, float]:
         """Trains the decoder by one step, then asks it. z is left as it is, with its graph.
@@ -63,11 +67,13 @@ class Resistance:
             z: latents [B, C, H, W], at least two.
             images: what the bottom saw, [B, C, H, W], from 0 to 1.
 
-        Returns the penalty's gradient by z, None if there is no penalty, and the SSIM of the reconstructions.
+        Returns the penalty's gradient by z, None if there is no penalty, and the SSIM of the
+        reconstructions.
         """
         settings = self._settings
         self._step(z.detach(), images)
-        self._decoder.eval()  # as an attacker has it: a row's reconstruction depends on no other row
+        # As an attacker has it: a row's reconstruction depends on no other row.
+        self._decoder.eval()
         leaf = z.detach().requires_grad_()
         found, similarity = penalty(self._decoder, leaf, images, settings.weight, settings.ssim)
         if found is None:
@@ -84,7 +90,10 @@ class Resistance:
         self._optimizer.step()
 
     def state(self) -> dict[str, Any]:
-        return {"decoder": dict(self._decoder.state_dict()), "optimizer": self._optimizer.state_dict()}
+        return {
+            "decoder": dict(self._decoder.state_dict()),
+            "optimizer": self._optimizer.state_dict(),
+        }
 
     def load_state(self, tree: dict[str, Any]) -> None:
         self._decoder.load_state_dict(tree["decoder"])
@@ -94,7 +103,8 @@ class Resistance:
 def penalty(
     decoder: nn.Module, z: Tensor, images: Tensor, weight: float, threshold: float
 ) -> tuple[Tensor | None, float]:
-    """Returns weight · (SSIM - threshold) of a decoder's reconstructions, a scalar with gradient, and the SSIM.
+    """Returns weight · (SSIM - threshold) of a decoder's reconstructions, a scalar with gradient,
+    and the SSIM.
 
     The penalty is None if the SSIM is at most the threshold.
     """

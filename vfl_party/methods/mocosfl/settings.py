@@ -15,8 +15,10 @@ from vfl_party.models.halves import Bottleneck
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
 _MOST_PIXELS = 1 << 26
-_MOST_BYTES = 64 << 30  # of keys
-_RATE, _FROZEN_RATE = 0.06, 0.001  # of the tail; appendix A.1, and A.4 for a bottom that is not trained
+# Of keys.
+_MOST_BYTES = 64 << 30
+# Of the tail; appendix A.1, and A.4 for a bottom that is not trained.
+_RATE, _FROZEN_RATE = 0.06, 0.001
 
 
 class BottleneckSettings(Section):
@@ -30,22 +32,27 @@ class BottleneckSettings(Section):
 
 
 class MocoSFLSettings(Section):
-    """A step is one batch of ``batch_size`` rows at each passive party; a round ends with an average of the bottoms.
+    """A step is one batch of ``batch_size`` rows at each passive party; a round ends with an
+    average of the bottoms.
 
-    An epoch has as many steps as the party with most rows has full batches; a party with fewer begins its rows again.
+    An epoch has as many steps as the party with most rows has full batches; a party with fewer
+    begins its rows again.
 
-    ``image``: channels, height and width of a row, which the active party needs to know. ``cut``: the convolutions of
-    the bottom (MocoSFL-1, MocoSFL-3). ``averages_per_epoch``: how often the server averages the bottoms. ``queue``:
-    keys of all parties together. ``momentum``: of the moving averages of bottoms and tail. ``width``: of the head.
-    ``frozen``: the bottoms are not trained: no gradient goes back, and nothing is averaged (TAResSFL's transfer step).
-    ``resist``: a party that trains both halves alone makes its bottom hard to invert (TAResSFL's pretraining step).
-    ``bottom_optimizer``: each of K parties gets its rows' part of the gradient of one mean loss, so that averaged
-    bottoms move 1/K as far as in one process with the same learning rate; K times the rate makes up for that. The
-    released code has a rate of its own for clients, too (``c_lr``).
+    ``image``: channels, height and width of a row, which the active party needs to know. ``cut``:
+    the convolutions of the bottom (MocoSFL-1, MocoSFL-3). ``averages_per_epoch``: how often the
+    server averages the bottoms. ``queue``: keys of all parties together. ``momentum``: of the
+    moving averages of bottoms and tail. ``width``: of the head. ``frozen``: the bottoms are not
+    trained: no gradient goes back, and nothing is averaged (TAResSFL's transfer step). ``resist``:
+    a party that trains both halves alone makes its bottom hard to invert (TAResSFL's pretraining
+    step). ``bottom_optimizer``: each of K parties gets its rows' part of the gradient of one mean
+    loss, so that averaged bottoms move 1/K as far as in one process with the same learning rate; K
+    times the rate makes up for that. The released code has a rate of its own for clients, too
+    (``c_lr``).
     """
 
     epochs: PositiveInt = 200
-    batch_size: PositiveInt = 20  # of each party; MocoSFL keeps about 100 over all of them
+    # Of each party; MocoSFL keeps about 100 over all of them.
+    batch_size: PositiveInt = 20
     averages_per_epoch: PositiveInt = 1
     image: tuple[Width, Width, Width] = (3, 32, 32)
     cut: Width = 3
@@ -56,27 +63,43 @@ class MocoSFLSettings(Section):
     width: Annotated[int, Field(gt=0, le=16_384)] = 1024
     frozen: bool = False
     resist: ResistSettings | None = None
-    optimizer: OptimizerSettings | None = None  # of bottoms and tail
-    bottom_optimizer: OptimizerSettings | None = None  # of the bottoms, if it is another
+    # Of bottoms and tail.
+    optimizer: OptimizerSettings | None = None
+    # Of the bottoms, if it is another.
+    bottom_optimizer: OptimizerSettings | None = None
     augment: AugmentSettings = AugmentSettings()
 
     def model_post_init(self, _context: Any) -> None:
         if self.frozen and "averages_per_epoch" in self.model_fields_set:
-            raise ValueError("frozen = true leaves the bottoms as they are: remove averages_per_epoch")
+            raise ValueError(
+                "frozen = true leaves the bottoms as they are: remove averages_per_epoch"
+            )
         if self.frozen and self.bottom_optimizer is not None:
-            raise ValueError("frozen = true leaves the bottoms as they are: remove bottom_optimizer")
+            raise ValueError(
+                "frozen = true leaves the bottoms as they are: remove bottom_optimizer"
+            )
         if math.prod(self.image) > _MOST_PIXELS:
             raise ValueError(f"image has more than {_MOST_PIXELS:,} numbers; correct it")
         if 4 * self.queue * self.width > _MOST_BYTES:
-            text = f"queue = {self.queue:,} keys of width = {self.width:,} are more than {_MOST_BYTES >> 30} GiB"
+            text = (
+                f"queue = {self.queue:,} keys of width = {self.width:,} are more than "
+                f"{_MOST_BYTES >> 30} GiB"
+            )
             raise ValueError(f"{text}; take fewer, or narrower ones")
         if self.resist is not None and (self.frozen or self.batch_size < 2):
-            raise ValueError("resist trains the bottom, on two rows or more: remove frozen, or enlarge batch_size")
+            raise ValueError(
+                "resist trains the bottom, on two rows or more: remove frozen, or enlarge "
+                "batch_size"
+            )
 
     @property
     def neck(self) -> Bottleneck | None:
         """The bottleneck at the cut."""
-        return Bottleneck(self.bottleneck.channels, self.bottleneck.stride) if self.bottleneck is not None else None
+        return (
+            Bottleneck(self.bottleneck.channels, self.bottleneck.stride)
+            if self.bottleneck is not None
+            else None
+        )
 
     @property
     def rounds(self) -> int:
@@ -94,4 +117,6 @@ class MocoSFLSettings(Section):
         if self.optimizer is not None:
             return self.optimizer
         rate = _FROZEN_RATE if self.frozen else _RATE
-        return OptimizerSettings(kind="sgd", lr=rate, momentum=0.9, weight_decay=5e-4, schedule="cosine")
+        return OptimizerSettings(
+            kind="sgd", lr=rate, momentum=0.9, weight_decay=5e-4, schedule="cosine"
+        )

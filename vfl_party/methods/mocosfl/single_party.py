@@ -1,4 +1,6 @@
-"""MoCo at a party that is alone and has both halves: TAResSFL's pretraining, and what MocoSFL is compared with."""
+"""MoCo at a party that is alone and has both halves: TAResSFL's pretraining, and what MocoSFL is
+compared with.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ from vfl_party.methods.mocosfl.views import Views
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import ema_update
 
-_AT_ONCE = 1024  # rows that are looked at together
-_ROUNDING = 1e-4  # of pixels that are scaled
+# Rows that are looked at together.
+_AT_ONCE = 1024
+# Of pixels that are scaled.
+_ROUNDING = 1e-4
 
 
 class AloneMocoSFL(Phase):
@@ -63,7 +67,8 @@ class AloneMocoSFL(Phase):
             if self._resistance is not None:
                 dz, similarity = self._resistance.gradient(q, v1[0].clamp(0, 1))
                 similar += similarity
-                if dz is not None:  # adds its gradient, and nothing to the value
+                # Adds its gradient, and nothing to the value.
+                if dz is not None:
                     paid = (q * dz).sum()
                     loss = loss + paid - paid.detach()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -74,7 +79,9 @@ class AloneMocoSFL(Phase):
         self._half.end_epoch()
         self._tail.end_epoch()
         found = {"loss": self._tail.mean(total, per)}
-        return RoundReport(per, {"train": found if self._resistance is None else found | {"ssim": similar / per}})
+        return RoundReport(
+            per, {"train": found if self._resistance is None else found | {"ssim": similar / per}}
+        )
 
     def state(self) -> Tree:
         return {
@@ -93,7 +100,9 @@ class AloneMocoSFL(Phase):
 
 
 def _check_alone(party: Party, phase: str, settings: MocoSFLSettings) -> None:
-    """Raises InputError if a setting is for several parties, or if images are scaled so that ``resist`` cannot work."""
+    """Raises InputError if a setting is for several parties, or if images are scaled so that
+    ``resist`` cannot work.
+    """
     check_phase(party.recipe, phase, settings)
     where = f"recipe: phases: {phase}"
     if settings.frozen:
@@ -103,14 +112,18 @@ def _check_alone(party: Party, phase: str, settings: MocoSFLSettings) -> None:
         text = f"{where}: averages_per_epoch is for several parties, and {party.name} is alone"
         raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
     if settings.resist is not None and not _is_unit(party):
-        text = f"{where}: resist compares reconstructions with pixels from 0 to 1, and those of {party.name} are others"
+        text = (
+            f"{where}: resist compares reconstructions with pixels from 0 to 1, and those of "
+            f"{party.name} are others"
+        )
         raise InputError(Code.CONFIG_INVALID, f'{text}; set data.scale = "minmax"')
 
 
 def _is_unit(party: Party) -> bool:
     """Whether all pixels that the bottom gets are from 0 to 1."""
     rows = party.rows("local")
-    rows = rows[rows < len(party.ids)]  # others are of data.unaligned, and scaled as these are
+    # Others are of data.unaligned, and scaled as these are.
+    rows = rows[rows < len(party.ids)]
     for start in range(0, len(rows), _AT_ONCE):
         low, high = torch.aminmax(party.need_features().inputs(rows[start : start + _AT_ONCE])[0])
         if low.item() < -_ROUNDING or high.item() > 1.0 + _ROUNDING:

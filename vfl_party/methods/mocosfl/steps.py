@@ -19,23 +19,33 @@ from vfl_party.models.halves import Halves, Tail
 from vfl_party.models.init import seeded
 from vfl_party.phases.context import Party
 
-_LONGER = 100  # times: an epoch that is so much longer than a party's own rows is worth a word
+# Times: an epoch that is so much longer than a party's own rows is worth a word.
+_LONGER = 100
 
 
 def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
-    """Returns the network of a recipe. Raises InputError if its features are not the recipe's embedding."""
+    """Returns the network of a recipe. Raises InputError if its features are not the recipe's
+    embedding.
+    """
     halves = Halves(recipe.model.encoder, settings.image, settings.cut, settings.neck)
     if halves.features != recipe.model.embedding_size:
-        text = f"model.embedding_size = {recipe.model.embedding_size}, but the network gives {halves.features} features"
+        text = (
+            f"model.embedding_size = {recipe.model.embedding_size}, but the network gives "
+            f"{halves.features} features"
+        )
         raise InputError(Code.CONFIG_INVALID, f"recipe: {text}; make them equal")
     if not halves.fits:
         text = f"image = {list(settings.image)} is too small for this network"
-        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}; correct it, or take more channels")
+        raise InputError(
+            Code.CONFIG_INVALID, f"recipe: phases: {text}; correct it, or take more channels"
+        )
     return halves
 
 
 def hands_out(recipe: Recipe) -> bool:
-    """Whether the active party gives the others the bottom that they start with, in the first phase of MocoSFL."""
+    """Whether the active party gives the others the bottom that they start with, in the first phase
+    of MocoSFL.
+    """
     return recipe.start is not None and recipe.start.held_by == "active"
 
 
@@ -52,7 +62,9 @@ def build_tail(recipe: Recipe, settings: MocoSFLSettings, seed: int) -> Tail:
 
 
 def averaged(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]:
-    """Returns the parameters that the server averages; ``momentum``: the moving average, if it is averaged too."""
+    """Returns the parameters that the server averages; ``momentum``: the moving average, if it is
+    averaged too.
+    """
     found: dict[str, Tensor] = {f"online.{name}": each for name, each in bottom.named_parameters()}
     if momentum is not None:
         found |= {f"momentum.{name}": each for name, each in momentum.named_parameters()}
@@ -68,8 +80,8 @@ def momentum_of(module: nn.Module) -> nn.Module:
 class Course:
     """What all parties know of a phase.
 
-    ``holdings``: {party: {split: rows}} of the passive parties. ``hands_out``: the phase begins with the active party's
-    bottom. ``untrained``: nothing has trained the bottoms before.
+    ``holdings``: {party: {split: rows}} of the passive parties. ``hands_out``: the phase begins
+    with the active party's bottom. ``untrained``: nothing has trained the bottoms before.
     """
 
     phase: str
@@ -80,20 +92,36 @@ class Course:
 
     @classmethod
     def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> Course:
-        """Returns the course as ``party`` knows it. Raises InputError if a party has less than a batch."""
+        """Returns the course as ``party`` knows it. Raises InputError if a party has less than a
+        batch.
+        """
         if settings.resist is not None:
-            text = "resist is for a party that trains both halves alone, before the others get its bottom"
-            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; remove it here")
+            text = (
+                "resist is for a party that trains both halves alone, before the others get "
+                "its bottom"
+            )
+            raise InputError(
+                Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; remove it here"
+            )
         for name, rows in party.holdings.items():
             if rows["local"] < settings.batch_size:
-                text = f"batch_size = {settings.batch_size} is more than the {rows['local']} training rows of {name}"
-                raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take at most {rows['local']}")
+                text = (
+                    f"batch_size = {settings.batch_size} is more than the {rows['local']} "
+                    f"training rows of {name}"
+                )
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"recipe: phases: {phase}: {text}; take at most {rows['local']}",
+                )
         check_phase(party.recipe, phase, settings)
         first = first_phase(party.recipe) == phase
         begins = first and hands_out(party.recipe)
         found = cls(phase, settings, party.holdings, begins, first and party.recipe.start is None)
         if party.holdings and settings.averages_per_epoch > found.steps_per_epoch:
-            text = f"averages_per_epoch = {settings.averages_per_epoch}, but an epoch has {found.steps_per_epoch} steps"
+            text = (
+                f"averages_per_epoch = {settings.averages_per_epoch}, but an epoch has "
+                f"{found.steps_per_epoch} steps"
+            )
             raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take fewer")
         return found
 
@@ -103,7 +131,8 @@ class Course:
         rows, found = sum(rows["local"] for rows in self.holdings.values()), []
         if self.settings.queue > rows:
             found.append(
-                f"queue = {self.settings.queue:,} keys are more than the {rows:,} training rows of all parties, so a "
+                f"queue = {self.settings.queue:,} keys are more than the {rows:,} training "
+                "rows of all parties, so a "
                 "row's own keys are among its negatives"
             )
         if self.settings.frozen and self.untrained:
@@ -112,11 +141,17 @@ class Course:
 
     def longer(self, party: str) -> str:
         """Words that an epoch is far longer than a party's own rows; '' if it is not."""
-        name, most = max(((name, rows["local"]) for name, rows in self.holdings.items()), key=lambda each: each[1])
+        name, most = max(
+            ((name, rows["local"]) for name, rows in self.holdings.items()),
+            key=lambda each: each[1],
+        )
         times = most // self.holdings[party]["local"]
         if times < _LONGER:
             return ""
-        text = f"an epoch goes {times:,} times over the rows of {party}, because {name} says that it has {most:,}"
+        text = (
+            f"an epoch goes {times:,} times over the rows of {party}, because {name} says that "
+            f"it has {most:,}"
+        )
         return f"phase {self.phase}: {text} for training; ask {name} if that is right"
 
     @cached_property
@@ -131,8 +166,11 @@ class Course:
         return range(epoch * per + per * part // parts, epoch * per + per * (part + 1) // parts)
 
     def steps(self, round_: int) -> Iterator[tuple[StepKey, int]]:
-        """Yields the key and the number of each step of a round. Peers say how many there are: no list is made."""
-        first = 1 if self.hands_out and round_ == 0 else 0  # step 0 of the phase is the hand-out
+        """Yields the key and the number of each step of a round. Peers say how many there are: no
+        list is made.
+        """
+        # Step 0 of the phase is the hand-out.
+        first = 1 if self.hands_out and round_ == 0 else 0
         for batch, number in enumerate(self.numbers(round_), first):
             yield StepKey(self.phase, round_, batch), number
 

@@ -23,7 +23,9 @@ def traffic(party: Party, name: str, settings: MocoSFLSettings) -> Traffic:
     return Traffic(_occurrences(party, name, settings, weights))
 
 
-def _occurrences(party: Party, name: str, settings: MocoSFLSettings, weights: Exchange | None) -> Iterator[Occurrence]:
+def _occurrences(
+    party: Party, name: str, settings: MocoSFLSettings, weights: Exchange | None
+) -> Iterator[Occurrence]:
     course, of = Course.of(party, name, settings), latents(settings)
     channels, height, width = halves_of(party.recipe, settings).latent
     sizes = {"rows": settings.batch_size, "channels": channels, "height": height, "width": width}

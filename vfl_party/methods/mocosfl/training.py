@@ -17,15 +17,28 @@ class TrainedHalf:
 
     Args:
         epochs: after which the schedule ends.
-        by_batch: steps the schedule after every batch, although it is made for epochs, so that the rate swings between
-            its largest value and zero: the clients of MocoSFL's released code.
+        by_batch: steps the schedule after every batch, although it is made for epochs, so that the
+            rate swings between its largest value and zero: the clients of MocoSFL's released code.
     """
 
-    def __init__(self, module: nn.Module, optimizer: OptimizerSettings, epochs: int, *, by_batch: bool = False) -> None:
-        self._params, self._by_batch, self._settings = list(module.parameters()), by_batch, optimizer
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: OptimizerSettings,
+        epochs: int,
+        *,
+        by_batch: bool = False,
+    ) -> None:
+        self._params, self._by_batch, self._settings = (
+            list(module.parameters()),
+            by_batch,
+            optimizer,
+        )
         self._optimizer = build_optimizer(optimizer, self._params)
         if by_batch and optimizer.schedule == "cosine":
-            self._schedule = LambdaLR(self._optimizer, lambda step: (1 + math.cos(math.pi * step / epochs)) / 2)
+            self._schedule = LambdaLR(
+                self._optimizer, lambda step: (1 + math.cos(math.pi * step / epochs)) / 2
+            )
         else:
             self._schedule = build_schedule(optimizer, self._optimizer, epochs)
 

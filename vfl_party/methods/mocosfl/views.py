@@ -14,18 +14,25 @@ from vfl_party.selfsup.local import require_rows
 class Views:
     """Gives two views of the batch of each step, in an order of this party only.
 
-    Raises InputError if the party's rows are not images of ``settings.image``, or fewer than a batch.
+    Raises InputError if the party's rows are not images of ``settings.image``, or fewer than a
+    batch.
     """
 
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
         self._party, self._phase, self._size = party, phase, settings.batch_size
         self._features = party.need_features()
         if self._features.spec.shape != settings.image:
-            text = f"image = {list(settings.image)}, but the rows of {party.name} are {list(self._features.spec.shape)}"
-            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; correct image, or the rows")
+            text = (
+                f"image = {list(settings.image)}, but the rows of {party.name} are "
+                f"{list(self._features.spec.shape)}"
+            )
+            raise InputError(
+                Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; correct image, or the rows"
+            )
         self._rows = require_rows(party, phase, "local", settings.batch_size)
         self._augment = make_augment(settings.augment, self._features, self._rows)
-        self._pass: tuple[int, list[Rows]] = (-1, [])  # the number of the pass over the rows, and its batches
+        # The number of the pass over the rows, and its batches.
+        self._pass: tuple[int, list[Rows]] = (-1, [])
 
     @property
     def batches(self) -> int:
@@ -33,10 +40,15 @@ class Views:
         return len(self._rows) // self._size
 
     def of(self, number: int) -> tuple[Inputs, Inputs]:
-        """Returns two views of a step's batch; after the last batch, the rows begin again. ``number``: of the step."""
+        """Returns two views of a step's batch; after the last batch, the rows begin again.
+        ``number``: of the step.
+        """
         seed, name = self._party.own_seed, self._party.name
         pass_, batch = divmod(number, self.batches)
         if self._pass[0] != pass_:
-            self._pass = pass_, full_batches(derive_seed(seed, name), self._phase, pass_, self._rows, self._size)
+            self._pass = (
+                pass_,
+                full_batches(derive_seed(seed, name), self._phase, pass_, self._rows, self._size),
+            )
         random = generator(derive_seed(seed, "augment", self._phase, name, number))
         return self._augment.two_views(self._features.inputs(self._pass[1][batch]), random)

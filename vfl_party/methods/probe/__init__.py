@@ -1,4 +1,6 @@
-"""Probes frozen features of rows that different parties hold: a linear model, and a vote of the nearest neighbours."""
+"""Probes frozen features of rows that different parties hold: a linear model, and a vote of the
+nearest neighbours.
+"""
 
 from vfl_party.methods.probe.active import ActiveProbe
 from vfl_party.methods.probe.exchanges import traffic

@@ -1,4 +1,6 @@
-"""The active side: features of all rows, a linear model on those whose labels it knows, and a vote of neighbours."""
+"""The active side: features of all rows, a linear model on those whose labels it knows, and a vote
+of neighbours.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,26 @@ from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
 
-_VOTERS = 512  # rows whose neighbours are looked for at once
-_LEAST = 1e-12  # of a share of votes, so that its logarithm is finite
+# Rows whose neighbours are looked for at once.
+_VOTERS = 512
+# Of a share of votes, so that its logarithm is finite.
+_LEAST = 1e-12
 
 
 @dataclass(frozen=True)
 class Known:
-    """The rows of a split whose labels the active party knows: its own row numbers [N], and features [N, E]."""
+    """The rows of a split whose labels the active party knows: its own row numbers [N], and
+    features [N, E].
+    """
 
     rows: Rows
     features: Tensor
 
 
 class ActiveProbe(Phase):
-    """One round: collects, trains the top model on the features of the training rows, and evaluates."""
+    """One round: collects, trains the top model on the features of the training rows, and
+    evaluates.
+    """
 
     def __init__(self, party: Party, name: str, settings: ProbeSettings) -> None:
         self.name, self.rounds, self._party, self._settings = name, 1, party, settings
@@ -52,11 +60,19 @@ class ActiveProbe(Phase):
         tail = party.models.get("tail")
         if not isinstance(tail, Tail):
             text = f"recipe: phases: {name}: there are no features to probe"
-            raise InputError(Code.CONFIG_INVALID, f'{text}; put a phase of kind "mocosfl" before it')
+            raise InputError(
+                Code.CONFIG_INVALID, f'{text}; put a phase of kind "mocosfl" before it'
+            )
         if party.recipe.task.kind == "regression":
-            text = f"recipe: phases: {name}: a probe tells classes apart, and the task is a regression"
+            text = (
+                f"recipe: phases: {name}: a probe tells classes apart, and the task is a regression"
+            )
             raise InputError(Code.CONFIG_INVALID, f"{text}; take another task")
-        self._tail, self._size, self._splits = tail, rows_a_message(tail.latent), (TRAINING, *settings.splits)
+        self._tail, self._size, self._splits = (
+            tail,
+            rows_a_message(tail.latent),
+            (TRAINING, *settings.splits),
+        )
         self._latents = party.answering(name, LATENTS, **sizes_of(tail.latent))
 
     def run_round(self, round_: int) -> RoundReport:
@@ -66,7 +82,10 @@ class ActiveProbe(Phase):
         train = known[TRAINING]
         if not len(train.rows):
             text = f"{party.name} knows the label of no training row of the others"
-            text = f"{text}; give labels with the ids that they have, and start again: what was trained is kept"
+            text = (
+                f"{text}; give labels with the ids that they have, and start again: what was "
+                "trained is kept"
+            )
             raise InputError(Code.DATA_INVALID, f"phase {self.name}: {text}")
         steps_, loss = self._train(train, party.take(targets, train.rows))
         metrics = {"train": {"loss": loss}}
@@ -81,7 +100,9 @@ class ActiveProbe(Phase):
             votes = self._votes(of.features, train.features, party.take(targets, train.rows))
             metrics[f"{split} by neighbours"] = evaluate(task, votes, truth, labels.unscale)
             predictions[split] = of.rows, outputs
-        counted = ", ".join(f"{len(of.rows):,} {'training' if s == TRAINING else s}" for s, of in known.items())
+        counted = ", ".join(
+            f"{len(of.rows):,} {'training' if s == TRAINING else s}" for s, of in known.items()
+        )
         repeated = _repeated(known)
         if repeated:
             advise(party.show, f"phase {self.name}: {repeated}")
@@ -93,14 +114,20 @@ class ActiveProbe(Phase):
         """Returns the rows whose labels are known, {split: rows and features}."""
         self._tail.eval()
         if not self._party.recipe.passives:
-            return {split: self._own("train" if split == TRAINING else split) for split in self._splits}
+            return {
+                split: self._own("train" if split == TRAINING else split) for split in self._splits
+            }
         party, found = self._party, dict[str, list[Known]]()
-        number_of = {bytes(each): row for row, each in enumerate(digests(party.recipe, party.ids).numpy())}
+        number_of = {
+            bytes(each): row for row, each in enumerate(digests(party.recipe, party.ids).numpy())
+        }
         seen = {each: np.zeros(len(party.ids), bool) for each in party.holdings}
         count = sum(parts_in(split, party.holdings, self._size) for split in self._splits)
         plan = steps(self.name, self._settings, party.holdings, self._size)
         for number, (split, step, _, senders) in enumerate(plan, 1):
-            received = self._latents.collect(step, each={each: {"rows": rows} for each, rows in senders.items()})
+            received = self._latents.collect(
+                step, each={each: {"rows": rows} for each, rows in senders.items()}
+            )
             self._latents.acknowledge(step, received)
             for sender, tensors in received.items():
                 rows = [number_of.get(bytes(each), -1) for each in tensors["ids"].cpu().numpy()]
@@ -112,7 +139,9 @@ class ActiveProbe(Phase):
                 z = tensors["z"][torch.tensor([row >= 0 for row in rows])]
                 found.setdefault(split, []).append(Known(own, self._tail.features(z)))
             party.tick(self.name, round_, self.rounds, number, count)
-        nothing = Known(np.empty(0, np.int64), torch.empty(0, party.embedding_size, device=party.device))
+        nothing = Known(
+            np.empty(0, np.int64), torch.empty(0, party.embedding_size, device=party.device)
+        )
         return {split: _joined(found.get(split, [nothing])) for split in self._splits}
 
     def _own(self, split: str) -> Known:
@@ -120,14 +149,26 @@ class ActiveProbe(Phase):
         party = self._party
         rows, bottom = party.rows(split), party.models["encoder"]
         bottom.eval()
-        parts = [self._tail.features(bottom(*party.need_features().inputs(of))) for of in parts_of(rows, self._size)]
-        return Known(rows, torch.cat(parts) if parts else torch.empty(0, party.embedding_size, device=party.device))
+        parts = [
+            self._tail.features(bottom(*party.need_features().inputs(of)))
+            for of in parts_of(rows, self._size)
+        ]
+        return Known(
+            rows,
+            torch.cat(parts)
+            if parts
+            else torch.empty(0, party.embedding_size, device=party.device),
+        )
 
     def _train(self, train: Known, y_N: Tensor) -> tuple[int, float]:
-        """Trains the top model on frozen features; returns the number of steps, and the last epoch's loss."""
+        """Trains the top model on frozen features; returns the number of steps, and the last
+        epoch's loss.
+        """
         party, settings, top = self._party, self._settings, self._party.models["top"]
         optimizer = build_optimizer(settings.optimizer, top.parameters())
-        per = len(batches(party.own_seed, self.name, 0, np.arange(len(train.rows)), settings.batch_size))
+        per = len(
+            batches(party.own_seed, self.name, 0, np.arange(len(train.rows)), settings.batch_size)
+        )
         epochs = max(settings.epochs, -(-settings.least_steps // per))
         schedule = build_schedule(settings.optimizer, optimizer, epochs)
         loss_of, positions = loss_fn(party.recipe.task), np.arange(len(train.rows), dtype=np.int64)
@@ -137,7 +178,9 @@ class ActiveProbe(Phase):
             total = torch.zeros((), device=party.device)
             parts = batches(party.own_seed, self.name, epoch, positions, settings.batch_size)
             for rows in parts:
-                loss = loss_of(party.outputs(party.take(train.features, rows)), party.take(y_N, rows))
+                loss = loss_of(
+                    party.outputs(party.take(train.features, rows)), party.take(y_N, rows)
+                )
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 clip(settings.optimizer, top.parameters())
@@ -160,8 +203,11 @@ class ActiveProbe(Phase):
         classes = y_M.long().reshape(-1)
         found = []
         for part in torch.split(features_NE, _VOTERS):
-            near = (functional.normalize(part, dim=1) @ bank_ME.T).topk(min(settings.neighbours, len(bank_ME)), dim=1)
-            weights = ((near.values - near.values[:, :1]) / settings.temperature).exp()  # the nearest row has weight 1
+            near = (functional.normalize(part, dim=1) @ bank_ME.T).topk(
+                min(settings.neighbours, len(bank_ME)), dim=1
+            )
+            # The nearest row has weight 1.
+            weights = ((near.values - near.values[:, :1]) / settings.temperature).exp()
             votes = torch.zeros(len(part), max(2, task.outputs), device=part.device)
             votes.scatter_add_(1, classes[near.indices], weights)
             shares = (votes / votes.sum(dim=1, keepdim=True)).clamp_min(_LEAST)
@@ -171,16 +217,26 @@ class ActiveProbe(Phase):
 
 
 def _repeated(known: Mapping[str, Known]) -> str:
-    """Words how many of the known rows several parties hold, and how many of them are not only for training; or ''."""
+    """Words how many of the known rows several parties hold, and how many of them are not only for
+    training; or ''.
+    """
     rows = np.concatenate([of.rows for of in known.values()])
     each, times = np.unique(rows, return_counts=True)
     several = each[times > 1]
     if not len(several):
         return ""
-    both = np.intersect1d(known[TRAINING].rows, np.concatenate([of.rows for s, of in known.items() if s != TRAINING]))
+    both = np.intersect1d(
+        known[TRAINING].rows, np.concatenate([of.rows for s, of in known.items() if s != TRAINING])
+    )
     text = f"{len(several):,} ids are at several parties"
-    return f"{text}, {len(both):,} of them for training and for a score: the scores say too much" if len(both) else text
+    return (
+        f"{text}, {len(both):,} of them for training and for a score: the scores say too much"
+        if len(both)
+        else text
+    )
 
 
 def _joined(found: list[Known]) -> Known:
-    return Known(np.concatenate([each.rows for each in found]), torch.cat([each.features for each in found]))
+    return Known(
+        np.concatenate([each.rows for each in found]), torch.cat([each.features for each in found])
+    )

@@ -1,4 +1,6 @@
-"""The exchange of the probe: latents of all rows, with digests of their ids, by which the active party finds labels."""
+"""The exchange of the probe: latents of all rows, with digests of their ids, by which the active
+party finds labels.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,23 @@ TRAINING = "local"
 
 LATENTS = Exchange(
     "rows",
-    Sent(Kind.EMBEDDING, {"z": f32("rows", "channels", "height", "width"), "ids": u8("rows", DIGEST_BYTES)}),
+    Sent(
+        Kind.EMBEDDING,
+        {"z": f32("rows", "channels", "height", "width"), "ids": u8("rows", DIGEST_BYTES)},
+    ),
     when="once",
 )
 
 
 def digests(recipe: Recipe, ids: Sequence[str]) -> Tensor:
-    """Returns a keyed digest of each id, uint8 [N, 16]. The parties share the key, and can check a guessed id."""
+    """Returns a keyed digest of each id, uint8 [N, 16]. The parties share the key, and can check a
+    guessed id.
+    """
     key = recipe.digest().encode()
     found = [hmac.digest(key, each.encode(), hashlib.sha256)[:DIGEST_BYTES] for each in ids]
-    return torch.from_numpy(np.frombuffer(b"".join(found), np.uint8).reshape(-1, DIGEST_BYTES).copy())
+    return torch.from_numpy(
+        np.frombuffer(b"".join(found), np.uint8).reshape(-1, DIGEST_BYTES).copy()
+    )
 
 
 def rows_a_message(latent: Sequence[int]) -> int:
@@ -50,14 +59,17 @@ def parts_of(rows: Rows, size: int) -> list[Rows]:
 
 
 def parts_in(split: str, holdings: Mapping[str, Mapping[str, int]], size: int) -> int:
-    """Returns into how many parts the rows of a split are cut: as many as those of the party with most."""
+    """Returns into how many parts the rows of a split are cut: as many as those of the party with
+    most.
+    """
     return max(-(-held[split] // size) for held in holdings.values())
 
 
 def steps(
     phase: str, settings: ProbeSettings, holdings: Mapping[str, Mapping[str, int]], size: int
 ) -> Iterator[tuple[str, StepKey, int, dict[str, int]]]:
-    """Yields, for each step: the split, the key, the number of the part, and how many rows each sender has in it.
+    """Yields, for each step: the split, the key, the number of the part, and how many rows each
+    sender has in it.
 
     Peers say how many rows they have: no list is made.
     """
@@ -65,7 +77,12 @@ def steps(
     for split in (TRAINING, *settings.splits):
         for part in range(parts_in(split, holdings, size)):
             left = {party: min(size, held[split] - part * size) for party, held in holdings.items()}
-            yield split, StepKey(phase, 0, batch), part, {party: each for party, each in left.items() if each > 0}
+            yield (
+                split,
+                StepKey(phase, 0, batch),
+                part,
+                {party: each for party, each in left.items() if each > 0},
+            )
             batch += 1
 
 
@@ -81,12 +98,21 @@ def latent_of(party: Party) -> tuple[int, ...]:
 
 
 def check_begun(recipe: Recipe, phase: str) -> None:
-    """Raises InputError if a probe comes before the phase in which the parties get the bottom to probe."""
+    """Raises InputError if a probe comes before the phase in which the parties get the bottom to
+    probe.
+    """
     if recipe.start is None or recipe.start.held_by != "active":
         return
-    if "mocosfl" not in [each.kind for each in recipe.phases[: [each.name for each in recipe.phases].index(phase)]]:
-        text = 'start.held_by = "active" hands the bottom out in a phase of kind "mocosfl", and none comes before'
-        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; put one there, frozen perhaps")
+    if "mocosfl" not in [
+        each.kind for each in recipe.phases[: [each.name for each in recipe.phases].index(phase)]
+    ]:
+        text = (
+            'start.held_by = "active" hands the bottom out in a phase of kind "mocosfl", and '
+            "none comes before"
+        )
+        raise InputError(
+            Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; put one there, frozen perhaps"
+        )
 
 
 def sizes_of(latent: Sequence[int]) -> dict[str, int]:

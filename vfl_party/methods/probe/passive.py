@@ -41,6 +41,8 @@ class PassiveProbe(Phase):
             if party.name in senders:
                 rows = party.rows(split)[part * self._size : (part + 1) * self._size]
                 z = bottom(*party.need_features().inputs(rows))
-                self._latents.swap(step, {"z": z, "ids": digests(party.recipe, [party.ids[row] for row in rows])})
+                self._latents.swap(
+                    step, {"z": z, "ids": digests(party.recipe, [party.ids[row] for row in rows])}
+                )
             party.tick(self.name, round_, self.rounds, number, count)
         return RoundReport(0)

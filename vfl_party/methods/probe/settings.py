@@ -1,4 +1,6 @@
-"""The recipe's settings for the probe. Defaults: MocoSFL, appendix A.1, and Wu et al. 2018 for the neighbours."""
+"""The recipe's settings for the probe. Defaults: MocoSFL, appendix A.1, and Wu et al. 2018 for the
+neighbours.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,13 @@ from vfl_common.config.models import OptimizerSettings, Temperature
 
 
 class ProbeSettings(Section):
-    """A linear model on frozen features, and a vote of the nearest neighbours; the last epoch counts, not the best.
+    """A linear model on frozen features, and a vote of the nearest neighbours; the last epoch
+    counts, not the best.
 
-    ``least_steps``: with few rows, ``epochs`` are raised until there are this many steps. The paper's 100 epochs of
-    50,000 rows are 39,100 steps; 100 epochs of a few hundred rows leave the linear model far from its best.
-    ``neighbours``: how many training rows vote, each with weight exp(cosine / ``temperature``).
+    ``least_steps``: with few rows, ``epochs`` are raised until there are this many steps. The
+    paper's 100 epochs of 50,000 rows are 39,100 steps; 100 epochs of a few hundred rows leave the
+    linear model far from its best. ``neighbours``: how many training rows vote, each with weight
+    exp(cosine / ``temperature``).
     """
 
     epochs: PositiveInt = 100

@@ -1,7 +1,9 @@
-"""SecureBoost (Cheng et al. 2021): gradient-boosted trees on the columns of all parties, with encrypted gradients.
+"""SecureBoost (Cheng et al. 2021): gradient-boosted trees on the columns of all parties, with
+encrypted gradients.
 
-The active party encrypts g and h of each row; passive parties add them up for the splits that their columns offer, and
-return the sums in an order of their own. Splits and thresholds stay where the columns are.
+The active party encrypts g and h of each row; passive parties add them up for the splits that their
+columns offer, and return the sums in an order of their own. Splits and thresholds stay where the
+columns are.
 """
 
 from torch import nn

@@ -1,4 +1,6 @@
-"""The active side: it encrypts gradients, reads sums, finds each node's best split, and keeps the leaves."""
+"""The active side: it encrypts gradients, reads sums, finds each node's best split, and keeps the
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.phase import Tree as State
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
-from vfl_party.methods.secureboost.common import begin, made, note_constant, note_importance, opened, routed
+from vfl_party.methods.secureboost.common import (
+    begin,
+    made,
+    note_constant,
+    note_importance,
+    opened,
+    routed,
+)
 from vfl_party.methods.secureboost.exchanges import BEST, OVERHEARD, STOP
 from vfl_party.methods.secureboost.homomorphic import (
     CipherError,
@@ -36,7 +45,14 @@ from vfl_party.methods.secureboost.tree.forest import Tree
 from vfl_party.methods.secureboost.tree.gains import BestSplit, Gains, Sums
 from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
 from vfl_party.methods.secureboost.tree.objective import Doubles, Fixed, base, derivatives
-from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, open_nodes, packed_bytes, to_sum, where
+from vfl_party.methods.secureboost.tree.positions import (
+    SETTLED,
+    Bools,
+    open_nodes,
+    packed_bytes,
+    to_sum,
+    where,
+)
 from vfl_party.methods.secureboost.tree.sampling import by_gradient, sample, secret
 from vfl_party.models.metrics import evaluate, loss_fn
 from vfl_party.phases.context import Party
@@ -59,7 +75,11 @@ class ActiveSecureBoost(Phase):
             raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
         self._train, self._routed = party.rows("train"), routed(party, settings)
         self._y_N = self._targets()
-        self._columns = learn(party, settings.bins, self._train) if party.columns is not None else list[Column]()
+        self._columns = (
+            learn(party, settings.bins, self._train)
+            if party.columns is not None
+            else list[Column]()
+        )
         note_constant(party, name, self._columns)
         self._codes_NF: Codes = np.empty((len(self._routed), 0), np.int8)
         if self._columns:
@@ -73,16 +93,28 @@ class ActiveSecureBoost(Phase):
         self._best, self._least, self._batch = 0, np.inf, 0
 
     def _targets(self) -> Doubles:
-        """Returns the targets of the routed rows. Raises InputError if the training rows have one class alone."""
+        """Returns the targets of the routed rows. Raises InputError if the training rows have one
+        class alone.
+        """
         party = self._party
-        y_N = party.take(party.need_labels()[1], self._routed).reshape(-1).cpu().numpy().astype(np.float64)
+        y_N = (
+            party.take(party.need_labels()[1], self._routed)
+            .reshape(-1)
+            .cpu()
+            .numpy()
+            .astype(np.float64)
+        )
         train = y_N[: len(self._train)]
         if party.recipe.task.kind != "regression" and train.min() == train.max():
-            text = f"{party.name}: all training rows have labels of one class, and trees would learn nothing"
+            text = (
+                f"{party.name}: all training rows have labels of one class, and trees would "
+                "learn nothing"
+            )
             raise InputError(Code.DATA_INVALID, f"{text}; give rows of the others")
         return y_N
 
-    # -- rounds ---------------------------------------------------------------------------------------------------
+    # -- rounds
+    # ------------------------------------------------------------
 
     def run_round(self, round_: int) -> RoundReport:
         party, settings, outputs = self._party, self._settings, self._party.recipe.task.outputs
@@ -109,7 +141,9 @@ class ActiveSecureBoost(Phase):
         return self._end(round_, metrics, done)
 
     def _sampled(self, round_: int, scores_NK: Doubles, with_others: bool) -> tuple[Rows, Doubles]:
-        """Returns the rows of a round and their weights; with GOSS, tells the passive parties the rows."""
+        """Returns the rows of a round and their weights; with GOSS, tells the passive parties the
+        rows.
+        """
         recipe, settings, count = self._party.recipe, self._settings, len(self._train)
         if settings.goss is None:
             rows = sample(recipe.seed, self.name, round_, count, settings)
@@ -122,7 +156,9 @@ class ActiveSecureBoost(Phase):
             step, chosen = self._step(round_), np.zeros(count, bool)
             chosen[rows] = True
             self._swaps.sample.collect(step)
-            self._swaps.sample.reply_all(step, self._passives, {"sampled": torch.from_numpy(np.packbits(chosen))})
+            self._swaps.sample.reply_all(
+                step, self._passives, {"sampled": torch.from_numpy(np.packbits(chosen))}
+            )
         return rows, weights_R
 
     def _end(self, round_: int, metrics: dict[str, dict[str, float]], done: bool) -> RoundReport:
@@ -136,7 +172,9 @@ class ActiveSecureBoost(Phase):
             rows = party.rows(split)
             scores, self._batch = self._walk.scores(round_, self._batch, rows)
             if len(rows):
-                metrics[split] = evaluate(party.recipe.task, scores, party.take(targets, rows), labels.unscale)
+                metrics[split] = evaluate(
+                    party.recipe.task, scores, party.take(targets, rows), labels.unscale
+                )
                 predictions[split] = rows, scores
         note_importance(party, self.name, self._forest.importance(), "gain")
         count = len(self._forest.trees)
@@ -150,7 +188,10 @@ class ActiveSecureBoost(Phase):
         assert self._scores_NK is not None  # noqa: S101 - made by run_round
         kind = torch.int64 if task.kind == "multiclass" else torch.float64
         y = torch.from_numpy(self._y_N).to(kind)
-        y, scores = y if task.kind == "multiclass" else y[:, None], torch.from_numpy(self._scores_NK)
+        y, scores = (
+            y if task.kind == "multiclass" else y[:, None],
+            torch.from_numpy(self._scores_NK),
+        )
         loss = loss_fn(task)
         metrics = {"train": {"loss": float(loss(scores[:split], y[:split]))}}
         if self._settings.early_stopping is None:
@@ -183,7 +224,9 @@ class ActiveSecureBoost(Phase):
         self._swaps.key.reply_all(step, self._passives, {"key": key})
 
     def _declared(self, party: str, facts: list[int]) -> None:
-        """Notes what a party's columns offer, before the first gradients leave. Raises PeerError."""
+        """Notes what a party's columns offer, before the first gradients leave. Raises
+        PeerError.
+        """
         offer = Offer.read(facts, self._settings)
         if offer is None:
             raise self._wrong(party, "declares splits that no columns with so many bins have")
@@ -191,9 +234,12 @@ class ActiveSecureBoost(Phase):
             raise self._wrong(party, "declares other columns than before the interruption")
         log.info("phase %s: %s offers %s", self.name, party, offer, extra={"event": "offered"})
 
-    # -- one tree -------------------------------------------------------------------------------------------------
+    # -- one tree
+    # ------------------------------------------------------------
 
-    def _begin(self, round_: int, rows: Rows, g_N: Doubles, h_N: Doubles, with_others: bool) -> GrowingTree:
+    def _begin(
+        self, round_: int, rows: Rows, g_N: Doubles, h_N: Doubles, with_others: bool
+    ) -> GrowingTree:
         """Prepares a tree, and sends its gradients to the passive parties."""
         settings, party, count = self._settings, self._party, len(self._routed)
         fixed = Fixed.of(g_N, h_N)
@@ -227,7 +273,10 @@ class ActiveSecureBoost(Phase):
         found = {party: tensors["sizes"].tolist() for party, tensors in received.items()}
         for party, sizes in found.items():
             if not self._offers[party].allows(np.array(sizes), self._settings):
-                text = f"says that it has {sum(sizes):,} splits to offer a tree, which its declared columns have not"
+                text = (
+                    f"says that it has {sum(sizes):,} splits to offer a tree, which its "
+                    "declared columns have not"
+                )
                 raise self._wrong(party, text)
         (name,) = self._swaps.gradients.exchange.down.tensors
         self._swaps.gradients.reply_all(step, self._passives, {name: ciphers})
@@ -249,25 +298,36 @@ class ActiveSecureBoost(Phase):
             if not open_nodes(of.nodes):
                 return
 
-    def _collect(self, of: GrowingTree, round_: int, present: list[int]) -> dict[str, dict[int, Sums]]:
-        """Returns {party: {node: the sums of its entries}}, this party first; brothers' by subtraction."""
+    def _collect(
+        self, of: GrowingTree, round_: int, present: list[int]
+    ) -> dict[str, dict[int, Sums]]:
+        """Returns {party: {node: the sums of its entries}}, this party first; brothers' by
+        subtraction.
+        """
         found = {self._party.name: self._own_sums(of, present)}
         if not of.sizes:
             return found
         wanted = to_sum(of.nodes, of.in_sample)
         counts = {name: sum(sizes) for name, sizes in of.sizes.items()}
         at_once = together(self._settings.encryption, self._settings.key_bits)
-        sizes = {name: {"sums": ciphers_for(len(wanted) * count, at_once)} for name, count in counts.items()}
+        sizes = {
+            name: {"sums": ciphers_for(len(wanted) * count, at_once)}
+            for name, count in counts.items()
+        }
         received = self._swaps.sums.collect(self._step(round_), each=sizes)
         for party, tensors in received.items():
             (wire,), count = tensors.values(), counts[party]
             whole = self._read(party, wire.cpu().numpy(), len(wanted) * count)
             mine = {
-                node: Sums(whole.g[at * count : (at + 1) * count], whole.h[at * count : (at + 1) * count])
+                node: Sums(
+                    whole.g[at * count : (at + 1) * count], whole.h[at * count : (at + 1) * count]
+                )
                 for at, node in enumerate(wanted)
             }
             before = of.sums.get(party, {})
-            mine |= {node: before[node // 2] - mine[node ^ 1] for node in present if node not in mine}
+            mine |= {
+                node: before[node // 2] - mine[node ^ 1] for node in present if node not in mine
+            }
             self._check(of, party, mine)
             found[party] = mine
         of.sums = found
@@ -298,26 +358,40 @@ class ActiveSecureBoost(Phase):
         if not all(of.fits(node, each) for node, each in sums_.items()):
             raise self._wrong(party, "sends sums that do not fit the gradients that it was sent")
         if not all(of.adds_up(party, node, each) for node, each in sums_.items()):
-            raise self._wrong(party, "sends sums of categories that do not add up to those of all rows")
+            raise self._wrong(
+                party, "sends sums of categories that do not add up to those of all rows"
+            )
 
     def _best_splits(
         self, of: GrowingTree, present: list[int], entries: dict[str, dict[int, Sums]]
     ) -> dict[int, tuple[str, BestSplit]]:
-        """Returns {node: (the owner of its best split, the split)}: as many as ``leaves`` allows, best first."""
+        """Returns {node: (the owner of its best split, the split)}: as many as ``leaves`` allows,
+        best first.
+        """
         found: dict[int, tuple[str, BestSplit]] = {}
         for node in present:
             total = of.total(node)
             for party, sums_ in entries.items():
                 sizes = of.sizes[party] if party in of.sizes else list(of.layout.sizes)
                 best = of.gains.best(total, sums_[node], sizes)
-                if best is not None and (node not in found or _better(best.gain, found[node][1].gain)):
+                if best is not None and (
+                    node not in found or _better(best.gain, found[node][1].gain)
+                ):
                     found[node] = party, best
         most = self._settings.leaves or 1 << self._settings.depth
-        kept = sorted(found, key=lambda node: (-found[node][1].gain, node))[: max(0, most - of.leaves)]
+        kept = sorted(found, key=lambda node: (-found[node][1].gain, node))[
+            : max(0, most - of.leaves)
+        ]
         of.leaves += len(kept)
         return {node: found[node] for node in sorted(kept)}
 
-    def _tell(self, of: GrowingTree, step: StepKey, present: list[int], best: dict[int, tuple[str, BestSplit]]) -> None:
+    def _tell(
+        self,
+        of: GrowingTree,
+        step: StepKey,
+        present: list[int],
+        best: dict[int, tuple[str, BestSplit]],
+    ) -> None:
         """Tells each passive party the entries that it has won."""
         replies = {}
         for party, sizes in of.sizes.items():
@@ -330,30 +404,47 @@ class ActiveSecureBoost(Phase):
             self._swaps.sums.reply(step, replies)
 
     def _move(
-        self, of: GrowingTree, level: int, present: list[int], best: dict[int, tuple[str, BestSplit]], round_: int
+        self,
+        of: GrowingTree,
+        level: int,
+        present: list[int],
+        best: dict[int, tuple[str, BestSplit]],
+        round_: int,
     ) -> dict[int, Bools]:
-        """Returns {node that is split: whether each of its rows goes left}, and notes the splits. Raises PeerError."""
-        won = {party: [node for node in best if best[node][0] == party] for party in (self._party.name, *of.sizes)}
+        """Returns {node that is split: whether each of its rows goes left}, and notes the splits.
+        Raises PeerError.
+        """
+        won = {
+            party: [node for node in best if best[node][0] == party]
+            for party in (self._party.name, *of.sizes)
+        }
         lefts: dict[int, Bools] = {}
         for node, (party, found) in best.items():
             of.tree.owners[level, node], of.tree.gains[level, node] = party, found.gain
             if party == self._party.name:
                 here = of.nodes == node
-                split = made(self._columns, of.layout, found.flags, self._codes_NF[here & of.in_sample])
+                split = made(
+                    self._columns, of.layout, found.flags, self._codes_NF[here & of.in_sample]
+                )
                 of.tree.splits[level, node] = split
                 lefts[node] = split.goes_left(self._codes_NF[here])
         if of.sizes:
             counts = {party: len(where(of.nodes, won[party])) for party in of.sizes}
             received = self._swaps.partition.collect(
-                self._step(round_), each={party: {"packed": packed_bytes(count)} for party, count in counts.items()}
+                self._step(round_),
+                each={party: {"packed": packed_bytes(count)} for party, count in counts.items()},
             )
             for party, tensors in received.items():
-                bits = np.unpackbits(tensors["left"].cpu().numpy(), count=counts[party]).astype(bool)
+                bits = np.unpackbits(tensors["left"].cpu().numpy(), count=counts[party]).astype(
+                    bool
+                )
                 for node in won[party]:
                     here = int((of.nodes == node).sum())
                     lefts[node], bits = bits[:here], bits[here:]
                     if not of.agrees(party, node, best[node][1].flags, lefts[node]):
-                        raise self._wrong(party, "divides rows in another way than the sums that it has sent")
+                        raise self._wrong(
+                            party, "divides rows in another way than the sums that it has sent"
+                        )
         for node in present:
             if node not in lefts:
                 self._leaf(of, level, node)
@@ -367,7 +458,9 @@ class ActiveSecureBoost(Phase):
         of.values[rows], of.nodes[rows] = value, SETTLED
 
     def _settle(self, of: GrowingTree, level: int, lefts: dict[int, Bools]) -> None:
-        """Moves the rows of split nodes to the next level; nodes that cannot be split become leaves."""
+        """Moves the rows of split nodes to the next level; nodes that cannot be split become
+        leaves.
+        """
         moved = of.nodes.copy()
         for node, left in lefts.items():
             moved[of.nodes == node] = np.where(left, 2 * node, 2 * node + 1)
@@ -378,7 +471,8 @@ class ActiveSecureBoost(Phase):
             if level == self._settings.depth or light or of.leaves >= most:
                 self._leaf(of, level, node)
 
-    # -- small things ---------------------------------------------------------------------------------------------
+    # -- small things
+    # ------------------------------------------------------------
 
     def _step(self, round_: int, again: int = 0) -> StepKey:
         """Returns the next step; ``again`` = -1: the one that was returned last."""
@@ -397,7 +491,8 @@ class ActiveSecureBoost(Phase):
     def load_state(self, tree: State) -> None:
         self._scores_NK = tree["scores"].numpy().copy()
         self._best, self._least = tree["best"], tree["least"]
-        facts = tree.get("offers", {})  # releases before had none
+        # Releases before had none.
+        facts = tree.get("offers", {})
         found = {name: Offer.read(each, self._settings) for name, each in facts.items()}
         self._offers = {name: offer for name, offer in found.items() if offer is not None}
 

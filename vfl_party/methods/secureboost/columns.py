@@ -1,4 +1,6 @@
-"""A party's own columns as trees see them: each cell a small code, learnt from the party's training rows."""
+"""A party's own columns as trees see them: each cell a small code, learnt from the party's training
+rows.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from vfl_party.base.seeds import Rows, derive_seed, permutation
 from vfl_party.methods.secureboost.settings import MOST_CODES
 from vfl_party.phases.context import Party
 
-ELSEWHERE = -1  # the code of a cell like none in the training rows: it goes where most rows go
+# The code of a cell like none in the training rows: it goes where most rows go.
+ELSEWHERE = -1
 Codes = npt.NDArray[np.int8]
 
 
@@ -21,9 +24,9 @@ Codes = npt.NDArray[np.int8]
 class Column:
     """How a column's cells become codes.
 
-    ``cuts``: a number's code counts the cuts below it; None: the column has categories. ``categories``: the codes of
-    the preprocessing that occur, ascending; a category's place here is its code. ``missing``: whether a number was
-    missing in training; its code is then the last.
+    ``cuts``: a number's code counts the cuts below it; None: the column has categories.
+    ``categories``: the codes of the preprocessing that occur, ascending; a category's place here is
+    its code. ``missing``: whether a number was missing in training; its code is then the last.
     """
 
     name: str
@@ -43,13 +46,19 @@ class Column:
             places = np.searchsorted(known, cells_N).clip(max=len(known) - 1)
             return np.where(known[places] == cells_N, places, ELSEWHERE).astype(np.int8)
         found = np.searchsorted(np.array(self.cuts), cells_N.astype(np.float64), side="left")
-        return np.where(np.isnan(cells_N), self.size - 1 if self.missing else ELSEWHERE, found).astype(np.int8)
+        return np.where(
+            np.isnan(cells_N), self.size - 1 if self.missing else ELSEWHERE, found
+        ).astype(np.int8)
 
 
 def cells(party: Party) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]:
-    """Returns the party's numbers [N, F], NaN if missing, its categories' codes [N, K], and all names."""
+    """Returns the party's numbers [N, F], NaN if missing, its categories' codes [N, K], and all
+    names.
+    """
     if party.columns is None:
-        raise InputError(Code.DATA_INVALID, f"{party.name} has no features; its party file needs a [data] table")
+        raise InputError(
+            Code.DATA_INVALID, f"{party.name} has no features; its party file needs a [data] table"
+        )
     return party.columns()
 
 
@@ -63,12 +72,19 @@ def learn(party: Party, bins: int, rows: Rows) -> list[Column]:
     for f in range(width):
         values = numbers_NF[rows, f].astype(np.float64)
         present = values[~np.isnan(values)]
-        found.append(Column(names[f], tuple(cuts(present, bins)), missing=0 < len(present) < len(values)))
+        found.append(
+            Column(names[f], tuple(cuts(present, bins)), missing=0 < len(present) < len(values))
+        )
     for k in range(codes_NK.shape[1]):
         categories = tuple(np.unique(codes_NK[rows, k]).tolist())
         if len(categories) > MOST_CODES:
-            text = f"column {names[width + k]!r} has {len(categories)} categories, and trees tell {MOST_CODES} apart"
-            raise InputError(Code.DATA_INVALID, f"{party.name}: {text}; group some, or drop the column")
+            text = (
+                f"column {names[width + k]!r} has {len(categories)} categories, and trees tell "
+                f"{MOST_CODES} apart"
+            )
+            raise InputError(
+                Code.DATA_INVALID, f"{party.name}: {text}; group some, or drop the column"
+            )
         found.append(Column(names[width + k], categories=categories))
     if not any(each.size > 1 for each in found):
         text = "each of its columns is constant in the training rows, so no tree can use one"
@@ -77,11 +93,14 @@ def learn(party: Party, bins: int, rows: Rows) -> list[Column]:
 
 
 def cuts(values: npt.NDArray[np.float64], bins: int) -> list[float]:
-    """Returns at most ``bins`` - 1 cuts between values, halfway, at quantiles if there are more values than bins."""
+    """Returns at most ``bins`` - 1 cuts between values, halfway, at quantiles if there are more
+    values than bins.
+    """
     ordered = np.sort(values)
     distinct, first = np.unique(ordered, return_index=True)
     if len(distinct) > bins:
-        wanted = np.arange(1, bins) * len(ordered) // bins  # cut before these places, or the next value
+        # Cut before these places, or the next value.
+        wanted = np.arange(1, bins) * len(ordered) // bins
         ends = np.unique(np.searchsorted(first, wanted, side="left"))
         ends = ends[(ends > 0) & (ends < len(distinct))]
     else:
@@ -93,7 +112,9 @@ def coded(party: Party, columns: list[Column]) -> Codes:
     """Returns the codes of all rows, [N, columns]."""
     numbers_NF, codes_NK, _ = cells(party)
     cells_ = [*numbers_NF.T, *codes_NK.T]
-    return np.stack([column.codes(each) for column, each in zip(columns, cells_, strict=True)], axis=1)
+    return np.stack(
+        [column.codes(each) for column, each in zip(columns, cells_, strict=True)], axis=1
+    )
 
 
 def sampled(seed: int, phase: str, party: str, round_: int, count: int, share: float) -> list[int]:

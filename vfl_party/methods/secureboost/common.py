@@ -1,4 +1,6 @@
-"""What both sides of the phase do: which rows stand in trees, a split made of entries, what a person is told."""
+"""What both sides of the phase do: which rows stand in trees, a split made of entries, what a
+person is told.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ import numpy as np
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
-from vfl_party.methods.secureboost.exchanges import KEY, MOST_ENTRIES, PARTITION, SAMPLE, VERDICT, gradients, sums
+from vfl_party.methods.secureboost.exchanges import (
+    KEY,
+    MOST_ENTRIES,
+    PARTITION,
+    SAMPLE,
+    VERDICT,
+    gradients,
+    sums,
+)
 from vfl_party.methods.secureboost.guard import check_asked
 from vfl_party.methods.secureboost.homomorphic import check, cipher_bytes, key_room
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
@@ -26,7 +36,9 @@ T = TypeVar("T")
 
 
 def routed(party: Party, settings: SecureBoostSettings) -> Rows:
-    """Returns the rows that stand in the trees while they grow: for training, then those that say when to stop."""
+    """Returns the rows that stand in the trees while they grow: for training, then those that say
+    when to stop.
+    """
     parts = [party.rows("train")]
     if settings.early_stopping is not None:
         parts.append(party.rows("validation"))
@@ -34,23 +46,32 @@ def routed(party: Party, settings: SecureBoostSettings) -> Rows:
 
 
 def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
-    """Checks what can be checked before joining, and warns of gradients that are not encrypted. Raises InputError."""
+    """Checks what can be checked before joining, and warns of gradients that are not encrypted.
+    Raises InputError.
+    """
     where = f"recipe: phases: {phase}"
     check(settings.encryption, where)
     if len(party.rows("train")) < 2:
-        raise InputError(Code.CONFIG_INVALID, f"{where}: there are fewer than two labelled training rows")
+        raise InputError(
+            Code.CONFIG_INVALID, f"{where}: there are fewer than two labelled training rows"
+        )
     if settings.early_stopping is not None and len(party.rows("validation")) == 0:
         text = f"{where}: early_stopping needs validation rows; set rows.validation, or data.split"
         raise InputError(Code.CONFIG_INVALID, text)
     check_asked(party, phase, settings)
     if settings.encryption == "none" and party.recipe.passives:
-        text = '%s: encryption = "none": the passive parties can read every gradient, and so the labels'
+        text = (
+            '%s: encryption = "none": the passive parties can read every gradient, and so the '
+            "labels"
+        )
         log.warning(text, where, extra={"event": "advice"})
 
 
 @dataclass(frozen=True)
 class OpenExchanges(Generic[T]):
-    """This side of the phase's exchanges; ``sample`` and ``verdict`` only if the settings have them."""
+    """This side of the phase's exchanges; ``sample`` and ``verdict`` only if the settings have
+    them.
+    """
 
     key: T
     gradients: T
@@ -61,7 +82,9 @@ class OpenExchanges(Generic[T]):
 
 
 def opened(open_: Callable[..., T], phase: str, settings: SecureBoostSettings) -> OpenExchanges[T]:
-    """Opens the exchanges with ``party.asking`` or ``party.answering``, in the same order at both sides."""
+    """Opens the exchanges with ``party.asking`` or ``party.answering``, in the same order at both
+    sides.
+    """
     width, room = (of(settings.encryption, settings.key_bits) for of in (cipher_bytes, key_room))
     return OpenExchanges(
         open_(phase, KEY, room=room),
@@ -73,12 +96,17 @@ def opened(open_: Callable[..., T], phase: str, settings: SecureBoostSettings) -
     )
 
 
-def check_offered(party: Party, phase: str, settings: SecureBoostSettings, columns: list[Column]) -> None:
+def check_offered(
+    party: Party, phase: str, settings: SecureBoostSettings, columns: list[Column]
+) -> None:
     """Raises InputError if the columns can offer a tree more splits than may be sent."""
     counts = sorted((len(Layout.of([column], [0]).entries) for column in columns), reverse=True)
     offered = sum(counts[: max(1, round(settings.column_sample * len(columns)))])
     if offered > MOST_ENTRIES:
-        text = f"the columns of {party.name} can offer a tree {offered:,} splits, and {MOST_ENTRIES:,} are the most"
+        text = (
+            f"the columns of {party.name} can offer a tree {offered:,} splits, and "
+            f"{MOST_ENTRIES:,} are the most"
+        )
         advice = "lower bins or column_sample, or drop columns"
         raise InputError(Code.DATA_INVALID, f"recipe: phases: {phase}: {text}; {advice}")
 
@@ -87,20 +115,32 @@ def note_constant(party: Party, phase: str, columns: list[Column]) -> None:
     """Notes, at home, the columns that no tree can use."""
     names = [repr(column.name) for column in columns if column.size < 2]
     if names:
-        text = "phase %s: columns of %s that are constant in the training rows, so that no tree can use them: %s"
+        text = (
+            "phase %s: columns of %s that are constant in the training rows, so that no tree "
+            "can use them: %s"
+        )
         log.warning(text, phase, party.name, ", ".join(names), extra={"event": "advice"})
 
 
 def note_importance(party: Party, phase: str, found: Mapping[str, float], unit: str) -> None:
     """Notes, at home, what each own column has done in the trees."""
     text = ", ".join(f"{name} {value:.6g}" for name, value in found.items()) or "none"
-    log.info("phase %s: %s of the columns of %s: %s", phase, unit, party.name, text, extra={"event": "importance"})
+    log.info(
+        "phase %s: %s of the columns of %s: %s",
+        phase,
+        unit,
+        party.name,
+        text,
+        extra={"event": "importance"},
+    )
 
 
 def made(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Codes) -> Split:
-    """Makes the split that ``flags`` of the entries stand for. ``codes_NF``: of the node's rows in the sample.
+    """Makes the split that ``flags`` of the entries stand for. ``codes_NF``: of the node's rows in
+    the sample.
 
-    Cells like none of these go where most of them go, left if it is a tie. Raises ValueError if no flag is set.
+    Cells like none of these go where most of them go, left if it is a tie. Raises ValueError if no
+    flag is set.
     """
     column, left = layout.left(columns, flags)
     codes_N = codes_NF[:, column]
@@ -109,5 +149,8 @@ def made(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Codes) -
     to_left = int(counts[np.array(left)].sum())
     default = 2 * to_left >= len(known_N)
     if columns[column].cuts is None:
-        left = [default if not count else goes for goes, count in zip(left, counts.tolist(), strict=True)]
+        left = [
+            default if not count else goes
+            for goes, count in zip(left, counts.tolist(), strict=True)
+        ]
     return Split(column, tuple(left), default)

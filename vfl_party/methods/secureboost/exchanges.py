@@ -1,4 +1,6 @@
-"""What crosses while trees grow and when rows walk through them; all tensors are whole numbers or ciphertexts."""
+"""What crosses while trees grow and when rows walk through them; all tensors are whole numbers or
+ciphertexts.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,14 @@ from vfl_common.bundle import Kind
 from vfl_party.methods.secureboost.settings import MOST_CODES, SecureBoostSettings
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent, i64, u8
 
-BEST, STOP = 1, 2  # bits of the active party's verdict on a round
-MOST_ENTRIES = 1 << 17  # of a party, in a tree
-FACTS = 2 + MOST_CODES + 1  # columns of numbers, their splits, columns of categories by their number of entries
-OVERHEARD = frozenset({"sums", "partition"})  # what attacks of a rehearsal look at
+# Bits of the active party's verdict on a round.
+BEST, STOP = 1, 2
+# Of a party, in a tree.
+MOST_ENTRIES = 1 << 17
+# Columns of numbers, their splits, columns of categories by their number of entries.
+FACTS = 2 + MOST_CODES + 1
+# What attacks of a rehearsal look at.
+OVERHEARD = frozenset({"sums", "partition"})
 
 KEY = Exchange(
     "key",
@@ -28,23 +34,35 @@ VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), w
 
 
 def gradients(settings: SecureBoostSettings) -> Exchange:
-    """Declares the sizes of a party's entries up, and g and h of each row down; the name says if they are encrypted."""
+    """Declares the sizes of a party's entries up, and g and h of each row down; the name says if
+    they are encrypted.
+    """
     name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
     down = Sent(Kind.GRADIENT, {name: u8("rows", "bytes")}, how=settings.protection)
     return Exchange("gradients", Sent(Kind.ROWS, {"sizes": i64("parts")}), down, when="every tree")
 
 
 def sums(settings: SecureBoostSettings) -> Exchange:
-    """Declares the sums of the entries up, in an order that only the sender knows, and the chosen entries down.
+    """Declares the sums of the entries up, in an order that only the sender knows, and the chosen
+    entries down.
 
     A ciphertext carries several sums.
     """
     name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
     up = Sent(Kind.GRADIENT, {name: u8("sums", "bytes")}, how=settings.protection)
-    return Exchange("sums", up, Sent(Kind.VERDICT, {"chosen": u8("nodes", "entries")}), when="every level of a tree")
+    return Exchange(
+        "sums",
+        up,
+        Sent(Kind.VERDICT, {"chosen": u8("nodes", "entries")}),
+        when="every level of a tree",
+    )
 
 
 def walk(when: str = "after the last tree") -> Exchange:
-    """Declares one bit for each row and tree up, and the nodes at which the rows stand down: a level a step."""
+    """Declares one bit for each row and tree up, and the nodes at which the rows stand down: a
+    level a step.
+    """
     up = Sent(Kind.ROWS, {"left": u8("packed")})
-    return Exchange("walk", up, Sent(Kind.ROWS, {"nodes": u8("rows", "trees")}), when=f"{when}, every level")
+    return Exchange(
+        "walk", up, Sent(Kind.ROWS, {"nodes": u8("rows", "trees")}), when=f"{when}, every level"
+    )

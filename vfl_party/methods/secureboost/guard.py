@@ -1,6 +1,8 @@
-"""What a passive party holds the active party to: rows on each side of a split, one answer to each question.
+"""What a passive party holds the active party to: rows on each side of a split, one answer to each
+question.
 
-Both follow from the recipe, so that an honest run never meets them. A party file may ask for recipes that give more.
+Both follow from the recipe, so that an honest run never meets them. A party file may ask for
+recipes that give more.
 """
 
 from __future__ import annotations
@@ -19,17 +21,24 @@ from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes
 from vfl_party.methods.secureboost.tree.sampling import parts
 from vfl_party.phases.context import Party
 
-FILE = "answered-splits"  # in the party's folder of the run
-LOST = "if its folder of the run was lost, begin a new run with --fresh at the server and every party"
-_MOST_H = {"binary": 0.25, "multiclass": 0.5, "regression": 1.0}  # of a row: see ``objective.derivatives``
+# In the party's folder of the run.
+FILE = "answered-splits"
+LOST = (
+    "if its folder of the run was lost, begin a new run with --fresh at the server and every party"
+)
+# Of a row: see ``objective.derivatives``.
+_MOST_H = {"binary": 0.25, "multiclass": 0.5, "regression": 1.0}
 _ROUNDING = 1e-9
 
 
-def fewest_rows(task: TaskSettings, settings: SecureBoostSettings, train: int, sides: int = 1) -> int:
+def fewest_rows(
+    task: TaskSettings, settings: SecureBoostSettings, train: int, sides: int = 1
+) -> int:
     """Returns how many rows of a tree's sample are at least on a side of an honest split.
 
-    A side weighs ``min_child_weight`` or more, and a row no more than the most that its h can be. ``sides``: 2 for a
-    node that is still open, which must have room for two sides. ``train``: the number of training rows.
+    A side weighs ``min_child_weight`` or more, and a row no more than the most that its h can be.
+    ``sides``: 2 for a node that is still open, which must have room for two sides. ``train``: the
+    number of training rows.
     """
     most = _most_h(task, settings, train)
     return max(1, math.ceil(sides * settings.min_child_weight / most * (1 - _ROUNDING)))
@@ -45,43 +54,70 @@ def _most_h(task: TaskSettings, settings: SecureBoostSettings, train: int) -> fl
 
 
 def most_bits(task: TaskSettings, settings: SecureBoostSettings) -> int:
-    """Returns how many bits a passive party may answer about one row in a run, at most: one a level of each tree.
+    """Returns how many bits a passive party may answer about one row in a run, at most: one a level
+    of each tree.
 
-    Rows that stand in the trees while they grow and are scored afterwards walk through them once more.
+    Rows that stand in the trees while they grow and are scored afterwards walk through them once
+    more.
     """
-    twice = "train" in settings.splits or (settings.early_stopping is not None and "validation" in settings.splits)
+    twice = "train" in settings.splits or (
+        settings.early_stopping is not None and "validation" in settings.splits
+    )
     return (settings.trees - settings.first_tree_own) * task.outputs * settings.depth * (1 + twice)
 
 
 def check_asked(party: Party, phase: str, settings: SecureBoostSettings) -> None:
-    """Raises InputError if the recipe gives less than the party's own file asks for; a rehearsal asks for nothing."""
+    """Raises InputError if the recipe gives less than the party's own file asks for; a rehearsal
+    asks for nothing.
+    """
     asked, task = party.trees, party.recipe.task
     if asked is None:
         return
     where, own = f"recipe: phases: {phase}", f"in the party file of {party.name}"
     if settings.encryption != "none" and settings.key_bits < asked.least_key_bits:
-        text = f"{where}: key_bits = {settings.key_bits}, and trees.least_key_bits = {asked.least_key_bits} {own}"
-        raise InputError(Code.REFUSED, f"{text}; take longer keys: short ones are for rehearsals on one machine")
+        text = (
+            f"{where}: key_bits = {settings.key_bits}, and trees.least_key_bits = "
+            f"{asked.least_key_bits} {own}"
+        )
+        raise InputError(
+            Code.REFUSED, f"{text}; take longer keys: short ones are for rehearsals on one machine"
+        )
     if party.role == "active":
         return
     train = len(party.rows("train"))
     fewest, bits = fewest_rows(task, settings, train), most_bits(task, settings)
     if fewest < asked.least_rows:
-        text = f"{where}: a side of a split may have {fewest} rows, and trees.least_rows = {asked.least_rows} {own}"
+        text = (
+            f"{where}: a side of a split may have {fewest} rows, and trees.least_rows = "
+            f"{asked.least_rows} {own}"
+        )
         weight = _most_h(task, settings, train) * asked.least_rows
         raise InputError(Code.REFUSED, f"{text}; min_child_weight = {weight:g} gives as many")
     if asked.most_bits is not None and bits > asked.most_bits:
-        text = f"{where}: {party.name} may have to answer {bits:,} bits of one row, and trees.most_bits = "
-        raise InputError(Code.REFUSED, f"{text}{asked.most_bits:,} {own}; lower trees or depth, or raise most_bits")
+        text = (
+            f"{where}: {party.name} may have to answer {bits:,} bits of one row, and "
+            "trees.most_bits = "
+        )
+        raise InputError(
+            Code.REFUSED,
+            f"{text}{asked.most_bits:,} {own}; lower trees or depth, or raise most_bits",
+        )
 
 
 def wrong_children(
-    before: Nodes, moved: Nodes, in_sample: Bools, own: dict[int, Bools], fewest: int, fewest_open: int
+    before: Nodes,
+    moved: Nodes,
+    in_sample: Bools,
+    own: dict[int, Bools],
+    fewest: int,
+    fewest_open: int,
 ) -> str:
-    """Returns what is wrong with the places of the rows at the next level, as the end of a sentence; '' if nothing.
+    """Returns what is wrong with the places of the rows at the next level, as the end of a
+    sentence; '' if nothing.
 
-    ``before``, ``moved``: each row's node at both levels. ``own``: {node that this party has split: whether each of its
-    rows goes left}. ``fewest``: rows of the sample in a child; ``fewest_open``: in one that may be split again.
+    ``before``, ``moved``: each row's node at both levels. ``own``: {node that this party has split:
+    whether each of its rows goes left}. ``fewest``: rows of the sample in a child; ``fewest_open``:
+    in one that may be split again.
     """
     if not ((moved == SETTLED) | ((before != SETTLED) & (moved // 2 == before))).all():
         return "a row is in no child of its node"
@@ -92,22 +128,27 @@ def wrong_children(
             return "a row is not where its split has sent it"
         sides = [below == child for child in (2 * node, 2 * node + 1)]
         if not any(side.any() for side in sides):
-            continue  # a leaf, or both children are
+            # A leaf, or both children are.
+            continue
         parts_ = [(below == SETTLED, fewest), *((side, fewest_open) for side in sides)]
         children = [(int(sampled[part].sum()), least) for part, least in parts_ if part.any()]
         if len(children) != 2:
             return "the rows of a node go to one child, or to three"
         for count, least in children:
             if count < least:
-                return f"a node has {count} rows that the tree learns from, and no honest one has fewer than {least}"
+                return (
+                    f"a node has {count} rows that the tree learns from, and no honest one has "
+                    f"fewer than {least}"
+                )
     return ""
 
 
 class Answered:
-    """What a run has asked this party already, so that a resumed run can ask the same, and nothing else.
+    """What a run has asked this party already, so that a resumed run can ask the same, and nothing
+    else.
 
-    An honest run that goes on after an interruption repeats itself exactly. Otherwise interruptions would be free
-    questions: each brings the last checkpoint back.
+    An honest run that goes on after an interruption repeats itself exactly. Otherwise interruptions
+    would be free questions: each brings the last checkpoint back.
     """
 
     def __init__(self) -> None:
@@ -115,19 +156,26 @@ class Answered:
         self._path: Path | None = None
 
     def keep(self, folder: Path) -> None:
-        """Reads what earlier generations have answered, and keeps it in ``folder`` from now on. Raises InputError."""
+        """Reads what earlier generations have answered, and keeps it in ``folder`` from now on.
+        Raises InputError.
+        """
         self._path = folder / FILE
         try:
             with contextlib.suppress(FileNotFoundError):
                 for line in self._path.read_text().splitlines():
                     slot, _, digest = line.partition(" ")
-                    if len(digest) == hashlib.sha256().digest_size * 2:  # the last line may be torn
+                    # The last line may be torn.
+                    if len(digest) == hashlib.sha256().digest_size * 2:
                         self._known.setdefault(slot, digest)
         except (OSError, ValueError):
-            raise InputError(Code.FILE_INVALID, f"{self._path}: cannot be read; restore it") from None
+            raise InputError(
+                Code.FILE_INVALID, f"{self._path}: cannot be read; restore it"
+            ) from None
 
     def same(self, slot: str, *question: bytes) -> bool:
-        """Notes the question at ``slot``; returns false if there has been another one at it. Raises InputError."""
+        """Notes the question at ``slot``; returns false if there has been another one at it. Raises
+        InputError.
+        """
         digest = hashlib.sha256()
         for part in question:
             digest.update(len(part).to_bytes(8, "little"))
@@ -139,5 +187,7 @@ class Answered:
                 with self._path.open("a") as file:
                     file.write(f"\n{slot} {found}\n")
             except OSError as error:
-                raise InputError(Code.FILE_INVALID, f"{self._path}: cannot be written ({error.strerror})") from None
+                raise InputError(
+                    Code.FILE_INVALID, f"{self._path}: cannot be written ({error.strerror})"
+                ) from None
         return self._known.setdefault(slot, found) == found

@@ -1,4 +1,6 @@
-"""The joint walk of rows through all trees: at each level the owner of a node's split says left or right, one bit."""
+"""The joint walk of rows through all trees: at each level the owner of a node's split says left or
+right, one bit.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes, 
 from vfl_party.phases.context import Party
 
 Places = npt.NDArray[np.int64]
-CELLS = 1 << 22  # rows times trees of a message
+# Rows times trees of a message.
+CELLS = 1 << 22
 
 
 def forest_of(party: Party) -> Forest:
@@ -37,12 +40,15 @@ def rows_at_once(trees: int) -> int:
 
 
 def _place(level: int, node: int) -> int:
-    """Returns a node's number in the whole tree: the root is 1, the children of n are 2n and 2n + 1."""
+    """Returns a node's number in the whole tree: the root is 1, the children of n are 2n and 2n +
+    1.
+    """
     return (1 << level) + node
 
 
 def _entrance(tree: Tree, level: int, node: int) -> int:
-    """Returns the node to which the party's own answers have sent a row that comes to ``node``, 1 without any.
+    """Returns the node to which the party's own answers have sent a row that comes to ``node``, 1
+    without any.
 
     It is the child, on the way to ``node``, of the nearest node above it that the party has split.
     """
@@ -86,7 +92,9 @@ class Walk:
         return coded(self._party, self._forest.columns)
 
     def answer(self, round_: int, batch: int, rows: Rows) -> int:
-        """Says where the rows go at this party's nodes. Returns the next batch number. Raises PeerError."""
+        """Says where the rows go at this party's nodes. Returns the next batch number. Raises
+        PeerError.
+        """
         codes_NF, trees = self._codes(), len(self._forest.trees)
         for chunk in self._chunks(rows):
             bits = np.empty(0, bool)
@@ -95,7 +103,9 @@ class Walk:
                 left = torch.from_numpy(np.packbits(bits))
                 last = level == self._depth
                 step = StepKey(self._phase, round_, batch)
-                reply = self._asking.swap(step, {"left": left}, rows=0 if last else len(chunk), trees=trees)
+                reply = self._asking.swap(
+                    step, {"left": left}, rows=0 if last else len(chunk), trees=trees
+                )
                 batch += 1
                 if not last:
                     nodes_BT = reply["nodes"].cpu().numpy()
@@ -104,17 +114,22 @@ class Walk:
         return batch
 
     def _pin(self, nodes_BT: Nodes) -> None:
-        """Notes where rows stand. Raises PeerError if they stood elsewhere before an interruption."""
+        """Notes where rows stand. Raises PeerError if they stood elsewhere before an
+        interruption.
+        """
         self._questions += 1
         if not self._answered.same(f"{self._phase}/walk-{self._questions}", nodes_BT.tobytes()):
-            raise self._refused(f"for other splits on the ways of rows than before the interruption; {LOST}")
+            raise self._refused(
+                f"for other splits on the ways of rows than before the interruption; {LOST}"
+            )
 
     def _own_bits(self, nodes_BT: Nodes, level: int, codes_BF: Codes, path_BT: Places) -> Bools:
-        """Returns a bit for each row and tree: whether it goes left at this party's split; false elsewhere.
+        """Returns a bit for each row and tree: whether it goes left at this party's split; false
+        elsewhere.
 
-        ``path_BT``: the number in the whole tree (see ``_place``) of the node to which this party's last answer has
-        sent each row, 1 before any; it is moved on. Raises PeerError if a row cannot have come to the node in which it
-        is said to stand.
+        ``path_BT``: the number in the whole tree (see ``_place``) of the node to which this party's
+        last answer has sent each row, 1 before any; it is moved on. Raises PeerError if a row
+        cannot have come to the node in which it is said to stand.
         """
         bits_BT = np.zeros(nodes_BT.shape, bool)
         for number, tree in enumerate(self._forest.trees):
@@ -133,18 +148,24 @@ class Walk:
 
     def _refused(self, what: str) -> PeerError:
         peer = self._party.recipe.active.name
-        return PeerError(Code.MALFORMED_MESSAGE, f"{peer} asks {self._party.name} {what}", party=peer)
+        return PeerError(
+            Code.MALFORMED_MESSAGE, f"{peer} asks {self._party.name} {what}", party=peer
+        )
 
     def scores(self, round_: int, batch: int, rows: Rows) -> tuple[Tensor, int]:
         """Returns the scores [N, K] of the rows, and the next batch number."""
         codes_NF = self._codes()
         found = [np.empty((0, len(self._forest.base)))]
         for chunk in self._chunks(rows):
-            scores_BK, batch = self._scored(round_, batch, len(chunk), codes_NF[chunk] if len(codes_NF) else codes_NF)
+            scores_BK, batch = self._scored(
+                round_, batch, len(chunk), codes_NF[chunk] if len(codes_NF) else codes_NF
+            )
             found.append(scores_BK)
         return torch.from_numpy(np.concatenate(found)), batch
 
-    def _scored(self, round_: int, batch: int, count: int, codes_BF: Codes) -> tuple[npt.NDArray[np.float64], int]:
+    def _scored(
+        self, round_: int, batch: int, count: int, codes_BF: Codes
+    ) -> tuple[npt.NDArray[np.float64], int]:
         forest, parties = self._forest, [each.name for each in self._party.recipe.passives]
         trees, outputs = forest.trees, len(forest.base)
         at_BT = np.zeros((count, len(trees)), np.int64)
@@ -152,13 +173,18 @@ class Walk:
         values_BT = np.zeros((count, len(trees)))
         asked: dict[str, Bools] = {}
         for level in range(self._depth + 1):
-            step, packed = StepKey(self._phase, round_, batch), packed_bytes(count * len(trees)) if level else 0
+            step, packed = (
+                StepKey(self._phase, round_, batch),
+                packed_bytes(count * len(trees)) if level else 0,
+            )
             received = self._answering.collect(step, packed=packed) if parties else {}
             batch += 1
             if level:
                 left_BT = self._own_lefts(level - 1, at_BT, codes_BF)
                 for party, tensors in received.items():
-                    bits = np.unpackbits(tensors["left"].cpu().numpy(), count=count * len(trees)).astype(bool)
+                    bits = np.unpackbits(
+                        tensors["left"].cpu().numpy(), count=count * len(trees)
+                    ).astype(bool)
                     left_BT[asked[party]] = bits.reshape(count, len(trees))[asked[party]]
                 at_BT = np.where(settled_BT, at_BT, 2 * at_BT + ~left_BT)
             owners_BT = np.full((count, len(trees)), "", object)
@@ -172,12 +198,19 @@ class Walk:
                         owners_BT[rows, number] = tree.owners[level, node]
             asked = {party: owners_BT == party for party in parties}
             last = level == self._depth
-            told = {party: np.where(mask, at_BT, SETTLED)[: 0 if last else count] for party, mask in asked.items()}
-            replies = {party: {"nodes": torch.from_numpy(each.astype(np.uint8))} for party, each in told.items()}
+            told = {
+                party: np.where(mask, at_BT, SETTLED)[: 0 if last else count]
+                for party, mask in asked.items()
+            }
+            replies = {
+                party: {"nodes": torch.from_numpy(each.astype(np.uint8))}
+                for party, each in told.items()
+            }
             if parties:
                 self._answering.reply(step, replies)
         scores_BK = np.tile(np.array(forest.base), (count, 1))
-        for number in range(len(trees)):  # in the order in which they grew, as while training
+        # In the order in which they grew, as while training.
+        for number in range(len(trees)):
             scores_BK[:, number % outputs] += values_BT[:, number]
         return scores_BK, batch
 

@@ -1,4 +1,6 @@
-"""What a party's columns can offer to trees: declared before the first gradients leave, and the most of each tree."""
+"""What a party's columns can offer to trees: declared before the first gradients leave, and the
+most of each tree.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from vfl_party.methods.secureboost.tree.entries import Layout
 
 @dataclass(frozen=True)
 class Offer:
-    """Columns of numbers with the splits of all of them, and how many columns of categories offer 0, 1, … entries.
+    """Columns of numbers with the splits of all of them, and how many columns of categories offer
+    0, 1, … entries.
 
     No order is told, and no column's own number of splits.
     """
@@ -28,7 +31,11 @@ class Offer:
     def of(cls, columns: list[Column]) -> Offer:
         """Returns what all columns offer together."""
         splits, *sets = Layout.of(columns, list(range(len(columns)))).sizes
-        return cls(len(columns) - len(sets), splits, tuple(np.bincount(sets, minlength=MOST_CODES + 1).tolist()))
+        return cls(
+            len(columns) - len(sets),
+            splits,
+            tuple(np.bincount(sets, minlength=MOST_CODES + 1).tolist()),
+        )
 
     def facts(self) -> list[int]:
         """Returns the numbers for the wire."""
@@ -38,7 +45,9 @@ class Offer:
     def read(cls, facts: list[int], settings: SecureBoostSettings) -> Offer | None:
         """Returns the offer that a peer has declared; None if no columns have it."""
         numbers, splits, *sets = facts
-        cannot = min(facts) < 0 or len(facts) != FACTS or sets[1] or numbers + sum(sets) > MOST_ENTRIES
+        cannot = (
+            min(facts) < 0 or len(facts) != FACTS or sets[1] or numbers + sum(sets) > MOST_ENTRIES
+        )
         if cannot or splits > numbers * (2 * settings.bins - 1) or numbers + sum(sets) < 1:
             return None
         return cls(numbers, splits, tuple(sets))
@@ -49,18 +58,26 @@ class Offer:
         return sum(self.sets)
 
     def allows(self, sizes: Integers, settings: SecureBoostSettings) -> bool:
-        """Whether a tree may have entries of these ``sizes``: of the numbers, then of each column of categories.
+        """Whether a tree may have entries of these ``sizes``: of the numbers, then of each column
+        of categories.
 
         All columns offer all they have, unless ``column_sample`` draws some.
         """
         sets = sizes[1:]
-        if min(sizes) < 0 or max(sets, default=0) > MOST_CODES or sum(sizes.tolist()) > MOST_ENTRIES:
+        if (
+            min(sizes) < 0
+            or max(sets, default=0) > MOST_CODES
+            or sum(sizes.tolist()) > MOST_ENTRIES
+        ):
             return False
         found = np.bincount(sets, minlength=MOST_CODES + 1)
         if settings.column_sample == 1.0:
             return bool(sizes[0] == self.splits and (found == self.sets).all())
         drawn = max(1, round(settings.column_sample * (self.numbers + self.columns)))
-        fits = sizes[0] <= min(self.splits, drawn * (2 * settings.bins - 1)) and (sets > 0).sum() <= drawn
+        fits = (
+            sizes[0] <= min(self.splits, drawn * (2 * settings.bins - 1))
+            and (sets > 0).sum() <= drawn
+        )
         return bool(fits and (found[1:] <= np.array(self.sets[1:])).all())
 
     def __str__(self) -> str:

@@ -1,4 +1,6 @@
-"""The passive side: it adds up ciphertexts for its entries, and says where rows go at its own splits."""
+"""The passive side: it adds up ciphertexts for its entries, and says where rows go at its own
+splits.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,27 @@ from vfl_party.methods.secureboost.exchanges import (
     STOP,
 )
 from vfl_party.methods.secureboost.guard import LOST, Answered, fewest_rows, wrong_children
-from vfl_party.methods.secureboost.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu
+from vfl_party.methods.secureboost.homomorphic import (
+    Adder,
+    CipherError,
+    Wire,
+    adder,
+    cipher_bytes,
+    has_heu,
+)
 from vfl_party.methods.secureboost.homomorphic.scheme import Held
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.tree.forest import Tree
-from vfl_party.methods.secureboost.tree.positions import Bools, Nodes, open_nodes, packed_bytes, to_sum
+from vfl_party.methods.secureboost.tree.positions import (
+    Bools,
+    Nodes,
+    open_nodes,
+    packed_bytes,
+    to_sum,
+)
 from vfl_party.methods.secureboost.tree.sampling import drawn, sample
 from vfl_party.phases.context import Party
 
@@ -47,7 +62,9 @@ log = logging.getLogger(__name__)
 
 
 class Shuffled:
-    """The entries of one tree in an order that is drawn anew and never told: numbers, then each set, sets shuffled."""
+    """The entries of one tree in an order that is drawn anew and never told: numbers, then each
+    set, sets shuffled.
+    """
 
     def __init__(self, layout: Layout, columns: list[Column]) -> None:
         self.layout, self.plan = layout, Plan.of(columns, layout)
@@ -59,7 +76,8 @@ class Shuffled:
         numbers, *sets = blocks
         draw.shuffle(sets)
         self.sizes = [len(numbers), *map(len, sets)]
-        self.order = [place for block in (numbers, *sets) for place in block]  # at each place of the wire: the entry's
+        # At each place of the wire: the entry's.
+        self.order = [place for block in (numbers, *sets) for place in block]
 
 
 class PassiveSecureBoost(Phase):
@@ -80,10 +98,14 @@ class PassiveSecureBoost(Phase):
         self._answered = Answered()
         self._walk = Walk(party, name, settings, "after the last tree", self._answered)
         task, train = party.recipe.task, len(self._train)
-        self._fewest, self._fewest_open = (fewest_rows(task, settings, train, sides) for sides in (1, 2))
-        self._bits_N = np.zeros(len(self._routed), np.int64)  # that each row's sides have told
+        self._fewest, self._fewest_open = (
+            fewest_rows(task, settings, train, sides) for sides in (1, 2)
+        )
+        # That each row's sides have told.
+        self._bits_N = np.zeros(len(self._routed), np.int64)
         self._adder: Adder | None = None
-        self._offered: Shuffled | None = None  # of the tree that grows
+        # Of the tree that grows.
+        self._offered: Shuffled | None = None
         self._best = 0
         self._batch = 0
 
@@ -115,15 +137,22 @@ class PassiveSecureBoost(Phase):
         return RoundReport(outputs, done=done)
 
     def _sampled(self, round_: int) -> Rows:
-        """Returns the rows of a round; with GOSS, asks for them. Raises PeerError if they are too few or too many."""
+        """Returns the rows of a round; with GOSS, asks for them. Raises PeerError if they are too
+        few or too many.
+        """
         settings, count = self._settings, len(self._train)
         if self._swaps.sample is None:
             return sample(self._party.recipe.seed, self.name, round_, count, settings)
-        told = self._swaps.sample.swap(self._step(round_), {}, packed=packed_bytes(count))["sampled"]
+        told = self._swaps.sample.swap(self._step(round_), {}, packed=packed_bytes(count))[
+            "sampled"
+        ]
         rows = np.flatnonzero(np.unpackbits(told.cpu().numpy(), count=count))
         if len(rows) != drawn(count, settings):
             wanted = drawn(count, settings)
-            text = f"{self._peer} gives {len(rows)} rows to a round of {self.name}, and goss asks for {wanted}"
+            text = (
+                f"{self._peer} gives {len(rows)} rows to a round of {self.name}, and goss asks "
+                f"for {wanted}"
+            )
             raise self._wrong(text)
         return rows.astype(np.int64)
 
@@ -136,9 +165,13 @@ class PassiveSecureBoost(Phase):
         try:
             if length > max(0, len(written) - 4):
                 raise CipherError("its public key is longer than its message")
-            self._adder = adder(self._settings.encryption, self._settings.key_bits, written[4 : 4 + length])
+            self._adder = adder(
+                self._settings.encryption, self._settings.key_bits, written[4 : 4 + length]
+            )
         except CipherError as error:
-            raise self._wrong(f"the message with the key of {self._peer} cannot be used: {error}") from None
+            raise self._wrong(
+                f"the message with the key of {self._peer} cannot be used: {error}"
+            ) from None
         return self._adder
 
     def _grow(self, tree: Tree, own: Adder, entries: Shuffled, rows: Rows, round_: int) -> None:
@@ -151,7 +184,9 @@ class PassiveSecureBoost(Phase):
         try:
             held = own.held(ciphers.cpu().numpy())
         except CipherError as error:
-            raise self._wrong(f"a ciphertext of {self._peer} in {self.name} cannot be used: {error}") from None
+            raise self._wrong(
+                f"a ciphertext of {self._peer} in {self.name} cannot be used: {error}"
+            ) from None
         codes_RF, in_sample = self._codes_NF[rows], np.zeros(count, bool)
         in_sample[rows] = True
         nodes_N: Nodes = np.zeros(count, np.uint8)
@@ -161,7 +196,9 @@ class PassiveSecureBoost(Phase):
             wire = torch.from_numpy(self._summed(own, held, members, codes_RF, entries))
             (name,) = self._swaps.sums.exchange.up.tensors
             step = self._step(round_)
-            told_ = self._swaps.sums.swap(step, {name: wire}, nodes=len(present), entries=len(entries.order))
+            told_ = self._swaps.sums.swap(
+                step, {name: wire}, nodes=len(present), entries=len(entries.order)
+            )
             chosen = told_["chosen"].cpu().numpy().astype(bool)
             won = {node: flags for node, flags in zip(present, chosen, strict=True) if flags.any()}
             left = self._split(tree, level, won, entries, nodes_N, in_sample)
@@ -169,29 +206,43 @@ class PassiveSecureBoost(Phase):
             self._pin(level, nodes_N, [*left], bits_)
             bits = torch.from_numpy(bits_)
             last = level + 1 == depth
-            moved = self._swaps.partition.swap(self._step(round_), {"left": bits}, rows=0 if last else count)
+            moved = self._swaps.partition.swap(
+                self._step(round_), {"left": bits}, rows=0 if last else count
+            )
             if last:
                 return
             moved_N = moved["nodes"].cpu().numpy()
-            wrong = wrong_children(nodes_N, moved_N, in_sample, left, self._fewest, self._fewest_open)
+            wrong = wrong_children(
+                nodes_N, moved_N, in_sample, left, self._fewest, self._fewest_open
+            )
             if wrong:
                 raise self._wrong(f"{self._peer} says in {self.name} that {wrong}")
             nodes_N = moved_N
             if not open_nodes(nodes_N):
                 return
 
-    def _summed(self, own: Adder, held: Held, members: list[Rows], codes_RF: Codes, entries: Shuffled) -> Wire:
-        """Returns the sums of a level's nodes for the wire, in the secret order. Raises PeerError if that fails.
+    def _summed(
+        self, own: Adder, held: Held, members: list[Rows], codes_RF: Codes, entries: Shuffled
+    ) -> Wire:
+        """Returns the sums of a level's nodes for the wire, in the secret order. Raises PeerError
+        if that fails.
 
         ``members``: the rows of each node.
         """
         if not entries.order:
-            return np.empty((0, cipher_bytes(self._settings.encryption, self._settings.key_bits)), np.uint8)
+            return np.empty(
+                (0, cipher_bytes(self._settings.encryption, self._settings.key_bits)), np.uint8
+            )
         try:
-            parts = [own.take(summed(own, held, rows, codes_RF, entries.plan), entries.order) for rows in members]
+            parts = [
+                own.take(summed(own, held, rows, codes_RF, entries.plan), entries.order)
+                for rows in members
+            ]
             return own.wire(own.joined(parts))
         except CipherError as error:
-            raise self._wrong(f"what {self._peer} sends in {self.name} cannot be used: {error}") from None
+            raise self._wrong(
+                f"what {self._peer} sends in {self.name} cannot be used: {error}"
+            ) from None
 
     def _split(
         self,
@@ -202,7 +253,8 @@ class PassiveSecureBoost(Phase):
         nodes_N: Nodes,
         in_sample: Bools,
     ) -> dict[int, Bools]:
-        """Notes this party's splits of a level. Returns {node: whether each of its rows goes left}. Raises PeerError.
+        """Notes this party's splits of a level. Returns {node: whether each of its rows goes left}.
+        Raises PeerError.
 
         A side with fewer rows than honest ones have is refused before anything is said of it.
         """
@@ -216,22 +268,35 @@ class PassiveSecureBoost(Phase):
             sampled = in_sample[here]
             rows = min(int((found[node] & sampled).sum()), int((~found[node] & sampled).sum()))
             if rows < self._fewest:
-                text = f"{self._peer} chooses a split of {self._party.name} in {self.name} with {rows} rows on a side"
+                text = (
+                    f"{self._peer} chooses a split of {self._party.name} in {self.name} with "
+                    f"{rows} rows on a side"
+                )
                 raise self._wrong(f"{text}, and no honest one has fewer than {self._fewest}")
         return found
 
     def _pin(self, level: int, nodes_N: Nodes, won: list[int], bits: Nodes) -> None:
-        """Notes what is about to be answered. Raises PeerError if it was something else before an interruption."""
+        """Notes what is about to be answered. Raises PeerError if it was something else before an
+        interruption.
+        """
         number = len(self._forest.trees)
-        if not self._answered.same(f"{self.name}/tree-{number}/{level}", nodes_N.tobytes(), bytes(won), bits.tobytes()):
-            text = f"{self._peer} asks {self._party.name} again for its splits of tree {number + 1}, level {level + 1}"
+        if not self._answered.same(
+            f"{self.name}/tree-{number}/{level}", nodes_N.tobytes(), bytes(won), bits.tobytes()
+        ):
+            text = (
+                f"{self._peer} asks {self._party.name} again for its splits of tree "
+                f"{number + 1}, level {level + 1}"
+            )
             raise self._wrong(f"{text}, and chooses others than before the interruption; {LOST}")
         self._bits_N[np.isin(nodes_N, won)] += 1
 
     def _note_bits(self) -> None:
         """Notes, at home, how much the sides of splits have told of the rows."""
         most, mean = int(self._bits_N.max()), float(self._bits_N.mean())
-        text = "phase %s: while trees grew, %s told the sides of at most %s splits of one row, %.1f on average"
+        text = (
+            "phase %s: while trees grew, %s told the sides of at most %s splits of one row, "
+            "%.1f on average"
+        )
         log.info(text, self.name, self._party.name, most, mean, extra={"event": "answered"})
 
     def _heard(self, round_: int) -> bool:
@@ -255,12 +320,16 @@ class PassiveSecureBoost(Phase):
         return StepKey(self.name, round_, self._batch - 1)
 
     def behind(self, exchange: str) -> Tensor | None:
-        """See ``Phase``: of the sums of a tree, the column of each entry of a number in the order of the wire."""
+        """See ``Phase``: of the sums of a tree, the column of each entry of a number in the order
+        of the wire.
+        """
         if exchange != "sums" or self._offered is None:
             return None
         of = self._offered
         numbers = of.order[: of.sizes[0]]
-        return torch.tensor([of.layout.numbers[place].column for place in numbers], dtype=torch.int64)
+        return torch.tensor(
+            [of.layout.numbers[place].column for place in numbers], dtype=torch.int64
+        )
 
     def keep(self, folder: Path) -> None:
         self._answered.keep(folder)
@@ -270,5 +339,6 @@ class PassiveSecureBoost(Phase):
 
     def load_state(self, tree: State) -> None:
         self._best = tree["best"]
-        if "bits" in tree:  # releases before counted none
+        # Releases before counted none.
+        if "bits" in tree:
             self._bits_N = tree["bits"].numpy().copy()

@@ -1,7 +1,8 @@
 """Lists the exchanges of trees before they grow.
 
-The recipe decides the sizes of keys, gradients, verdicts and the walk. The data decide how many nodes a tree has, and
-who owns its splits: the sizes of sums and of the rows' sides are the most that depth and leaves allow.
+The recipe decides the sizes of keys, gradients, verdicts and the walk. The data decide how many
+nodes a tree has, and who owns its splits: the sizes of sums and of the rows' sides are the most
+that depth and leaves allow.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from functools import cached_property
 from vfl_common.bundle import StepKey
 from vfl_party.methods.secureboost.columns import Column, learn, sampled
 from vfl_party.methods.secureboost.common import routed
-from vfl_party.methods.secureboost.exchanges import KEY, PARTITION, SAMPLE, VERDICT, gradients, sums, walk
+from vfl_party.methods.secureboost.exchanges import (
+    KEY,
+    PARTITION,
+    SAMPLE,
+    VERDICT,
+    gradients,
+    sums,
+    walk,
+)
 from vfl_party.methods.secureboost.homomorphic import cipher_bytes, ciphers_for, key_room, together
 from vfl_party.methods.secureboost.joint_walk import rows_at_once
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
@@ -24,12 +33,15 @@ from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
 
 FEWER = (
-    "a tree may have fewer nodes than its depth allows, so sums and the rows' sides are upper bounds; the rest is exact"
+    "a tree may have fewer nodes than its depth allows, so sums and the rows' sides are upper "
+    "bounds; the rest is exact"
 )
 
 
 def traffic(party: Party, name: str, settings: SecureBoostSettings) -> Traffic:
-    """See ``Method.traffic``. Another party's sums are left out, and ``bound`` says so, if its columns are not here."""
+    """See ``Method.traffic``. Another party's sums are left out, and ``bound`` says so, if its
+    columns are not here.
+    """
     known = {
         each.name: learn(each, settings.bins, each.rows("train"))
         for each in (party, *party.others.values())
@@ -39,10 +51,18 @@ def traffic(party: Party, name: str, settings: SecureBoostSettings) -> Traffic:
     growth = Growth(party, name, settings, known)
     bound = FEWER
     if unknown:
-        most = -(-sum(growth.summed(level) for level in range(settings.depth)) * growth.width // growth.together)
-        text = f"the sums of {', '.join(unknown)} are not counted, because they depend on columns that are not here"
+        most = -(
+            -sum(growth.summed(level) for level in range(settings.depth))
+            * growth.width
+            // growth.together
+        )
+        text = (
+            f"the sums of {', '.join(unknown)} are not counted, because they depend on columns "
+            "that are not here"
+        )
         bound = (
-            f"{bound}; {text} (a recipe with [simulate] has them): about {most:,} bytes a tree for each split offered"
+            f"{bound}; {text} (a recipe with [simulate] has them): about {most:,} bytes a tree "
+            "for each split offered"
         )
     stops = settings.early_stopping is not None
     return Traffic(growth.rounds(), stops, step="gradients", after=growth.walk, bound=bound)
@@ -60,7 +80,11 @@ class Growth:
     def __post_init__(self) -> None:
         self.width = cipher_bytes(self.settings.encryption, self.settings.key_bits)
         self.together = together(self.settings.encryption, self.settings.key_bits)
-        self._gradients, self._sums, self._walk = gradients(self.settings), sums(self.settings), walk()
+        self._gradients, self._sums, self._walk = (
+            gradients(self.settings),
+            sums(self.settings),
+            walk(),
+        )
         self._at = StepKey(self.name, 0, 0)
 
     def summed(self, level: int) -> int:
@@ -94,13 +118,18 @@ class Growth:
         rows = drawn(train, settings)
         if settings.goss is not None:
             yield self._next(SAMPLE, packed=packed_bytes(train))
-        offered = {each.name: self._offered(each.name, round_) for each in self.party.recipe.passives}
+        offered = {
+            each.name: self._offered(each.name, round_) for each in self.party.recipe.passives
+        }
         for _ in range(self.party.recipe.task.outputs):
             parts = {name: {"parts": len(sizes)} for name, sizes in offered.items()}
             yield from self._each(self._gradients, parts, rows=rows, bytes=self.width)
             for level in range(settings.depth):
                 entries = {
-                    name: {"sums": ciphers_for(self.summed(level) * sum(sizes), self.together), "entries": sum(sizes)}
+                    name: {
+                        "sums": ciphers_for(self.summed(level) * sum(sizes), self.together),
+                        "entries": sum(sizes),
+                    }
                     for name, sizes in offered.items()
                 }
                 nodes = min(1 << level, 2 * (self._leaves - 1))
@@ -117,7 +146,9 @@ class Growth:
         return Layout.of(columns, chosen).sizes
 
     def walk(self, rounds: int | None) -> Iterator[Occurrence]:
-        """Gives the exchanges after the last tree. ``rounds``: after which early stopping ends the phase, if known."""
+        """Gives the exchanges after the last tree. ``rounds``: after which early stopping ends the
+        phase, if known.
+        """
         settings = self.settings
         ended = settings.trees if rounds is None else min(rounds, settings.trees)
         stopped = ended < settings.trees and settings.early_stopping is not None
@@ -138,7 +169,12 @@ class Growth:
         """Returns how many steps a round has before the walk, at most."""
         settings = self.settings
         own = settings.first_tree_own and round_ == 0
-        grown = 0 if own else self.party.recipe.task.outputs * (1 + 2 * settings.depth) + (settings.goss is not None)
+        grown = (
+            0
+            if own
+            else self.party.recipe.task.outputs * (1 + 2 * settings.depth)
+            + (settings.goss is not None)
+        )
         return (round_ == 0) + grown + (settings.early_stopping is not None)
 
     def _next(self, exchange: Exchange, **sizes: int) -> Occurrence:
@@ -147,7 +183,9 @@ class Growth:
         self._at = StepKey(step.phase, step.round, step.batch + 1)
         return Occurrence.of(exchange, step, **sizes)
 
-    def _each(self, exchange: Exchange, sizes: Mapping[str, Mapping[str, int]], **all_: int) -> Iterator[Occurrence]:
+    def _each(
+        self, exchange: Exchange, sizes: Mapping[str, Mapping[str, int]], **all_: int
+    ) -> Iterator[Occurrence]:
         """Gives ``exchange`` at the next step, with sizes of each passive party's own."""
         step = self._next(exchange).step
         for party, own in sizes.items():

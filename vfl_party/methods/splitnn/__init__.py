@@ -1,4 +1,6 @@
-"""Supervised split training: every party has an encoder; the active party has the labels and the top model."""
+"""Supervised split training: every party has an encoder; the active party has the labels and the
+top model.
+"""
 
 from vfl_party.methods.splitnn.active import ActiveSplitNN
 from vfl_party.methods.splitnn.mid import drawn, stochastic_encoder

@@ -17,7 +17,8 @@ from vfl_party.phases.context import Party
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of a round: its rows, all and as the ``parts`` that are exchanged, and whether it is its epoch's last.
+    """A batch of a round: its rows, all and as the ``parts`` that are exchanged, and whether it is
+    its epoch's last.
 
     ``first``: the number, in the round, of its first part's exchange.
     """
@@ -29,46 +30,66 @@ class Batch:
 
 
 class Batches:
-    """Computes the epochs and rounds of the phase. Raises InputError if there are no rows to train on."""
+    """Computes the epochs and rounds of the phase. Raises InputError if there are no rows to train
+    on.
+    """
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
         rows = len(party.rows("train"))
         if rows == 0:
-            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows")
+            raise InputError(
+                Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows"
+            )
         if settings.max_bytes is not None and not party.recipe.passives:
             text = f"recipe: phases: {phase}: max_bytes: {party.name} is alone, so no bytes cross"
             raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or add a passive party")
         if not settings.plain and not party.recipe.passives:
             text = f"recipe: phases: {phase}: {party.name} is alone, so nothing is exchanged"
-            text = f"{text}; remove in_flight, micro_batches, local_updates and cache, or add a passive party"
+            text = (
+                f"{text}; remove in_flight, micro_batches, local_updates and cache, or add a "
+                "passive party"
+            )
             raise InputError(Code.CONFIG_INVALID, text)
         swap = embedding(settings)
         chains, sizes = party.chains(phase, swap), {"rows": 1, "width": party.embedding_size}
-        crosses = [chains.up.wire_spec(swap.up.spec(**sizes)), chains.down.wire_spec(swap.down.spec(**sizes))]
+        crosses = [
+            chains.up.wire_spec(swap.up.spec(**sizes)),
+            chains.down.wire_spec(swap.down.spec(**sizes)),
+        ]
         row_bytes = sum(spec.payload_bytes for spec in crosses) * len(party.recipe.passives)
-        self._sizes = [len(batch) for batch in self._epoch(0)]  # the same in every epoch
+        # The same in every epoch.
+        self._sizes = [len(batch) for batch in self._epoch(0)]
         self._bytes = [row_bytes * size for size in self._sizes]
         self.epochs = settings.epochs_over(rows)
         if settings.max_bytes is not None:
             self.epochs = min(self.epochs, -(-settings.max_bytes // max(1, sum(self._bytes))))
         self._groups = -(-self.epochs // settings.validate_every)
-        self._stride = settings.checkpoint_steps  # steps of a round at most
-        self._parts = self._cut(len(self._group(0)))  # of every group of epochs but the last, which may have fewer
-        self._drawn: tuple[int, list[tuple[Rows, bool]]] = (-1, [])  # a group's steps
-        self.rounds = (self._groups - 1) * self._parts + self._cut(len(self._group(self._groups - 1)))
+        # Steps of a round at most.
+        self._stride = settings.checkpoint_steps
+        # Of every group of epochs but the last, which may have fewer.
+        self._parts = self._cut(len(self._group(0)))
+        # A group's steps.
+        self._drawn: tuple[int, list[tuple[Rows, bool]]] = (-1, [])
+        self.rounds = (self._groups - 1) * self._parts + self._cut(
+            len(self._group(self._groups - 1))
+        )
 
     def of(self, round_: int) -> list[tuple[Rows, bool]]:
         """Returns the batches of a round in order, each with whether it is its epoch's last."""
         group = round_ // self._parts
         if self._drawn[0] != group:
             epochs = [self._epoch(epoch)[: self._count(epoch)] for epoch in self._epochs(group)]
-            steps = [(rows, i + 1 == len(epoch)) for epoch in epochs for i, rows in enumerate(epoch)]
+            steps = [
+                (rows, i + 1 == len(epoch)) for epoch in epochs for i, rows in enumerate(epoch)
+            ]
             self._drawn = (group, steps)
         return self._drawn[1][self._within(round_)]
 
     def planned(self, round_: int) -> list[Batch]:
-        """Returns the batches of a round in order, each cut into ``micro_batches`` parts, the larger ones first."""
+        """Returns the batches of a round in order, each cut into ``micro_batches`` parts, the
+        larger ones first.
+        """
         found, first = [], 0
         for rows, last in self.of(round_):
             pieces = self._pieces(len(rows))
@@ -78,11 +99,18 @@ class Batches:
         return found
 
     def sizes(self, round_: int) -> list[int]:
-        """Returns the number of rows of each exchange of a round, in order: of each part of each batch."""
+        """Returns the number of rows of each exchange of a round, in order: of each part of each
+        batch.
+        """
         sizes = [size for size, _ in self._group(round_ // self._parts)[self._within(round_)]]
         if self._settings.micro_batches == 1:
             return sizes
-        return [size // n + (part < size % n) for size in sizes for n in [self._pieces(size)] for part in range(n)]
+        return [
+            size // n + (part < size % n)
+            for size in sizes
+            for n in [self._pieces(size)]
+            for part in range(n)
+        ]
 
     def validates(self, round_: int) -> bool:
         """Whether a round ends with validation: it is the last part of its epochs."""
@@ -112,7 +140,9 @@ class Batches:
         return slice(begin, begin + self._stride)
 
     def _group(self, group: int) -> list[tuple[int, bool]]:
-        """Returns the size of each batch of ``validate_every`` epochs, each with whether it is its epoch's last."""
+        """Returns the size of each batch of ``validate_every`` epochs, each with whether it is its
+        epoch's last.
+        """
         epochs = [self._sizes[: self._count(epoch)] for epoch in self._epochs(group)]
         return [(size, i + 1 == len(sizes)) for sizes in epochs for i, size in enumerate(sizes)]
 

@@ -1,14 +1,14 @@
 """Distance correlation in the loss: embeddings are kept from telling columns (NoPeek) or labels.
 
-For a batch of B rows, a_ij is the distance of the embeddings of rows i and j, and b_ij that of their columns or labels.
-Both are centred: A_ij = a_ij − (mean of row i) − (mean of column j) + (mean of all). With V²(z, x) = Σ A_ij B_ij / B²,
-the distance correlation is dCor(z, x) = V(z, x) / √(V(z, z) V(x, x)), from 0 to 1; it is larger in small batches
-(Székely et al. 2007).
+For a batch of B rows, a_ij is the distance of the embeddings of rows i and j, and b_ij that of
+their columns or labels. Both are centred: A_ij = a_ij − (mean of row i) − (mean of column j) +
+(mean of all). With V²(z, x) = Σ A_ij B_ij / B², the distance correlation is dCor(z, x) = V(z, x) /
+√(V(z, z) V(x, x)), from 0 to 1; it is larger in small batches (Székely et al. 2007).
 
-- Columns: a passive party adds λ · log dCor(z, x) to its own loss (NoPeek, Vepakomma et al., ICDMW 2020). Nothing else
-  crosses.
-- Labels: the active party adds λ · log dCor(z, y) to the loss whose gradient it sends, for each party's embeddings by
-  themselves (Sun et al. 2022, arXiv 2203.01451, section 4).
+- Columns: a passive party adds λ · log dCor(z, x) to its own loss (NoPeek, Vepakomma et al., ICDMW
+  2020). Nothing else crosses.
+- Labels: the active party adds λ · log dCor(z, y) to the loss whose gradient it sends, for each
+  party's embeddings by themselves (Sun et al. 2022, arXiv 2203.01451, section 4).
 """
 
 from __future__ import annotations
@@ -19,27 +19,38 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_TINY = 1e-12  # below this V² counts as 0
+# Below this V² counts as 0.
+_TINY = 1e-12
 
 
 def columns_of(inputs: tuple[Tensor, ...]) -> Tensor:
-    """Returns an encoder's inputs as numbers [B, F]; a category is as many numbers as its column has at most."""
+    """Returns an encoder's inputs as numbers [B, F]; a category is as many numbers as its column
+    has at most.
+    """
     hot = [each if each.is_floating_point() else functional.one_hot(each) for each in inputs]
     return torch.cat([each.flatten(1).float() for each in hot], dim=1)
 
 
 def labels_of(y_B: Tensor) -> Tensor:
     """Returns targets as numbers [B, C]: classes one-hot, others as they are."""
-    return y_B.float().view(len(y_B), -1) if y_B.is_floating_point() else functional.one_hot(y_B).float()
+    return (
+        y_B.float().view(len(y_B), -1)
+        if y_B.is_floating_point()
+        else functional.one_hot(y_B).float()
+    )
 
 
 def log_dcor(z_BD: Tensor, x_BF: Tensor) -> Tensor:
-    """Returns log dCor(z, x), a scalar with a graph to z: 0 if distances are alike but for their scale, else below.
+    """Returns log dCor(z, x), a scalar with a graph to z: 0 if distances are alike but for their
+    scale, else below.
 
-    It is a constant 0 if z and x vary independently, and if all rows have one embedding or one x (one class).
+    It is a constant 0 if z and x vary independently, and if all rows have one embedding or one x
+    (one class).
     """
     a_BB, b_BB = _centred(z_BD), _centred(x_BF)
-    squares = torch.stack([(one * other).mean() for one, other in ((a_BB, b_BB), (a_BB, a_BB), (b_BB, b_BB))])
+    squares = torch.stack(
+        [(one * other).mean() for one, other in ((a_BB, b_BB), (a_BB, a_BB), (b_BB, b_BB))]
+    )
     both, of_z, of_x = squares.clamp_min(_TINY).log()
     value = 0.5 * (both - 0.5 * (of_z + of_x))
     return torch.where(squares.min() > _TINY, value, torch.zeros_like(value))
@@ -62,4 +73,9 @@ def with_labels(
 
 def _centred(rows: Tensor) -> Tensor:
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
-    return distances - distances.mean(dim=0, keepdim=True) - distances.mean(dim=1, keepdim=True) + distances.mean()
+    return (
+        distances
+        - distances.mean(dim=0, keepdim=True)
+        - distances.mean(dim=1, keepdim=True)
+        + distances.mean()
+    )

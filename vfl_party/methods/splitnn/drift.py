@@ -1,7 +1,9 @@
-"""How far each party's embeddings move from one validation to the next, as the active party sees it anyway.
+"""How far each party's embeddings move from one validation to the next, as the active party sees it
+anyway.
 
-A party that takes more of the learning than its share, by scaled gradients (Fu et al. 2022), moves faster than it
-would. The active party compares what it has received of the same rows: no exchange more, and nothing is trained by it.
+A party that takes more of the learning than its share, by scaled gradients (Fu et al. 2022), moves
+faster than it would. The active party compares what it has received of the same rows: no exchange
+more, and nothing is trained by it.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ from torch import Tensor
 
 from vfl_party.phases.scoring import CHUNK_ROWS, Chunk
 
-_MOST = 4  # chunks of validation rows that are compared: 4,096 rows say as much as all, and take less memory
+# Chunks of validation rows that are compared: 4,096 rows say as much as all, and take less memory.
+_MOST = 4
 
 
 class _Statistics(NamedTuple):
-    """The mean of ``rows`` rows' embeddings, and the sum of their squared deviations from it; [D] each."""
+    """The mean of ``rows`` rows' embeddings, and the sum of their squared deviations from it; [D]
+    each.
+    """
 
     rows: int
     mean: Tensor
@@ -33,7 +38,9 @@ class _Statistics(NamedTuple):
     def with_(self, other: _Statistics) -> _Statistics:
         """Returns those of both sets of rows (Chan et al. 1979, eq. 2.1)."""
         rows, apart_D = self.rows + other.rows, other.mean - self.mean
-        squares_D = self.squares + other.squares + apart_D.square() * (self.rows * other.rows / rows)
+        squares_D = (
+            self.squares + other.squares + apart_D.square() * (self.rows * other.rows / rows)
+        )
         return _Statistics(rows, self.mean + apart_D * (other.rows / rows), squares_D)
 
     def on(self, device: torch.device) -> _Statistics:
@@ -46,19 +53,23 @@ class _Statistics(NamedTuple):
 
 
 class Drift:
-    """‖z − z′‖ / ‖z′‖ of each party's embeddings z of the validation rows, and z′ of the validation before.
+    """‖z − z′‖ / ‖z′‖ of each party's embeddings z of the validation rows, and z′ of the validation
+    before.
 
-    Without validation rows z is the mean and the standard deviation of each embedding, over the first 4,096 rows or a
-    little more of the training steps since then. ``me``: the name of the active party, whose own embeddings are
-    compared, too.
+    Without validation rows z is the mean and the standard deviation of each embedding, over the
+    first 4,096 rows or a little more of the training steps since then. ``me``: the name of the
+    active party, whose own embeddings are compared, too.
     """
 
     def __init__(self, me: str) -> None:
         self._me = me
         self._before: dict[str, Tensor] = {}
-        self._now: dict[str, list[Tensor]] = {}  # parts of the validation under way
-        self._looked = 0  # how many chunks it has had
-        self._steps: dict[str, _Statistics] = {}  # of the training steps
+        # Parts of the validation under way.
+        self._now: dict[str, list[Tensor]] = {}
+        # How many chunks it has had.
+        self._looked = 0
+        # Of the training steps.
+        self._steps: dict[str, _Statistics] = {}
         self._rows = 0
 
     def chunks(self, found: Iterable[Chunk]) -> Iterator[Chunk]:
@@ -79,19 +90,28 @@ class Drift:
             self._rows += max((each.shape[0] for each in (*own, *others.values())), default=0)
 
     def moved(self) -> dict[str, float]:
-        """Returns {party: how far it has moved}, of those that were there this time and the time before."""
-        now = {name: torch.cat(parts) for name, parts in self._now.items() if len(parts) == self._looked}
+        """Returns {party: how far it has moved}, of those that were there this time and the time
+        before.
+        """
+        now = {
+            name: torch.cat(parts)
+            for name, parts in self._now.items()
+            if len(parts) == self._looked
+        }
         now = now or {name: each.stacked() for name, each in self._steps.items()}
         found = {}
         for name, z in now.items():
             before = self._before.get(name)
             if before is not None and before.shape == z.shape:
-                before = before.to(z.device)  # a checkpoint's is on the CPU
+                # A checkpoint's is on the CPU.
+                before = before.to(z.device)
                 found[name] = ((z - before).norm() / before.norm().clamp_min(1e-30)).item()
         self._before, self._now, self._steps, self._rows = now, {}, {}, 0
         return found
 
-    def _named(self, own: Sequence[Tensor], others: Mapping[str, Tensor | None]) -> Iterator[tuple[str, Tensor]]:
+    def _named(
+        self, own: Sequence[Tensor], others: Mapping[str, Tensor | None]
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yields (party, its embeddings without graph) of those that are there."""
         for name, z in (*((self._me, each) for each in own), *others.items()):
             if z is not None:
@@ -109,7 +129,10 @@ class Drift:
     def load_state(self, tree: dict[str, Any]) -> None:
         """Restores what ``state`` returned."""
         self._before, self._rows = dict(tree["before"]), tree["rows"]
-        self._steps = {name: _Statistics(*each) for name, each in tree.get("statistics", {}).items()}
-        for name, parts in tree.get("steps", {}).items():  # a checkpoint of an earlier version holds the embeddings
+        self._steps = {
+            name: _Statistics(*each) for name, each in tree.get("statistics", {}).items()
+        }
+        # A checkpoint of an earlier version holds the embeddings.
+        for name, parts in tree.get("steps", {}).items():
             for z_BD in parts:
                 self._add(name, z_BD)

@@ -1,4 +1,6 @@
-"""The exchanges of split training: embeddings and gradients of each batch, embeddings for validation, verdicts."""
+"""The exchanges of split training: embeddings and gradients of each batch, embeddings for
+validation, verdicts.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent, f32, noise, u8
 from vfl_party.phases.scoring import scoring
 
-BEST, STOP = 1, 2  # bits of the active party's verdict on a round
+# Bits of the active party's verdict on a round.
+BEST, STOP = 1, 2
 VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")
 
 

@@ -1,4 +1,6 @@
-"""Updates between two exchanges: on the same batch again (FedBCD), or on a ring of earlier ones (CELU-VFL)."""
+"""Updates between two exchanges: on the same batch again (FedBCD), or on a ring of earlier ones
+(CELU-VFL).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from vfl_party.phases.context import Party
 
 @dataclass(frozen=True)
 class Swapped:
-    """An exchange of a batch that has ended: rows, {party: its embeddings}, {party: their gradients}, [B, D] each."""
+    """An exchange of a batch that has ended: rows, {party: its embeddings}, {party: their
+    gradients}, [B, D] each.
+    """
 
     rows: Rows
     z: Mapping[str, Tensor]
@@ -31,8 +35,8 @@ class Swapped:
 class Ring:
     """The last W exchanges. Exchange t is in slot t mod W; local update j uses slot j mod W.
 
-    After each exchange come R local updates. So each exchange is used R times, at equal distances, before another takes
-    its slot. A slot that is still empty gives no update.
+    After each exchange come R local updates. So each exchange is used R times, at equal distances,
+    before another takes its slot. A slot that is still empty gives no update.
     """
 
     def __init__(self, settings: CacheSettings) -> None:
@@ -45,7 +49,9 @@ class Ring:
         self._slots[self._exchanges % self._size] = swapped
         first, self._exchanges = self._exchanges * self._uses, self._exchanges + 1
         ticks = range(first, first + self._uses)
-        return [self._slots[tick % self._size] for tick in ticks if tick % self._size in self._slots]
+        return [
+            self._slots[tick % self._size] for tick in ticks if tick % self._size in self._slots
+        ]
 
     def state(self) -> dict[str, Any]:
         slots = {
@@ -69,11 +75,18 @@ class Local(ABC):
         self._party, self._training, self._settings = party, training, settings
         self._ring = Ring(settings.cache) if settings.cache is not None else None
 
-    def update(self, rows: Rows, parts: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]) -> None:
-        """Makes the updates that follow an exchange. ``parts``: {party: z} and {party: dz} of each part of it."""
+    def update(
+        self, rows: Rows, parts: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
+    ) -> None:
+        """Makes the updates that follow an exchange. ``parts``: {party: z} and {party: dz} of each
+        part of it.
+        """
         (z_BD, dz_BD), *others = parts
         if others:
-            z_BD, dz_BD = ({name: torch.cat([each[i][name] for each in parts]) for name in z_BD} for i in (0, 1))
+            z_BD, dz_BD = (
+                {name: torch.cat([each[i][name] for each in parts]) for name in z_BD}
+                for i in (0, 1)
+            )
         swapped = Swapped(rows, {name: z.detach() for name, z in z_BD.items()}, dz_BD)
         if self._ring is None:
             for _ in range(self._settings.local_updates - 1):
@@ -90,7 +103,9 @@ class Local(ABC):
 
     @abstractmethod
     def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
-        """Adds the gradient of an exchange, with rows weighted if there is a ``threshold``, to the parameters'."""
+        """Adds the gradient of an exchange, with rows weighted if there is a ``threshold``, to the
+        parameters'.
+        """
 
     def state(self) -> dict[str, Any]:
         return {} if self._ring is None else {"ring": self._ring.state()}
@@ -101,7 +116,9 @@ class Local(ABC):
 
 
 class PassiveLocal(Local):
-    """The passive side: the encoder as it is now, with the gradient that came. Weights: of its embeddings."""
+    """The passive side: the encoder as it is now, with the gradient that came. Weights: of its
+    embeddings.
+    """
 
     def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
         z_BD = self._party.encode(*self._party.need_features().inputs(swapped.rows))
@@ -113,12 +130,18 @@ class PassiveLocal(Local):
 
 
 class ActiveLocal(Local):
-    """The active side: a loss with the embeddings that came. Weights: of the gradients with respect to all of them."""
+    """The active side: a loss with the embeddings that came. Weights: of the gradients with respect
+    to all of them.
+    """
 
     def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
         party = self._party
         y_B = party.take(party.need_labels()[1], swapped.rows)
-        own = [party.encode(*party.features.inputs(swapped.rows))] if party.features is not None else []
+        own = (
+            [party.encode(*party.features.inputs(swapped.rows))]
+            if party.features is not None
+            else []
+        )
         z_BD = [z.detach().requires_grad_(threshold is not None) for z in swapped.z.values()]
         outputs = party.outputs(combine(party.recipe.model.combine, [*own, *z_BD]))
         loss = loss_fn(party.recipe.task)(outputs, y_B)
@@ -128,14 +151,18 @@ class ActiveLocal(Local):
         # The loss is a sum over rows: to weight a row's loss is to weight its row of this gradient.
         (of_outputs_BO,) = torch.autograd.grad(loss, outputs)
         now = torch.autograd.grad(outputs, z_BD, of_outputs_BO, retain_graph=True)
-        w_B1 = row_weights(torch.cat(now, dim=1), torch.cat(list(swapped.dz.values()), dim=1), threshold)
+        w_B1 = row_weights(
+            torch.cat(now, dim=1), torch.cat(list(swapped.dz.values()), dim=1), threshold
+        )
         backward(outputs, w_B1 * of_outputs_BO)
 
 
 def row_weights(now_BD: Tensor, stale_BD: Tensor, threshold: float) -> Tensor:
-    """Returns each row's weight, float32 [B, 1]: the cosine of its two vectors, 0 if it is below ``threshold``.
+    """Returns each row's weight, float32 [B, 1]: the cosine of its two vectors, 0 if it is below
+    ``threshold``.
 
-    It is also 0 if a vector is zero. In float64, because squares of small gradients vanish in float32.
+    It is also 0 if a vector is zero. In float64, because squares of small gradients vanish in
+    float32.
     """
     a_BD, b_BD = now_BD.double(), stale_BD.double()
     norms_B = a_BD.norm(dim=1) * b_BD.norm(dim=1)

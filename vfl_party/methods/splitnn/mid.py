@@ -11,7 +11,9 @@ from vfl_party.phases.context import MakeEncoder, Party
 
 
 def stochastic_encoder(settings: SplitNNSettings, make: MakeEncoder) -> nn.Module | None:
-    """Makes a passive party's encoder if the phase has ``mid``, else None; see ``Method.encoder``."""
+    """Makes a passive party's encoder if the phase has ``mid``, else None; see
+    ``Method.encoder``.
+    """
     if not settings.mid or make.party == make.recipe.active.name:
         return None
     return StochasticEncoder(make("encoder", width=2 * make.width), make.width, settings.mid)
@@ -30,7 +32,10 @@ def check_encoder(party: Party, phase: str, settings: SplitNNSettings) -> None:
     weight = encoder.weight if isinstance(encoder, StochasticEncoder) else 0.0
     if weight == settings.mid or party.role == "active":
         return
-    text = f"recipe: phases: {phase}: mid = {settings.mid:g}: all phases share one encoder, and that of {party.name}"
+    text = (
+        f"recipe: phases: {phase}: mid = {settings.mid:g}: all phases share one encoder, and "
+        f"that of {party.name}"
+    )
     text = f"{text} {f'has mid = {weight:g}' if weight else 'draws nothing'}"
     ways = "give all splitnn phases the same mid, those of a run to start from too"
     raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}, or remove it")

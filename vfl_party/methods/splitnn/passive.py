@@ -29,22 +29,30 @@ class PassiveSplitNN(Phase):
         width = party.embedding_size
         self._embedding = party.asking(name, embedding(settings), width=width)
         self._validation = party.asking(name, validation(settings), width=width)
-        self._verdicts = party.asking(name, VERDICT) if settings.early_stopping is not None else None
+        self._verdicts = (
+            party.asking(name, VERDICT) if settings.early_stopping is not None else None
+        )
         order = [phase.name for phase in party.recipe.phases]
         self.lenient = settings.late_policy != "wait"
         self._embedding.lenient = self._validation.lenient = self.lenient
         self._following = Following(order, party.recipe.active.name) if self.lenient else None
-        self._pipe = None if settings.plain else Pipe(party, name, settings, self._training, self._embedding)
+        self._pipe = (
+            None if settings.plain else Pipe(party, name, settings, self._training, self._embedding)
+        )
 
     def run_round(self, round_: int) -> RoundReport:
-        return self._run_plain(round_) if self._pipe is None else self._run_piped(self._pipe, round_)
+        return (
+            self._run_plain(round_) if self._pipe is None else self._run_piped(self._pipe, round_)
+        )
 
     def _run_piped(self, pipe: Pipe, round_: int) -> RoundReport:
         self._training.train_mode()
         steps, exchanges = pipe.run(round_, self.rounds)
         if not self._training.batches.validates(round_):
             return RoundReport(steps)
-        after = send_embeddings(self._party, self._validation, round_, exchanges, self._party.rows("validation"))
+        after = send_embeddings(
+            self._party, self._validation, round_, exchanges, self._party.rows("validation")
+        )
         return RoundReport(steps, done=self._verdict(round_, after))
 
     def _run_plain(self, round_: int) -> RoundReport:
@@ -82,7 +90,9 @@ class PassiveSplitNN(Phase):
             party.tick(self.name, round_, self.rounds, batch + 1, len(steps))
         if not training.batches.validates(round_):
             return RoundReport(done, passed=len(steps) - done)
-        after = send_embeddings(party, self._validation, round_, len(steps), party.rows("validation"), following)
+        after = send_embeddings(
+            party, self._validation, round_, len(steps), party.rows("validation"), following
+        )
         return RoundReport(done, done=self._verdict(round_, after), passed=len(steps) - done)
 
     def _verdict(self, round_: int, batch: int) -> bool:

@@ -1,4 +1,6 @@
-"""The passive side's round with several exchanges under way, batches in parts, or updates between exchanges."""
+"""The passive side's round with several exchanges under way, batches in parts, or updates between
+exchanges.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from vfl_party.phases.context import Party
 
 
 class Copies:
-    """Copies of an encoder's parameters, one for each batch under way: an update changes the parameters in place.
+    """Copies of an encoder's parameters, one for each batch under way: an update changes the
+    parameters in place.
 
     ``last_update``: what the last update has added to each parameter, if copies are moved ahead.
     """
@@ -38,14 +41,17 @@ class Copies:
             if each is not None
         ]
         self._free = deque(
-            [each.detach().clone().requires_grad_(each.requires_grad) for each in self._own] for _ in range(count)
+            [each.detach().clone().requires_grad_(each.requires_grad) for each in self._own]
+            for _ in range(count)
         )
         self.last_update = [torch.zeros_like(each) for each in self._own] if predicts else None
 
     def take(self, ahead: int) -> list[Tensor]:
-        """Returns a copy of the parameters as they are now; it is overwritten when ``count`` others were taken.
+        """Returns a copy of the parameters as they are now; it is overwritten when ``count`` others
+        were taken.
 
-        ``ahead``: how many updates come before the one that uses it; so many of the last one are added if wanted.
+        ``ahead``: how many updates come before the one that uses it; so many of the last one are
+        added if wanted.
         """
         found = self._free[0]
         self._free.rotate(-1)
@@ -70,7 +76,9 @@ class Copies:
 
     @contextmanager
     def used(self, weights: list[Tensor]) -> Iterator[None]:
-        """Puts a copy in the place of the encoder's parameters. ``functional_call`` takes ten times as long."""
+        """Puts a copy in the place of the encoder's parameters. ``functional_call`` takes ten times
+        as long.
+        """
         self._put(weights)
         try:
             yield
@@ -82,17 +90,25 @@ class Copies:
             parameters[name] = weights[n]  # type: ignore[assignment]
 
     def move_gradient(self, weights: list[Tensor]) -> None:
-        """Gives the parameters the gradient of a copy. Raises InputError if they have one: it was not used."""
+        """Gives the parameters the gradient of a copy. Raises InputError if they have one: it was
+        not used.
+        """
         for own, copy in zip(self._own, weights, strict=True):
             if own.grad is not None:
-                text = "in_flight: the encoder uses parameters that it does not keep as a module's own"
-                raise InputError(Code.MODEL_INVALID, f"{text}; set in_flight = 1, or correct the encoder")
+                text = (
+                    "in_flight: the encoder uses parameters that it does not keep as a module's own"
+                )
+                raise InputError(
+                    Code.MODEL_INVALID, f"{text}; set in_flight = 1, or correct the encoder"
+                )
             own.grad, copy.grad = copy.grad, None
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A batch under way: its embeddings, a tensor a part, and the weights that computed them, if they are copies."""
+    """A batch under way: its embeddings, a tensor a part, and the weights that computed them, if
+    they are copies.
+    """
 
     batch: Batch
     z: list[Tensor]
@@ -102,33 +118,42 @@ class _Sent:
 class Pipe:
     """Runs rounds as decision 0025 defines them.
 
-    Batch t is embedded with the weights after max(0, t - D + 1) updates of the round. Its gradient is the product of
-    the Jacobian at these weights and the dz that came; update t applies it to the weights after t updates. The pipe is
-    empty at the end of a round.
+    Batch t is embedded with the weights after max(0, t - D + 1) updates of the round. Its gradient
+    is the product of the Jacobian at these weights and the dz that came; update t applies it to the
+    weights after t updates. The pipe is empty at the end of a round.
     """
 
     def __init__(
-        self, party: Party, name: str, settings: SplitNNSettings, training: OwnTraining, embedding: Asking
+        self,
+        party: Party,
+        name: str,
+        settings: SplitNNSettings,
+        training: OwnTraining,
+        embedding: Asking,
     ) -> None:
         self._party, self._name, self._training, self._embedding = party, name, training, embedding
         self._in_flight = settings.in_flight
         self._local = PassiveLocal(party, settings, training) if settings.local else None
         self._copies: Copies | None = None
         self._predicts = settings.predict_weights
-        self._last_update: list[Tensor] | None = None  # of a checkpoint, until there are copies
+        # Of a checkpoint, until there are copies.
+        self._last_update: list[Tensor] | None = None
 
     def run(self, round_: int, rounds: int) -> tuple[int, int]:
         """Runs a round's steps; returns their number, and that of their exchanges."""
         party, training = self._party, self._training
         batches = training.batches.planned(round_)
-        if self._in_flight > 1 and self._copies is None:  # made when the party's device is known to hold its models
+        # Made when the party's device is known to hold its models.
+        if self._in_flight > 1 and self._copies is None:
             self._copies = Copies(party.models["encoder"], self._in_flight, predicts=self._predicts)
             if self._copies.last_update is not None and self._last_update is not None:
                 torch._foreach_copy_(self._copies.last_update, self._last_update)
         under_way: deque[_Sent] = deque()
         to_send = iter(batches)
         for batch, planned in enumerate(batches):
-            while len(under_way) < self._in_flight and (following := next(to_send, None)) is not None:
+            while (
+                len(under_way) < self._in_flight and (following := next(to_send, None)) is not None
+            ):
                 under_way.append(self._send(round_, following, len(under_way)))
             self._update(round_, under_way.popleft())
             if planned.last:
@@ -137,7 +162,9 @@ class Pipe:
         return len(batches), sum(len(each.parts) for each in batches)
 
     def _send(self, round_: int, batch: Batch, ahead: int) -> _Sent:
-        """Sends a batch's embeddings, each part as soon as it is computed; ``ahead``: batches that are under way."""
+        """Sends a batch's embeddings, each part as soon as it is computed; ``ahead``: batches that
+        are under way.
+        """
         party, features = self._party, self._party.need_features()
         copies, weights = self._copies, None
         if copies is not None:
@@ -145,7 +172,11 @@ class Pipe:
         sent = _Sent(batch, [], weights)
         for number, rows in enumerate(batch.parts, batch.first):
             inputs = features.inputs(rows)
-            with copies.used(weights) if copies is not None and weights is not None else nullcontext():
+            with (
+                copies.used(weights)
+                if copies is not None and weights is not None
+                else nullcontext()
+            ):
                 z_BD = party.encode(*inputs)
             self._embedding.send(StepKey(self._name, round_, number), {"z": z_BD})
             sent.z.append(z_BD)
@@ -171,12 +202,16 @@ class Pipe:
     def state(self) -> dict[str, Any]:
         found = {} if self._local is None else self._local.state()
         last = self._last_update if self._copies is None else self._copies.last_update
-        return found | ({} if last is None else {"last_update": {str(n): each for n, each in enumerate(last)}})
+        return found | (
+            {} if last is None else {"last_update": {str(n): each for n, each in enumerate(last)}}
+        )
 
     def load_state(self, tree: dict[str, Any]) -> None:
         if self._local is not None:
             self._local.load_state(tree)
         if self._predicts and "last_update" in tree:
-            self._last_update = [tree["last_update"][str(n)] for n in range(len(tree["last_update"]))]
+            self._last_update = [
+                tree["last_update"][str(n)] for n in range(len(tree["last_update"]))
+            ]
             if self._copies is not None and self._copies.last_update is not None:
                 torch._foreach_copy_(self._copies.last_update, self._last_update)

@@ -1,4 +1,6 @@
-"""What the active party tells the chain of its gradients about their rows, for defences that depend on labels."""
+"""What the active party tells the chain of its gradients about their rows, for defences that depend
+on labels.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,20 @@ BESIDE = frozenset({LABELS, OF_CLASS})
 
 
 def told(
-    chain: Chain, task: TaskSettings, combined: Combined, outputs: Tensor, y_B: Tensor, share: float = 1.0
+    chain: Chain,
+    task: TaskSettings,
+    combined: Combined,
+    outputs: Tensor,
+    y_B: Tensor,
+    share: float = 1.0,
 ) -> Mapping[str, Tensors]:
-    """Returns {party: what the chain wants to know of its rows}; before the loss's own backward pass.
+    """Returns {party: what the chain wants to know of its rows}; before the loss's own backward
+    pass.
 
     ``share``: by which the loss of these rows counts, which may be a part of a batch.
 
-    ``labels``: the batch's targets. ``class gradients``: [classes, B, D], the gradients if all rows had one class.
+    ``labels``: the batch's targets. ``class gradients``: [classes, B, D], the gradients if all rows
+    had one class.
     """
     known: dict[str, dict[str, Tensor]] = {}
     if LABELS in chain.knows:

@@ -17,18 +17,26 @@ def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
     """See ``Method.traffic``."""
     stops = settings.early_stopping is not None
     batches = Batches(party, name, settings)
-    fewer = stops or settings.late_policy != "wait"  # nothing crosses from and to a party that is away
+    # Nothing crosses from and to a party that is away.
+    fewer = stops or settings.late_policy != "wait"
     occurrences = _occurrences(party, name, batches, settings)
-    parts = min(settings.micro_batches, settings.batch_size)  # a part has at least one row
-    return Traffic(occurrences, may_end_early=fewer, in_flight=settings.in_flight * parts, parts=parts)
+    # A part has at least one row.
+    parts = min(settings.micro_batches, settings.batch_size)
+    return Traffic(
+        occurrences, may_end_early=fewer, in_flight=settings.in_flight * parts, parts=parts
+    )
 
 
-def _occurrences(party: Party, name: str, batches: Batches, settings: SplitNNSettings) -> Iterator[Occurrence]:
+def _occurrences(
+    party: Party, name: str, batches: Batches, settings: SplitNNSettings
+) -> Iterator[Occurrence]:
     swap, scores = embedding(settings), validation(settings)
     for round_ in range(batches.rounds):
         sizes = batches.sizes(round_)
         for batch, rows in enumerate(sizes):
-            yield Occurrence.of(swap, StepKey(name, round_, batch), rows=rows, width=party.embedding_size)
+            yield Occurrence.of(
+                swap, StepKey(name, round_, batch), rows=rows, width=party.embedding_size
+            )
         if not batches.validates(round_):
             continue
         scored = scoring_traffic(party, name, scores, round_, len(sizes), party.rows("validation"))

@@ -1,4 +1,6 @@
-"""The part that both sides of split training share: the optimizer over a party's own models, and their best weights."""
+"""The part that both sides of split training share: the optimizer over a party's own models, and
+their best weights.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +26,43 @@ class OwnTraining:
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
         timeout_s = party.recipe.run.step_timeout_s
         if settings.deadline_s is not None and settings.deadline_s >= timeout_s:
-            text = f"recipe: phases: {phase}: deadline_s must be below run.step_timeout_s ({timeout_s:g}), after which"
-            raise InputError(Code.CONFIG_INVALID, f"{text} a late party ends the run; lower it, or raise the other")
+            text = (
+                f"recipe: phases: {phase}: deadline_s must be below run.step_timeout_s "
+                f"({timeout_s:g}), after which"
+            )
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{text} a late party ends the run; lower it, or raise the other",
+            )
         self.batches, batch_size = Batches(party, phase, settings), settings.batch_size
         self._models, self._validation = nn.ModuleDict(party.models), party.rows("validation")
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(batch_size, len(party.rows("train"))) < 2:
             text = f"party {party.name}: batch normalisation needs batches of at least two rows"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, a larger batch_size, or another encoder")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{text}; give more rows, a larger batch_size, or another encoder",
+            )
         if norms and (kind := _of_row(party, phase)):
             text = (
-                f"recipe: phases: {phase}: transforms: {kind}: {party.name} has batch normalisation, with which a row's"
+                f"recipe: phases: {phase}: transforms: {kind}: {party.name} has batch "
+                "normalisation, with which a row's"
             )
             text = f"{text} embedding depends on its whole batch, so the epsilon would not hold"
             raise InputError(Code.CONFIG_INVALID, f"{text}; take an encoder without it")
         if norms and settings.micro_batches > 1:
-            text = f"recipe: phases: {phase}: micro_batches: {party.name} has batch normalisation, whose statistics are"
+            text = (
+                f"recipe: phases: {phase}: micro_batches: {party.name} has batch "
+                "normalisation, whose statistics are"
+            )
             text = f"{text} of a whole batch; set micro_batches = 1, or take an encoder without it"
             raise InputError(Code.CONFIG_INVALID, text)
         several = party.features is not None and not party.encodes_here
         if settings.under_way > 1 and party.role == "passive" and several:
-            text = f"recipe: phases: {phase}: in_flight and micro_batches: {party.name} has several processes, which"
+            text = (
+                f"recipe: phases: {phase}: in_flight and micro_batches: {party.name} has "
+                "several processes, which"
+            )
             text = f"{text} work on one batch at a time; start one process, or set both to 1"
             raise InputError(Code.CONFIG_INVALID, text)
         self._params = list(self._models.parameters())
@@ -58,13 +76,16 @@ class OwnTraining:
         steps = [part for each in self.batches.planned(step.round) for part in each.parts]
         if exchange == "embedding":
             return steps[step.batch]
-        return chunks(self._validation)[step.batch - len(steps)] if exchange == "validation" else None
+        return (
+            chunks(self._validation)[step.batch - len(steps)] if exchange == "validation" else None
+        )
 
     def train_mode(self) -> None:
         self._models.train()
 
     def zero_grad(self) -> None:
-        for parameter in self._params:  # as Optimizer.zero_grad, which costs 80 µs if its code is not in the cache
+        # As Optimizer.zero_grad, which costs 80 µs if its code is not in the cache.
+        for parameter in self._params:
             parameter.grad = None
 
     def step(self) -> None:
@@ -81,7 +102,9 @@ class OwnTraining:
             self._schedule.step()
 
     def keep_as_best(self) -> None:
-        self._best = {name: value.detach().clone() for name, value in self._models.state_dict().items()}
+        self._best = {
+            name: value.detach().clone() for name, value in self._models.state_dict().items()
+        }
 
     def restore_best(self) -> None:
         if self._best is not None:
@@ -101,8 +124,19 @@ class OwnTraining:
 
 
 def _of_row(party: Party, phase: str) -> str:
-    """Returns the transform of this party's embeddings that is meant for messages of one row each; '' if none is."""
+    """Returns the transform of this party's embeddings that is meant for messages of one row each;
+    '' if none is.
+    """
     where = f"recipe: phases: {phase}: transforms"
-    uses = [each for settings in party.recipe.phases if settings.name == phase for each in settings.transforms]
-    mine = [each.kind for each in uses if each.sent_by == party.role == "passive" and each.exchange == "embedding"]
+    uses = [
+        each
+        for settings in party.recipe.phases
+        if settings.name == phase
+        for each in settings.transforms
+    ]
+    mine = [
+        each.kind
+        for each in uses
+        if each.sent_by == party.role == "passive" and each.exchange == "embedding"
+    ]
     return next((kind for kind in mine if transforms.load(kind, where).of_row), "")

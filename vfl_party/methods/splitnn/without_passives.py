@@ -19,7 +19,8 @@ from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.phases.absence import Absences, Cache, filled
 from vfl_party.phases.context import Party
 
-_SHOW_S, _SHOWN = 1.0, 5  # between two words about a party, after the first five
+# Between two words about a party, after the first five.
+_SHOW_S, _SHOWN = 1.0, 5
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +28,21 @@ log = logging.getLogger(__name__)
 class Absent:
     """Puts something in the place of absent parties' embeddings, and records who was absent when.
 
-    Nobody may be absent from the first step of a generation: until then parties may be at work in another phase.
+    Nobody may be absent from the first step of a generation: until then parties may be at work in
+    another phase.
     """
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
-        self._party, self._policy, self._rule = party, settings.late_policy, party.recipe.model.combine
+        self._party, self._policy, self._rule = (
+            party,
+            settings.late_policy,
+            party.recipe.model.combine,
+        )
         self._names = [each.name for each in party.recipe.passives]
         # An active party without features cannot learn from nobody.
-        self._allowed = Lenience(settings.deadline_s or 0.0, at_least=0 if party.features is not None else 1)
+        self._allowed = Lenience(
+            settings.deadline_s or 0.0, at_least=0 if party.features is not None else 1
+        )
         self.lenience: Lenience | None = None
         self._cache: Cache | None = None
         if self._policy == "cached" and self._names:
@@ -42,23 +50,36 @@ class Absent:
             self._cache = Cache(self._names, n, party.embedding_size, party.device)
         self._absences = Absences(phase)
         self._shows = Rate(_SHOW_S, _SHOWN)
-        self._missed: Counter[str] = Counter()  # steps of the round under way
-        self._told: frozenset[str] = frozenset()  # who was absent in the round before
+        # Steps of the round under way.
+        self._missed: Counter[str] = Counter()
+        # Who was absent in the round before.
+        self._told: frozenset[str] = frozenset()
 
     def all_here(self) -> None:
-        """Notes that a step is under way with all parties: from now on the phase goes on without one."""
+        """Notes that a step is under way with all parties: from now on the phase goes on without
+        one.
+        """
         if self.lenience is None:
             self.lenience = self._allowed
             self._party.lenient(True)
 
-    def fill(self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]) -> list[Tensor]:
-        """Returns the embeddings [B, D] to combine for a batch: the own ones, those that came, and what stands in."""
+    def fill(
+        self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]
+    ) -> list[Tensor]:
+        """Returns the embeddings [B, D] to combine for a batch: the own ones, those that came, and
+        what stands in.
+        """
         found: dict[str, Tensor | None] = {name: z_BD.get(name) for name in self._names}
         missing = [name for name, z in found.items() if z is None]
         self._missed.update(missing)
         gone, back = self._absences.note(step, missing)
         for name in gone:
-            log.warning("going on without %s at %s", name, _place(step), extra={"event": "away", "away": name})
+            log.warning(
+                "going on without %s at %s",
+                name,
+                _place(step),
+                extra={"event": "away", "away": name},
+            )
             self._show("away", name, step)
         for name in back:
             log.info("%s is back at %s", name, _place(step), extra={"event": "back", "back": name})
@@ -73,10 +94,14 @@ class Absent:
             self._party.show(event, party=name, at=_place(step))
 
     def words(self, round_: int, steps: int) -> str:
-        """Returns a sentence about the round that has ended; '' if nobody, or the same as before, was absent."""
+        """Returns a sentence about the round that has ended; '' if nobody, or the same as before,
+        was absent.
+        """
         missed, self._missed = self._missed, Counter()
         before, self._told = self._told, frozenset(missed)
-        each = ", ".join(f"{name} for {missed[name]} of {steps} steps" for name in self._names if missed[name])
+        each = ", ".join(
+            f"{name} for {missed[name]} of {steps} steps" for name in self._names if missed[name]
+        )
         return f"round {round_ + 1} went on without {each}" if each and before != self._told else ""
 
     @property

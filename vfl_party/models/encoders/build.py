@@ -26,11 +26,12 @@ from vfl_party.models.encoders.tabular import build_tabular
 
 
 def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Builds an encoder on the CPU: ``encoder(x)`` or, if the spec has cardinalities, ``encoder(x, categories)``.
+    """Builds an encoder on the CPU: ``encoder(x)`` or, if the spec has cardinalities, ``encoder(x,
+    categories)``.
 
-    x: float32 [B, *spec.shape]; categories: int64 [B, K]; it returns float32 [B, embedding_size]. Weights come from
-    torch's CPU generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) if this kind of encoder
-    cannot take rows of this spec.
+    x: float32 [B, *spec.shape]; categories: int64 [B, K]; it returns float32 [B, embedding_size].
+    Weights come from torch's CPU generator: build inside ``seeded(...)``. Raises InputError
+    (MODEL_INVALID) if this kind of encoder cannot take rows of this spec.
     """
     if not isinstance(settings, CustomSettings | PluginSettings):
         _check_rows(settings.kind, spec)
@@ -49,7 +50,9 @@ def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: in
             return build_plugin(settings, spec, embedding_size)
 
 
-def checked_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int, *, party: str) -> nn.Module:
+def checked_encoder(
+    settings: EncoderSettings, spec: InputSpec, embedding_size: int, *, party: str
+) -> nn.Module:
     """Builds an encoder and passes two rows of zeros through it in evaluation mode.
 
     That pass changes neither torch's generator nor the statistics of batch norm. Raises InputError
@@ -75,12 +78,14 @@ def checked_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: 
         raise _invalid(f"the encoder of {party} gives {got}, but a float32 tensor is needed")
     if out.dim() == 2 and len(out) == 2 and out.shape[1] != embedding_size:
         raise _invalid(
-            f"the encoder of {party} gives {out.shape[1]} numbers a row, but the recipe's model.embedding_size is "
+            f"the encoder of {party} gives {out.shape[1]} numbers a row, but the recipe's "
+            "model.embedding_size is "
             f"{embedding_size}; make them equal"
         )
     if out.shape != (2, embedding_size):
         raise _invalid(
-            f"the encoder of {party} gives a tensor of shape {list(out.shape)} for two rows, but the recipe's "
+            f"the encoder of {party} gives a tensor of shape {list(out.shape)} for two "
+            "rows, but the recipe's "
             f"model.embedding_size asks for [2, {embedding_size}]"
         )
     return encoder
@@ -88,9 +93,13 @@ def checked_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: 
 
 def _check_rows(kind: str, spec: InputSpec) -> None:
     if spec.cardinalities and kind != "tabular":
-        raise _invalid(f"an encoder of kind {kind!r} takes no categorical columns; use kind = 'tabular'")
+        raise _invalid(
+            f"an encoder of kind {kind!r} takes no categorical columns; use kind = 'tabular'"
+        )
     if kind == "tabular" and len(spec.shape) != 1:
-        raise _invalid(f"an encoder of kind 'tabular' takes columns, not rows of shape {list(spec.shape)}")
+        raise _invalid(
+            f"an encoder of kind 'tabular' takes columns, not rows of shape {list(spec.shape)}"
+        )
     if kind in ("cnn", "resnet18") and len(spec.shape) != 3:
         raise _invalid(
             f"an encoder of kind {kind!r} takes images of shape [channels, height, width], "

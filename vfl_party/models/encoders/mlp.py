@@ -23,10 +23,13 @@ def layers(
     batch_norm: bool = False,
     dropout: float = 0.0,
 ) -> list[nn.Module]:
-    """Builds linear, batch norm, activation and dropout for each hidden width; then one linear layer."""
+    """Builds linear, batch norm, activation and dropout for each hidden width; then one linear
+    layer.
+    """
     modules: list[nn.Module] = []
     for width in hidden:
-        modules.append(nn.Linear(in_features, width, bias=not batch_norm))  # the norm has a bias of its own
+        # The norm has a bias of its own.
+        modules.append(nn.Linear(in_features, width, bias=not batch_norm))
         if batch_norm:
             modules.append(nn.BatchNorm1d(width))
         modules.append(ACTIVATIONS[activation]())
@@ -37,7 +40,9 @@ def layers(
 
 
 def build_mlp(settings: MlpSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Builds the encoder; its top is the last layer. x: [B, *spec.shape], flattened -> [B, embedding_size]."""
+    """Builds the encoder; its top is the last layer. x: [B, *spec.shape], flattened -> [B,
+    embedding_size].
+    """
     encoder = nn.Sequential(
         nn.Flatten(),
         *layers(

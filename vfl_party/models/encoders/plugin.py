@@ -23,9 +23,10 @@ class Encoder(Generic[S]):
 
     Args:
         settings: the keys of ``[model.encoder]`` besides ``kind``.
-        build: (settings, the rows that the encoder will see, the embedding's size) -> the encoder. It takes float32
-            [B, *spec.shape], categorical columns as one 0 or 1 a category, and gives float32 [B, embedding_size]. The
-            submodules that FedHSSL aggregates are named by the encoder's attribute ``top_layers``.
+        build: (settings, the rows that the encoder will see, the embedding's size) -> the encoder.
+            It takes float32 [B, *spec.shape], categorical columns as one 0 or 1 a category, and
+            gives float32 [B, embedding_size]. The submodules that FedHSSL aggregates are named by
+            the encoder's attribute ``top_layers``.
     """
 
     settings: type[S]
@@ -36,19 +37,26 @@ PLUGINS = PlugIns("vfl.encoders", "encoder", ours=ENCODERS)
 
 
 def check_encoder(settings: EncoderSettings, where: str) -> None:
-    """Raises InputError that names ``where`` if no plug-in has such an encoder, or if its settings are wrong."""
+    """Raises InputError that names ``where`` if no plug-in has such an encoder, or if its settings
+    are wrong.
+    """
     if isinstance(settings, PluginSettings):
         _load(settings, where)
 
 
 def build_plugin(settings: PluginSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Builds the encoder of a plug-in. Raises InputError (MODEL_INVALID) if that fails, or gives no nn.Module."""
+    """Builds the encoder of a plug-in. Raises InputError (MODEL_INVALID) if that fails, or gives no
+    nn.Module.
+    """
     where = f"model.encoder.kind = {settings.kind!r}"
     export, own = _load(settings, where)
     try:
         model = export.build(own, spec, embedding_size)
-    except Exception as error:  # it may raise anything
-        raise InputError(Code.MODEL_INVALID, f"{where}: the plug-in failed {where_it_failed(error)}") from error
+    except Exception as error:
+        # It may raise anything.
+        raise InputError(
+            Code.MODEL_INVALID, f"{where}: the plug-in failed {where_it_failed(error)}"
+        ) from error
     if not isinstance(model, nn.Module):
         text = f"{where}: the plug-in gives a {type(model).__name__}, not a torch.nn.Module"
         raise InputError(Code.MODEL_INVALID, text)

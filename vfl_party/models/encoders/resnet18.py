@@ -12,8 +12,9 @@ from vfl_party.models.parts import mark_top
 def build_resnet18(settings: ResNet18Settings, spec: InputSpec, embedding_size: int) -> nn.Module:
     """Builds ResNet-18 (He et al. 2016) with random weights.
 
-    For small images the stem is a 3x3 convolution of stride 1, without pooling, as is usual on CIFAR.
-    x: [B, C, H, W]; returns [B, embedding_size]. Its top is all above the first stage of blocks.
+    For small images the stem is a 3x3 convolution of stride 1, without pooling, as is usual on
+    CIFAR. x: [B, C, H, W]; returns [B, embedding_size]. Its top is all above the first stage of
+    blocks.
     """
     from torchvision.models import resnet18
 
@@ -24,6 +25,7 @@ def build_resnet18(settings: ResNet18Settings, spec: InputSpec, embedding_size: 
         model.maxpool = nn.Identity()
     else:
         stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
-    nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
+    # As torchvision does.
+    nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
     model.conv1 = stem
     return mark_top(model, "layer2", "layer3", "layer4", "fc")

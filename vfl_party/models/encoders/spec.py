@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class InputSpec:
     """One row, without the batch dimension.
 
-    ``shape``: ``(F,)`` for numeric features, ``(C, H, W)`` for images. ``cardinalities``: the number of values of each
-    categorical column; if not empty, the encoder is called as ``encoder(x, categories_BK)``.
+    ``shape``: ``(F,)`` for numeric features, ``(C, H, W)`` for images. ``cardinalities``: the
+    number of values of each categorical column; if not empty, the encoder is called as ``encoder(x,
+    categories_BK)``.
     """
 
     shape: tuple[int, ...]

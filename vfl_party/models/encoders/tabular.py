@@ -16,12 +16,15 @@ from vfl_party.models.parts import mark_top
 class TabularEncoder(nn.Module):
     """Holds the embedding tables of all columns in one table: one lookup instead of K."""
 
-    offsets: Tensor  # [K], the first row of each column in the table
+    # [K], the first row of each column in the table.
+    offsets: Tensor
 
     def __init__(self, settings: TabularSettings, spec: InputSpec, embedding_size: int) -> None:
         super().__init__()
         (numeric,), cardinalities = spec.shape, spec.cardinalities
-        self.table = nn.Embedding(sum(cardinalities), settings.category_size) if cardinalities else None
+        self.table = (
+            nn.Embedding(sum(cardinalities), settings.category_size) if cardinalities else None
+        )
         offsets = [0, *accumulate(cardinalities)][:-1]
         self.register_buffer("offsets", torch.tensor(offsets, dtype=torch.int64), persistent=False)
         self.mlp = nn.Sequential(
@@ -35,7 +38,9 @@ class TabularEncoder(nn.Module):
         )
 
     def forward(self, x_BF: Tensor, categories_BK: Tensor | None = None) -> Tensor:
-        """Embeds a batch. x_BF: [B, F], F may be 0; categories_BK: int64, column k within [0, cardinalities[k])."""
+        """Embeds a batch. x_BF: [B, F], F may be 0; categories_BK: int64, column k within [0,
+        cardinalities[k]).
+        """
         if self.table is not None and categories_BK is not None:
             x_BF = torch.cat([x_BF, self.table(categories_BK + self.offsets).flatten(1)], dim=1)
         out: Tensor = self.mlp(x_BF)
@@ -45,7 +50,8 @@ class TabularEncoder(nn.Module):
 def build_tabular(settings: TabularSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
     """Builds the encoder; its top is the last layer.
 
-    x: [B, F]; categories: int64 [B, K] if the spec has K cardinalities; returns [B, embedding_size].
+    x: [B, F]; categories: int64 [B, K] if the spec has K cardinalities; returns [B,
+    embedding_size].
     """
     encoder = TabularEncoder(settings, spec, embedding_size)
     return mark_top(encoder, f"mlp.{len(encoder.mlp) - 1}")

@@ -27,8 +27,9 @@ S = TypeVar("S", bound=Section)
 class Place:
     """Where a codec works: one direction of an exchange of a phase.
 
-    ``seed``: for what is drawn there. ``answered``: tensors go the other way, too, so the exchange is part of training.
-    ``averaged``: the server averages what is sent. ``up``: the side that asks sends.
+    ``seed``: for what is drawn there. ``answered``: tensors go the other way, too, so the exchange
+    is part of training. ``averaged``: the server averages what is sent. ``up``: the side that asks
+    sends.
     """
 
     seed: int = 0
@@ -39,7 +40,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Codec(Generic[S]):
-    """A codec with settings: a module, or a plug-in, exports it instead of a function that gives a filter."""
+    """A codec with settings: a module, or a plug-in, exports it instead of a function that gives a
+    filter.
+    """
 
     settings: type[S]
     make: Callable[[S, Place], Filter]
@@ -48,8 +51,12 @@ class Codec(Generic[S]):
 REGISTRY = Registry("vfl.codecs", "codec", sys.modules[__name__], "CODEC")
 
 
-def make(name: str, where: str, settings: Mapping[str, Any] | None = None, place: Place | None = None) -> Filter:
-    """Makes a codec by name. Raises InputError that names ``where`` if there is none, or it has other settings."""
+def make(
+    name: str, where: str, settings: Mapping[str, Any] | None = None, place: Place | None = None
+) -> Filter:
+    """Makes a codec by name. Raises InputError that names ``where`` if there is none, or it has
+    other settings.
+    """
     export = REGISTRY.load(name, where)
     if not isinstance(export, Codec):
         if settings:
@@ -67,21 +74,25 @@ def make(name: str, where: str, settings: Mapping[str, Any] | None = None, place
 
 
 def settings_of(name: str, where: str) -> type[Section] | None:
-    """Returns the model of a codec's settings; None if it has none. Raises InputError if there is no such codec."""
+    """Returns the model of a codec's settings; None if it has none. Raises InputError if there is
+    no such codec.
+    """
     export = REGISTRY.load(name, where)
     return export.settings if isinstance(export, Codec) else None
 
 
 def has_settings(name: str, where: str) -> bool:
-    """Returns whether a codec has settings. Raises InputError that names ``where`` if there is no such codec."""
+    """Returns whether a codec has settings. Raises InputError that names ``where`` if there is no
+    such codec.
+    """
     return settings_of(name, where) is not None
 
 
 class Packed(Filter):
     """Float32 tensors as a coder writes them, in several tensors each; other dtypes unchanged.
 
-    What is drawn follows from ``seed``, sender, step and tensor: a step that is repeated gives the same bytes, and a
-    checkpoint needs nothing of it.
+    What is drawn follows from ``seed``, sender, step and tensor: a step that is repeated gives the
+    same bytes, and a checkpoint needs nothing of it.
     """
 
     on_host = repeats = True
@@ -99,7 +110,10 @@ class Packed(Filter):
                 continue
             values = np.ascontiguousarray(x.detach().cpu().numpy())
             arrays = self._encoded(name, values, seed_of(self._seed, at.sender, at.step, name))
-            found |= {name_of(name, suffix): _tensor(arrays[suffix], part.dtype) for suffix, part in parts.items()}
+            found |= {
+                name_of(name, suffix): _tensor(arrays[suffix], part.dtype)
+                for suffix, part in parts.items()
+            }
         return found
 
     def undo_at(self, at: Passage, tensors: Tensors, spec: BundleSpec) -> Tensors:
@@ -138,11 +152,12 @@ def _array(sent: Tensor) -> Any:
 
 
 class WithFeedback(Packed):
-    """Adds to a tensor what the last time left out of it, so that rounding does not add up over the rounds.
+    """Adds to a tensor what the last time left out of it, so that rounding does not add up over the
+    rounds.
 
-    With e = 0 at first: v = w + e, cut to the range of its row of w; v is sent; e becomes w + e minus what the receiver
-    reads. The cut keeps what all of w's numbers have in common, such as a sign. There is one e for each tensor, of its
-    shape, in the party's checkpoints.
+    With e = 0 at first: v = w + e, cut to the range of its row of w; v is sent; e becomes w + e
+    minus what the receiver reads. The cut keeps what all of w's numbers have in common, such as a
+    sign. There is one e for each tensor, of its shape, in the party's checkpoints.
     """
 
     repeats = False
@@ -156,7 +171,8 @@ class WithFeedback(Packed):
         left = self._left.get(name)
         rows = values.reshape(rows_of(values.shape))
         low, high = rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
-        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are refused below
+        # NaN and infinity are refused below.
+        with np.errstate(over="ignore", invalid="ignore"):
             wanted = rows if left is None else np.clip(rows + left, low, high)
         sent = super()._encoded(name, wanted, seed)
         read = self.coder.decode(sent, rows.shape)

@@ -9,7 +9,9 @@ from vfl_party.outbound.codecs.float16 import TwoBytes
 
 
 class BFloat16(TwoBytes):
-    """Rounds to the nearest bfloat16, ties to even, as torch does. The range is float32's, up to rounding."""
+    """Rounds to the nearest bfloat16, ties to even, as torch does. The range is float32's, up to
+    rounding.
+    """
 
     text = "bfloat16"
     dtype, wire = torch.bfloat16, DType.BFLOAT16

@@ -12,10 +12,11 @@ from vfl_party.outbound.filter import Filter
 
 
 class BitsSettings(Section):
-    """``bits`` a number. ``rounding``: ``stochastic`` is right in the mean, ``nearest`` has half the largest error.
+    """``bits`` a number. ``rounding``: ``stochastic`` is right in the mean, ``nearest`` has half
+    the largest error.
 
-    ``scales``: the dtype of a row's minimum and step. ``error_feedback``: what rounding left out is added the next
-    time; for weights that the server averages.
+    ``scales``: the dtype of a row's minimum and step. ``error_feedback``: what rounding left out is
+    added the next time; for weights that the server averages.
     """
 
     bits: Literal[8, 4, 2]
@@ -29,7 +30,10 @@ def _make(settings: BitsSettings, place: Place) -> Filter:
     if not settings.error_feedback:
         return Packed(coder, place.seed)
     if not place.averaged:
-        text = "error_feedback is for weights that the server averages; other tensors have other rows at each step"
+        text = (
+            "error_feedback is for weights that the server averages; other tensors have other "
+            "rows at each step"
+        )
         raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
     if not place.up:
         text = "error_feedback is for what the parties send; the server keeps nothing of an average"

@@ -13,7 +13,9 @@ from vfl_party.outbound.filter import Filter, Tensors
 
 
 class TwoBytes(Filter):
-    """Writes float32 in two bytes a number, rounded to nearest, ties to even; leaves other dtypes unchanged."""
+    """Writes float32 in two bytes a number, rounded to nearest, ties to even; leaves other dtypes
+    unchanged.
+    """
 
     repeats = True
     dtype: ClassVar[torch.dtype]
@@ -21,7 +23,10 @@ class TwoBytes(Filter):
 
     def apply(self, tensors: Tensors) -> Tensors:
         """Raises InputError if a finite number is too large for the dtype."""
-        return {name: self._narrow(name, x) if x.dtype is torch.float32 else x for name, x in tensors.items()}
+        return {
+            name: self._narrow(name, x) if x.dtype is torch.float32 else x
+            for name, x in tensors.items()
+        }
 
     def undo(self, tensors: Tensors) -> Tensors:
         return {name: x.float() if x.dtype is self.dtype else x for name, x in tensors.items()}
@@ -39,7 +44,9 @@ class TwoBytes(Filter):
             largest = x.detach().abs().max().item()
             text = f"codec {self.text}: tensor {name!r} holds {largest:.3g}, and it writes at most"
             raise InputError(
-                Code.NON_FINITE, f"{text} {torch.finfo(self.dtype).max:.5g}; choose another codec, or scale the model"
+                Code.NON_FINITE,
+                f"{text} {torch.finfo(self.dtype).max:.5g}; choose another codec, or scale "
+                "the model",
             )
         return found
 

@@ -1,4 +1,6 @@
-"""As ``topk``, but some of the numbers that are kept are drawn from the others (IJCAI 2023, arXiv 2305.18469)."""
+"""As ``topk``, but some of the numbers that are kept are drawn from the others (IJCAI 2023, arXiv
+2305.18469).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from vfl_party.outbound.filter import Filter
 class RandTopKSettings(TopKSettings):
     """``alpha``: the probability that a number which is kept is one of the others.
 
-    It holds in training; an exchange without an answer, such as that of validation, sends the largest.
+    It holds in training; an exchange without an answer, such as that of validation, sends the
+    largest.
     """
 
     alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1

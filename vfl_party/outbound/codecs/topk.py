@@ -1,4 +1,6 @@
-"""float32 as the largest numbers of each row and their places, packed; the others arrive as zero."""
+"""float32 as the largest numbers of each row and their places, packed; the others arrive as
+zero.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from vfl_party.outbound.filter import Filter
 
 
 class TopKSettings(Section):
-    """``keep``: how many numbers of a row, or which share of them, below 1. ``values``: their dtype."""
+    """``keep``: how many numbers of a row, or which share of them, below 1. ``values``: their
+    dtype.
+    """
 
     keep: int | float
     values: Literal["float32", "float16"] = "float32"
@@ -22,7 +26,9 @@ class TopKSettings(Section):
     def _check(self) -> Any:
         share = isinstance(self.keep, float)
         if self.keep <= 0 or (share and self.keep >= 1):
-            raise ValueError("keep: write a whole number above 0 (how many of a row), or a share between 0 and 1")
+            raise ValueError(
+                "keep: write a whole number above 0 (how many of a row), or a share between 0 and 1"
+            )
         return self
 
 

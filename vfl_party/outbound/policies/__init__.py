@@ -1,4 +1,6 @@
-"""Policies, which decide what may leave a party: one file each, found by name. A party's file chooses its own."""
+"""Policies, which decide what may leave a party: one file each, found by name. A party's file
+chooses its own.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ REGISTRY = Registry("vfl.policies", "policy", sys.modules[__name__], "POLICY")
 
 
 class Policy(Protocol):
-    """Makes the filter that decides what may leave this party in one exchange; called when a phase is made."""
+    """Makes the filter that decides what may leave this party in one exchange; called when a phase
+    is made.
+    """
 
     def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
-        """Returns the filter of what this party sends in ``exchange``: ``sent``, its ``up`` or its ``down``.
+        """Returns the filter of what this party sends in ``exchange``: ``sent``, its ``up`` or its
+        ``down``.
 
-        Raises InputError (REFUSED) if that may never leave; the filter's ``apply`` may raise it later.
+        Raises InputError (REFUSED) if that may never leave; the filter's ``apply`` may raise it
+        later.
         """
         ...
 

@@ -15,7 +15,10 @@ class Encrypted(Filter):
 
     def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
         if sent.kind is Kind.GRADIENT and set(sent.tensors) != {"ciphertexts"}:
-            text = f"policy: gradients of phase {phase} (exchange {exchange.name}) may leave encrypted alone"
+            text = (
+                f"policy: gradients of phase {phase} (exchange {exchange.name}) may leave "
+                "encrypted alone"
+            )
             ways = 'take secureboost with encryption = "paillier" or "ou", or another policy'
             raise InputError(Code.REFUSED, f"{text}; {ways}")
         return self

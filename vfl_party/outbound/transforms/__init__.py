@@ -1,4 +1,6 @@
-"""Transforms, which change a party's tensors before others see them: one file each, found by its name."""
+"""Transforms, which change a party's tensors before others see them: one file each, found by its
+name.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class Transform(Generic[S]):
-    """The type that a module exports as ``TRANSFORM``: settings, and a function that makes a filter of them.
+    """The type that a module exports as ``TRANSFORM``: settings, and a function that makes a filter
+    of them.
 
-    ``tasks``: the kinds of task that it is defined for; empty: all. ``of_batch``: its noise depends on all rows of a
-    batch, so a part of one would get too little. ``of_row``: what it promises is of a message that depends on one row.
+    ``tasks``: the kinds of task that it is defined for; empty: all. ``of_batch``: its noise depends
+    on all rows of a batch, so a part of one would get too little. ``of_row``: what it promises is
+    of a message that depends on one row.
     """
 
     settings: type[S]

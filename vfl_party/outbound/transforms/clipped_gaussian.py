@@ -1,4 +1,6 @@
-"""Clips each row that a party sends and adds Gaussian noise, with a stated (ε, δ) for one row of one message."""
+"""Clips each row that a party sends and adds Gaussian noise, with a stated (ε, δ) for one row of
+one message.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,12 @@ class ClippedGaussianSettings(Section):
 
 
 def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Returns the least σ of Gaussian noise that is (ε, δ)-differentially private (Balle and Wang 2018, Theorem 8):
-    Φ(Δ/2σ − εσ/Δ) − e^ε·Φ(−Δ/2σ − εσ/Δ) <= δ.
+    """Returns the least σ of Gaussian noise that is (ε, δ)-differentially private (Balle and Wang
+    2018, Theorem 8): Φ(Δ/2σ − εσ/Δ) − e^ε·Φ(−Δ/2σ − εσ/Δ) <= δ.
     """
 
-    def reached(ratio: float) -> bool:  # σ / Δ
+    # σ / Δ.
+    def reached(ratio: float) -> bool:
         a, b = 0.5 / ratio, epsilon * ratio
         return float(ndtr(a - b) - math.exp(min(700.0, epsilon + float(log_ndtr(-a - b))))) <= delta
 
@@ -44,10 +47,12 @@ def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
 
 
 class ClippedGaussian(NoisyFilter):
-    """z·min(1, C/‖z‖) + N(0, σ²): a row that changes moves by at most 2C, and σ follows from (ε, δ).
+    """z·min(1, C/‖z‖) + N(0, σ²): a row that changes moves by at most 2C, and σ follows from (ε,
+    δ).
 
-    The guarantee is of one message: E epochs send each row E times, and validation and evaluation send it again. The
-    gradient that comes back is taken as that of the row before clipping. Noise is drawn in float32.
+    The guarantee is of one message: E epochs send each row E times, and validation and evaluation
+    send it again. The gradient that comes back is taken as that of the row before clipping. Noise
+    is drawn in float32.
     """
 
     def __init__(self, settings: ClippedGaussianSettings) -> None:

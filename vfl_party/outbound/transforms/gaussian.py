@@ -1,4 +1,6 @@
-"""Gaussian noise on the representations that a passive party sends (FedOnce, Section 5.8 and Table 8)."""
+"""Gaussian noise on the representations that a passive party sends (FedOnce, Section 5.8 and Table
+8).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class GaussianNoise(NoisyFilter):
         super().__init__()
 
     def noise(self, r_ND: Tensor) -> Tensor:
-        """Returns r_ND with noise: same shape, dtype and device, no graph; r_ND itself if σ is 0."""
+        """Returns r_ND with noise: same shape, dtype and device, no graph; r_ND itself if σ is
+        0.
+        """
         if self._sigma == 0:
             return r_ND
         r_ND = r_ND.detach()

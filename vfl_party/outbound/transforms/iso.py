@@ -1,4 +1,6 @@
-"""Adds isotropic Gaussian noise to the tensors that a party sends, so that they reveal less about labels."""
+"""Adds isotropic Gaussian noise to the tensors that a party sends, so that they reveal less about
+labels.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,17 @@ class IsoSettings(Section):
 
 
 class IsoNoise(NoisyFilter):
-    """ISO(d) = d + N(0, σ²), σ = amplifier * (the largest L2 norm of d's rows) / √m (FedHSSL, Eq. 7)."""
+    """ISO(d) = d + N(0, σ²), σ = amplifier * (the largest L2 norm of d's rows) / √m (FedHSSL, Eq.
+    7).
+    """
 
     def __init__(self, amplifier: float) -> None:
         self._amplifier, self.text = amplifier, f"iso noise (λ = {amplifier:g})"
         super().__init__()
 
     def noise(self, d_BM: Tensor) -> Tensor:
-        """Returns d with noise: same shape, dtype and device, no graph; d itself if the amplifier is 0.
+        """Returns d with noise: same shape, dtype and device, no graph; d itself if the amplifier
+        is 0.
 
         d may have more dimensions, [B, …], with m elements a row. A d of one dimension is one row.
         """

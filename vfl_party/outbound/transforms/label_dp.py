@@ -1,4 +1,6 @@
-"""Gradients of randomly perturbed labels, with differential privacy of each label (Yang et al., arXiv 2203.02073)."""
+"""Gradients of randomly perturbed labels, with differential privacy of each label (Yang et al.,
+arXiv 2203.02073).
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ class LabelDpSettings(Section):
 class LabelDp(NoisyFilter):
     """g + Σ_c u_c·∇_c with u_c ~ Laplace(2/ε), where ∇_c is the row's gradient if its class were c.
 
-    g = Σ_c y_c·∇_c is linear in the one-hot label y, of which another label changes two elements by 1: so it is the
-    Laplace mechanism, and one message is ε-differentially private in each label, given the top model. E epochs send
-    each row E times: E·ε. The top model itself learns from the true labels; what its weights tell later is not counted.
+    g = Σ_c y_c·∇_c is linear in the one-hot label y, of which another label changes two elements by
+    1: so it is the Laplace mechanism, and one message is ε-differentially private in each label,
+    given the top model. E epochs send each row E times: E·ε. The top model itself learns from the
+    true labels; what its weights tell later is not counted.
     """
 
     knows = frozenset({"class gradients"})
@@ -43,7 +46,9 @@ class LabelDp(NoisyFilter):
     def noise(self, g_BD: Tensor, of_class_CBD: Tensor) -> Tensor:
         """Returns g with noise: same shape, dtype and device, no graph."""
         u_CB = self._scale * self._random.laplace_like(of_class_CBD[:, :, 0])
-        noisy: Tensor = g_BD.detach() + torch.einsum("cb,cbd->bd", u_CB, of_class_CBD.float()).to(g_BD.dtype)
+        noisy: Tensor = g_BD.detach() + torch.einsum("cb,cbd->bd", u_CB, of_class_CBD.float()).to(
+            g_BD.dtype
+        )
         return noisy
 
     def apply(self, tensors: Tensors) -> Tensors:

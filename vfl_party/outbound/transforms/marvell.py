@@ -1,4 +1,6 @@
-"""Marvell: noise on gradients by class, of the shape that hides a binary label best at its power (Li et al. 2022)."""
+"""Marvell: noise on gradients by class, of the shape that hides a binary label best at its power
+(Li et al. 2022).
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ _GROWTH, _MOST_SCALE = 1.5, 1e6
 
 
 class MarvellSettings(Section):
-    """``scale``: s, the noise's mean squared length over the squared distance of the classes' means.
+    """``scale``: s, the noise's mean squared length over the squared distance of the classes'
+    means.
 
-    ``error``: instead of it, the least error of any detector; then s begins at 1 in each batch and grows by half until
-    ½ − √sumKL/4 >= error.
+    ``error``: instead of it, the least error of any detector; then s begins at 1 in each batch and
+    grows by half until ½ − √sumKL/4 >= error.
     """
 
     scale: Positive | None = None
@@ -35,18 +38,24 @@ class MarvellSettings(Section):
 
 
 class Marvell(NoisyFilter):
-    """Adds √(λ1 − λ2)·N(0, 1)·Δ/‖Δ‖ + √λ2·N(0, I) to each row, Δ = mean positive − mean negative gradient.
+    """Adds √(λ1 − λ2)·N(0, 1)·Δ/‖Δ‖ + √λ2·N(0, I) to each row, Δ = mean positive − mean negative
+    gradient.
 
-    λ1 and λ2 of each class are ``vfl_party.outbound.sumkl.optimum`` of the batch's gradients, at power s·‖Δ‖². A batch of one
-    class has no Δ: its rows get N(0, s·‖mean gradient‖²/d) in each element, with the s of the batch before if there is
-    an ``error`` (1 in the first). Two classes with one mean are left as they are: the power is zero.
+    λ1 and λ2 of each class are ``vfl_party.outbound.sumkl.optimum`` of the batch's gradients, at
+    power s·‖Δ‖². A batch of one class has no Δ: its rows get N(0, s·‖mean gradient‖²/d) in each
+    element, with the s of the batch before if there is an ``error`` (1 in the first). Two classes
+    with one mean are left as they are: the power is zero.
     """
 
     knows = frozenset({"labels"})
 
     def __init__(self, settings: MarvellSettings) -> None:
         self._scale, self._error = settings.scale, settings.error
-        goal = f"s = {settings.scale:g}" if settings.scale is not None else f"error ≥ {settings.error:g}"
+        goal = (
+            f"s = {settings.scale:g}"
+            if settings.scale is not None
+            else f"error ≥ {settings.error:g}"
+        )
         self.text = f"Marvell noise ({goal})"
         super().__init__()
         self._last = settings.scale or 1.0
@@ -58,7 +67,10 @@ class Marvell(NoisyFilter):
     def noise(self, g_BD: Tensor, positive_B: Tensor) -> Tensor:
         """Returns g with noise: same shape, dtype and device, no graph."""
         rows = g_BD.detach().flatten(1).double()
-        along_B, across_BD = self._random.like(rows[:, 0]).double(), self._random.like(rows).double()
+        along_B, across_BD = (
+            self._random.like(rows[:, 0]).double(),
+            self._random.like(rows).double(),
+        )
         if bool(positive_B.all()) or not bool(positive_B.any()):
             sigma = math.sqrt(self._last / rows.shape[1]) * rows.mean(dim=0).norm()
             return _like(rows + sigma * across_BD, g_BD)
@@ -86,14 +98,20 @@ class Marvell(NoisyFilter):
         if self._error is None:
             return self._last * found.gap
         scale = 1.0
-        while scale < _MOST_SCALE and sum_kl(found, optimum(found, scale * found.gap)) > (2 - 4 * self._error) ** 2:
+        while (
+            scale < _MOST_SCALE
+            and sum_kl(found, optimum(found, scale * found.gap)) > (2 - 4 * self._error) ** 2
+        ):
             scale *= _GROWTH
         self._last = scale
         return scale * found.gap
 
     def apply(self, tensors: Tensors) -> Tensors:
         if self._positive_B is None:
-            raise InputError(Code.CONFIG_INVALID, "marvell was not told the labels of the rows; correct the method")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "marvell was not told the labels of the rows; correct the method",
+            )
         positive_B = self._positive_B
         return {name: self.noise(x, positive_B.to(x.device)) for name, x in tensors.items()}
 

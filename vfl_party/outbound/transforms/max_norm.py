@@ -1,4 +1,6 @@
-"""Noise along each row's own gradient, which makes all rows as long as the longest, on average (Li et al. 2022)."""
+"""Noise along each row's own gradient, which makes all rows as long as the longest, on average (Li
+et al. 2022).
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ class MaxNormSettings(Section):
 
 
 class MaxNorm(NoisyFilter):
-    """g·(1 + ξ·√(‖g_max‖²/‖g‖² − 1)), ξ ~ N(0, 1) for each row: E‖·‖² is ‖g_max‖² for all rows of the batch.
+    """g·(1 + ξ·√(‖g_max‖²/‖g‖² − 1)), ξ ~ N(0, 1) for each row: E‖·‖² is ‖g_max‖² for all rows of
+    the batch.
 
-    Only the length is hidden: a row keeps its direction up to its sign. A row of zeros gets a direction at random.
+    Only the length is hidden: a row keeps its direction up to its sign. A row of zeros gets a
+    direction at random.
     """
 
     text = "max norm"
@@ -33,7 +37,9 @@ class MaxNorm(NoisyFilter):
         safe_B = torch.where(zero_B, 1.0, norm_B)
         factor_B = 1 + xi_B * ((longest / safe_B) ** 2 - 1).clamp_min(0.0).sqrt()
         random_BD = any_BD / torch.linalg.vector_norm(any_BD, dim=1, keepdim=True).clamp_min(1e-30)
-        noisy = torch.where(zero_B[:, None], xi_B[:, None] * longest * random_BD, factor_B[:, None] * rows)
+        noisy = torch.where(
+            zero_B[:, None], xi_B[:, None] * longest * random_BD, factor_B[:, None] * rows
+        )
         return noisy.to(g_BD.dtype).view_as(g_BD)
 
     def apply(self, tensors: Tensors) -> Tensors:

@@ -1,7 +1,9 @@
-"""Makes two random views of a batch, for self-supervision: crops and colours of images, corrupted features of tables.
+"""Makes two random views of a batch, for self-supervision: crops and colours of images, corrupted
+features of tables.
 
-All random numbers come from a CPU generator and are moved, so that views are equal on every device, and a new generator
-with the same seed makes the same views. Every row has its own random numbers (docs/decisions/0007).
+All random numbers come from a CPU generator and are moved, so that views are equal on every device,
+and a new generator with the same seed makes the same views. Every row has its own random numbers
+(docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from vfl_party.selfsup.augment.images import ImageAugment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 from vfl_party.selfsup.augment.tables import TableAugment
 
-Inputs: TypeAlias = tuple[Tensor, ...]  # of an encoder: (x,) or (x, categories)
+# Of an encoder: (x,) or (x, categories).
+Inputs: TypeAlias = tuple[Tensor, ...]
 
 __all__ = ["Augment", "Inputs", "make_augment"]
 
@@ -27,13 +30,19 @@ class Augment(Protocol):
     """Makes views of one party's rows."""
 
     def two_views(self, inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Inputs]:
-        """Returns two views of ``Features.inputs(rows)``, of the same shape; ``generator`` is on the CPU."""
+        """Returns two views of ``Features.inputs(rows)``, of the same shape; ``generator`` is on
+        the CPU.
+        """
 
 
-def make_augment(settings: AugmentSettings, features: Features, pool_rows: Tensor | npt.NDArray[np.int64]) -> Augment:
-    """Chooses crops and colours if x is [N, C, H, W], corruption if it is [N, F] (flattened images too).
+def make_augment(
+    settings: AugmentSettings, features: Features, pool_rows: Tensor | npt.NDArray[np.int64]
+) -> Augment:
+    """Chooses crops and colours if x is [N, C, H, W], corruption if it is [N, F] (flattened images
+    too).
 
-    ``pool_rows``: the party's own training rows, from which corruption takes its replacement values.
+    ``pool_rows``: the party's own training rows, from which corruption takes its replacement
+    values.
     """
     if features.x.dim() == 4:
         return ImageAugment(settings)

@@ -8,7 +8,8 @@ from torch import Tensor
 from vfl_party.selfsup.augment.draws import between, happens
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
-SIGMA = (0.1, 2.0)  # pixels; SimCLR, appendix A
+# Pixels; SimCLR, appendix A.
+SIGMA = (0.1, 2.0)
 
 
 def draw_blurs(n: int, settings: AugmentSettings, generator: torch.Generator) -> Tensor:
@@ -18,7 +19,8 @@ def draw_blurs(n: int, settings: AugmentSettings, generator: torch.Generator) ->
 
 
 def blur(images_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
-    """Blurs each image along both axes; the kernel is a tenth of the image (SimCLR), at least 3 pixels.
+    """Blurs each image along both axes; the kernel is a tenth of the image (SimCLR), at least 3
+    pixels.
 
     Beyond its edges the image is mirrored, as in torchvision's ``gaussian_blur``.
     """
@@ -35,9 +37,12 @@ def _smear(size: int, sigma_B: Tensor) -> Tensor:
     """Returns [B, size, size]: row i holds the weights of the pixels that make pixel i."""
     reach = radius(size)
     offsets_K = torch.arange(-reach, reach + 1, device=sigma_B.device)
-    weights_BK = torch.softmax(-0.5 * (offsets_K / sigma_B.clamp(min=1e-3)[:, None]) ** 2, dim=1)  # at 1e-3: no blur
-    places = (torch.arange(size, device=sigma_B.device)[:, None] + offsets_K).abs()  # [size, K], mirrored at 0 …
-    places = torch.where(places < size, places, 2 * (size - 1) - places)  # … and at the end
+    # At 1e-3: no blur.
+    weights_BK = torch.softmax(-0.5 * (offsets_K / sigma_B.clamp(min=1e-3)[:, None]) ** 2, dim=1)
+    # [size, K], mirrored at 0 …
+    places = (torch.arange(size, device=sigma_B.device)[:, None] + offsets_K).abs()
+    # … and at the end.
+    places = torch.where(places < size, places, 2 * (size - 1) - places)
     smear = torch.zeros(len(sigma_B), size, size, device=sigma_B.device)
     where = places.expand(len(sigma_B), -1, -1)
     return smear.scatter_add_(2, where, weights_BK[:, None, :].expand_as(where))

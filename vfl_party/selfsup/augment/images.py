@@ -12,7 +12,9 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 
 
 class ImageAugment:
-    """Views of x: float [B, C, H, W], standardised or not; each image of each view has its own random numbers."""
+    """Views of x: float [B, C, H, W], standardised or not; each image of each view has its own
+    random numbers.
+    """
 
     def __init__(self, settings: AugmentSettings) -> None:
         self._settings = settings

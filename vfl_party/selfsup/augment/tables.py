@@ -11,11 +11,13 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 
 
 class TableAugment:
-    """Replaces each number, with probability ``corruption``, by that column's value in a random row of the pool.
+    """Replaces each number, with probability ``corruption``, by that column's value in a random row
+    of the pool.
 
-    A column keeps its distribution but loses its relation to the others (FedHSSL, section VI; SCARF, algorithm 1, which
-    replaces the same number of features in every row). Columns of one-hot categories count as numbers. A category is
-    replaced, with the same probability, by the code of a hidden one.
+    A column keeps its distribution but loses its relation to the others (FedHSSL, section VI;
+    SCARF, algorithm 1, which replaces the same number of features in every row). Columns of one-hot
+    categories count as numbers. A category is replaced, with the same probability, by the code of a
+    hidden one.
 
     x_NF: the party's rows; pool_P: the row numbers of the pool, int64.
     """
@@ -31,11 +33,19 @@ class TableAugment:
         first = inputs if self._settings.corrupt == "one" else self._corrupted(inputs, generator)
         return first, self._corrupted(inputs, generator)
 
-    def _corrupted(self, inputs: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
+    def _corrupted(
+        self, inputs: tuple[Tensor, ...], generator: torch.Generator
+    ) -> tuple[Tensor, ...]:
         x_BF, *rest = inputs
         share, device = self._settings.corruption, x_BF.device
         replaced_BF = happens(share, *x_BF.shape, generator=generator).to(device)
-        rows_BF = self._pool_P[torch.randint(len(self._pool_P), x_BF.shape, generator=generator)].to(device)
+        rows_BF = self._pool_P[
+            torch.randint(len(self._pool_P), x_BF.shape, generator=generator)
+        ].to(device)
         view = torch.where(replaced_BF, self._x_NF.gather(0, rows_BF), x_BF)
-        hidden = (happens(share, *codes_BK.shape, generator=generator).to(device) for codes_BK in rest)
-        return view, *(codes_BK.masked_fill(gone, HIDDEN) for codes_BK, gone in zip(rest, hidden, strict=True))
+        hidden = (
+            happens(share, *codes_BK.shape, generator=generator).to(device) for codes_BK in rest
+        )
+        return view, *(
+            codes_BK.masked_fill(gone, HIDDEN) for codes_BK, gone in zip(rest, hidden, strict=True)
+        )

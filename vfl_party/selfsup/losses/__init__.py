@@ -1,4 +1,6 @@
-"""Losses of self-supervision on embeddings, one a file; the moving average and the queue of momentum encoders."""
+"""Losses of self-supervision on embeddings, one a file; the moving average and the queue of
+momentum encoders.
+"""
 
 from vfl_party.selfsup.losses.byol import byol
 from vfl_party.selfsup.losses.ema import ema_update

@@ -8,9 +8,11 @@ from torch import nn
 
 @torch.no_grad()
 def ema_update(target: nn.Module, online: nn.Module, momentum: float) -> None:
-    """Sets target = momentum * target + (1 - momentum) * online, in place (MoCo, Eq. 2; BYOL, Eq. 1).
+    """Sets target = momentum * target + (1 - momentum) * online, in place (MoCo, Eq. 2; BYOL, Eq.
+    1).
 
-    It covers parameters only, in the order of ``parameters()``: the target keeps its own buffers, such as BatchNorm's
-    statistics. Raises RuntimeError if the two do not have the same number of parameters.
+    It covers parameters only, in the order of ``parameters()``: the target keeps its own buffers,
+    such as BatchNorm's statistics. Raises RuntimeError if the two do not have the same number of
+    parameters.
     """
     torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), 1 - momentum)

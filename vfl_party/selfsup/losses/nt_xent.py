@@ -8,14 +8,18 @@ from torch.nn import functional
 
 
 def nt_xent(p_BD: Tensor, z_BD: Tensor, temperature: float) -> Tensor:
-    """Computes the symmetric, normalised, temperature-scaled cross-entropy, a scalar (SimCLR, Eq. 1; SS-VFL, Eq. 2).
+    """Computes the symmetric, normalised, temperature-scaled cross-entropy, a scalar (SimCLR, Eq.
+    1; SS-VFL, Eq. 2).
 
-    Row i of p_BD and row i of z_BD are a pair. Each of the 2B rows has to find its partner among the 2B - 1 others by
-    cosine / ``temperature``; the mean is over all 2B. Gradient flows into both arguments: detach another party's
-    tensor. With B = 1 there are no negatives and the loss is zero.
+    Row i of p_BD and row i of z_BD are a pair. Each of the 2B rows has to find its partner among
+    the 2B - 1 others by cosine / ``temperature``; the mean is over all 2B. Gradient flows into both
+    arguments: detach another party's tensor. With B = 1 there are no negatives and the loss is
+    zero.
     """
-    rows_ND = functional.normalize(torch.cat([p_BD, z_BD]), dim=1)  # N = 2B
+    # N = 2B.
+    rows_ND = functional.normalize(torch.cat([p_BD, z_BD]), dim=1)
     logits_NN = (rows_ND / temperature) @ rows_ND.T
-    logits_NN.fill_diagonal_(float("-inf"))  # no row is its own negative
+    # No row is its own negative.
+    logits_NN.fill_diagonal_(float("-inf"))
     partner_N = torch.arange(len(rows_ND), device=rows_ND.device).roll(len(p_BD))
     return functional.cross_entropy(logits_NN, partner_N)

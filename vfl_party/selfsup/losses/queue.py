@@ -12,26 +12,36 @@ from vfl_party.models import generator
 
 
 class KeyQueue:
-    """A ring of the last ``size`` keys, unit rows of ``width``; random at first, as in MoCo's own code.
+    """A ring of the last ``size`` keys, unit rows of ``width``; random at first, as in MoCo's own
+    code.
 
     The first rows are drawn on the CPU from ``seed``, so that they are equal on every device.
     """
 
-    def __init__(self, size: int, width: int, seed: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, size: int, width: int, seed: int, device: torch.device | str = "cpu"
+    ) -> None:
         rows_QD = torch.randn(size, width, generator=generator(seed))
         self._keys_QD = functional.normalize(rows_QD, dim=1).to(device)
-        self._next = 0  # the oldest row, overwritten next
+        # The oldest row, overwritten next.
+        self._next = 0
 
     @property
     def keys(self) -> Tensor:
-        """The keys, [Q, D], without gradient; never changed in place: a backward pass may still follow a push."""
+        """The keys, [Q, D], without gradient; never changed in place: a backward pass may still
+        follow a push.
+        """
         return self._keys_QD
 
     @torch.no_grad()
     def push(self, k_BD: Tensor) -> None:
-        """Overwrites the B oldest keys with the normalised rows of k_BD; if B > Q, only the last Q rows stay."""
+        """Overwrites the B oldest keys with the normalised rows of k_BD; if B > Q, only the last Q
+        rows stay.
+        """
         size = len(self._keys_QD)
-        places_B = torch.arange(self._next, self._next + len(k_BD), device=self._keys_QD.device) % size
+        places_B = (
+            torch.arange(self._next, self._next + len(k_BD), device=self._keys_QD.device) % size
+        )
         rows_BD = functional.normalize(k_BD[-size:], dim=1).to(self._keys_QD)
         self._keys_QD = self._keys_QD.index_copy(0, places_B[-size:], rows_BD)
         self._next = (self._next + len(k_BD)) % size

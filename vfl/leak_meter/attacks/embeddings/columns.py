@@ -1,10 +1,12 @@
-"""A decoder from embeddings to the sender's columns, learnt from rows that the active party knows both of.
+"""A decoder from embeddings to the sender's columns, learnt from rows that the active party knows
+both of.
 
-It knows a tenth of the rows of an exchange, 50 to 2,000, and reads each exchange by itself. Beside it stands the same
-decoder from the attacker's own columns alone, which correlate with the others' without any message, and from shuffled
-embeddings (chance). It reads the embeddings of the last recorded epoch, then those of all epochs together, in which
-noise that is drawn anew averages out. Numbers are judged by R², categories by accuracy. Pixels are left to ``images``:
-a pixel by itself says little.
+It knows a tenth of the rows of an exchange, 50 to 2,000, and reads each exchange by itself. Beside
+it stands the same decoder from the attacker's own columns alone, which correlate with the others'
+without any message, and from shuffled embeddings (chance). It reads the embeddings of the last
+recorded epoch, then those of all epochs together, in which noise that is drawn anew averages out.
+Numbers are judged by R², categories by accuracy. Pixels are left to ``images``: a pixel by itself
+says little.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitE
 from vfl_common.text import listed
 from vfl_party.base.seeds import derive_seed
 
-_MOST_SHOWN = 30  # columns of a party; of more, only mean and best are given
+# Columns of a party; of more, only mean and best are given.
+_MOST_SHOWN = 30
 FOUND, CHANCE, _OWN, _FREQUENT = "found", "chance", "own columns", "most frequent"
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns R² of each column of numbers and accuracy of each of categories, their means, and the best column.
+    """Returns R² of each column of numbers and accuracy of each of categories, their means, and the
+    best column.
 
-    R² of 0 is as good as the column's mean. Columns of one value are left out. Raises UnfitError without enough rows
-    or columns, or if all are pixels.
+    R² of 0 is as good as the column's mean. Columns of one value are left out. Raises UnfitError
+    without enough rows or columns, or if all are pixels.
     """
     return decoded(scene, "embeddings")
 
@@ -46,7 +50,9 @@ def decoded(scene: Scene, what: str) -> list[Figure]:
         nothing = [words[source] for source, guess in guesses.items() if is_mean(guess)]
         notes = [_nothing(nothing)] if nothing else []
         numbers, categories = _numbers(each, guesses), _categories(each, guesses)
-        constant = len(each.names) - sum(len(each.groups[name]) for name in each.groups) + len(each.groups)
+        constant = (
+            len(each.names) - sum(len(each.groups[name]) for name in each.groups) + len(each.groups)
+        )
         constant -= len(numbers) + len(categories)
         one = "column has one value and is" if constant == 1 else "columns have one value and are"
         notes += [f"{constant} {one} left out"] if constant else []
@@ -69,7 +75,10 @@ def decoded(scene: Scene, what: str) -> list[Figure]:
 
 def _nothing(of: list[str]) -> str:
     same = ", so these figures are the same" if len(of) > 1 else ""
-    return f"from {' and from '.join(of)} the decoder learnt nothing, and gives the mean of the rows it knows{same}"
+    return (
+        f"from {' and from '.join(of)} the decoder learnt nothing, and gives the mean of the "
+        f"rows it knows{same}"
+    )
 
 
 def _guesses(each: Pairs, seed: int) -> dict[str, Tensor]:
@@ -86,17 +95,25 @@ def _guesses(each: Pairs, seed: int) -> dict[str, Tensor]:
     return found
 
 
-def _over_epochs(each: Pairs, guesses: Mapping[str, Tensor], like: Figure, seed: int) -> Iterator[Figure]:
-    """Yields the means again, of a decoder that has a row's embeddings of all recorded epochs, not the last alone."""
+def _over_epochs(
+    each: Pairs, guesses: Mapping[str, Tensor], like: Figure, seed: int
+) -> Iterator[Figure]:
+    """Yields the means again, of a decoder that has a row's embeddings of all recorded epochs, not
+    the last alone.
+    """
     guesses = {**guesses, FOUND: decode_over(each, seed)[held_of(len(each.z_known)) :]}
     like = replace(like, knows=f"{like.knows}, {ALL_EPOCHS}")
     yield from figures_of(each.sender, "column", _numbers(each, guesses), like, only_mean=True)
     categories = _categories(each, guesses)
-    yield from figures_of(each.sender, "category", categories, replace(like, unit="accuracy"), only_mean=True)
+    yield from figures_of(
+        each.sender, "category", categories, replace(like, unit="accuracy"), only_mean=True
+    )
 
 
 def _numbers(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Returns {column: {what is decoded: its R²}} of the columns of numbers with two values or more."""
+    """Returns {column: {what is decoded: its R²}} of the columns of numbers with two values or
+    more.
+    """
     in_groups = {place for group in each.groups.values() for place in group}
     spread_F = each.values_judged.double().var(dim=0, correction=0)
     r2 = {what: explained(guess, each.values_judged) for what, guess in guesses.items()}
@@ -108,9 +125,11 @@ def _numbers(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, 
 
 
 def _categories(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Returns {column: {what is decoded: its accuracy}} of the columns of categories with two values or more.
+    """Returns {column: {what is decoded: its accuracy}} of the columns of categories with two
+    values or more.
 
-    Rows whose category is new are not judged. Beside them stands the most frequent value of the known rows.
+    Rows whose category is new are not judged. Beside them stands the most frequent value of the
+    known rows.
     """
     found = {}
     for name, group in each.groups.items():
@@ -123,25 +142,45 @@ def _categories(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[st
         def share(guess_N: Tensor, truth: Tensor = truth) -> float:
             return float((guess_N == truth).double().mean())
 
-        found[name] = {what: share(guess[judged, part].argmax(dim=1)) for what, guess in guesses.items()}
+        found[name] = {
+            what: share(guess[judged, part].argmax(dim=1)) for what, guess in guesses.items()
+        }
         found[name][_FREQUENT] = share(each.values_known[:, part].sum(dim=0).argmax())
     return found
 
 
 def figures_of(
-    sender: str, word: str, columns: Mapping[str, Mapping[str, float]], like: Figure, *, only_mean: bool = False
+    sender: str,
+    word: str,
+    columns: Mapping[str, Mapping[str, float]],
+    like: Figure,
+    *,
+    only_mean: bool = False,
 ) -> Iterator[Figure]:
     """Yields mean, best and all of some columns."""
     if not columns:
         return
 
     def figure(of: str, value: Callable[[str], float], *, detail: bool = False) -> Figure:
-        beside = {what: value(what) for what in next(iter(columns.values())) if what not in (FOUND, CHANCE)}
+        beside = {
+            what: value(what)
+            for what in next(iter(columns.values()))
+            if what not in (FOUND, CHANCE)
+        }
         chance = value(CHANCE)
-        return replace(like, of=f"{sender}: {of}", value=value(FOUND), chance=chance, baselines=beside, detail=detail)
+        return replace(
+            like,
+            of=f"{sender}: {of}",
+            value=value(FOUND),
+            chance=chance,
+            baselines=beside,
+            detail=detail,
+        )
 
     many = "columns" if word == "column" else "categories"
-    yield figure(f"mean of {many}", lambda what: statistics.fmean(each[what] for each in columns.values()))
+    yield figure(
+        f"mean of {many}", lambda what: statistics.fmean(each[what] for each in columns.values())
+    )
     if only_mean:
         return
     best = max(columns.values(), key=lambda each: each[FOUND])

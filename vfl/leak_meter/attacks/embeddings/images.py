@@ -1,11 +1,12 @@
 """Reconstructs the images behind embeddings, learnt from rows that the active party knows both of.
 
-It knows as many rows as ``columns`` does, drawn alike, and reads each exchange by itself: the embeddings of the last
-recorded epoch, then the first, the last and the mean of all epochs. Two decoders learn: a dense one and, if there are
-many rows, the convolutional one of model inversion (MocoSFL, appendix A.3). A fifth of the known rows decides which of
-them is used, or whether the mean of the known images is better than both. Images are judged by SSIM, and by the mean
-squared error of pixels from 0 to 1: less of it is a larger leak. Beside stand the mean image, the same decoders from
-the attacker's own columns, and from shuffled embeddings (chance).
+It knows as many rows as ``columns`` does, drawn alike, and reads each exchange by itself: the
+embeddings of the last recorded epoch, then the first, the last and the mean of all epochs. Two
+decoders learn: a dense one and, if there are many rows, the convolutional one of model inversion
+(MocoSFL, appendix A.3). A fifth of the known rows decides which of them is used, or whether the
+mean of the known images is better than both. Images are judged by SSIM, and by the mean squared
+error of pixels from 0 to 1: less of it is a larger leak. Beside stand the mean image, the same
+decoders from the attacker's own columns, and from shuffled embeddings (chance).
 """
 
 from __future__ import annotations
@@ -18,32 +19,46 @@ from torch import Tensor
 from torch.nn import functional
 
 from vfl.leak_meter.learn.fitting import decode_pixels, held_of
-from vfl.leak_meter.learn.inversion import InversionSettings, LatentPairs, reconstruct, train_decoder
-from vfl_party.methods.mocosfl.likeness import Likeness, likeness
+from vfl.leak_meter.learn.inversion import (
+    InversionSettings,
+    LatentPairs,
+    reconstruct,
+    train_decoder,
+)
 from vfl.leak_meter.scene.pairs import ALL_THREE, Pairs, left_out, pairs
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, Shown
 from vfl_common.text import listed
 from vfl_party.base.seeds import derive_seed
+from vfl_party.methods.mocosfl.likeness import Likeness, likeness
 
-# On digits and MNIST the convolutional decoder had more error than the dense one with 125 to 700 known rows, and
-# with 1,200 as much at a larger SSIM (0.84 to 0.81), after 2,000 steps.
+# On digits and MNIST the convolutional decoder had more error than the dense one with 125 to 700
+# known rows, and with 1,200 as much at a larger SSIM (0.84 to 0.81), after 2,000 steps.
 _LEAST_CONVOLUTIONAL, _STEPS, _BATCH = 1000, 2000, 32
 _MOST_JUDGED, _MOST_SHOWN = 1000, 16
 _FOUND, _CHANCE, _OWN, _MEAN = "found", "chance", "own columns", "mean image"
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns SSIM and MSE of each sender's images. Raises UnfitError without images, or without enough rows."""
+    """Returns SSIM and MSE of each sender's images. Raises UnfitError without images, or without
+    enough rows.
+    """
     found = []
     for each in pairs(scene, images=True):
         known, truth = _images(each)
         guesses = _guesses(each, known, len(truth), scene.seed)
         like = {what: likeness(guess.images, truth) for what, guess in guesses.items()}
-        figure = Figure(f"{each.sender}: images", f"{len(known)} rows", "SSIM", 0.0, place=each.place)
+        figure = Figure(
+            f"{each.sender}: images", f"{len(known)} rows", "SSIM", 0.0, place=each.place
+        )
         nothing = guesses[_FOUND].by == _MEAN
-        note = f"{each.sender}: from {each.place} the decoders learnt nothing, and give the mean image"
+        note = (
+            f"{each.sender}: from {each.place} the decoders learnt nothing, and give the mean image"
+        )
         first, *rest = _figures(figure, like)
-        found += [replace(first, note=note if nothing else "", shown=_shown(each, truth, guesses, like)), *rest]
+        found += [
+            replace(first, note=note if nothing else "", shown=_shown(each, truth, guesses, like)),
+            *rest,
+        ]
         if each.over:
             z_KD, judged_ND = each.over[ALL_THREE]
             guess = decode_images(z_KD, known, judged_ND[: len(truth)], scene.seed)
@@ -51,7 +66,9 @@ def play(scene: Scene) -> list[Figure]:
             found += _figures(replace(figure, knows=f"{figure.knows}, {ALL_EPOCHS}"), over)
     few = left_out(scene, images=True)
     if few:
-        found[-1] = replace(found[-1], note=f"not played on exchanges of too few rows: {listed(few)}")
+        found[-1] = replace(
+            found[-1], note=f"not played on exchanges of too few rows: {listed(few)}"
+        )
     return found
 
 
@@ -64,11 +81,17 @@ class Guess:
 
 
 def _images(each: Pairs) -> tuple[Tensor, Tensor]:
-    """Returns the known images and those to judge, [N, C, H, W] from 0 to 1: other pixels by the known ones' range."""
+    """Returns the known images and those to judge, [N, C, H, W] from 0 to 1: other pixels by the
+    known ones' range.
+    """
     assert each.image is not None  # noqa: S101 - the pairs are of images
-    known, truth = (each.image.pixels(values) for values in (each.values_known, each.values_judged[:_MOST_JUDGED]))
+    known, truth = (
+        each.image.pixels(values)
+        for values in (each.values_known, each.values_judged[:_MOST_JUDGED])
+    )
     low, high = (value.item() for value in torch.aminmax(known))
-    slack = 1e-4  # of pixels that were scaled and are scaled back
+    # Of pixels that were scaled and are scaled back.
+    slack = 1e-4
     if low < -slack or high > 1 + slack:
         known, truth = ((pixels - low) / max(high - low, 1e-30) for pixels in (known, truth))
     return known.clamp(0, 1), truth.clamp(0, 1)
@@ -89,7 +112,9 @@ def _guesses(each: Pairs, known: Tensor, judged: int, seed: int) -> dict[str, Gu
 
 
 def decode_images(z_KD: Tensor, images_KCHW: Tensor, judged_ND: Tensor, seed: int) -> Guess:
-    """Returns what the better of two decoders gives for the judged rows; the mean image if that is better."""
+    """Returns what the better of two decoders gives for the judged rows; the mean image if that is
+    better.
+    """
     held = held_of(len(z_KD))
     asked = torch.cat([z_KD[:held], judged_ND]).float()
     dense = decode_pixels(z_KD.float(), images_KCHW.flatten(1), asked, seed)
@@ -98,11 +123,17 @@ def decode_images(z_KD: Tensor, images_KCHW: Tensor, judged_ND: Tensor, seed: in
         "dense": dense.reshape(-1, *images_KCHW.shape[1:]).clamp(0, 1),
     }
     if len(z_KD) >= _LEAST_CONVOLUTIONAL:
-        learnt, decides = (LatentPairs(z_KD[at].float(), images_KCHW[at]) for at in (slice(held, None), slice(held)))
+        learnt, decides = (
+            LatentPairs(z_KD[at].float(), images_KCHW[at])
+            for at in (slice(held, None), slice(held))
+        )
         epochs = math.ceil(_STEPS / math.ceil(len(learnt) / _BATCH))
         settings = InversionSettings(epochs=epochs, batch_size=_BATCH, seed=seed)
         made["convolutional"] = reconstruct(train_decoder(learnt, settings, held=decides), asked)
-    error = {by: functional.mse_loss(images[:held], images_KCHW[:held]).item() for by, images in made.items()}
+    error = {
+        by: functional.mse_loss(images[:held], images_KCHW[:held]).item()
+        for by, images in made.items()
+    }
     by = min(error, key=error.__getitem__)
     return Guess(made[by][held:], by)
 
@@ -120,11 +151,16 @@ def _figures(figure: Figure, like: dict[str, Likeness]) -> list[Figure]:
     return found
 
 
-def _shown(each: Pairs, truth: Tensor, guesses: dict[str, Guess], like: dict[str, Likeness]) -> Shown:
+def _shown(
+    each: Pairs, truth: Tensor, guesses: dict[str, Guess], like: dict[str, Likeness]
+) -> Shown:
     """Returns the first images, to be drawn."""
     names = {_FOUND: "reconstructed", _MEAN: _MEAN}
     rows = [(name, guesses[what].images[:_MOST_SHOWN].clone()) for what, name in names.items()]
-    said = [f"{name}: MSE {like[what].mse:.4f}, SSIM {like[what].ssim:.3f}" for what, name in names.items()]
+    said = [
+        f"{name}: MSE {like[what].mse:.4f}, SSIM {like[what].ssim:.3f}"
+        for what, name in names.items()
+    ]
     return Shown(each.sender, (("private", truth[:_MOST_SHOWN].clone()), *rows), "; ".join(said))
 
 

@@ -1,10 +1,12 @@
-"""Reads columns from the first epochs' embeddings, if it can compute with what weights the sender's encoder began.
+"""Reads columns from the first epochs' embeddings, if it can compute with what weights the sender's
+encoder began.
 
-Who knows the recipe knows the encoder's kind and the recipe's seed. If the sender's weights follow from these, descent
-finds the rows, with no row known (``vfl.leak_meter.learn.replay``). If they follow from a secret, the attacker computes
-other weights, and is no better off than with weights drawn at random (chance). Then there are lines for an attacker who
-is told the true weights. It knows how many columns there are and that they are standardised; then also the covariance
-of the columns of a tenth of the rows, as many as the attack ``columns`` knows.
+Who knows the recipe knows the encoder's kind and the recipe's seed. If the sender's weights follow
+from these, descent finds the rows, with no row known (``vfl.leak_meter.learn.replay``). If they
+follow from a secret, the attacker computes other weights, and is no better off than with weights
+drawn at random (chance). Then there are lines for an attacker who is told the true weights. It
+knows how many columns there are and that they are standardised; then also the covariance of the
+columns of a tenth of the rows, as many as the attack ``columns`` knows.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ from vfl.leak_meter.scene.scene import Attack, Beginning, Figure, Intercepted, S
 from vfl_common.text import listed
 from vfl_party.base.seeds import Rows, derive_seed
 
-_MOST_ROWS = 20_000  # that are looked for: of more, those of the first batches, in the first epoch alone
+# That are looked for: of more, those of the first batches, in the first epoch alone.
+_MOST_ROWS = 20_000
 _LEAST_ROWS = 100
-_SHRUNK = 0.05  # what is added to each variance of a covariance of few rows
+# What is added to each variance of a covariance of few rows.
+_SHRUNK = 0.05
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns R² of each column of numbers and its mean, for each party whose encoder begins with the recipe.
+    """Returns R² of each column of numbers and its mean, for each party whose encoder begins with
+    the recipe.
 
-    The mean is 0 at least: an attacker may always give what it knows, that columns have mean 0. Raises UnfitError if
-    there is no such party.
+    The mean is 0 at least: an attacker may always give what it knows, that columns have mean 0.
+    Raises UnfitError if there is no such party.
     """
     found, why = list[Figure](), list[str]()
     for sender, beginning in scene.beginnings.items():
@@ -43,10 +48,18 @@ def play(scene: Scene) -> list[Figure]:
             why.append(f"{sender} has other columns than numbers")
             continue
         sent = scene.embeddings[sender]()
-        epochs = _epochs(each for each in sent if (each.phase, each.exchange) == (beginning.phase, "embedding"))
-        rows = np.unique(np.concatenate([np.empty(0, np.int64), *(each.rows for epoch in epochs for each in epoch)]))
+        epochs = _epochs(
+            each for each in sent if (each.phase, each.exchange) == (beginning.phase, "embedding")
+        )
+        rows = np.unique(
+            np.concatenate(
+                [np.empty(0, np.int64), *(each.rows for epoch in epochs for each in epoch)]
+            )
+        )
         if len(rows) < _LEAST_ROWS:
-            why.append(f"{sender} sends {len(rows)} rows in the first epochs, and {_LEAST_ROWS} are needed")
+            why.append(
+                f"{sender} sends {len(rows)} rows in the first epochs, and {_LEAST_ROWS} are needed"
+            )
             continue
         found += _figures(scene, sender, beginning, epochs, rows)
     if not found:
@@ -57,7 +70,9 @@ def play(scene: Scene) -> list[Figure]:
 
 
 def _epochs(sent: Iterator[Intercepted]) -> list[list[Intercepted]]:
-    """Returns the batches of the first recorded epochs, up to the first round that was not recorded."""
+    """Returns the batches of the first recorded epochs, up to the first round that was not
+    recorded.
+    """
     found: list[list[Intercepted]] = []
     here, next_round = set[int](), 0
     for each in sorted(sent, key=lambda each: (each.round, each.batch)):
@@ -73,9 +88,15 @@ def _epochs(sent: Iterator[Intercepted]) -> list[list[Intercepted]]:
     return found
 
 
-def _batches(epochs: Sequence[Sequence[Intercepted]], beginning: Beginning, rows: Rows) -> list[list[ReplayedBatch]]:
+def _batches(
+    epochs: Sequence[Sequence[Intercepted]], beginning: Beginning, rows: Rows
+) -> list[list[ReplayedBatch]]:
     """Returns the batches with their gradients, up to the first that got none."""
-    replies = {(each.round, each.batch): each.came for each in beginning.replies() if each.phase == beginning.phase}
+    replies = {
+        (each.round, each.batch): each.came
+        for each in beginning.replies()
+        if each.phase == beginning.phase
+    }
     found: list[list[ReplayedBatch]] = []
     for epoch in epochs:
         found.append([])
@@ -89,7 +110,9 @@ def _batches(epochs: Sequence[Sequence[Intercepted]], beginning: Beginning, rows
 
 
 def _first(epochs: list[list[Intercepted]], beginning: Beginning) -> list[list[Intercepted]]:
-    """Returns the epochs that the attack takes: the first alone if others cannot be replayed, or have too many rows."""
+    """Returns the epochs that the attack takes: the first alone if others cannot be replayed, or
+    have too many rows.
+    """
     sizes = itertools.accumulate(len(each.rows) for each in epochs[0])
     few = [each for each, size in zip(epochs[0], sizes, strict=True) if size <= _MOST_ROWS]
     return [few or epochs[0][:1]] if len(few) < len(epochs[0]) or not beginning.plain else epochs
@@ -105,7 +128,9 @@ def _figures(
         raise UnfitError(f"{sender} got no gradients")
     columns = scene.columns[sender]
     truth_NF = columns.table(rows)
-    order = np.random.default_rng(derive_seed(scene.seed, "auxiliary rows", sender)).permutation(len(rows))
+    order = np.random.default_rng(derive_seed(scene.seed, "auxiliary rows", sender)).permutation(
+        len(rows)
+    )
     known, judged = np.split(order, [known_rows(len(rows))])
     identity_FF = torch.eye(truth_NF.shape[1])
     covariance_FF = torch.cov(truth_NF[known].T) + _SHRUNK * identity_FF
@@ -113,10 +138,15 @@ def _figures(
     if beginning.true == beginning.known:
         del roots["the true weights"]
     course = ReplayCourse(beginning.optimizer, beginning.epochs)
-    for also, prior_FF in (("", identity_FF), (f", covariance of {len(known)} rows", covariance_FF)):
+    for also, prior_FF in (
+        ("", identity_FF),
+        (f", covariance of {len(known)} rows", covariance_FF),
+    ):
 
         def judged_r2(root: int, prior_FF: Tensor = prior_FF) -> list[float]:
-            x_NF = columns_behind(beginning.make(root), batches, (len(rows), len(identity_FF)), course, prior_FF)
+            x_NF = columns_behind(
+                beginning.make(root), batches, (len(rows), len(identity_FF)), course, prior_FF
+            )
             return explained(x_NF[judged], truth_NF[judged])
 
         chance = judged_r2(derive_seed(scene.seed, "random weights", sender))
@@ -126,19 +156,31 @@ def _figures(
             mean, *others = figures_of(
                 sender, "column", r2, Figure("", f"{knows}{also}", "R²", 0.0), only_mean=only_mean
             )
-            # Nobody has the true weights if they are secret: that figure is for comparison, and sums up no leak.
-            yield replace(mean, value=max(0.0, mean.value), chance=max(0.0, mean.chance or 0.0), detail=only_mean)
+            # Nobody has the true weights if they are secret: that figure is for comparison, and
+            # sums up no leak.
+            yield replace(
+                mean,
+                value=max(0.0, mean.value),
+                chance=max(0.0, mean.chance or 0.0),
+                detail=only_mean,
+            )
             yield from others
 
 
 def _by_column(
     names: Sequence[str], found: Sequence[float], chance: Sequence[float], truth_JF: Tensor
 ) -> dict[str, dict[str, float]]:
-    """Returns {column: its R² with the weights and with random ones}; without columns of one value."""
+    """Returns {column: its R² with the weights and with random ones}; without columns of one
+    value.
+    """
     spread_F = truth_JF.double().var(dim=0, correction=0)
     return {
-        name: {FOUND: found[place], CHANCE: chance[place]} for place, name in enumerate(names) if spread_F[place] > 0
+        name: {FOUND: found[place], CHANCE: chance[place]}
+        for place, name in enumerate(names)
+        if spread_F[place] > 0
     }
 
 
-ATTACK = Attack("columns from an encoder whose first weights follow from the recipe", "active", play, "splitnn")
+ATTACK = Attack(
+    "columns from an encoder whose first weights follow from the recipe", "active", play, "splitnn"
+)

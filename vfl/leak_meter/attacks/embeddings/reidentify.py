@@ -1,7 +1,9 @@
-"""Finds which person of a list an embedding is of: the decoder's columns, and the nearest row of a table with names.
+"""Finds which person of a list an embedding is of: the decoder's columns, and the nearest row of a
+table with names.
 
-The active party has a table of the sender's columns of 500 people, from elsewhere, and does not know which is which. It
-reads the embeddings of the last recorded epoch, then those of all epochs together.
+The active party has a table of the sender's columns of 500 people, from elsewhere, and does not
+know which is which. It reads the embeddings of the last recorded epoch, then those of all epochs
+together.
 """
 
 from __future__ import annotations
@@ -20,27 +22,41 @@ CANDIDATES = 500
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns the share of rows whose nearest candidate is the right one; chance: one of the candidates.
+    """Returns the share of rows whose nearest candidate is the right one; chance: one of the
+    candidates.
 
     Raises UnfitError without enough rows or columns.
     """
     found = []
     for each in pairs(scene):
         n = min(CANDIDATES, len(each.z_judged))
-        varies_F = each.values_known.std(dim=0) > 0  # the others tell no row from another
+        # The others tell no row from another.
+        varies_F = each.values_known.std(dim=0) > 0
         if not varies_F.any():
             continue
 
-        def share(known_KD: Tensor, judged_ND: Tensor, each: Pairs = each, varies_F: Tensor = varies_F) -> float:
+        def share(
+            known_KD: Tensor, judged_ND: Tensor, each: Pairs = each, varies_F: Tensor = varies_F
+        ) -> float:
             asked = torch.cat([known_KD[: held_of(len(known_KD))], judged_ND])
-            guess_NF = decode_table(known_KD, each.values_known, asked, scene.seed, each.groups.values())
+            guess_NF = decode_table(
+                known_KD, each.values_known, asked, scene.seed, each.groups.values()
+            )
             return _share(each, varies_F, guess_NF)
 
-        baselines = {"own columns": share(each.own[0], each.own[1][:n])} if each.own is not None else {}
+        baselines = (
+            {"own columns": share(each.own[0], each.own[1][:n])} if each.own is not None else {}
+        )
         knows = f"{len(each.z_known)} rows, {n} candidates"
         value = share(each.z_known, each.z_judged[:n])
         figure = Figure(
-            f"rows of {each.sender}", knows, "accuracy", value, chance=1 / n, baselines=baselines, place=each.place
+            f"rows of {each.sender}",
+            knows,
+            "accuracy",
+            value,
+            chance=1 / n,
+            baselines=baselines,
+            place=each.place,
         )
         found.append(figure)
         if each.over:
@@ -54,18 +70,21 @@ def play(scene: Scene) -> list[Figure]:
 def _share(each: Pairs, varies_F: Tensor, guess_NF: Tensor) -> float:
     """Returns the share of rows that are nearest to their own decoded columns.
 
-    ``guess_NF``: what is decoded of the held known rows, then of the judged ones. A column's distance counts in units
-    of its error in the held rows, so one that the decoder reads badly counts little, and one of which it gives all rows
-    the same counts nothing.
+    ``guess_NF``: what is decoded of the held known rows, then of the judged ones. A column's
+    distance counts in units of its error in the held rows, so one that the decoder reads badly
+    counts little, and one of which it gives all rows the same counts nothing.
     """
     held = held_of(len(each.z_known))
     tried_HF, guess_NF = guess_NF[:held], guess_NF[held:]
     read_F = varies_F & (guess_NF != guess_NF[:1]).any(dim=0)
     if not read_F.any():
-        return 1 / len(guess_NF)  # nothing is read: one of the candidates, by chance
+        # Nothing is read: one of the candidates, by chance.
+        return 1 / len(guess_NF)
     error_F = (tried_HF - each.values_known[:held])[:, read_F].pow(2).mean(dim=0).sqrt()
     scale_F = error_F.clamp_min(1e-3 * each.values_known[:, read_F].std(dim=0))
-    distance_NN = torch.cdist(guess_NF[:, read_F] / scale_F, each.values_judged[: len(guess_NF), read_F] / scale_F)
+    distance_NN = torch.cdist(
+        guess_NF[:, read_F] / scale_F, each.values_judged[: len(guess_NF), read_F] / scale_F
+    )
     return float((distance_NN.argmin(dim=1) == torch.arange(len(guess_NF))).double().mean())
 
 

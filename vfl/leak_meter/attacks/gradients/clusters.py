@@ -1,7 +1,9 @@
-"""Reads labels from likeness among the gradients of a batch, without knowing any label (arXiv 2203.05222).
+"""Reads labels from likeness among the gradients of a batch, without knowing any label (arXiv
+2203.05222).
 
-Two classes: the rows' place along the direction that most of the batch's gradients share (the first singular vector of
-the rows scaled to length one). Many classes: k-means of these rows, its groups named as well as they can be.
+Two classes: the rows' place along the direction that most of the batch's gradients share (the first
+singular vector of the rows scaled to length one). Many classes: k-means of these rows, its groups
+named as well as they can be.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import derive_seed
 
-_MOST = 200  # batches that are clustered, spread over the run
+# Batches that are clustered, spread over the run.
+_MOST = 200
 
 
 def play(scene: Scene) -> list[Figure]:
@@ -33,7 +36,9 @@ def play(scene: Scene) -> list[Figure]:
         if classes == 2:
             tally.binary((unit_BD @ shared(unit_BD)).numpy(), y_B == 1)
         if len(y_B) > classes and len(np.unique(unit_BD.numpy(), axis=0)) >= classes:
-            means = KMeans(classes, n_init=4, random_state=derive_seed(scene.seed, "clusters") % 2**32)
+            means = KMeans(
+                classes, n_init=4, random_state=derive_seed(scene.seed, "clusters") % 2**32
+            )
             groups.groups(means.fit_predict(unit_BD.numpy()).astype(np.int64), y_B, classes)
         else:
             groups.skipped += 1

@@ -1,10 +1,12 @@
-"""Model completion: a passive party puts a head on its trained encoder (Fu et al., USENIX Security 2022).
+"""Model completion: a passive party puts a head on its trained encoder (Fu et al., USENIX Security
+2022).
 
-The attacker knows the labels of 80 rows, drawn class by class in proportion. It leaves the encoder as it is (frozen),
-trains it with the head (tuned), or trains both with its other rows, too (MixMatch). In a regression it knows the
-numbers of 80 rows, and the head gives a number. Three baselines need no message: the most frequent class, the same
-attack on an encoder from scratch, and on one that the attacker has trained by itself without labels. What the trained
-encoder finds beyond them is what training with the others has given away.
+The attacker knows the labels of 80 rows, drawn class by class in proportion. It leaves the encoder
+as it is (frozen), trains it with the head (tuned), or trains both with its other rows, too
+(MixMatch). In a regression it knows the numbers of 80 rows, and the head gives a number. Three
+baselines need no message: the most frequent class, the same attack on an encoder from scratch, and
+on one that the attacker has trained by itself without labels. What the trained encoder finds beyond
+them is what training with the others has given away.
 """
 
 from __future__ import annotations
@@ -23,8 +25,13 @@ from vfl.leak_meter.scene.scores import auc
 from vfl_party.base.seeds import Rows, derive_seed
 
 KNOWN = 80
-FROZEN, TUNED, MIXMATCH = f"{KNOWN} labels, frozen", f"{KNOWN} labels, tuned", f"{KNOWN} labels, MixMatch"
-_BESIDE = {  # of each attack: the attacks on other encoders that stand beside it
+FROZEN, TUNED, MIXMATCH = (
+    f"{KNOWN} labels, frozen",
+    f"{KNOWN} labels, tuned",
+    f"{KNOWN} labels, MixMatch",
+)
+# Of each attack: the attacks on other encoders that stand beside it.
+_BESIDE = {
     FROZEN: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
     TUNED: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
     MIXMATCH: ("from scratch, MixMatch", "own SSL, MixMatch"),
@@ -32,7 +39,8 @@ _BESIDE = {  # of each attack: the attacks on other encoders that stand beside i
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Judges heads on the test rows, or the validation rows. Raises UnfitError without an encoder or enough rows.
+    """Judges heads on the test rows, or the validation rows. Raises UnfitError without an encoder
+    or enough rows.
 
     In a regression they are judged by R², and MixMatch, which is of classes, is left out.
     """
@@ -78,7 +86,9 @@ def _estimated(scene: Scene) -> list[Figure]:
 
 
 def recovered(scene: Scene) -> Mapping[str, Tensor]:
-    """Returns {what the attacker knows and does: its logits [N, classes] of the judged rows}. Raises UnfitError."""
+    """Returns {what the attacker knows and does: its logits [N, classes] of the judged rows}.
+    Raises UnfitError.
+    """
     known = _known(scene)
     encoder = scene.encoder
     if encoder is None:
@@ -91,13 +101,17 @@ def recovered(scene: Scene) -> Mapping[str, Tensor]:
 
 
 def without(scene: Scene) -> Mapping[str, Tensor]:
-    """Returns {an attack without any message: its logits}; they depend on rows and seed alone. Raises UnfitError."""
+    """Returns {an attack without any message: its logits}; they depend on rows and seed alone.
+    Raises UnfitError.
+    """
     known = _known(scene)
     make = scene.make_encoder
     if make is None:
         raise UnfitError("the attacker has no encoder")
     fresh = make("attack from scratch").to(known.classes_K.device)
-    own = self_supervised(make("attack by itself").to(known.classes_K.device), known.train, scene.seed)
+    own = self_supervised(
+        make("attack by itself").to(known.classes_K.device), known.train, scene.seed
+    )
     return {
         "from scratch": known.logits(fresh, tuned=True),
         "own SSL, frozen": known.logits(own, tuned=False),
@@ -109,7 +123,9 @@ def without(scene: Scene) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """What the attacker has: inputs of the rows whose labels it knows, those labels, its training and judged rows."""
+    """What the attacker has: inputs of the rows whose labels it knows, those labels, its training
+    and judged rows.
+    """
 
     x: Inputs
     classes_K: Tensor  # noqa: N815 - the shape
@@ -119,10 +135,14 @@ class _Known:
     seed: int
 
     def logits(self, encoder: nn.Module, *, tuned: bool) -> Tensor:
-        return classify(encoder, self.x, self.classes_K, self.judged, self.classes, self.seed, tuned=tuned)
+        return classify(
+            encoder, self.x, self.classes_K, self.judged, self.classes, self.seed, tuned=tuned
+        )
 
     def mixmatch(self, encoder: nn.Module) -> Tensor:
-        return semi_supervised(encoder, self.x, self.classes_K, self.train, self.judged, self.classes, self.seed)
+        return semi_supervised(
+            encoder, self.x, self.classes_K, self.train, self.judged, self.classes, self.seed
+        )
 
 
 def _known(scene: Scene) -> _Known:
@@ -136,9 +156,13 @@ def _known(scene: Scene) -> _Known:
 
 
 def _train(scene: Scene) -> Rows:
-    """Returns the attacker's training rows. Raises UnfitError if they are few, or if there is none to judge."""
-    train = scene.rows.get("local", scene.rows["train"])  # its own rows that are not labelled or aligned, too
-    train = train[train < len(scene.labels)]  # those that only this party has are not judged by a label
+    """Returns the attacker's training rows. Raises UnfitError if they are few, or if there is none
+    to judge.
+    """
+    # Its own rows that are not labelled or aligned, too.
+    train = scene.rows.get("local", scene.rows["train"])
+    # Those that only this party has are not judged by a label.
+    train = train[train < len(scene.labels)]
     if len(train) < 2 * KNOWN or not len(_judged(scene)):
         raise UnfitError(f"it needs {2 * KNOWN} training rows, and test or validation rows")
     return train
@@ -157,7 +181,8 @@ def stratified(labels: Tensor, rows: Rows, classes: int, seed: int) -> Rows:
     order = random.permutation(len(rows))
     of_class = [each for c in range(classes) if len(each := order[y[order] == c])]
     taken = [max(1, round(KNOWN * len(each) / len(rows))) for each in of_class]
-    while sum(taken) > max(KNOWN, len(taken)):  # each rare class has one, at the cost of those that have most
+    # Each rare class has one, at the cost of those that have most.
+    while sum(taken) > max(KNOWN, len(taken)):
         taken[int(np.argmax(taken))] -= 1
     found = np.concatenate([each[:count] for each, count in zip(of_class, taken, strict=True)])
     return np.sort(rows[found])

@@ -1,4 +1,6 @@
-"""Reads labels from the direction of a row's gradient, beside rows whose label is known (Li et al. 2022, Marvell)."""
+"""Reads labels from the direction of a row's gradient, beside rows whose label is known (Li et al.
+2022, Marvell).
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,26 @@ from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, Unfit
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import derive_seed
 
-_KNOWN = (1, 3, 5)  # positives of each batch; in a task of many classes: rows of each class
+# Positives of each batch; in a task of many classes: rows of each class.
+_KNOWN = (1, 3, 5)
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Scores each row of a batch by its cosine to known positives: 1, 3, 5 as they came, or one without its noise.
+    """Scores each row of a batch by its cosine to known positives: 1, 3, 5 as they came, or one
+    without its noise.
 
-    The last is an oracle, which is left out if nothing changes the gradients on their way. Known rows are not judged.
-    In a task of many classes a row gets the class whose known rows are nearest.
-    Raises UnfitError if no batch has enough rows of a class.
+    The last is an oracle, which is left out if nothing changes the gradients on their way. Known
+    rows are not judged. In a task of many classes a row gets the class whose known rows are
+    nearest. Raises UnfitError if no batch has enough rows of a class.
     """
     classes = scene.classes
     found = []
     oracles = [(1, True)] if any(_changed(batch) for batch in scene.gradients()) else []
     for count, oracle in (*oracles, *((count, False) for count in _KNOWN)):
-        tally, random = Tally(scene.seed), np.random.default_rng(derive_seed(scene.seed, "known", count))
+        tally, random = (
+            Tally(scene.seed),
+            np.random.default_rng(derive_seed(scene.seed, "known", count)),
+        )
         for batch in scene.gradients():
             _judge(tally, batch, scene.labels[batch.rows], classes, count, oracle, random)
         of = "positive" if classes == 2 else "row of each class"
@@ -44,7 +51,13 @@ def _changed(batch: Intercepted) -> bool:
 
 
 def _judge(
-    tally: Tally, batch: Intercepted, y_B: Tensor, classes: int, count: int, oracle: bool, random: np.random.Generator
+    tally: Tally,
+    batch: Intercepted,
+    y_B: Tensor,
+    classes: int,
+    count: int,
+    oracle: bool,
+    random: np.random.Generator,
 ) -> None:
     known_in = batch.meant if oracle else batch.came
     wanted = [1] if classes == 2 else range(classes)

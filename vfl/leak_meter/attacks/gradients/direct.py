@@ -7,7 +7,8 @@ from vfl.leak_meter.scene.scores import Tally
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Takes the lowest element of each row's gradient as its class: exact if the embeddings are summed as logits.
+    """Takes the lowest element of each row's gradient as its class: exact if the embeddings are
+    summed as logits.
 
     Raises UnfitError if a gradient has another width than the top model's output.
     """
@@ -16,7 +17,8 @@ def play(scene: Scene) -> list[Figure]:
         g_BD, y_B = batch.came.double().flatten(1), scene.labels[batch.rows].numpy()
         if g_BD.shape[1] != scene.task.outputs:
             raise UnfitError(
-                f"an embedding has {g_BD.shape[1]} numbers, and the output {scene.task.outputs}: no logits"
+                f"an embedding has {g_BD.shape[1]} numbers, and the output "
+                f"{scene.task.outputs}: no logits"
             )
         if classes == 2:
             tally.binary(-g_BD[:, 0].numpy(), y_B == 1)
@@ -25,4 +27,6 @@ def play(scene: Scene) -> list[Figure]:
     return [tally.figure("nothing", "AUC" if classes == 2 else "accuracy")]
 
 
-ATTACK = Attack("labels as the negative element of each row's gradient", "passive", play, "gradients")
+ATTACK = Attack(
+    "labels as the negative element of each row's gradient", "passive", play, "gradients"
+)

@@ -1,9 +1,10 @@
-"""Reads labels from all gradients that a row has had, not from one batch: noise that is drawn anew adds up to little.
+"""Reads labels from all gradients that a row has had, not from one batch: noise that is drawn anew
+adds up to little.
 
-A row has one gradient a round. Its score is the sum over rounds of its place along a direction: that which most of the
-round's gradients share (the first singular vector of the rows scaled to length one, turned so that it agrees with the
-rounds before), or that of rows whose label is known. It is one figure for all training rows, so it also stands for
-batches of one row or of one class.
+A row has one gradient a round. Its score is the sum over rounds of its place along a direction:
+that which most of the round's gradients share (the first singular vector of the rows scaled to
+length one, turned so that it agrees with the rounds before), or that of rows whose label is known.
+It is one figure for all training rows, so it also stands for batches of one row or of one class.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Classes, Numbers, Tally
 from vfl_party.base.seeds import Rows, derive_seed
 
-_KNOWN = 5  # rows of each class; of two classes, positives
+# Rows of each class; of two classes, positives.
+_KNOWN = 5
 
 
 def play(scene: Scene) -> list[Figure]:
@@ -32,7 +34,9 @@ def play(scene: Scene) -> list[Figure]:
     rows = np.unique(np.concatenate([each for each, _ in rounds]))
     found = []
     if scene.classes == 2:
-        found.append(_binary(scene, "nothing", _shared(rounds, len(labels_N))[rows], labels_N[rows]))
+        found.append(
+            _binary(scene, "nothing", _shared(rounds, len(labels_N))[rows], labels_N[rows])
+        )
     classes = [1] if scene.classes == 2 else np.unique(labels_N[rows]).tolist()
     of_class = [rows[labels_N[rows] == c] for c in classes]
     if all(len(each) > _KNOWN for each in of_class):
@@ -41,7 +45,9 @@ def play(scene: Scene) -> list[Figure]:
         scores_NC = _along(rounds, known, len(labels_N))
         judged = np.setdiff1d(rows, np.concatenate(known))
         if scene.classes == 2:
-            found.append(_binary(scene, f"{_KNOWN} positives", scores_NC[judged, 0], labels_N[judged]))
+            found.append(
+                _binary(scene, f"{_KNOWN} positives", scores_NC[judged, 0], labels_N[judged])
+            )
         else:
             tally = Tally(scene.seed)
             tally.named(np.array(classes)[scores_NC[judged].argmax(axis=1)], labels_N[judged])
@@ -55,7 +61,10 @@ def _rounds(scene: Scene) -> Iterator[tuple[Rows, Tensor]]:
     """Yields the rows of each round, and their gradients scaled to length one, float64 [B, D]."""
     for _, batches in groupby(scene.gradients(), key=lambda batch: (batch.place, batch.round)):
         of = [*batches]
-        yield np.concatenate([each.rows for each in of]), torch.cat([unit(each.came) for each in of])
+        yield (
+            np.concatenate([each.rows for each in of]),
+            torch.cat([unit(each.came) for each in of]),
+        )
 
 
 def _shared(rounds: list[tuple[Rows, Tensor]], count: int) -> Numbers:
@@ -68,7 +77,9 @@ def _shared(rounds: list[tuple[Rows, Tensor]], count: int) -> Numbers:
 
 
 def _along(rounds: list[tuple[Rows, Tensor]], known: list[Rows], count: int) -> Numbers:
-    """Returns each row's sum of cosines to the known rows of each class, [N, C]; only rounds that have some count."""
+    """Returns each row's sum of cosines to the known rows of each class, [N, C]; only rounds that
+    have some count.
+    """
     scores_NC = np.zeros((count, len(known)))
     for rows, unit_BD in rounds:
         for c, of in enumerate(known):

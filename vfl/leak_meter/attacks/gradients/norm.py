@@ -1,4 +1,6 @@
-"""Reads labels from the length of a row's gradient: that of a rare class is longer (Li et al. 2022, Marvell)."""
+"""Reads labels from the length of a row's gradient: that of a rare class is longer (Li et al. 2022,
+Marvell).
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Reads numbers as labels from gradients: under squared error a row's gradient is as long as the model is wrong.
+"""Reads numbers as labels from gradients: under squared error a row's gradient is as long as the
+model is wrong.
 
-g = 2/B · (f(z) − y) · ∂f/∂z. If the top model is linear, ∂f/∂z is one direction for all rows, and a row's place along
-it is f(z) − y but for sign and scale. Before training f(z) is nearly the same for all rows, so the first round tells
-most: then the place is y. Later it tells how wrong the model is about a row. The direction is that which most of a
-batch's gradients share, their first singular vector. |ρ| is Spearman's rank correlation of places and labels.
+g = 2/B · (f(z) − y) · ∂f/∂z. If the top model is linear, ∂f/∂z is one direction for all rows, and a
+row's place along it is f(z) − y but for sign and scale. Before training f(z) is nearly the same for
+all rows, so the first round tells most: then the place is y. Later it tells how wrong the model is
+about a row. The direction is that which most of a batch's gradients share, their first singular
+vector. |ρ| is Spearman's rank correlation of places and labels.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ def play(scene: Scene) -> list[Figure]:
     numbers_N, batches = scene.numbers.numpy(), [*_batches(scene)]
     if not batches:
         raise UnfitError("no gradient came")
-    first = {place: min(each.round for each in batches if each.at == place) for place in {each.at for each in batches}}
+    first = {
+        place: min(each.round for each in batches if each.at == place)
+        for place in {each.at for each in batches}
+    }
     every, begin = Tally(scene.seed), Tally(scene.seed)
     for each in batches:
         for tally in (every, begin) if each.round == first[each.at] else (every,):
@@ -40,13 +45,16 @@ def play(scene: Scene) -> list[Figure]:
         together = Tally(scene.seed)
         together.numbers(_added(batches, len(numbers_N))[rows], numbers_N[rows])
         figure = together.figure(f"nothing, {ALL_EPOCHS}", "|ρ|")
-        found.append(replace(figure, high=None, chance_high=None))  # there is one figure
+        # There is one figure.
+        found.append(replace(figure, high=None, chance_high=None))
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """The rows of a batch with their places along a direction, which is turned so that it goes on from the last one."""
+    """The rows of a batch with their places along a direction, which is turned so that it goes on
+    from the last one.
+    """
 
     at: str
     round: int

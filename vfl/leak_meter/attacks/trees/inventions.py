@@ -1,12 +1,15 @@
-"""Reads labels as a passive party that lies: the columns that it offers to trees are invented, and new in each level.
+"""Reads labels as a passive party that lies: the columns that it offers to trees are invented, and
+new in each level.
 
-No check can tell a column of made-up bins from a true one. The active party answers with the best split of each node,
-so an answer tells log2 of their number of bits about labels. The liar draws its bins so that a side has few rows: those
-that win hold the rarer class, whose gradients are larger. A row's score grows with each small side that it is on.
-Beside that stands what the leaves' values would tell, which only the active party has (an oracle).
+No check can tell a column of made-up bins from a true one. The active party answers with the best
+split of each node, so an answer tells log2 of their number of bits about labels. The liar draws its
+bins so that a side has few rows: those that win hold the rarer class, whose gradients are larger. A
+row's score grows with each small side that it is on. Beside that stands what the leaves' values
+would tell, which only the active party has (an oracle).
 
-The trees are grown here, from the true labels, with as many splits as the party offers in the rehearsal. The active
-party's own columns are left out: they would win most nodes. So this is about the most that such columns tell.
+The trees are grown here, from the true labels, with as many splits as the party offers in the
+rehearsal. The active party's own columns are left out: they would win most nodes. So this is about
+the most that such columns tell.
 """
 
 from __future__ import annotations
@@ -21,14 +24,18 @@ from vfl.leak_meter.scene.scores import Classes, Numbers, auc, folded
 from vfl.leak_meter.scene.trees import MOST_TREES, told
 from vfl_party.base.seeds import derive_seed
 
-_RATE, _LAMBDA, _WEIGHT = 0.3, 1.0, 1.0  # learning rate, and the defaults of the others
-_SIZES = (8, 16)  # rows, about, of the left sides that a column offers
+# Learning rate, and the defaults of the others.
+_RATE, _LAMBDA, _WEIGHT = 0.3, 1.0, 1.0
+# Rows, about, of the left sides that a column offers.
+_SIZES = (8, 16)
 
 Bools = npt.NDArray[np.bool_]
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns the AUC of labels by sides alone, and by the leaves. Raises UnfitError if there are not two classes."""
+    """Returns the AUC of labels by sides alone, and by the leaves. Raises UnfitError if there are
+    not two classes.
+    """
     if scene.classes != 2:
         raise UnfitError("it is played on two classes")
     trees = [tree for tree in told(scene) if tree.chosen][:MOST_TREES]
@@ -57,9 +64,11 @@ def play(scene: Scene) -> list[Figure]:
 
 @dataclass
 class Lie:
-    """Trees on invented columns, as an honest active party grows them, and what they tell of each row.
+    """Trees on invented columns, as an honest active party grows them, and what they tell of each
+    row.
 
-    ``labels``: of the rows, [N]. ``scores``: log-odds. ``sides``: what the liar makes of the sides alone.
+    ``labels``: of the rows, [N]. ``scores``: log-odds. ``sides``: what the liar makes of the sides
+    alone.
     """
 
     labels: Bools
@@ -83,8 +92,12 @@ class Lie:
         g, h = (np.bincount(nodes_N, each_N, 1 << depth) for each_N in pairs)
         self.scores -= _RATE * (g / (h + _LAMBDA))[nodes_N]
 
-    def _best(self, nodes_N: Classes, nodes: int, pairs: tuple[Numbers, Numbers], splits: int) -> Bools:
-        """Returns whether each row goes left at the best invented split of its node; in a node without one, all do."""
+    def _best(
+        self, nodes_N: Classes, nodes: int, pairs: tuple[Numbers, Numbers], splits: int
+    ) -> Bools:
+        """Returns whether each row goes left at the best invented split of its node; in a node
+        without one, all do.
+        """
         rows = np.bincount(nodes_N, minlength=nodes)
         bins = len(_SIZES) + 1
         totals = [_sums(nodes_N, each_N, nodes)[:, None] for each_N in pairs]
@@ -98,7 +111,9 @@ class Lie:
             best = np.where(better, gains.max(axis=1), best)
             left_N = np.where(better[nodes_N], bin_N <= cut[nodes_N], left_N)
         on_left = np.bincount(nodes_N, left_N, nodes)
-        self.sides += (left_N - (on_left / rows.clip(min=1))[nodes_N]) / np.sqrt(on_left.clip(min=1))[nodes_N]
+        self.sides += (left_N - (on_left / rows.clip(min=1))[nodes_N]) / np.sqrt(
+            on_left.clip(min=1)
+        )[nodes_N]
         return left_N
 
 
@@ -115,4 +130,6 @@ def _gains(left: list[Numbers], node: list[Numbers]) -> Numbers:
     return np.where(light, -np.inf, gains)
 
 
-ATTACK = Attack("labels from the splits that win among invented ones", "passive", play, "secureboost")
+ATTACK = Attack(
+    "labels from the splits that win among invented ones", "passive", play, "secureboost"
+)

@@ -1,8 +1,10 @@
-"""Reads labels from the nodes of trees in which rows stand, as a passive party learns them level by level.
+"""Reads labels from the nodes of trees in which rows stand, as a passive party learns them level by
+level.
 
-Three attackers: one that is told the share of each class in a tree's nodes (an oracle: what one partition says at
-most), one that knows nothing and looks for the direction or the groups that the nodes of many trees share, and one
-that knows the labels of 80 rows. Beside the last one stands the same head on its own columns.
+Three attackers: one that is told the share of each class in a tree's nodes (an oracle: what one
+partition says at most), one that knows nothing and looks for the direction or the groups that the
+nodes of many trees share, and one that knows the labels of 80 rows. Beside the last one stands the
+same head on its own columns.
 """
 
 from __future__ import annotations
@@ -17,12 +19,16 @@ from vfl.leak_meter.scene.scores import Classes, Numbers, Tally, auc, folded, ma
 from vfl.leak_meter.scene.trees import MOST_TREES, places, told
 from vfl_party.base.seeds import Rows, derive_seed
 
-KNOWN = 80  # labels
-_MOST_ROWS = 5000  # of which many trees are looked at together
+# Labels.
+KNOWN = 80
+# Of which many trees are looked at together.
+_MOST_ROWS = 5000
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns the figures of one tree, of many without labels, and of many with some labels. Raises UnfitError."""
+    """Returns the figures of one tree, of many without labels, and of many with some labels. Raises
+    UnfitError.
+    """
     trees = list[Classes]()
     for tree in told(scene):
         if tree.nodes and len(trees) < MOST_TREES:
@@ -30,16 +36,25 @@ def play(scene: Scene) -> list[Figure]:
     if not trees:
         raise UnfitError("trees of one level tell no nodes")
     train = scene.rows["train"]
-    places_NT = np.stack(trees, axis=1)[: len(train)]  # validation rows come after those of training
+    # Validation rows come after those of training.
+    places_NT = np.stack(trees, axis=1)[: len(train)]
     labels_N = scene.labels[train].numpy()
-    few = np.random.default_rng(derive_seed(scene.seed, "rows")).permutation(len(labels_N))[:_MOST_ROWS]
-    found = [_oracle(scene, places_NT, labels_N), *_blind(scene, places_NT[few], labels_N[few], train[few])]
+    few = np.random.default_rng(derive_seed(scene.seed, "rows")).permutation(len(labels_N))[
+        :_MOST_ROWS
+    ]
+    found = [
+        _oracle(scene, places_NT, labels_N),
+        *_blind(scene, places_NT[few], labels_N[few], train[few]),
+    ]
     return [*found, *_informed(scene, places_NT[few], labels_N[few], train[few])]
 
 
 def _oracle(scene: Scene, places_NT: Classes, labels_N: Classes) -> Figure:
     """Names the nodes of each tree by the labels in them."""
-    random, tally = np.random.default_rng(derive_seed(scene.seed, "shuffled labels")), Tally(scene.seed)
+    random, tally = (
+        np.random.default_rng(derive_seed(scene.seed, "shuffled labels")),
+        Tally(scene.seed),
+    )
     for places_N in places_NT.T:
         for into, y_N in ((tally.found, labels_N), (tally.chance, random.permutation(labels_N))):
             into.append(_named(places_N, y_N, scene.classes))
@@ -47,7 +62,9 @@ def _oracle(scene: Scene, places_NT: Classes, labels_N: Classes) -> Figure:
 
 
 def _named(places_N: Classes, labels_N: Classes, classes: int) -> float:
-    """Returns AUC of the share of positives in each row's node, or the accuracy of its most frequent class."""
+    """Returns AUC of the share of positives in each row's node, or the accuracy of its most
+    frequent class.
+    """
     _, at_N = np.unique(places_N, return_inverse=True)
     counts = np.zeros((int(at_N.max()) + 1, classes))
     np.add.at(counts, (at_N, labels_N), 1)
@@ -68,7 +85,8 @@ def _blind(scene: Scene, places_NT: Classes, labels_N: Classes, rows: Rows) -> l
 
 
 def _groups(scene: Scene, x_ND: Numbers) -> Numbers | None:
-    """Returns the rows' place along the direction that says most of them, or with many classes their groups.
+    """Returns the rows' place along the direction that says most of them, or with many classes
+    their groups.
 
     None if fewer rows differ than there are classes.
     """
@@ -79,9 +97,14 @@ def _groups(scene: Scene, x_ND: Numbers) -> Numbers | None:
     if len(np.unique(x_ND, axis=0)) < scene.classes:
         return None
     if scene.classes == 2:
-        along: Numbers = PCA(1, svd_solver="randomized", random_state=seed).fit_transform(x_ND)[:, 0]
-        return along.round(9)  # equal rows are equal
-    groups: Numbers = KMeans(scene.classes, n_init=4, random_state=seed).fit_predict(x_ND).astype(np.float64)
+        along: Numbers = PCA(1, svd_solver="randomized", random_state=seed).fit_transform(x_ND)[
+            :, 0
+        ]
+        # Equal rows are equal.
+        return along.round(9)
+    groups: Numbers = (
+        KMeans(scene.classes, n_init=4, random_state=seed).fit_predict(x_ND).astype(np.float64)
+    )
     return groups
 
 
@@ -101,18 +124,24 @@ def _informed(scene: Scene, places_NT: Classes, labels_N: Classes, rows: Rows) -
 
 
 def _head(x_ND: Numbers, labels_N: Classes, known: npt.NDArray[np.bool_], classes: int) -> Numbers:
-    """Returns the scores of the rows that are judged: of the second class, or the most likely class."""
+    """Returns the scores of the rows that are judged: of the second class, or the most likely
+    class.
+    """
     from sklearn.linear_model import LogisticRegression
 
     mean, scale = x_ND[known].mean(axis=0), x_ND[known].std(axis=0)
     x_ND = (x_ND - mean) / np.where(scale > 0, scale, 1.0)
     head = LogisticRegression(C=0.1, max_iter=2000).fit(x_ND[known], labels_N[known])
-    found: Numbers = head.decision_function(x_ND[~known]) if classes == 2 else head.predict(x_ND[~known])
+    found: Numbers = (
+        head.decision_function(x_ND[~known]) if classes == 2 else head.predict(x_ND[~known])
+    )
     return found
 
 
 def _value(scene: Scene, guess_N: Numbers, labels_N: Classes, *, named: bool = False) -> float:
-    """Returns the AUC of scores, or the accuracy of classes, or of groups that are ``named`` as well as they can be."""
+    """Returns the AUC of scores, or the accuracy of classes, or of groups that are ``named`` as
+    well as they can be.
+    """
     if scene.classes == 2:
         return folded(auc(guess_N, labels_N == 1))
     if named:
@@ -129,10 +158,16 @@ def _judged(
     *,
     named: bool = False,
 ) -> Figure:
-    """Returns the figure of one guess about all rows, beside the same guess about shuffled labels."""
-    shuffled_N = np.random.default_rng(derive_seed(scene.seed, "shuffled labels")).permutation(labels_N)
+    """Returns the figure of one guess about all rows, beside the same guess about shuffled
+    labels.
+    """
+    shuffled_N = np.random.default_rng(derive_seed(scene.seed, "shuffled labels")).permutation(
+        labels_N
+    )
     value, chance = (_value(scene, guess_N, each, named=named) for each in (labels_N, shuffled_N))
-    return Figure("labels", knows, _unit(scene), value, chance=chance, baselines=baselines, batches=1)
+    return Figure(
+        "labels", knows, _unit(scene), value, chance=chance, baselines=baselines, batches=1
+    )
 
 
 def _own(scene: Scene, rows: Rows) -> Numbers | None:
@@ -151,4 +186,6 @@ def one_hot(places_NT: Classes) -> Numbers:
     return np.concatenate(parts, axis=1).astype(np.float64)
 
 
-ATTACK = Attack("labels from the nodes of trees in which rows stand", "passive", play, "secureboost")
+ATTACK = Attack(
+    "labels from the nodes of trees in which rows stand", "passive", play, "secureboost"
+)

@@ -1,12 +1,15 @@
-"""Reads columns as an active party that lies, within what a passive party checks: as many trees, levels and sides.
+"""Reads columns as an active party that lies, within what a passive party checks: as many trees,
+levels and sides.
 
-It lies in two ways. It names winners as it likes: each split of a node then tells on which side of a threshold of its
-choice all rows of the node are, and it chooses the one that tells most. Or it encrypts marks in place of gradients, a
-bit of its own for each of some rows, and reads from each sum which of them are in it: so it knows their bins in every
-column. It divides the rows among the nodes of the last level by columns of its own, and marks as many in each node.
+It lies in two ways. It names winners as it likes: each split of a node then tells on which side of
+a threshold of its choice all rows of the node are, and it chooses the one that tells most. Or it
+encrypts marks in place of gradients, a bit of its own for each of some rows, and reads from each
+sum which of them are in it: so it knows their bins in every column. It divides the rows among the
+nodes of the last level by columns of its own, and marks as many in each node.
 
-It must know which entry is which threshold. Marks that count rows tell it, because bins are quantiles; here it knows.
-Values are read as the mean of the known rows (as many as in ``columns``) in the bins that remain possible.
+It must know which entry is which threshold. Marks that count rows tell it, because bins are
+quantiles; here it knows. Values are read as the mean of the known rows (as many as in ``columns``)
+in the bins that remain possible.
 """
 
 from __future__ import annotations
@@ -24,12 +27,16 @@ from vfl.leak_meter.scene.scores import Classes, Numbers
 from vfl.leak_meter.scene.trees import MOST_TREES, Told, told
 from vfl_party.base.seeds import derive_seed
 
-MARKS = 100  # rows of a node: a sum has 128 bits, of which some count rows
-_FEWEST = 4  # rows on a side, as the defaults of a binary task leave
+# Rows of a node: a sum has 128 bits, of which some count rows.
+MARKS = 100
+# Rows on a side, as the defaults of a binary task leave.
+_FEWEST = 4
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns R² of the mean of columns of numbers, for each passive party and lie. Raises UnfitError without any."""
+    """Returns R² of the mean of columns of numbers, for each passive party and lie. Raises
+    UnfitError without any.
+    """
     trees: dict[str, list[Told]] = {}
     for tree in told(scene):
         own = trees.setdefault(tree.passive, [])
@@ -44,11 +51,15 @@ def play(scene: Scene) -> list[Figure]:
 def _figures(scene: Scene, passive: str, trees: list[Told]) -> Iterator[Figure]:
     """Yields the figures of both lies about one party's columns."""
     train, inputs = scene.rows["train"], scene.columns.get(passive)
-    of = next((tree.columns for tree in trees if tree.columns is not None and len(tree.columns)), None)
+    of = next(
+        (tree.columns for tree in trees if tree.columns is not None and len(tree.columns)), None
+    )
     if inputs is None or of is None:
         return
     depth = max(len(tree.chosen) for tree in trees)
-    values_NF = inputs.values[torch.from_numpy(train).to(inputs.values.device)].cpu().double().numpy()
+    values_NF = (
+        inputs.values[torch.from_numpy(train).to(inputs.values.device)].cpu().double().numpy()
+    )
     splits_F = np.bincount(of, minlength=values_NF.shape[1])[: values_NF.shape[1]]
     used = np.flatnonzero((splits_F > 0) & (values_NF.std(axis=0) > 0))
     if not len(used):
@@ -56,22 +67,32 @@ def _figures(scene: Scene, passive: str, trees: list[Told]) -> Iterator[Figure]:
     order_N = np.random.default_rng(derive_seed(scene.seed, "probes")).permutation(len(train))
     values_NF = values_NF[order_N][:, used]
     most_F = (splits_F[used] + 1).tolist()
-    bins_NF = np.stack([_bins(x_N, most) for x_N, most in zip(values_NF.T, most_F, strict=True)], axis=1)
+    bins_NF = np.stack(
+        [_bins(x_N, most) for x_N, most in zip(values_NF.T, most_F, strict=True)], axis=1
+    )
     search = Search(bins_NF)
     for _ in trees:
         search.grow(depth)
     marked = known_rows(len(train)) + MARKS * (1 << (depth - 1)) * len(trees)
     exact_N = np.arange(len(train)) < marked
-    low_NF, high_NF = np.where(exact_N[:, None], bins_NF, 0), np.where(exact_N[:, None], bins_NF, bins_NF.max(axis=0))
+    low_NF, high_NF = (
+        np.where(exact_N[:, None], bins_NF, 0),
+        np.where(exact_N[:, None], bins_NF, bins_NF.max(axis=0)),
+    )
     count = f"{len(trees)} trees"
     like = Figure(f"{passive}: mean of columns", "", "R²", 0.0, chance=0.0, batches=1)
-    lies = {f"winners of its choice, {count}": search.known, f"marks in gradients, {count}": (low_NF, high_NF)}
+    lies = {
+        f"winners of its choice, {count}": search.known,
+        f"marks in gradients, {count}": (low_NF, high_NF),
+    }
     for knows, known in lies.items():
         yield replace(like, knows=knows, value=_explained(values_NF, bins_NF, *known))
 
 
 def _bins(x_N: Numbers, most: int) -> Classes:
-    """Returns the number of each value's bin, of ``most`` quantiles; equal values are in one bin."""
+    """Returns the number of each value's bin, of ``most`` quantiles; equal values are in one
+    bin.
+    """
     ordered = np.sort(x_N)
     cuts = np.unique(ordered[np.arange(1, most) * len(ordered) // most])
     _, bins_N = np.unique(np.searchsorted(cuts, x_N, side="right"), return_inverse=True)
@@ -80,7 +101,9 @@ def _bins(x_N: Numbers, most: int) -> Classes:
 
 @dataclass
 class Search:
-    """What is known of the rows' ``bins``, [N, F]: ``known``, the lowest and the highest that each can be."""
+    """What is known of the rows' ``bins``, [N, F]: ``known``, the lowest and the highest that each
+    can be.
+    """
 
     bins: Classes
     known: tuple[Classes, Classes] = field(init=False)
@@ -109,7 +132,8 @@ class Search:
         return [rows[left], rows[~left]]
 
     def _tells(self, rows: Classes, column: int) -> Numbers:
-        """Returns the bits that each threshold of a column tells of all rows, as the liar expects; 0 if a side is few.
+        """Returns the bits that each threshold of a column tells of all rows, as the liar expects;
+        0 if a side is few.
 
         A bin is as likely as another one of those that are possible.
         """
@@ -127,11 +151,15 @@ class Search:
 
 
 def _explained(values_NF: Numbers, bins_NF: Classes, low_NF: Classes, high_NF: Classes) -> float:
-    """Returns R² of the values that the possible bins stand for, mean of the columns; the first rows are known ones."""
+    """Returns R² of the values that the possible bins stand for, mean of the columns; the first
+    rows are known ones.
+    """
     known, guess_NF = known_rows(len(values_NF)), np.empty_like(values_NF)
     for column in range(values_NF.shape[1]):
         bins_N, x_N = bins_NF[:, column], values_NF[:, column]
-        counts, sums = (np.bincount(bins_N[:known], each, bins_N.max() + 1) for each in (None, x_N[:known]))
+        counts, sums = (
+            np.bincount(bins_N[:known], each, bins_N.max() + 1) for each in (None, x_N[:known])
+        )
         counts, sums = (np.concatenate([[0.0], np.cumsum(each)]) for each in (counts, sums))
         low_N, above_N = low_NF[:, column], high_NF[:, column] + 1
         count_N, sum_N = (each[above_N] - each[low_N] for each in (counts, sums))
@@ -140,4 +168,6 @@ def _explained(values_NF: Numbers, bins_NF: Classes, low_NF: Classes, high_NF: C
     return float(np.mean(explained(*pair)))
 
 
-ATTACK = Attack("columns from splits of the active party's choice, or from marks", "active", play, "secureboost")
+ATTACK = Attack(
+    "columns from splits of the active party's choice, or from marks", "active", play, "secureboost"
+)

@@ -1,7 +1,9 @@
-"""A decoder from the sides of splits to the columns of their owner, learnt from rows that the active party knows.
+"""A decoder from the sides of splits to the columns of their owner, learnt from rows that the
+active party knows.
 
-At each split of a passive party the active party learns for each row of the node whether it goes left. These bits are
-decoded as embeddings are (``columns``), with the same known rows, chance and baseline.
+At each split of a passive party the active party learns for each row of the node whether it goes
+left. These bits are decoded as embeddings are (``columns``), with the same known rows, chance and
+baseline.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, Unfit
 from vfl.leak_meter.scene.scores import Numbers
 from vfl.leak_meter.scene.trees import MOST_TREES, sides, told
 
-_DIFFER = 10  # known rows
+# Known rows.
+_DIFFER = 10
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns R² of each column of each owner of splits. Raises UnfitError if no passive party owns one."""
+    """Returns R² of each column of each owner of splits. Raises UnfitError if no passive party owns
+    one.
+    """
     train = scene.rows["train"]
     found: dict[str, list[Numbers]] = {}
     seen: dict[str, int] = {}
@@ -31,22 +36,31 @@ def play(scene: Scene) -> list[Figure]:
         seen[tree.passive] = seen.get(tree.passive, 0) + 1
         if seen[tree.passive] <= MOST_TREES and tree.left:
             rows = len(tree.nodes[0]) if tree.nodes else len(train)
-            found.setdefault(tree.passive, []).extend(each[: len(train)] for each in sides(tree, rows))
+            found.setdefault(tree.passive, []).extend(
+                each[: len(train)] for each in sides(tree, rows)
+            )
     bits = {passive: kept for passive, of in found.items() if of and (kept := telling(of)).shape[1]}
     if not bits:
         raise UnfitError("no passive party owns a split")
-    sent = {passive: partial(iter, [Intercepted("trees", 0, 0, train, bits_NS)]) for passive, bits_NS in bits.items()}
+    sent = {
+        passive: partial(iter, [Intercepted("trees", 0, 0, train, bits_NS)])
+        for passive, bits_NS in bits.items()
+    }
     return columns.decoded(replace(scene, embeddings=sent), "sides")
 
 
 def telling(sides_SN: list[Numbers]) -> Tensor:
     """Returns [N, S]: the splits that the rows whose columns are known tell apart.
 
-    Of the known rows at least ten, on average, must differ from the rest: a decoder could learn nothing of other
-    splits, and would be led astray by the few rows that are there.
+    Of the known rows at least ten, on average, must differ from the rest: a decoder could learn
+    nothing of other splits, and would be led astray by the few rows that are there.
     """
     sides_NS = torch.from_numpy(np.stack(sides_SN, axis=1)).float()
-    most_S = torch.stack([(sides_NS == value).float().mean(dim=0) for value in (-1.0, 0.0, 1.0)]).max(dim=0).values
+    most_S = (
+        torch.stack([(sides_NS == value).float().mean(dim=0) for value in (-1.0, 0.0, 1.0)])
+        .max(dim=0)
+        .values
+    )
     return sides_NS[:, most_S <= 1 - _DIFFER / known_rows(len(sides_NS))]
 
 

@@ -1,9 +1,10 @@
-"""Finds which sums of a tree are of one column, although their order is secret, from the sums alone.
+"""Finds which sums of a tree are of one column, although their order is secret, from the sums
+alone.
 
-The sums of a column are those of prefixes: between two of them lie the rows of some bins. If two sums are of one
-column, their difference is a sum over rows, and is spread over the nodes nearly as all rows are. If they are of two
-columns, rows of both sides count against each other, and the difference strays further. Within a column the order needs
-no attack: sums of h grow with it.
+The sums of a column are those of prefixes: between two of them lie the rows of some bins. If two
+sums are of one column, their difference is a sum over rows, and is spread over the nodes nearly as
+all rows are. If they are of two columns, rows of both sides count against each other, and the
+difference strays further. Within a column the order needs no attack: sums of h grow with it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from vfl.leak_meter.scene.scores import Classes, Numbers, Tally
 from vfl.leak_meter.scene.trees import MOST_TREES, Told, told
 from vfl_party.base.seeds import derive_seed
 
-_PAIRS = 20_000  # of sums, of a tree
+# Of sums, of a tree.
+_PAIRS = 20_000
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns for each passive party the AUC of pairs of sums: of one column, or of two. Raises UnfitError."""
+    """Returns for each passive party the AUC of pairs of sums: of one column, or of two. Raises
+    UnfitError.
+    """
     random = np.random.default_rng(derive_seed(scene.seed, "pairs"))
     tallies: dict[str, Tally] = {}
     for tree in told(scene):
@@ -29,7 +33,9 @@ def play(scene: Scene) -> list[Figure]:
         if tree.columns is None or len(tree.columns) < 2 or len(tally.found) >= MOST_TREES:
             continue
         if not len(tree.sums[0]):
-            raise UnfitError('the sums are encrypted here; rehearse with encryption = "none": they are the same')
+            raise UnfitError(
+                'the sums are encrypted here; rehearse with encryption = "none": they are the same'
+            )
         first, second = random.integers(0, len(tree.columns), (2, _PAIRS))
         first, second = first[first != second], second[first != second]
         tally.binary(likeness(tree, first, second), tree.columns[first] == tree.columns[second])
@@ -39,7 +45,19 @@ def play(scene: Scene) -> list[Figure]:
             of = tally.figure("nothing", "AUC")
             title = f"{passive}: which sums are of one column"
             batches = of.batches
-            found.append(Figure(title, "nothing", "AUC", of.value, of.high, of.chance, of.chance_high, {}, batches))
+            found.append(
+                Figure(
+                    title,
+                    "nothing",
+                    "AUC",
+                    of.value,
+                    of.high,
+                    of.chance,
+                    of.chance_high,
+                    {},
+                    batches,
+                )
+            )
     if not found:
         raise UnfitError("no passive party offers splits of two columns of numbers")
     return found
@@ -48,10 +66,15 @@ def play(scene: Scene) -> list[Figure]:
 def likeness(tree: Told, first: Classes, second: Classes) -> Numbers:
     """Returns how well each pair of sums fits one column: higher is better.
 
-    It is minus the squared distance of a pair's difference in each node from what it is on average: g and h in
-    proportion to those of the node, of which the entry with the most rows is taken.
+    It is minus the squared distance of a pair's difference in each node from what it is on average:
+    g and h in proportion to those of the node, of which the entry with the most rows is taken.
     """
-    score, root_h, sizes, signs = np.zeros(len(first)), 1.0, np.ones(len(first)), np.ones(len(first))
+    score, root_h, sizes, signs = (
+        np.zeros(len(first)),
+        1.0,
+        np.ones(len(first)),
+        np.ones(len(first)),
+    )
     for number, sums in enumerate(_nodes(tree)):
         node_g, node_h = sums[int(sums[:, 1].argmax())]
         if node_h <= 0:
@@ -68,7 +91,9 @@ def likeness(tree: Told, first: Classes, second: Classes) -> Numbers:
 
 
 def _nodes(tree: Told) -> Iterator[Numbers]:
-    """Yields the sums [E, 2] of the numbers' entries of each node that was computed, the root first."""
+    """Yields the sums [E, 2] of the numbers' entries of each node that was computed, the root
+    first.
+    """
     assert tree.columns is not None  # noqa: S101 - the caller has looked
     for chosen, sums in zip(tree.chosen, tree.sums, strict=True):
         for node in sums.reshape(-1, chosen.shape[1], 2):

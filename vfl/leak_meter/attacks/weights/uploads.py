@@ -1,8 +1,8 @@
 """The server asks which rows a party trained on, from the weights that this party uploads.
 
-It has no encoder and no columns. Two attackers stand for what it might get: one has the columns of the rows in question
-and an encoder that it has drawn by itself; the other has the party's own encoder and columns, too (an oracle: what the
-weights tell at most, to somebody from inside).
+It has no encoder and no columns. Two attackers stand for what it might get: one has the columns of
+the rows in question and an encoder that it has drawn by itself; the other has the party's own
+encoder and columns, too (an oracle: what the weights tell at most, to somebody from inside).
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ def play(scene: Scene) -> list[Figure]:
     for name, found in uploads(scene).items():
         owner = scene.owners[name]
         eyes = [
-            eye_of("the rows' columns, no encoder", owner, untrained(tower_of(owner.encoder), scene.seed)),
+            eye_of(
+                "the rows' columns, no encoder",
+                owner,
+                untrained(tower_of(owner.encoder), scene.seed),
+            ),
             eye_of("its encoder and columns (an oracle)", owner),
         ]
         figures += judged(scene, name, found, eyes)
@@ -27,4 +31,6 @@ def play(scene: Scene) -> list[Figure]:
     return figures
 
 
-ATTACK = Attack("rows that a party trained on, from shared weights, by the server", "server", play, "weights")
+ATTACK = Attack(
+    "rows that a party trained on, from shared weights, by the server", "server", play, "weights"
+)

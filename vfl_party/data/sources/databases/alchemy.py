@@ -1,6 +1,8 @@
-"""Reads a table from SQLite, and from every other database that SQLAlchemy knows: cells become text, as in a CSV file.
+"""Reads a table from SQLite, and from every other database that SQLAlchemy knows: cells become
+text, as in a CSV file.
 
-A driver says nothing exact about the types of columns, and SQLite's have none: a cell may hold anything.
+A driver says nothing exact about the types of columns, and SQLite's have none: a cell may hold
+anything.
 """
 
 from __future__ import annotations
@@ -19,15 +21,24 @@ from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import InputError
 from vfl_party.data import checks
 from vfl_party.data.sources.cells_as_text import MarkedError, written
-from vfl_party.data.sources.databases.query import Pass, Passes, encoding_hint, missing_package, query_of, words
+from vfl_party.data.sources.databases.query import (
+    Pass,
+    Passes,
+    encoding_hint,
+    missing_package,
+    query_of,
+    words,
+)
 from vfl_party.data.stream import Stream
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, CursorResult, Engine
 
 _BLOCK_ROWS = 4096
-_BEGIN = {  # one state of the tables for all passes, and no writing
-    "sqlite": "BEGIN",  # the file is opened for reading alone
+# One state of the tables for all passes, and no writing.
+_BEGIN = {
+    # The file is opened for reading alone.
+    "sqlite": "BEGIN",
     "mysql": "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
     "mariadb": "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
     "oracle": "SET TRANSACTION READ ONLY",
@@ -53,13 +64,16 @@ def open_alchemy(settings: DataSettings) -> Stream:
     weakref.finalize(reading, _close, connection, engine)
     begin = _BEGIN.get(engine.dialect.name)
     if begin is not None:
-        with contextlib.suppress(sqlalchemy.exc.DBAPIError):  # an older server cannot: the passes are compared anyway
+        # An older server cannot: the passes are compared anyway.
+        with contextlib.suppress(sqlalchemy.exc.DBAPIError):
             connection.exec_driver_sql(begin)
     reading.first = reading.execute()
     reading.names = tuple(reading.first.keys())
     if not all(name.strip() for name in reading.names):
         place = next(place for place, name in enumerate(reading.names, 1) if not name.strip())
-        raise checks.unusable(source, f"column {place} of data.query has no name; give it one with AS")
+        raise checks.unusable(
+            source, f"column {place} of data.query has no name; give it one with AS"
+        )
     return Stream(source, reading.names, True, reading.blocks)
 
 
@@ -78,7 +92,9 @@ class _Reading:
     first: CursorResult[Any] | None = None
 
     def execute(self) -> CursorResult[Any]:
-        """Runs the query as it is written: an order is kept, and every dialect may be spoken. Raises InputError."""
+        """Runs the query as it is written: an order is kept, and every dialect may be spoken.
+        Raises InputError.
+        """
         from sqlalchemy.exc import DBAPIError, ResourceClosedError
 
         options = {"stream_results": True, "yield_per": _BLOCK_ROWS, "no_parameters": True}
@@ -88,12 +104,17 @@ class _Reading:
         except DBAPIError as error:
             raise _failed(self.settings.source, error, None) from None
         except ResourceClosedError:
-            raise checks.unusable(shown(self.settings.source), "data.query gives no rows; write one SELECT") from None
+            raise checks.unusable(
+                shown(self.settings.source), "data.query gives no rows; write one SELECT"
+            ) from None
         return result
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Reads the wanted columns. Raises InputError."""
-        source, ids = shown(self.settings.source), [name for name in self.settings.id if name in self.names]
+        source, ids = (
+            shown(self.settings.source),
+            [name for name in self.settings.id if name in self.names],
+        )
         checks.require_names(source, "columns", wanted, self.names)
         schema = pa.schema([(name, pa.string()) for name in wanted])
         seen = Pass(len(ids))
@@ -101,9 +122,14 @@ class _Reading:
         self.first = None
         with contextlib.closing(result):
             while rows := self._next(result, seen.rows):
-                texts = {name: self._texts(name, rows, seen.rows) for name in dict.fromkeys([*wanted, *ids])}
+                texts = {
+                    name: self._texts(name, rows, seen.rows)
+                    for name in dict.fromkeys([*wanted, *ids])
+                }
                 seen.add(len(rows), [texts[name] for name in ids])
-                yield pa.RecordBatch.from_arrays([pa.array(texts[name], pa.string()) for name in wanted], schema=schema)
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(texts[name], pa.string()) for name in wanted], schema=schema
+                )
         self.passes.compare(seen)
 
     def _next(self, result: CursorResult[Any], before: int) -> Sequence[Any]:
@@ -125,17 +151,23 @@ class _Reading:
                 texts.append(written(row[place]))
             except MarkedError as error:
                 raise checks.unusable(
-                    shown(self.settings.source), f"column {name!r}: the text in row {number} {error}"
+                    shown(self.settings.source),
+                    f"column {name!r}: the text in row {number} {error}",
                 ) from None
             except TypeError as error:
-                what = f"column {name!r} holds {error} in row {number}, which is neither number, text nor date"
+                what = (
+                    f"column {name!r} holds {error} in row {number}, which is neither number, "
+                    "text nor date"
+                )
                 advice = "cast it in data.query, or leave it out"
                 raise checks.unusable(shown(self.settings.source), f"{what}; {advice}") from None
         return texts
 
 
 def _engine(source: str) -> Engine:
-    """Makes an engine. Raises InputError for a URL that is none, an unknown database, a missing driver or file."""
+    """Makes an engine. Raises InputError for a URL that is none, an unknown database, a missing
+    driver or file.
+    """
     from sqlalchemy import create_engine, make_url
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError
     from sqlalchemy.pool import NullPool
@@ -150,7 +182,9 @@ def _engine(source: str) -> Engine:
     except NoSuchModuleError:
         name = source.partition(":")[0]
         what = f"there is no database {name!r} for SQLAlchemy"
-        raise checks.unreadable(shown(source), f"{what}; correct data.source, or install the package for it") from None
+        raise checks.unreadable(
+            shown(source), f"{what}; correct data.source, or install the package for it"
+        ) from None
     except (ArgumentError, ValueError):
         what = "is no URL of SQLAlchemy's; write DIALECT+DRIVER://USER@HOST/NAME, or sqlite:///PATH"
         raise checks.unreadable(shown(source), f"{what}{encoding_hint(source)}") from None
@@ -161,31 +195,48 @@ def _engine(source: str) -> Engine:
 def _sqlite_file(source: str, url: URL) -> Path:
     """Returns the file of an SQLite database. Raises InputError if there is none."""
     if not url.database or url.database == ":memory:" or url.query:
-        raise checks.unreadable(source, "names no file of SQLite; write sqlite:///PATH, and nothing after the path")
+        raise checks.unreadable(
+            source, "names no file of SQLite; write sqlite:///PATH, and nothing after the path"
+        )
     path = Path(url.database).absolute()
     if not path.is_file():
-        raise checks.unreadable(source, "no such file; correct data.source, or mount the volume that holds it")
+        raise checks.unreadable(
+            source, "no such file; correct data.source, or mount the volume that holds it"
+        )
     return path
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # isolation_level: transactions are begun by BEGIN alone. Threads: a stream may be closed by another one.
-    return sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False)
+    # isolation_level: transactions are begun by BEGIN alone. Threads: a stream may be closed by
+    # another one.
+    return sqlite3.connect(
+        f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+    )
 
 
 def _failed(source: str, error: Any, rows: int | None) -> InputError:
-    """Says why a query has failed: before its first row (None), or after how many. Values are not shown."""
+    """Says why a query has failed: before its first row (None), or after how many. Values are not
+    shown.
+    """
     text = str(error.orig)
     if "decode" in text:
         advice = "cast the column in data.query, for example as BLOB and to text, or correct it"
         return checks.unusable(shown(source), f"holds text that is not UTF-8; {advice}")
     if "not a database" in text or "malformed" in text:
-        return checks.unreadable(shown(source), "is not a file of SQLite that can be read; correct data.source")
+        return checks.unreadable(
+            shown(source), "is not a file of SQLite that can be read; correct data.source"
+        )
     names = type(error).__name__
-    said = words(text, source, quoted=rows is None and names in ("ProgrammingError", "OperationalError"))
+    said = words(
+        text, source, quoted=rows is None and names in ("ProgrammingError", "OperationalError")
+    )
     if rows is None:
-        return checks.unusable(shown(source), f"the database refuses data.query ({said}); correct it")
-    return checks.unreadable(shown(source), f"data.query has failed after {rows:,} rows ({said}); start again")
+        return checks.unusable(
+            shown(source), f"the database refuses data.query ({said}); correct it"
+        )
+    return checks.unreadable(
+        shown(source), f"data.query has failed after {rows:,} rows ({said}); start again"
+    )
 
 
 def _close(connection: Connection, engine: Engine) -> None:

@@ -17,42 +17,78 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import InputError, InternalError
 from vfl_party.data import checks
-from vfl_party.data.sources.databases.query import Pass, Passes, encoding_hint, missing_package, query_of, words
+from vfl_party.data.sources.databases.query import (
+    Pass,
+    Passes,
+    encoding_hint,
+    missing_package,
+    query_of,
+    words,
+)
 from vfl_party.data.stream import Stream
 
 T = TypeVar("T")
 
 _TICK_S = 0.2
-_CONNECT_S = 20  # to wait for a server that does not answer, unless the URL or PGCONNECT_TIMEOUT says otherwise
+# To wait for a server that does not answer, unless the URL or PGCONNECT_TIMEOUT says otherwise.
+_CONNECT_S = 20
 _BEGIN = (
-    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY",  # all passes see one state of the tables
-    "SET LOCAL synchronize_seqscans = off",  # these two: rows without ORDER BY come in one order
+    # All passes see one state of the tables.
+    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY",
+    # These two: rows without ORDER BY come in one order.
+    "SET LOCAL synchronize_seqscans = off",
     "SET LOCAL max_parallel_workers_per_gather = 0",
 )
-_CASTS = {"numeric": "float8", "money": "numeric::float8", "oid": "int8", "uuid": "text", "bpchar": "text"}
-_ID_CASTS = _CASTS | {"numeric": "text"}  # an id of digits keeps them all
-_FIRST, _LAST = -719_162, 2_932_896  # days of the years 1 and 9999, from 1970
-_REFUSALS = (  # what the server or its client says, what that means, what to do
+_CASTS = {
+    "numeric": "float8",
+    "money": "numeric::float8",
+    "oid": "int8",
+    "uuid": "text",
+    "bpchar": "text",
+}
+# An id of digits keeps them all.
+_ID_CASTS = _CASTS | {"numeric": "text"}
+# Days of the years 1 and 9999, from 1970.
+_FIRST, _LAST = -719_162, 2_932_896
+# What the server or its client says, what that means, what to do.
+_REFUSALS = (
     (
         r"password authentication failed|no password supplied",
         "refuses the user or the password",
         "set PGPASSWORD or ~/.pgpass, or correct the user in data.source",
     ),
-    (r'database ".*" does not exist', "has no such database", "correct the name after the last slash of data.source"),
-    (r'role ".*" does not exist', "knows no such user", "correct data.source"),
-    (r"no pg_hba.conf entry|peer authentication failed", "lets this user in from elsewhere only", "ask who runs it"),
-    (r"too many clients|remaining connection slots", "has no connection left", "try again later"),
-    (r"SSL|certificate", "cannot be trusted, or does not speak TLS", "correct sslmode and sslrootcert in data.source"),
     (
-        r"connection refused|no such file|timeout expired|could not translate|no route|unreachable|timed out",
+        r'database ".*" does not exist',
+        "has no such database",
+        "correct the name after the last slash of data.source",
+    ),
+    (r'role ".*" does not exist', "knows no such user", "correct data.source"),
+    (
+        r"no pg_hba.conf entry|peer authentication failed",
+        "lets this user in from elsewhere only",
+        "ask who runs it",
+    ),
+    (r"too many clients|remaining connection slots", "has no connection left", "try again later"),
+    (
+        r"SSL|certificate",
+        "cannot be trusted, or does not speak TLS",
+        "correct sslmode and sslrootcert in data.source",
+    ),
+    (
+        r"connection refused|no such file|timeout expired|could not translate|no route|unreachable|timed out",  # noqa: E501
         "cannot be reached",
         "correct host and port in data.source, or start the server",
     ),
 )
 _TIMEOUT = re.compile(r"canceling statement due to .*timeout")
-_LOST = re.compile(r"server closed the connection|terminating connection|could not receive|SSL .*EOF|reset by peer")
+_LOST = re.compile(
+    r"server closed the connection|terminating connection|could not receive|SSL .*EOF|reset by peer"
+)
 _WRITES = re.compile(r"cannot execute .* in a read-only transaction")
-_SEVERITY, _CLIENT = re.compile(r"\b(?:ERROR|FATAL|PANIC):\s+"), re.compile(r".*failed: |.*\[libpq\] ")
+_SEVERITY, _CLIENT = (
+    re.compile(r"\b(?:ERROR|FATAL|PANIC):\s+"),
+    re.compile(r".*failed: |.*\[libpq\] "),
+)
 
 
 def open_postgres(settings: DataSettings) -> Stream:
@@ -86,7 +122,9 @@ def open_postgres(settings: DataSettings) -> Stream:
 
 @dataclass(eq=False)
 class _Reading:
-    """A query in a transaction, which lasts as long as this is used. ``turn``: of the pass that has the connection."""
+    """A query in a transaction, which lasts as long as this is used. ``turn``: of the pass that has
+    the connection.
+    """
 
     settings: DataSettings
     query: str
@@ -99,7 +137,9 @@ class _Reading:
         """Reads the wanted columns. Raises InputError."""
         source, ids = shown(self.settings.source), self.settings.id
         checks.require_names(source, "columns", wanted, self.schema.names)
-        fetched = list(dict.fromkeys([*wanted, *(name for name in ids if name in self.schema.names)]))
+        fetched = list(
+            dict.fromkeys([*wanted, *(name for name in ids if name in self.schema.names)])
+        )
         self.turn = turn = self.turn + 1
         seen = Pass(sum(name in fetched for name in ids))
         with contextlib.closing(self._batches(self._select(fetched))) as batches:
@@ -107,10 +147,16 @@ class _Reading:
                 columns = dict(zip(fetched, batch.columns, strict=True))
                 for name in wanted:
                     _require_dates(source, name, columns[name])
-                seen.add(batch.num_rows, [columns[name].to_pylist() for name in ids if name in columns])
-                yield pa.RecordBatch.from_arrays([columns[name] for name in wanted], names=list(wanted))
+                seen.add(
+                    batch.num_rows, [columns[name].to_pylist() for name in ids if name in columns]
+                )
+                yield pa.RecordBatch.from_arrays(
+                    [columns[name] for name in wanted], names=list(wanted)
+                )
                 if self.turn != turn:
-                    raise InternalError("a pass over a query began before the one before it was over")
+                    raise InternalError(
+                        "a pass over a query began before the one before it was over"
+                    )
         self.passes.compare(seen)
 
     def _batches(self, select: str) -> Generator[pa.RecordBatch]:
@@ -126,14 +172,17 @@ class _Reading:
                     yield batch
         except adbc_driver_manager.Error as error:
             raise _refused_query(self.settings.source, error) from None
-        except (pa.ArrowException, OSError) as error:  # what comes after the first rows has lost its code
+        except (pa.ArrowException, OSError) as error:
+            # What comes after the first rows has lost its code.
             raise _broken_off(self.settings.source, str(error), rows) from None
         finally:
             with contextlib.suppress(adbc_driver_manager.Error):
                 cursor.close()
 
     def _select(self, names: Sequence[str]) -> str:
-        """Writes the query for some of its columns, cast to types that a table has. Raises InputError."""
+        """Writes the query for some of its columns, cast to types that a table has. Raises
+        InputError.
+        """
         limit = "" if self.settings.limit is None else f"\nLIMIT {self.settings.limit}"
         return _select(", ".join(self._column(name) for name in names), self.query) + limit
 
@@ -145,33 +194,47 @@ class _Reading:
         if cast is not None:
             return f"{quoted}::{cast} AS {quoted}"
         types = pa.types
-        known = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_temporal)
+        known = (
+            types.is_integer,
+            types.is_floating,
+            types.is_boolean,
+            types.is_string,
+            types.is_temporal,
+        )
         if not any(each(field.type) for each in known) or types.is_interval(field.type):
-            what = f"column {name!r} is of type {kind if kind.isidentifier() else 'unknown'}, which no table has"
+            what = (
+                f"column {name!r} is of type {kind if kind.isidentifier() else 'unknown'}, "
+                "which no table has"
+            )
             advice = "cast it in data.query, for example with ::text or ::float8, or leave it out"
             raise checks.unusable(shown(self.settings.source), f"{what}; {advice}")
         return quoted
 
 
 def _awaited(cursor: Any, call: Callable[[], T]) -> T:
-    """Has a thread wait for the server. Raises KeyboardInterrupt after Ctrl-C, when the server has ended the query.
+    """Has a thread wait for the server. Raises KeyboardInterrupt after Ctrl-C, when the server has
+    ended the query.
 
     In the main thread ADBC takes Ctrl-C for itself, and leaves the error of an ended query.
     """
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(call)
         try:
-            while not wait([waiting], _TICK_S).done:  # the signal alone does not always end a wait
+            # The signal alone does not always end a wait.
+            while not wait([waiting], _TICK_S).done:
                 pass
             return waiting.result()
         except KeyboardInterrupt:
-            with contextlib.suppress(Exception):  # it has ended already
+            # It has ended already.
+            with contextlib.suppress(Exception):
                 cursor.adbc_cancel()
             raise
 
 
 def _select(columns: str, query: str) -> str:
-    """Writes a query of a query. An ORDER BY in it is kept, because nothing else sorts, joins or splits its rows."""
+    """Writes a query of a query. An ORDER BY in it is kept, because nothing else sorts, joins or
+    splits its rows.
+    """
     return f"SELECT {columns} FROM (\n{query}\n) AS vfl_rows"  # noqa: S608 - the person's own, in their party file
 
 
@@ -181,9 +244,13 @@ def _require_dates(source: str, name: str, column: pa.Array) -> None:
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         day = 1 if pa.types.is_date32(kind) else 86_400_000_000
         ends = pc.min_max(column.view(pa.int32() if day == 1 else pa.int64())).as_py()
-        if ends["min"] is not None and (ends["min"] < _FIRST * day or ends["max"] >= (_LAST + 1) * day):
+        if ends["min"] is not None and (
+            ends["min"] < _FIRST * day or ends["max"] >= (_LAST + 1) * day
+        ):
             what = f"column {name!r} holds a date before the year 1 or after 9999, such as infinity"
-            raise checks.unusable(source, f"{what}; replace it in data.query, for example with nullif")
+            raise checks.unusable(
+                source, f"{what}; replace it in data.query, for example with nullif"
+            )
 
 
 def _with_timeout(source: str) -> str:
@@ -195,7 +262,9 @@ def _with_timeout(source: str) -> str:
 def _refused_connection(source: str, text: str) -> InputError:
     for pattern, what, advice in _REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
-            return checks.unreadable(shown(source), f"the server {what}; {advice}{encoding_hint(source)}")
+            return checks.unreadable(
+                shown(source), f"the server {what}; {advice}{encoding_hint(source)}"
+            )
     what = f"the server cannot be asked ({words(_said(text), source, quoted=False)})"
     return checks.unreadable(shown(source), f"{what}; correct data.source{encoding_hint(source)}")
 
@@ -214,14 +283,20 @@ def _broken_off(source: str, text: str, rows: int) -> InputError:
     """Says why a query has ended, and after how many rows."""
     after = f"after {rows:,} rows"
     if _WRITES.search(text):
-        return checks.unusable(shown(source), "data.query must read and nothing else; write one SELECT")
+        return checks.unusable(
+            shown(source), "data.query must read and nothing else; write one SELECT"
+        )
     if _TIMEOUT.search(text):
         what = f"the server has ended data.query {after}, because it took too long"
-        return checks.unreadable(shown(source), f"{what}; ask for fewer rows, or for a longer statement_timeout")
+        return checks.unreadable(
+            shown(source), f"{what}; ask for fewer rows, or for a longer statement_timeout"
+        )
     if _LOST.search(text):
         return checks.unreadable(shown(source), f"the connection was lost {after}; start again")
     what = f"data.query has failed {after} ({words(_said(text), source, quoted=False)})"
-    return checks.unusable(shown(source), f"{what}; run it in psql to see the value, and correct it")
+    return checks.unusable(
+        shown(source), f"{what}; run it in psql to see the value, and correct it"
+    )
 
 
 def _said(text: str) -> str:

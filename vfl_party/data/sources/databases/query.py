@@ -1,4 +1,6 @@
-"""What tables of all databases have in common: the query, sentences about errors, passes that are compared."""
+"""What tables of all databases have in common: the query, sentences about errors, passes that are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,25 @@ from vfl_common.passwords import hidden
 from vfl_common.text import clean
 from vfl_party.data import checks
 
-_READS = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*+(?:select|with|values|table|from)\b", re.IGNORECASE | re.DOTALL)
+_READS = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*+(?:select|with|values|table|from)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _QUOTED = re.compile("\"[^\"]*\"|'[^']*'|`[^`]*`|»[^«]*«|«[^»]*»|„[^“]*“")
-_USER = re.compile(r"[^:]+://([^?]*)@", re.DOTALL)  # and password, to the last @
-_LONGEST = 300  # characters of a server's words
+# And password, to the last @.
+_USER = re.compile(r"[^:]+://([^?]*)@", re.DOTALL)
+# Characters of a server's words.
+_LONGEST = 300
 
 
 def query_of(settings: DataSettings) -> str:
-    """Returns ``data.query`` without a semicolon at its end. Raises InputError if it is missing, or does not read."""
-    source, query = shown(settings.source), (settings.query or "").rstrip().removesuffix(";").rstrip()
+    """Returns ``data.query`` without a semicolon at its end. Raises InputError if it is missing, or
+    does not read.
+    """
+    source, query = (
+        shown(settings.source),
+        (settings.query or "").rstrip().removesuffix(";").rstrip(),
+    )
     if not query:
         raise checks.unusable(source, "needs data.query, a SELECT whose rows are the table")
     if not _READS.match(query):
@@ -36,7 +48,9 @@ def missing_package(source: str, package: str) -> InputError:
 
 
 def encoding_hint(source: str) -> str:
-    """Returns advice about signs in a password that have a meaning in a URL; '' if there seem to be none."""
+    """Returns advice about signs in a password that have a meaning in a URL; '' if there seem to be
+    none.
+    """
     user = _USER.match(source)
     if user is None or not set(user[1]) & set("@#/"):
         return ""
@@ -44,16 +58,20 @@ def encoding_hint(source: str) -> str:
 
 
 def words(text: str, source: str, *, quoted: bool) -> str:
-    """Returns the first line of a server's words, without passwords; without what it quotes if that may be a value."""
+    """Returns the first line of a server's words, without passwords; without what it quotes if that
+    may be a value.
+    """
     line = text.strip().partition("\n")[0]
     line = hidden(line, source)
     return clean(line if quoted else _QUOTED.sub("…", line), _LONGEST)
 
 
 class Passes:
-    """Compares the passes over a query's rows by their number and ids, in order, as far as they reach the end.
+    """Compares the passes over a query's rows by their number and ids, in order, as far as they
+    reach the end.
 
-    Not every database can hold a state of its tables for several queries, and none has an order without ORDER BY.
+    Not every database can hold a state of its tables for several queries, and none has an order
+    without ORDER BY.
     """
 
     def __init__(self, source: str) -> None:
@@ -61,14 +79,22 @@ class Passes:
         self._first: tuple[int, bytes] | None = None
 
     def compare(self, found: Pass) -> None:
-        """Takes a pass that has reached its end. Raises InputError if it differs from the first one."""
+        """Takes a pass that has reached its end. Raises InputError if it differs from the first
+        one.
+        """
         seen = found.rows, b"".join(column.digest() for column in found.digests)
         if self._first is None:
             self._first = seen
         before, now = self._first[0], found.rows
         if seen != self._first:
-            what = f"{before:,} rows and then {now:,}" if before != now else "other rows, or the same in another order"
-            advice = "write ORDER BY with the id's columns, and read while nobody writes into the tables"
+            what = (
+                f"{before:,} rows and then {now:,}"
+                if before != now
+                else "other rows, or the same in another order"
+            )
+            advice = (
+                "write ORDER BY with the id's columns, and read while nobody writes into the tables"
+            )
             raise checks.unreadable(self._source, f"data.query gives {what}, read again; {advice}")
 
 
@@ -83,4 +109,6 @@ class Pass:
         """Takes the next ``n`` rows and the values of each column of their ids."""
         self.rows += n
         for digest, values in zip(self.digests, ids, strict=True):
-            digest.update("".join(f"{value}\x1e" for value in values).encode("utf-8", "surrogatepass"))
+            digest.update(
+                "".join(f"{value}\x1e" for value in values).encode("utf-8", "surrogatepass")
+            )

@@ -9,7 +9,8 @@ from vfl_party.data.stream import Stream
 
 
 def open_database(settings: DataSettings) -> Stream:
-    """Opens the rows of ``data.query``: through ADBC for ``postgresql://``, else through SQLAlchemy.
+    """Opens the rows of ``data.query``: through ADBC for ``postgresql://``, else through
+    SQLAlchemy.
 
     Passwords appear neither in the stream's source nor in any error. Raises InputError.
     """

@@ -1,7 +1,7 @@
 """Reads the rows of an Excel sheet from its XML, as a stream.
 
-openpyxl's own reader keeps something of every row, says nothing of merged cells, and cannot tell an empty cell from a
-formula whose value is not in the file. All else of a workbook is openpyxl's.
+openpyxl's own reader keeps something of every row, says nothing of merged cells, and cannot tell an
+empty cell from a formula whose value is not in the file. All else of a workbook is openpyxl's.
 """
 
 from __future__ import annotations
@@ -11,24 +11,32 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 from xml.parsers import expat
 
-LAST_ROW, LAST_COLUMN = 1 << 20, 1 << 14  # of a sheet, by Excel's limits
-_LONGEST_TEXT = 1 << 20  # characters of a cell; Excel has at most 32,767
-_LONGEST_TOKEN = 1 << 20  # bytes of a tag
+# Of a sheet, by Excel's limits.
+LAST_ROW, LAST_COLUMN = 1 << 20, 1 << 14
+# Characters of a cell; Excel has at most 32,767.
+_LONGEST_TEXT = 1 << 20
+# Bytes of a tag.
+_LONGEST_TOKEN = 1 << 20
 _CHUNK = 1 << 16
 _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
 _DATA, _ROW, _CELL, _FORMULA = (f"{_MAIN}{name}" for name in ("sheetData", "row", "c", "f"))
 _TEXTS = {f"{_MAIN}{name}" for name in ("v", "t")}
-_PHONETIC = f"{_MAIN}rPh"  # how a word is spoken; its text is no part of the cell's
-_MERGED = re.compile(rb"<(?:[\w.-]+:)?mergeCell\s[^<>]*?ref=[\"']([A-Z]+)([0-9]+):([A-Z]+)([0-9]+)[\"']")
+# How a word is spoken; its text is no part of the cell's.
+_PHONETIC = f"{_MAIN}rPh"
+_MERGED = re.compile(
+    rb"<(?:[\w.-]+:)?mergeCell\s[^<>]*?ref=[\"']([A-Z]+)([0-9]+):([A-Z]+)([0-9]+)[\"']"
+)
 _HIDDEN = re.compile(rb"<(?:[\w.-]+:)?row\s[^<>]*?hidden=[\"'](?:1|true)[\"']")
-_OVERLAP = 1 << 10  # bytes: longer than such a tag
+# Bytes: longer than such a tag.
+_OVERLAP = 1 << 10
 
 
 class Cell(NamedTuple):
     """A cell as the file has it.
 
-    column: from 1. kind: ``n`` number, ``s`` index of a shared text, ``str`` and ``inlineStr`` text, ``b`` boolean,
-    ``d`` ISO date, ``e`` error. style: its index. text: the value's; '' if there is none.
+    column: from 1. kind: ``n`` number, ``s`` index of a shared text, ``str`` and ``inlineStr``
+    text, ``b`` boolean, ``d`` ISO date, ``e`` error. style: its index. text: the value's; '' if
+    there is none.
     """
 
     column: int
@@ -47,13 +55,14 @@ class Range(NamedTuple):
     right: int
 
 
-Row = tuple[
-    int, list[Cell]
-]  # the row's number, from 1; its cells, from left to right, also empty ones that have a format
+# The row's number, from 1; its cells, from left to right, also empty ones that have a format.
+Row = tuple[int, list[Cell]]
 
 
 def sheet_rows(file: BinaryIO) -> Iterator[Row]:
-    """Reads rows from a sheet's XML, also empty ones that the file has. Raises ValueError or ExpatError if damaged."""
+    """Reads rows from a sheet's XML, also empty ones that the file has. Raises ValueError or
+    ExpatError if damaged.
+    """
     parser = _Parser()
     while not parser.done and (chunk := file.read(_CHUNK)):
         yield from parser.feed(chunk)
@@ -67,10 +76,13 @@ def merged_ranges(file: BinaryIO) -> Iterator[Range]:
     while chunk := file.read(1 << 20):
         text = rest + chunk
         end = 0
-        for found in _MERGED.finditer(text) if b"mergeCell" in text else ():  # the search of each tag is slow
+        # The search of each tag is slow.
+        for found in _MERGED.finditer(text) if b"mergeCell" in text else ():
             end = found.end()
             left, top, right, bottom = found.groups()
-            yield Range(int(top), column_number(left.decode()), int(bottom), column_number(right.decode()))
+            yield Range(
+                int(top), column_number(left.decode()), int(bottom), column_number(right.decode())
+            )
         rest = text[max(end, len(text) - _OVERLAP) :]
 
 
@@ -111,7 +123,8 @@ class _Parser:
         self.done = False
         self._rows: list[Row] = []
         self._cells: list[Cell] = []
-        self._numbers: dict[str, int] = {}  # of columns, by their letters
+        # Of columns, by their letters.
+        self._numbers: dict[str, int] = {}
         self._row = self._column = self._style = self._fed = 0
         self._kind, self._is_formula = "n", False
         self._text: list[str] = []

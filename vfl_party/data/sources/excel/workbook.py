@@ -1,4 +1,6 @@
-"""Reads a sheet of an Excel workbook: its first row names the columns, and cells become text, as in a CSV file."""
+"""Reads a sheet of an Excel workbook: its first row names the columns, and cells become text, as in
+a CSV file.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +22,52 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.data import checks
 from vfl_party.data.sources.cells_as_text import MarkedError, written
-from vfl_party.data.sources.excel.sheet import Cell, Range, Row, cell_name, hidden_rows, merged_ranges, sheet_rows
+from vfl_party.data.sources.excel.sheet import (
+    Cell,
+    Range,
+    Row,
+    cell_name,
+    hidden_rows,
+    merged_ranges,
+    sheet_rows,
+)
 from vfl_party.data.sources.unchanged import require_same, state_of
 from vfl_party.data.stream import NUMBER, Stream
 
 INSTALL = "pip install openpyxl"
-_BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18  # the most in a block
-_OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # before a file of Excel 97, and before one with a password
-_PASSWORD = "EncryptedPackage".encode("utf-16-le")  # in the second kind
-_SMALL = 64 << 20  # bytes; a larger part is suspicious if it is many times as large as its compressed bytes
-_RATIO, _SHEETS_RATIO = 200, 500  # equal rows without their numbers make 260
-_MOST_ABOVE = 100  # rows in which the names of the columns are looked for
-_LARGEST = 1 << 30  # bytes of a part that is no sheet: it is read whole
-_ERRORS = ("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#N/A", "#SPILL!", "#CALC!", "#GETTING_DATA")
+# The most in a block.
+_BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18
+# Before a file of Excel 97, and before one with a password.
+_OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+# In the second kind.
+_PASSWORD = "EncryptedPackage".encode("utf-16-le")
+# Bytes; a larger part is suspicious if it is many times as large as its compressed bytes.
+_SMALL = 64 << 20
+# Equal rows without their numbers make 260.
+_RATIO, _SHEETS_RATIO = 200, 500
+# Rows in which the names of the columns are looked for.
+_MOST_ABOVE = 100
+# Bytes of a part that is no sheet: it is read whole.
+_LARGEST = 1 << 30
+_ERRORS = (
+    "#NULL!",
+    "#DIV/0!",
+    "#VALUE!",
+    "#REF!",
+    "#NAME?",
+    "#NUM!",
+    "#N/A",
+    "#SPILL!",
+    "#CALC!",
+    "#GETTING_DATA",
+)
 _SAVE = 'open it in Excel or LibreOffice, and save it as "Excel workbook" (.xlsx)'
 
 
 def open_excel(settings: DataSettings) -> Stream:
-    """Opens the sheet that ``data.sheet`` names, or else the only visible one that is not empty. Raises InputError."""
+    """Opens the sheet that ``data.sheet`` names, or else the only visible one that is not empty.
+    Raises InputError.
+    """
     source = settings.source
     _require_workbook(source)
     book = _Book.open(source)
@@ -52,7 +82,9 @@ def open_excel(settings: DataSettings) -> Stream:
 
 @dataclass(frozen=True)
 class _Format:
-    """How Excel shows a number: as a date, with its time, as a duration, with a least number of digits."""
+    """How Excel shows a number: as a date, with its time, as a duration, with a least number of
+    digits.
+    """
 
     is_date: bool
     has_time: bool
@@ -76,7 +108,9 @@ class _Book:
         try:
             import openpyxl
         except ImportError:
-            text = f"{source}: a workbook of Excel needs openpyxl, which is not installed: {INSTALL}"
+            text = (
+                f"{source}: a workbook of Excel needs openpyxl, which is not installed: {INSTALL}"
+            )
             raise InputError(Code.CONFIG_INVALID, text) from None
         try:
             stamp = state_of(source)
@@ -85,9 +119,13 @@ class _Book:
             raise checks.unreadable(source, f"cannot be read ({error.strerror})") from None
         try:
             with catch_warnings():
-                simplefilter("ignore")  # of what openpyxl leaves out: styles, validation, conditional formats
-                workbook = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
-        except Exception as error:  # it raises whatever a damaged file leads to
+                # Of what openpyxl leaves out: styles, validation, conditional formats.
+                simplefilter("ignore")
+                workbook = openpyxl.load_workbook(
+                    file, read_only=True, data_only=True, keep_links=False
+                )
+        except Exception as error:
+            # It raises whatever a damaged file leads to.
             file.close()
             raise _damaged(source) from error
         book = cls(source, workbook, stamp)
@@ -95,10 +133,13 @@ class _Book:
         return book
 
     def rows(self, sheet: Any) -> Iterator[Row]:
-        """Reads the rows of a sheet. Raises InputError if the file is damaged, or has changed since it was opened."""
+        """Reads the rows of a sheet. Raises InputError if the file is damaged, or has changed since
+        it was opened.
+        """
         require_same(self.source, self.stamp)
         try:
-            with sheet._get_source() as file:  # the sheet's XML
+            # The sheet's XML.
+            with sheet._get_source() as file:
                 yield from sheet_rows(file)
         except Exception as error:
             raise error if isinstance(error, VflError) else _damaged(self.source) from error
@@ -124,20 +165,29 @@ class _Book:
         return not cell.text or (cell.kind == "s" and cell.text in self._blanks(sheet))
 
     def text(self, sheet: Any, cell: Cell, row: int) -> str | None:
-        """Returns a cell as ``written``. Raises InputError for an error, a formula without a value, a damaged cell."""
+        """Returns a cell as ``written``. Raises InputError for an error, a formula without a value,
+        a damaged cell.
+        """
         if not cell.text:
-            if cell.is_formula and cell.kind != "str":  # a formula that gives an empty text has this kind
+            # A formula that gives an empty text has this kind.
+            if cell.is_formula and cell.kind != "str":
                 raise self._refused(cell, row, "is a formula whose value is not in the file", _SAVE)
             return None
         if cell.kind == "e":
             name = f" ({cell.text})" if cell.text in _ERRORS else ""
-            raise self._refused(cell, row, f"holds an error{name}", "correct its formula, or clear it")
+            raise self._refused(
+                cell, row, f"holds an error{name}", "correct its formula, or clear it"
+            )
         try:
             return written(self._value(sheet, cell))
         except OverflowError:
-            raise self._refused(cell, row, "has the format of a date and holds none", "correct it") from None
+            raise self._refused(
+                cell, row, "has the format of a date and holds none", "correct it"
+            ) from None
         except MarkedError as error:
-            raise checks.unusable(self.source, f"cell {cell_name(cell.column, row)} {error}") from None
+            raise checks.unusable(
+                self.source, f"cell {cell_name(cell.column, row)} {error}"
+            ) from None
         except (ValueError, IndexError, TypeError) as error:
             raise self._refused(cell, row, "cannot be read", _SAVE) from error
 
@@ -160,23 +210,35 @@ class _Book:
         format_ = self._format(sheet, cell.style)
         if format_.is_date:
             return self._date(number, format_)
-        return str(number).zfill(format_.digits) if isinstance(number, int) and format_.digits else number
+        return (
+            str(number).zfill(format_.digits)
+            if isinstance(number, int) and format_.digits
+            else number
+        )
 
     def _date(self, number: float, format_: _Format) -> object:
-        """Returns the date, date with time, time or duration that a number stands for. Raises OverflowError."""
+        """Returns the date, date with time, time or duration that a number stands for. Raises
+        OverflowError.
+        """
         from openpyxl.utils.datetime import from_excel
 
         try:
             value = from_excel(number, self.workbook.epoch, timedelta=format_.is_duration)
         except ValueError as error:
             raise OverflowError from error
-        day = isinstance(value, datetime.datetime) and value.time() == datetime.time() and not format_.has_time
+        day = (
+            isinstance(value, datetime.datetime)
+            and value.time() == datetime.time()
+            and not format_.has_time
+        )
         return value.date() if day else value
 
     def _blanks(self, sheet: Any) -> frozenset[str]:
         """Returns the indices of empty texts among those that all sheets share."""
         if self.blanks is None:
-            self.blanks = frozenset(str(index) for index, text in enumerate(sheet._shared_strings) if not text)
+            self.blanks = frozenset(
+                str(index) for index, text in enumerate(sheet._shared_strings) if not text
+            )
         return self.blanks
 
     def _format(self, sheet: Any, style: int) -> _Format:
@@ -185,10 +247,14 @@ class _Book:
             from openpyxl.styles.numbers import is_date_format, is_timedelta_format
 
             shown = ReadOnlyCell(sheet, 1, 1, None, "n", style).number_format
-            plain = re.sub(r'\[[^\]]*\]|"[^"]*"|\\.', "", shown).lower()  # without colours, countries and literal text
+            # Without colours, countries and literal text.
+            plain = re.sub(r'\[[^\]]*\]|"[^"]*"|\\.', "", shown).lower()
             has_time = any(letter in plain for letter in "hs")
-            digits = len(shown) if re.fullmatch("00+", shown) else 0  # such as 00000 for a postcode
-            self.formats[style] = _Format(is_date_format(shown), has_time, is_timedelta_format(shown), digits)
+            # Such as 00000 for a postcode.
+            digits = len(shown) if re.fullmatch("00+", shown) else 0
+            self.formats[style] = _Format(
+                is_date_format(shown), has_time, is_timedelta_format(shown), digits
+            )
         return self.formats[style]
 
 
@@ -196,8 +262,9 @@ class _Book:
 class _Sheet:
     """A sheet whose header has been read.
 
-    header: its row. columns, numbers: the names of the columns, and the columns themselves, from 1. merged: the first
-    range of merged cells that lies in one of them at the header or below it. ids: the columns of the id, by number.
+    header: its row. columns, numbers: the names of the columns, and the columns themselves, from 1.
+    merged: the first range of merged cells that lies in one of them at the header or below it. ids:
+    the columns of the id, by number.
     """
 
     book: _Book
@@ -210,7 +277,9 @@ class _Sheet:
 
     @classmethod
     def of(cls, book: _Book, sheet: Any, settings: DataSettings) -> _Sheet:
-        """Reads the header: the first row that is not empty, behind those that are skipped. Raises InputError."""
+        """Reads the header: the first row that is not empty, behind those that are skipped. Raises
+        InputError.
+        """
         rows, skipped = book.rows(sheet), _skipped(book, sheet, settings)
         for row, cells in rows:
             columns = {} if row <= skipped else _names(book, sheet, row, cells)
@@ -219,7 +288,8 @@ class _Sheet:
                 touching = (
                     each
                     for each in book.merged(sheet)
-                    if each.bottom >= row and any(each.left <= number <= each.right for number in columns)
+                    if each.bottom >= row
+                    and any(each.left <= number <= each.right for number in columns)
                 )
                 merged = next(touching, None)
                 ids = frozenset(number for number, name in columns.items() if name in settings.id)
@@ -227,12 +297,16 @@ class _Sheet:
                 found._require_unmerged(row)
                 return found
         what = f"the sheet {sheet.title!r} is empty"
-        raise checks.unreadable(book.source, f"{what}; its first row must name the columns, or name another data.sheet")
+        raise checks.unreadable(
+            book.source, f"{what}; its first row must name the columns, or name another data.sheet"
+        )
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Reads the wanted columns. Raises InputError."""
         checks.require_names(self.book.source, "columns", wanted, self.columns)
-        places = {self.numbers[self.columns.index(name)]: place for place, name in enumerate(wanted)}
+        places = {
+            self.numbers[self.columns.index(name)]: place for place, name in enumerate(wanted)
+        }
         schema = pa.schema([(name, pa.string()) for name in wanted])
         rows = self._texts(places)
         size = max(1, min(_BLOCK_ROWS, _BLOCK_CELLS // max(1, len(wanted))))
@@ -241,7 +315,9 @@ class _Sheet:
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _texts(self, places: dict[int, int]) -> Iterator[list[str | None]]:
-        """Reads rows of the columns with these numbers, each at its place; empty rows at the end are left out."""
+        """Reads rows of the columns with these numbers, each at its place; empty rows at the end
+        are left out.
+        """
         book, sheet, known = self.book, self.sheet, set(self.numbers)
         last = self.header
         for row, cells in book.rows(sheet):
@@ -252,22 +328,37 @@ class _Sheet:
             for cell in cells:
                 if not book.is_empty(sheet, cell):
                     if cell.column not in known:
-                        what = f"cell {cell_name(cell.column, row)} has a value, and its column has no name in row"
-                        raise checks.unusable(book.source, f"{what} {self.header}; name the column, or clear the cell")
+                        what = (
+                            f"cell {cell_name(cell.column, row)} has a value, and its column "
+                            "has no name in row"
+                        )
+                        raise checks.unusable(
+                            book.source, f"{what} {self.header}; name the column, or clear the cell"
+                        )
                     filled = True
                 elif not cell.is_formula:
                     continue
                 if cell.column in places:
                     text = texts[places[cell.column]] = book.text(sheet, cell, row)
                     if cell.column in self.ids and text is not None and _is_long(text):
-                        what = f"cell {cell_name(cell.column, row)} holds an id as a number of more than 15 digits"
+                        what = (
+                            f"cell {cell_name(cell.column, row)} holds an id as a number of "
+                            "more than 15 digits"
+                        )
                         raise checks.unusable(
-                            book.source, f"{what}, of which Excel keeps 15; write the ids as text, from their origin"
+                            book.source,
+                            f"{what}, of which Excel keeps 15; write the ids as text, from "
+                            "their origin",
                         )
             if filled:
                 if row > last + 1:
-                    what = f"row {last + 1} of the sheet {sheet.title!r} is empty, and other rows follow"
-                    advice = "delete it, or what follows if that is no part of the table, such as a sum"
+                    what = (
+                        f"row {last + 1} of the sheet {sheet.title!r} is empty, and other rows "
+                        "follow"
+                    )
+                    advice = (
+                        "delete it, or what follows if that is no part of the table, such as a sum"
+                    )
                     raise checks.unusable(book.source, f"{what}; {advice}")
                 self._require_unmerged(row)
                 last = row
@@ -275,13 +366,18 @@ class _Sheet:
 
     def _require_unmerged(self, row: int) -> None:
         if self.merged is not None and row >= self.merged.top:
-            ends = (cell_name(self.merged.left, self.merged.top), cell_name(self.merged.right, self.merged.bottom))
+            ends = (
+                cell_name(self.merged.left, self.merged.top),
+                cell_name(self.merged.right, self.merged.bottom),
+            )
             what = f"the cells {':'.join(ends)} are merged, so only the first of them has a value"
             raise checks.unusable(self.book.source, f"{what}; unmerge them, and fill each")
 
 
 def _skipped(book: _Book, sheet: Any, settings: DataSettings) -> int:
-    """Returns how many rows are skipped: new rows for a trained model may have other titles above the names."""
+    """Returns how many rows are skipped: new rows for a trained model may have other titles above
+    the names.
+    """
     if settings.skip_lines and settings.as_trained:
         for row, cells in islice(book.rows(sheet), settings.skip_lines + _MOST_ABOVE):
             if set(settings.id) <= set(_names(book, sheet, row, cells).values()):
@@ -290,17 +386,29 @@ def _skipped(book: _Book, sheet: Any, settings: DataSettings) -> int:
 
 
 def _names(book: _Book, sheet: Any, row: int, cells: Sequence[Cell]) -> dict[int, str]:
-    """Returns the cells of a row that are not empty as names of columns. Raises InputError for an error in one."""
+    """Returns the cells of a row that are not empty as names of columns. Raises InputError for an
+    error in one.
+    """
     filled = [cell for cell in cells if cell.is_formula or not book.is_empty(sheet, cell)]
     named = {cell.column: book.text(sheet, cell, row) for cell in filled}
-    bare = {number: name.removeprefix(NUMBER).strip() for number, name in named.items() if name is not None}
+    bare = {
+        number: name.removeprefix(NUMBER).strip()
+        for number, name in named.items()
+        if name is not None
+    }
     return {number: name for number, name in bare.items() if name}
 
 
 def _refuse_other_header(
-    book: _Book, sheet: Any, settings: DataSettings, header: int, columns: dict[int, str], below: Iterator[Row]
+    book: _Book,
+    sheet: Any,
+    settings: DataSettings,
+    header: int,
+    columns: dict[int, str],
+    below: Iterator[Row],
 ) -> None:
-    """Raises InputError if a later row names the columns: it has those of the id, or it is the first of several cells.
+    """Raises InputError if a later row names the columns: it has those of the id, or it is the
+    first of several cells.
 
     A table has two columns at least, so a single cell above it is a title.
     """
@@ -309,7 +417,11 @@ def _refuse_other_header(
         return
     for row, cells in below:
         filled = [cell for cell in cells if not book.is_empty(sheet, cell)]
-        texts = {text.strip() for cell in filled if cell.kind != "e" and (text := book.text(sheet, cell, row))}
+        texts = {
+            text.strip()
+            for cell in filled
+            if cell.kind != "e" and (text := book.text(sheet, cell, row))
+        }
         if wanted and wanted <= texts:
             what = f"its columns are named in row {row}, and not in row {header}"
             raise checks.unusable(book.source, f"{what}; set data.skip_lines = {row - 1}")
@@ -325,7 +437,8 @@ def _is_long(text: str) -> bool:
 
 
 def _chosen(book: _Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
-    """Returns the sheet to read, and what was guessed. Raises InputError if there is none, or more than one.
+    """Returns the sheet to read, and what was guessed. Raises InputError if there is none, or more
+    than one.
 
     New rows for a trained model are in a workbook of their own, whose sheet may have another name.
     """
@@ -333,7 +446,9 @@ def _chosen(book: _Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
     if name is not None and (name in sheets or not settings.as_trained):
         if name not in sheets:
             what = f"has no sheet {name!r}, which data.sheet names"
-            raise checks.unusable(book.source, f"{what}; the nearest: {checks.nearest(name, list(sheets))}")
+            raise checks.unusable(
+                book.source, f"{what}; the nearest: {checks.nearest(name, list(sheets))}"
+            )
         return sheets[name], ()
     if len(sheets) == 1:
         return next(iter(sheets.values())), ()
@@ -342,10 +457,13 @@ def _chosen(book: _Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
     if len(visible) == 1:
         title = visible[0].title
         return visible[0], (
-            f"the sheet {title!r} is read, as the others are empty or hidden; data.sheet names another",
+            f"the sheet {title!r} is read, as the others are empty or hidden; data.sheet "
+            "names another",
         )
     if not filled:
-        raise checks.unreadable(book.source, "has no sheet with rows; give one whose first row names the columns")
+        raise checks.unreadable(
+            book.source, "has no sheet with rows; give one whose first row names the columns"
+        )
     what = "has several sheets" if visible else "has only hidden sheets"
     names = checks.listed([sheet.title for sheet in visible or filled])
     raise checks.unusable(book.source, f"{what} with rows, {names}; name one in data.sheet")
@@ -356,23 +474,31 @@ def _has_rows(book: _Book, sheet: Any) -> bool:
 
 
 def _require_workbook(source: str) -> None:
-    """Raises InputError if a file is no workbook in today's format, or if it would fill the memory."""
+    """Raises InputError if a file is no workbook in today's format, or if it would fill the
+    memory.
+    """
     old = source.lower().endswith((".xls", ".xlsb"))
     try:
         with Path(source).open("rb") as file:
             if file.read(len(_OLD)) == _OLD:
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
                     if whole.find(_PASSWORD) >= 0:
-                        raise checks.unreadable(source, "is protected by a password; save it without one")
+                        raise checks.unreadable(
+                            source, "is protected by a password; save it without one"
+                        )
                 old = True
         if old:
             raise checks.unreadable(source, f"is in a format of Excel that is not read; {_SAVE}")
         with zipfile.ZipFile(source) as parts:
             for part in parts.infolist():
-                is_sheet = part.filename.startswith("xl/worksheets/")  # these are read as streams
+                # These are read as streams.
+                is_sheet = part.filename.startswith("xl/worksheets/")
                 ratio, largest = (_SHEETS_RATIO, part.file_size) if is_sheet else (_RATIO, _LARGEST)
                 if part.file_size > min(largest, max(_SMALL, ratio * part.compress_size)):
-                    what = f"unpacks to {part.file_size / 2**20:,.0f} MiB in {part.filename!r}, which no workbook has"
+                    what = (
+                        f"unpacks to {part.file_size / 2**20:,.0f} MiB in {part.filename!r}, "
+                        "which no workbook has"
+                    )
                     raise checks.unreadable(source, f"{what}; {_SAVE}")
     except OSError as error:
         raise checks.unreadable(source, f"cannot be read ({error.strerror})") from None
@@ -381,4 +507,6 @@ def _require_workbook(source: str) -> None:
 
 
 def _damaged(source: str) -> InputError:
-    return checks.unreadable(source, f"is not a workbook of Excel that can be read to its end; {_SAVE}")
+    return checks.unreadable(
+        source, f"is not a workbook of Excel that can be read to its end; {_SAVE}"
+    )

@@ -1,6 +1,8 @@
-"""Additively homomorphic encryption of pairs of numbers: who has the private key reads sums that others have added up.
+"""Additively homomorphic encryption of pairs of numbers: who has the private key reads sums that
+others have added up.
 
-A scheme is chosen by name: ``ou`` (Okamoto-Uchiyama) and ``paillier`` encrypt; ``none`` does not, for rehearsals.
+A scheme is chosen by name: ``ou`` (Okamoto-Uchiyama) and ``paillier`` encrypt; ``none`` does not,
+for rehearsals.
 """
 
 from vfl_party.methods.secureboost.homomorphic.buckets import bucket_sums
@@ -16,7 +18,13 @@ from vfl_party.methods.secureboost.homomorphic.choice import (
     together,
 )
 from vfl_party.methods.secureboost.homomorphic.packing import ciphers_for
-from vfl_party.methods.secureboost.homomorphic.scheme import Adder, CipherError, Integers, Keys, Wire
+from vfl_party.methods.secureboost.homomorphic.scheme import (
+    Adder,
+    CipherError,
+    Integers,
+    Keys,
+    Wire,
+)
 
 __all__ = [
     "SCHEMES",

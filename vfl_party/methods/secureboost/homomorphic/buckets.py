@@ -1,7 +1,8 @@
 """Sums of ciphertexts by code, for many columns, with about half of the additions.
 
-Two columns are added up together: first the rows of each pair of codes, a cell, then the cells of each code of either
-column. N rows of two columns with S codes each cost at most N + 2 S² additions instead of 2 N.
+Two columns are added up together: first the rows of each pair of codes, a cell, then the cells of
+each code of either column. N rows of two columns with S codes each cost at most N + 2 S² additions
+instead of 2 N.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import numpy.typing as npt
 
 from vfl_party.methods.secureboost.homomorphic.scheme import Adder, Held, Integers
 
-_AT_ONCE = 1 << 21  # places in the groups of one call: their numbers fit into memory
+# Places in the groups of one call: their numbers fit into memory.
+_AT_ONCE = 1 << 21
 Codes = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Places to add up: group g is ``places`` from ``ends[g - 1]`` to ``ends[g]``, none is empty. ``keys``: [G]."""
+    """Places to add up: group g is ``places`` from ``ends[g - 1]`` to ``ends[g]``, none is empty.
+    ``keys``: [G].
+    """
 
     places: Integers
     ends: Integers
@@ -28,8 +32,11 @@ class Groups:
 
     @classmethod
     def of(cls, places: Integers, keys_P: npt.NDArray[np.integer], first: int = 0) -> Groups:
-        """Groups ``places`` by their keys, in the order of the keys; ``first`` is added to each group's key."""
-        order = np.argsort(keys_P, kind="stable")  # of 16 bits in linear time
+        """Groups ``places`` by their keys, in the order of the keys; ``first`` is added to each
+        group's key.
+        """
+        # Of 16 bits in linear time.
+        order = np.argsort(keys_P, kind="stable")
         sorted_P = keys_P[order]
         ends = np.flatnonzero(np.diff(sorted_P, append=-1)) + 1
         return cls(places[order], ends, sorted_P[ends - 1].astype(np.int64) + first)
@@ -40,7 +47,9 @@ class Groups:
         shifts = np.cumsum([0, *(len(each.places) for each in parts)])
         return cls(
             np.concatenate([each.places for each in parts]),
-            np.concatenate([each.ends + shift for each, shift in zip(parts, shifts[:-1], strict=True)]),
+            np.concatenate(
+                [each.ends + shift for each, shift in zip(parts, shifts[:-1], strict=True)]
+            ),
             np.concatenate([each.keys for each in parts]),
         )
 
@@ -51,7 +60,8 @@ def bucket_sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size:
     ``codes_NF``: from 0 to ``size`` - 1, of all rows.
     """
     columns = codes_NF.shape[1]
-    parts, found = [], np.full(columns * size, -1)  # -1: the zero, which comes last
+    # -1: the zero, which comes last.
+    parts, found = [], np.full(columns * size, -1)
     count = 0
     for keys, sums in _sums(adder, held, rows, codes_NF, size):
         found[keys] = count + np.arange(len(keys))
@@ -61,8 +71,12 @@ def bucket_sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size:
     return adder.take(adder.joined([*parts, adder.zero()]), found.tolist())
 
 
-def _sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size: int) -> Iterator[tuple[Integers, Held]]:
-    """Gives the buckets that are not empty, some columns at a time: their places, and their sums."""
+def _sums(
+    adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size: int
+) -> Iterator[tuple[Integers, Held]]:
+    """Gives the buckets that are not empty, some columns at a time: their places, and their
+    sums.
+    """
     columns = codes_NF.shape[1]
     if not len(rows):
         return
@@ -77,15 +91,26 @@ def _sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size: int) 
         )
         column, numbers = cells.keys // (size * size), np.arange(len(cells.keys))
         a, b = cells.keys // size % size, cells.keys % size
-        buckets = Groups.joined([Groups.of(numbers, column * size + a), Groups.of(numbers, (column + 1) * size + b)])
-        yield buckets.keys, adder.sums(adder.sums(held, cells.places, cells.ends), buckets.places, buckets.ends)
+        buckets = Groups.joined(
+            [Groups.of(numbers, column * size + a), Groups.of(numbers, (column + 1) * size + b)]
+        )
+        yield (
+            buckets.keys,
+            adder.sums(adder.sums(held, cells.places, cells.ends), buckets.places, buckets.ends),
+        )
     for first in range(paired, columns, step):
         own = range(first, min(columns, first + step))
-        buckets = Groups.joined([Groups.of(rows, codes_NF[rows, column], column * size) for column in own])
+        buckets = Groups.joined(
+            [Groups.of(rows, codes_NF[rows, column], column * size) for column in own]
+        )
         yield buckets.keys, adder.sums(held, buckets.places, buckets.ends)
 
 
 def _cells(codes_NF: Codes, rows: Integers, column: int, size: int) -> npt.NDArray[np.int16]:
-    """Returns each row's cell of a column and the next one. There are at most 120 codes (``settings.MOST_CODES``)."""
-    cells: npt.NDArray[np.int16] = codes_NF[rows, column].astype(np.int16) * np.int16(size) + codes_NF[rows, column + 1]
+    """Returns each row's cell of a column and the next one. There are at most 120 codes
+    (``settings.MOST_CODES``).
+    """
+    cells: npt.NDArray[np.int16] = (
+        codes_NF[rows, column].astype(np.int16) * np.int16(size) + codes_NF[rows, column + 1]
+    )
     return cells

@@ -19,18 +19,26 @@ from vfl_party.methods.secureboost.homomorphic.scheme import Adder, CipherError,
 log = logging.getLogger(__name__)
 
 Encryption = Literal["ou", "paillier", "none"]
-SCHEMES: dict[Encryption, str] = {"ou": "Okamoto-Uchiyama", "paillier": "Paillier", "none": "no encryption"}
+SCHEMES: dict[Encryption, str] = {
+    "ou": "Okamoto-Uchiyama",
+    "paillier": "Paillier",
+    "none": "no encryption",
+}
 INSTALL = "pip install sf-heu==0.5.2b0"
-_GUARD_BITS = 8  # of a plaintext, beside its sums
+# Of a plaintext, beside its sums.
+_GUARD_BITS = 8
 _WITH_HEU = b"H"
 _WITH_GMPY2 = b"G"
-_BEGUN: list[Any] = []  # HEU, once its threads have begun
+# HEU, once its threads have begun.
+_BEGUN: list[Any] = []
 
 
 def heu() -> Any | None:
     """Returns the modules of HEU; None if it is not installed."""
     try:
-        found = SimpleNamespace(numpy=importlib.import_module("heu.numpy"), phe=importlib.import_module("heu.phe"))
+        found = SimpleNamespace(
+            numpy=importlib.import_module("heu.numpy"), phe=importlib.import_module("heu.phe")
+        )
     except (ImportError, OSError):
         return None
     _begin(found)
@@ -38,35 +46,48 @@ def heu() -> Any | None:
 
 
 def _begin(library: Any) -> None:
-    """Lets HEU start its threads, of which it writes a line to standard output: that is for events alone.
+    """Lets HEU start its threads, of which it writes a line to standard output: that is for events
+    alone.
 
-    HEU has no setting for that line. It becomes information for the log, which a party drops before its run begins.
+    HEU has no setting for that line. It becomes information for the log, which a party drops before
+    its run begins.
     """
     if _BEGUN:
         return
     sys.stdout.flush()
     kept, (source, sink) = os.dup(1), os.pipe()
-    os.set_blocking(source, False)  # it may say nothing
+    # It may say nothing.
+    os.set_blocking(source, False)
     try:
         os.dup2(sink, 1)
-        library.numpy.setup(library.phe.SchemaType.Mock, 512).array([1] * 8, library.phe.BigintEncoderParams())
+        library.numpy.setup(library.phe.SchemaType.Mock, 512).array(
+            [1] * 8, library.phe.BigintEncoderParams()
+        )
     finally:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(sink)
         with contextlib.suppress(BlockingIOError):
-            log.info("HEU says: %s", clean(os.read(source, LINE).decode(errors="replace")), extra={"event": "library"})
+            log.info(
+                "HEU says: %s",
+                clean(os.read(source, LINE).decode(errors="replace")),
+                extra={"event": "library"},
+            )
         os.close(source)
     _BEGUN.append(library)
 
 
 def check(scheme: Encryption, where: str) -> None:
-    """Raises InputError that names ``where`` and the command that installs it if the scheme's library is missing.
+    """Raises InputError that names ``where`` and the command that installs it if the scheme's
+    library is missing.
 
     It also imports the library, before a party has joined and several threads report events.
     """
     if scheme != "none" and heu() is None and scheme == "ou":
-        text = f'{where}: encryption = "ou" needs HEU, which cannot be imported here (it has a wheel for Python 3.11)'
+        text = (
+            f'{where}: encryption = "ou" needs HEU, which cannot be imported here (it has a '
+            "wheel for Python 3.11)"
+        )
         raise InputError(Code.CONFIG_INVALID, f'{text}; {INSTALL}, or take encryption = "paillier"')
 
 
@@ -76,13 +97,17 @@ def cipher_bytes(scheme: Encryption, bits: int) -> int:
 
 
 def together(scheme: Encryption, bits: int) -> int:
-    """Returns how many sums one ciphertext carries on the wire, equal at all parties: as many as have room."""
+    """Returns how many sums one ciphertext carries on the wire, equal at all parties: as many as
+    have room.
+    """
     room = {"ou": bits // 3, "paillier": bits, "none": BITS}[scheme]
     return max(1, (room - _GUARD_BITS) // BITS)
 
 
 def key_room(scheme: Encryption, bits: int) -> int:
-    """Returns the bytes that a public key may have on the wire, with four that say how many it has."""
+    """Returns the bytes that a public key may have on the wire, with four that say how many it
+    has.
+    """
     return 4 if scheme == "none" else bits // 2 + 64
 
 
@@ -111,14 +136,18 @@ def make_keys(scheme: Encryption, bits: int, *, with_heu: bool) -> tuple[Keys, b
 
 
 def adder(scheme: Encryption, bits: int, public: bytes) -> Adder:
-    """Makes the side that adds, of a public key that has come. Raises CipherError if the key cannot be used."""
+    """Makes the side that adds, of a public key that has come. Raises CipherError if the key cannot
+    be used.
+    """
     if scheme == "none":
         return PlainAdder()
     by, key, library = public[:1], public[1:], heu()
     if by == _WITH_HEU and library is not None:
         from vfl_party.methods.secureboost.homomorphic.heu import HeuAdder
 
-        return HeuAdder(library, scheme, key, bits, cipher_bytes(scheme, bits), together(scheme, bits))
+        return HeuAdder(
+            library, scheme, key, bits, cipher_bytes(scheme, bits), together(scheme, bits)
+        )
     if by == _WITH_GMPY2 and scheme == "paillier":
         from vfl_party.methods.secureboost.homomorphic.paillier import PaillierAdder
 

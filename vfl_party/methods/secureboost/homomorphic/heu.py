@@ -1,9 +1,9 @@
 """Okamoto-Uchiyama and Paillier by HEU (sf-heu), a library in C++.
 
-It writes an array as msgpack: rows, columns, dimensions, then a string for each number: its bytes, and eight that are
-the same for all of a scheme. A public key is an array of numbers, and the same eight bytes. On our wire ciphertexts and
-keys are numbers alone, with a fixed width. They are checked here and written into HEU's form here, so that HEU parses
-nothing that a peer has sent.
+It writes an array as msgpack: rows, columns, dimensions, then a string for each number: its bytes,
+and eight that are the same for all of a scheme. A public key is an array of numbers, and the same
+eight bytes. On our wire ciphertexts and keys are numbers alone, with a fixed width. They are
+checked here and written into HEU's form here, so that HEU parses nothing that a peer has sent.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from vfl_party.methods.secureboost.homomorphic.pieces import FAST, SLOW, Pace
 from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers, Wire
 
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
-EXTRA_BITS = 8  # the product of OU's primes may be a little longer than its name says
+# The product of OU's primes may be a little longer than its name says.
+EXTRA_BITS = 8
 
 
 @dataclass(frozen=True)
 class PublicNumbers:
-    """The numbers of a public key: n, then the bases of which HEU makes encryptions: OU's G and H, or Paillier's h_s.
+    """The numbers of a public key: n, then the bases of which HEU makes encryptions: OU's G and H,
+    or Paillier's h_s.
 
     Both of OU are below n, that of Paillier is below n².
     """
@@ -60,7 +62,9 @@ class PublicNumbers:
 
     @classmethod
     def read(cls, scheme: str, bits: int, wire: bytes) -> PublicNumbers:
-        """Returns the numbers that a peer has sent. Raises CipherError if they are those of no key of this scheme."""
+        """Returns the numbers that a peer has sent. Raises CipherError if they are those of no key
+        of this scheme.
+        """
         widths = cls.widths(scheme, bits)
         if len(wire) != sum(widths):
             raise CipherError(f"its public key has {len(wire)} bytes, and {sum(widths)} are wanted")
@@ -71,20 +75,25 @@ class PublicNumbers:
         key = cls(scheme, bits, found[0], tuple(found[1:]))
         check_modulus(key.n, bits, EXTRA_BITS)
         if not all(1 < base < key.modulus and gmpy2.gcd(base, key.n) == 1 for base in key.bases):
-            raise CipherError("its public key has a base out of range, or one that shares a factor with n")
+            raise CipherError(
+                "its public key has a base out of range, or one that shares a factor with n"
+            )
         return key
 
     def wire(self) -> bytes:
         """Returns the numbers for the wire."""
         widths = self.widths(self.scheme, self.bits)
         return b"".join(
-            each.to_bytes(width, "little") for each, width in zip((self.n, *self.bases), widths, strict=True)
+            each.to_bytes(width, "little")
+            for each, width in zip((self.n, *self.bases), widths, strict=True)
         )
 
     def for_heu(self) -> bytes:
-        """Returns the key as HEU writes it: an array of the numbers, with OU also the bits of a plaintext.
+        """Returns the key as HEU writes it: an array of the numbers, with OU also the bits of a
+        plaintext.
 
-        Those are the bits of a prime that only the key's owner knows; who adds needs no more than a third of the key's.
+        Those are the bits of a prime that only the key's owner knows; who adds needs no more than a
+        third of the key's.
         """
         parts = [_written(each) for each in (self.n, *self.bases)]
         if self.scheme == "ou":
@@ -93,7 +102,9 @@ class PublicNumbers:
 
 
 class HeuKeys:
-    """A private key of HEU, and the numbers of its public key for the wire. Long work is cut into pieces."""
+    """A private key of HEU, and the numbers of its public key for the wire. Long work is cut into
+    pieces.
+    """
 
     def __init__(self, library: Any, scheme: str, bits: int, width: int) -> None:
         self._library, self._scheme, self._width = library, scheme, width
@@ -123,7 +134,9 @@ class HeuKeys:
             try:
                 plain = self._kit.decryptor().decrypt_in_range(sums, bits).to_numpy()
             except RuntimeError:
-                raise CipherError("it decrypts to a number out of range, as one of another key does") from None
+                raise CipherError(
+                    "it decrypts to a number out of range, as one of another key does"
+                ) from None
             found += map(int, plain)
         return unpack(apart(found, count))
 
@@ -131,7 +144,9 @@ class HeuKeys:
 class HeuAdder:
     """HEU with a public key. Long work is cut into pieces."""
 
-    def __init__(self, library: Any, scheme: str, public: bytes, bits: int, width: int, together: int) -> None:
+    def __init__(
+        self, library: Any, scheme: str, public: bytes, bits: int, width: int, together: int
+    ) -> None:
         self._library, self._scheme, self._width, self._together = library, scheme, width, together
         key = PublicNumbers.read(scheme, bits, public)
         try:
@@ -141,7 +156,12 @@ class HeuAdder:
         self._modulus = key.modulus
         self._evaluator = self._kit.evaluator()
         self._encoder = library.phe.BigintEncoder(schema(library, scheme))
-        self._summing, self._adding, self._shifting, self._masking = Pace(FAST), Pace(FAST), Pace(SLOW), Pace(SLOW)
+        self._summing, self._adding, self._shifting, self._masking = (
+            Pace(FAST),
+            Pace(FAST),
+            Pace(SLOW),
+            Pace(SLOW),
+        )
 
     def held(self, wire_N: Wire) -> Any:
         """See ``Adder``."""
@@ -169,8 +189,12 @@ class HeuAdder:
             fit = int(np.searchsorted(ends_G, begins_G[first] + self._summing.room, side="right"))
             last = min(len(ends_G), max(first + 1, fit))
             begin, end = int(begins_G[first]), int(ends_G[last - 1])
-            places = places_P[begin:end].tolist()  # HEU takes lists of Python's integers alone
-            groups = [places[a - begin : b - begin] for a, b in _bounds(begins_G[first:last], ends_G[first:last])]
+            # HEU takes lists of Python's integers alone.
+            places = places_P[begin:end].tolist()
+            groups = [
+                places[a - begin : b - begin]
+                for a, b in _bounds(begins_G[first:last], ends_G[first:last])
+            ]
             with _usable(), self._summing.taking(end - begin):
                 parts.append(self._evaluator.batch_select_sum(held, groups))
             first = last
@@ -232,7 +256,9 @@ class HeuAdder:
         """Returns ciphertexts of numbers that are 2^128 times as large."""
         parts = []
         for piece in self._shifting.pieces(held.shape[0]):
-            shift = self._kit.array(np.full(piece.stop - piece.start, 1 << BITS, object), self._encoder)
+            shift = self._kit.array(
+                np.full(piece.stop - piece.start, 1 << BITS, object), self._encoder
+            )
             with _usable():
                 parts.append(self._evaluator.mul(held[piece], shift))
         return self.joined(parts)
@@ -240,7 +266,9 @@ class HeuAdder:
 
 @contextmanager
 def _usable() -> Iterator[None]:
-    """Raises CipherError if HEU cannot compute with a key that looked well, or with what it has encrypted."""
+    """Raises CipherError if HEU cannot compute with a key that looked well, or with what it has
+    encrypted.
+    """
     try:
         yield
     except RuntimeError:
@@ -252,16 +280,28 @@ def _bounds(begins_G: Integers, ends_G: Integers) -> Iterator[tuple[int, int]]:
 
 
 def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
-    """Returns HEU's array of ciphertexts. Raises CipherError if one is zero, or not below ``modulus``."""
+    """Returns HEU's array of ciphertexts. Raises CipherError if one is zero, or not below
+    ``modulus``.
+    """
     n, width = wire_N.shape
     if not n:
-        raise CipherError("there is none")  # HEU crashes on an array of nothing
+        # HEU crashes on an array of nothing.
+        raise CipherError("there is none")
     limit = modulus.to_bytes(width, "big")
     big_endian = np.ascontiguousarray(wire_N[:, ::-1])
     if any(not each.tobytes() < limit for each in big_endian) or not wire_N.any(axis=1).all():
         raise CipherError("it is not a number between zero and the key's modulus")
-    tail = b"\0" + tail  # the sign
-    head = bytes([0xDA, *(4 + width + len(tail)).to_bytes(2, "big"), 0x91, 0xDA, *(width + 1).to_bytes(2, "big")])
+    # The sign.
+    tail = b"\0" + tail
+    head = bytes(
+        [
+            0xDA,
+            *(4 + width + len(tail)).to_bytes(2, "big"),
+            0x91,
+            0xDA,
+            *(width + 1).to_bytes(2, "big"),
+        ]
+    )
     body = np.empty((n, len(head) + width + len(tail)), np.uint8)
     body[:, : len(head)] = np.frombuffer(head, np.uint8)
     body[:, len(head) : -len(tail)] = wire_N
@@ -274,13 +314,15 @@ def to_wire(written: bytes, count: int, width: int) -> Wire:
     """Returns the numbers of an array that HEU has written."""
     found = np.zeros((count, width), np.uint8)
     at = 1
-    for _ in range(3):  # rows, columns, dimensions
+    # Rows, columns, dimensions.
+    for _ in range(3):
         at += {0xCC: 2, 0xCD: 3, 0xCE: 5}.get(written[at], 1)
     at += {0xDC: 3, 0xDD: 5}.get(written[at], 1)
     for row in range(count):
         size, begin = _string(written, at)
         length, number = _string(written, begin + 1)
-        length = min(length, width)  # a byte of zeros may follow, as a sign
+        # A byte of zeros may follow, as a sign.
+        length = min(length, width)
         found[row, :length] = np.frombuffer(written, np.uint8, length, number)
         at = begin + size
     return found
@@ -297,7 +339,9 @@ def _string(written: bytes, at: int) -> tuple[int, int]:
 
 
 def _written(number: int) -> bytes:
-    """Returns a positive number as HEU writes it: a string, the lowest byte first, with room for the sign."""
+    """Returns a positive number as HEU writes it: a string, the lowest byte first, with room for
+    the sign.
+    """
     length = number.bit_length() // 8 + 1
     if length < 32:
         head = bytes([0xA0 | length])

@@ -8,14 +8,17 @@ import gmpy2
 
 from vfl_party.methods.secureboost.homomorphic.scheme import CipherError
 
-SMALL = 1 << 16  # n has no prime factor below it: those of a true key are far larger
+# N has no prime factor below it: those of a true key are far larger.
+SMALL = 1 << 16
 
 
 def check_modulus(n: int, bits: int, extra: int = 0) -> None:
-    """Raises CipherError unless n can be the modulus of a key of ``bits`` bits: odd, and of about that size.
+    """Raises CipherError unless n can be the modulus of a key of ``bits`` bits: odd, and of about
+    that size.
 
-    ``extra``: how many bits more or fewer it may have. A power of a smaller number and a number with small factors are
-    no moduli either. Whether n is what the scheme wants (p q, or p² q) cannot be seen from outside.
+    ``extra``: how many bits more or fewer it may have. A power of a smaller number and a number
+    with small factors are no moduli either. Whether n is what the scheme wants (p q, or p² q)
+    cannot be seen from outside.
     """
     if abs(n.bit_length() - bits) > extra or n % 2 == 0:
         about = "about " if extra else ""

@@ -1,4 +1,6 @@
-"""No encryption, in the form of a scheme: for rehearsals, in which the passive parties may read every gradient."""
+"""No encryption, in the form of a scheme: for rehearsals, in which the passive parties may read
+every gradient.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ class PlainKeys:
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
-        return np.stack([g_N, h_N], axis=1).astype("<i8").view(np.uint8).reshape(len(g_N), CIPHER_BYTES)
+        return (
+            np.stack([g_N, h_N], axis=1)
+            .astype("<i8")
+            .view(np.uint8)
+            .reshape(len(g_N), CIPHER_BYTES)
+        )
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""

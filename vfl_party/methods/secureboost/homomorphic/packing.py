@@ -1,7 +1,8 @@
 """Packs a pair of integers into one: g · 2^64 + h. Sums of packed pairs are packed pairs of sums.
 
-g may be negative, h may not; both sums stay below 2^62, so that neither reaches into the other: two guard bits each.
-Sums that have been added up are packed once more, several into one plaintext: the sum of s_t · 2^(128 t).
+g may be negative, h may not; both sums stay below 2^62, so that neither reaches into the other: two
+guard bits each. Sums that have been added up are packed once more, several into one plaintext: the
+sum of s_t · 2^(128 t).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import numpy as np
 
 from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers
 
-BITS = 128  # of a packed pair, with its sign
+# Of a packed pair, with its sign.
+BITS = 128
 LIMIT = 1 << 62
 _RANGE = "it decrypts to a number out of range, as one of another key does"
 _HALF, _DIGIT = 1 << (BITS - 1), (1 << BITS) - 1
@@ -29,14 +31,16 @@ def ciphers_for(count: int, together: int) -> int:
 
 
 def apart(packed: Iterable[int], count: int) -> list[int]:
-    """Returns ``count`` sums of plaintexts that hold several: first the lowest of each plaintext, in order.
+    """Returns ``count`` sums of plaintexts that hold several: first the lowest of each plaintext,
+    in order.
 
     Raises CipherError if a plaintext holds more.
     """
     found, rest = list[int](), list(packed)
     for _ in range(ciphers_for(count, max(1, len(rest)))):
         for at, value in enumerate(rest):
-            lowest = ((value + _HALF) & _DIGIT) - _HALF  # of a number with a sign
+            # Of a number with a sign.
+            lowest = ((value + _HALF) & _DIGIT) - _HALF
             found.append(lowest)
             rest[at] = (value - lowest) >> BITS
     if any(rest):

@@ -1,8 +1,9 @@
 """Paillier's scheme over gmpy2, for machines that have no wheel of HEU.
 
-Randomness is that of Damgård, Jurik and Nielsen (2010): powers of one base, from tables. Each side draws a base of its
-own: who adds would mask nothing with one that the key's owner has chosen badly. Who has the private key computes modulo
-p² and q² and joins the two (CRT). Encryption: (1 + m n) · b^r mod n², with r of half the key's bits.
+Randomness is that of Damgård, Jurik and Nielsen (2010): powers of one base, from tables. Each side
+draws a base of its own: who adds would mask nothing with one that the key's owner has chosen badly.
+Who has the private key computes modulo p² and q² and joins the two (CRT). Encryption: (1 + m n) ·
+b^r mod n², with r of half the key's bits.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from vfl_party.methods.secureboost.homomorphic.modulus import check_modulus
 from vfl_party.methods.secureboost.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
 from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers, Wire
 
-WINDOW = 8  # bits of an exponent that one look into a table covers
-Numbers = npt.NDArray[np.object_]  # of mpz
+# Bits of an exponent that one look into a table covers.
+WINDOW = 8
+# Of mpz.
+Numbers = npt.NDArray[np.object_]
 
 
 class Powers:
-    """Powers of one base: a table for each window of the exponent, so that a power costs one product a window."""
+    """Powers of one base: a table for each window of the exponent, so that a power costs one
+    product a window.
+    """
 
     def __init__(self, base: gmpy2.mpz, modulus: gmpy2.mpz, bits: int) -> None:
         self._modulus, self._tables = modulus, []
@@ -38,7 +43,9 @@ class Powers:
     def of(self, exponent: int) -> gmpy2.mpz:
         """Returns the base to the power of ``exponent``."""
         found, modulus = gmpy2.mpz(1), self._modulus
-        for digit, table in zip(exponent.to_bytes(len(self._tables), "little"), self._tables, strict=True):
+        for digit, table in zip(
+            exponent.to_bytes(len(self._tables), "little"), self._tables, strict=True
+        ):
             if digit:
                 found = found * table[digit] % modulus
         return found
@@ -75,7 +82,9 @@ class PaillierKeys:
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""
-        return unpack(apart((self._decrypted(each) for each in numbers(wire, self._n * self._n)), count))
+        return unpack(
+            apart((self._decrypted(each) for each in numbers(wire, self._n * self._n)), count)
+        )
 
     def _decrypted(self, cipher: gmpy2.mpz) -> int:
         p, q = self._p, self._q
@@ -140,13 +149,17 @@ class PaillierAdder:
             for cipher in reversed(rest):
                 total = gmpy2.powmod(total, shift, modulus) * cipher % modulus
             packed.append(total)
-        masked = (each * self._powers.of(secrets.randbits(self._bits // 2)) % modulus for each in packed)
+        masked = (
+            each * self._powers.of(secrets.randbits(self._bits // 2)) % modulus for each in packed
+        )
         out = b"".join(_bytes(each, self._width) for each in masked)
         return np.frombuffer(bytearray(out), np.uint8).reshape(count, self._width)
 
 
 def numbers(wire_N: Wire, modulus: gmpy2.mpz) -> Numbers:
-    """Returns ciphertexts as numbers. Raises CipherError if one is zero, or not below ``modulus``."""
+    """Returns ciphertexts as numbers. Raises CipherError if one is zero, or not below
+    ``modulus``.
+    """
     found = [gmpy2.mpz(int.from_bytes(each, "little")) for each in np.ascontiguousarray(wire_N)]
     if not all(0 < each < modulus for each in found):
         raise CipherError("it is not a number between zero and the key's modulus")
@@ -170,7 +183,9 @@ def _bytes(value: gmpy2.mpz, width: int) -> bytes:
 
 
 def _prime(bits: int) -> gmpy2.mpz:
-    """Returns a random prime of exactly ``bits`` bits that leaves 3 when divided by 4; its two highest bits are set."""
+    """Returns a random prime of exactly ``bits`` bits that leaves 3 when divided by 4; its two
+    highest bits are set.
+    """
     while True:
         start = gmpy2.mpz(secrets.randbits(bits) | 3 << (bits - 2) | 3)
         prime = gmpy2.next_prime(start - 1)

@@ -1,7 +1,7 @@
 """Cuts long computations into pieces, between which other threads run.
 
-A call of HEU holds Python's lock until it returns. Without the lock no heartbeat leaves the party, and the server would
-count it as lost.
+A call of HEU holds Python's lock until it returns. Without the lock no heartbeat leaves the party,
+and the server would count it as lost.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SECONDS = 0.25  # that a piece should take
-REST = 0.001  # seconds between two pieces: enough for all threads that wait for the lock
-SLOW, FAST = 16, 4096  # items of a first piece: one takes up to hundredths of a second, or of a millisecond
-_GROWTH = 4  # at most, from one piece to the next
+# That a piece should take.
+SECONDS = 0.25
+# Seconds between two pieces: enough for all threads that wait for the lock.
+REST = 0.001
+# Items of a first piece: one takes up to hundredths of a second, or of a millisecond.
+SLOW, FAST = 16, 4096
+# At most, from one piece to the next.
+_GROWTH = 4
 
 
 class Pace:
@@ -23,7 +27,9 @@ class Pace:
         self.room = first
 
     def pieces(self, count: int) -> Iterator[slice]:
-        """Gives the places of ``count`` items, piece by piece; what is done with one must be over before the next."""
+        """Gives the places of ``count`` items, piece by piece; what is done with one must be over
+        before the next.
+        """
         start = 0
         while start < count:
             piece = slice(start, min(count, start + self.room))

@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
-Wire = npt.NDArray[np.uint8]  # ciphertexts as they cross the wire, [N, bytes]
-Held = Any  # ciphertexts as a scheme computes with them
+# Ciphertexts as they cross the wire, [N, bytes].
+Wire = npt.NDArray[np.uint8]
+# Ciphertexts as a scheme computes with them.
+Held = Any
 
 
 class CipherError(Exception):
@@ -18,7 +20,9 @@ class CipherError(Exception):
 
 
 class Keys(Protocol):
-    """The private key's side. A plaintext is a pair (g, h) of integers; sums of either stay below 2^62."""
+    """The private key's side. A plaintext is a pair (g, h) of integers; sums of either stay below
+    2^62.
+    """
 
     @property
     def public(self) -> bytes:
@@ -45,7 +49,9 @@ class Adder(Protocol):
         ...
 
     def sums(self, held: Held, places_P: Integers, ends_G: Integers) -> Held:
-        """Returns the sum of each group of ``places_P``; group g ends at ``ends_G[g]``, and none is empty."""
+        """Returns the sum of each group of ``places_P``; group g ends at ``ends_G[g]``, and none is
+        empty.
+        """
         ...
 
     def zero(self) -> Held:
@@ -65,7 +71,8 @@ class Adder(Protocol):
         ...
 
     def wire(self, held: Held) -> Wire:
-        """Returns sums for the wire: as many as fit packed into one ciphertext, each masked by a fresh zero.
+        """Returns sums for the wire: as many as fit packed into one ciphertext, each masked by a
+        fresh zero.
 
         Of M sums and W ciphertexts, the first has the sums 0, W, 2 W, …: see ``packing.apart``.
         """

@@ -1,7 +1,9 @@
-"""A process that makes a private key of HEU: ``python -m vfl_party.methods.secureboost.homomorphic.worker SCHEME BITS``.
+"""A process that makes a private key of HEU: ``python -m
+vfl_party.methods.secureboost.homomorphic.worker SCHEME BITS``.
 
-To make one takes seconds in which HEU holds Python's lock, so the party's own process cannot do it between heartbeats.
-The keys go to the standard output: the length of the public key in 4 bytes, little-endian, that key, then the private.
+To make one takes seconds in which HEU holds Python's lock, so the party's own process cannot do it
+between heartbeats. The keys go to the standard output: the length of the public key in 4 bytes,
+little-endian, that key, then the private.
 """
 
 from __future__ import annotations
@@ -13,16 +15,20 @@ import sys
 
 from vfl_common.errors import InternalError
 
-_NAMES = {"ou": "ou", "paillier": "z-paillier"}  # HEU's
+# HEU's.
+_NAMES = {"ou": "ou", "paillier": "z-paillier"}
 
 
 def keys(scheme: str, bits: int) -> tuple[bytes, bytes]:
-    """Makes keys in a process of its own. Returns the public and the private one, as HEU writes them."""
+    """Makes keys in a process of its own. Returns the public and the private one, as HEU writes
+    them.
+    """
     made = subprocess.run(
         [sys.executable, "-P", "-m", __name__, scheme, str(bits)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C at the terminal is for this process to decide about
+        # Ctrl-C at the terminal is for this process to decide about.
+        start_new_session=True,
         check=False,
     )
     size, rest = int.from_bytes(made.stdout[:4], "little"), made.stdout[4:]
@@ -38,7 +44,9 @@ def main() -> None:
     scheme, bits = sys.argv[1:]
     made = importlib.import_module("heu.phe").setup(_NAMES[scheme], int(bits))
     public = made.public_key().serialize()
-    sys.stdout.buffer.write(len(public).to_bytes(4, "little") + public + made.secret_key().serialize())
+    sys.stdout.buffer.write(
+        len(public).to_bytes(4, "little") + public + made.secret_key().serialize()
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""The splits that a party's columns offer, in one order: what is summed up for each, and what it means.
+"""The splits that a party's columns offer, in one order: what is summed up for each, and what it
+means.
 
-An entry is a set of codes of one column. A number's entry is a prefix of its bins, twice if some are missing: with
-those on the right, and on the left. A category's entry is the category alone: the active party joins them into sets.
+An entry is a set of codes of one column. A number's entry is a prefix of its bins, twice if some
+are missing: with those on the right, and on the left. A category's entry is the category alone: the
+active party joins them into sets.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from vfl_party.methods.secureboost.homomorphic.scheme import Held
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """``column``: its place among the party's columns. ``below``: the codes below this one; ``missing``: that one too.
+    """``column``: its place among the party's columns. ``below``: the codes below this one;
+    ``missing``: that one too.
 
     For a category ``below`` is its code.
     """
@@ -31,20 +34,26 @@ class SplitEntry:
 
 @dataclass(frozen=True)
 class Layout:
-    """The entries of a round's columns: ``numbers``, then one list for each column of categories."""
+    """The entries of a round's columns: ``numbers``, then one list for each column of
+    categories.
+    """
 
     numbers: tuple[SplitEntry, ...]
     sets: tuple[tuple[SplitEntry, ...], ...]
 
     @classmethod
     def of(cls, columns: list[Column], chosen: list[int]) -> Layout:
-        """Returns the entries of the ``chosen`` columns; a set for each column of categories, empty if not chosen."""
+        """Returns the entries of the ``chosen`` columns; a set for each column of categories, empty
+        if not chosen.
+        """
         numbers: list[SplitEntry] = []
         sets: list[tuple[SplitEntry, ...]] = []
         for place, column in enumerate(columns):
             if column.cuts is None:
                 used = place in chosen and column.size > 1
-                sets.append(tuple(SplitEntry(place, code) for code in range(column.size)) if used else ())
+                sets.append(
+                    tuple(SplitEntry(place, code) for code in range(column.size)) if used else ()
+                )
             elif place in chosen:
                 bins = len(column.cuts) + 1
                 numbers += [SplitEntry(place, below) for below in range(1, bins)]
@@ -66,14 +75,17 @@ class Layout:
     def left(self, columns: list[Column], flags: npt.NDArray[np.bool_]) -> tuple[int, list[bool]]:
         """Returns the column of a split and for each of its codes whether it goes left.
 
-        ``flags``: of the entries, in order: of numbers those with the best gain, of which the first counts; else those
-        of sets, of which the first column counts. Raises ValueError if there is none.
+        ``flags``: of the entries, in order: of numbers those with the best gain, of which the first
+        counts; else those of sets, of which the first column counts. Raises ValueError if there is
+        none.
         """
         numbers = len(self.numbers)
         for place in np.flatnonzero(flags[:numbers])[:1].tolist():
             entry = self.numbers[place]
             size, cuts = columns[entry.column].size, columns[entry.column].cuts or ()
-            return entry.column, [code < entry.below or (entry.missing and code > len(cuts)) for code in range(size)]
+            return entry.column, [
+                code < entry.below or (entry.missing and code > len(cuts)) for code in range(size)
+            ]
         at = numbers
         for each in self.sets:
             own = flags[at : at + len(each)]
@@ -85,11 +97,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Plan:
-    """How sums of buckets become sums of entries, for one layout: places, as ``Adder.take`` wants them.
+    """How sums of buckets become sums of entries, for one layout: places, as ``Adder.take`` wants
+    them.
 
-    ``used``: the columns that have entries, with ``size`` buckets each. ``firsts``: for each code that a number's entry
-    reaches, the buckets of all columns. ``plain``, ``missing``: places among the running sums; ``ends``: the buckets
-    of missing cells. ``single``: the buckets of categories. ``order``: the places of the entries among all these.
+    ``used``: the columns that have entries, with ``size`` buckets each. ``firsts``: for each code
+    that a number's entry reaches, the buckets of all columns. ``plain``, ``missing``: places among
+    the running sums; ``ends``: the buckets of missing cells. ``single``: the buckets of categories.
+    ``order``: the places of the entries among all these.
     """
 
     used: tuple[int, ...]
@@ -129,7 +143,10 @@ class Plan:
             tuple([column * size + code for column in range(width)] for code in range(codes)),
             [running(at) for at in without],
             [running(at) for at in with_missing],
-            [bucket(column, columns[column].size - 1) for column in (layout.numbers[at].column for at in with_missing)],
+            [
+                bucket(column, columns[column].size - 1)
+                for column in (layout.numbers[at].column for at in with_missing)
+            ],
             [bucket(entry.column, entry.below) for each in layout.sets for entry in each],
             back,
         )
@@ -141,7 +158,8 @@ def summed(adder: Adder, held: Held, rows: Rows, codes_NF: Codes, plan: Plan) ->
     ``codes_NF``: of the rows that ``held`` has, all columns.
     """
     used_NF = codes_NF if len(plan.used) == codes_NF.shape[1] else codes_NF[:, list(plan.used)]
-    buckets = bucket_sums(adder, held, rows, used_NF, plan.size)  # by column, then by code
+    # By column, then by code.
+    buckets = bucket_sums(adder, held, rows, used_NF, plan.size)
     parts = []
     if plan.firsts:
         prefixes = [adder.take(buckets, plan.firsts[0])]
@@ -150,7 +168,9 @@ def summed(adder: Adder, held: Held, rows: Rows, codes_NF: Codes, plan: Plan) ->
         running = adder.joined(prefixes)
         parts.append(adder.take(running, plan.plain))
         if plan.missing:
-            parts.append(adder.add(adder.take(running, plan.missing), adder.take(buckets, plan.ends)))
+            parts.append(
+                adder.add(adder.take(running, plan.missing), adder.take(buckets, plan.ends))
+            )
     if plan.single:
         parts.append(adder.take(buckets, plan.single))
     return adder.take(adder.joined(parts), plan.order)

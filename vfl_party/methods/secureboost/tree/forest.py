@@ -1,6 +1,8 @@
-"""The trees as one party has them: its own splits, and at the active party the leaves and who owns each split.
+"""The trees as one party has them: its own splits, and at the active party the leaves and who owns
+each split.
 
-They are the state of a module, so that checkpoints, prediction and exported models hold them as they do weights.
+They are the state of a module, so that checkpoints, prediction and exported models hold them as
+they do weights.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from torch import Tensor, nn
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
 
-Node = tuple[int, int]  # level, number in the level; the children of n are 2n and 2n + 1 of the next level
-NAME = "trees"  # in ``Party.models``
+# Level, number in the level; the children of n are 2n and 2n + 1 of the next level.
+Node = tuple[int, int]
+# In ``Party.models``.
+NAME = "trees"
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class Split:
 
     column: int
     left: tuple[bool, ...]
-    default: bool  # left
+    # Left.
+    default: bool
 
     def goes_left(self, codes_BF: Codes) -> npt.NDArray[np.bool_]:
         """Returns whether each row goes left."""
@@ -39,7 +44,9 @@ class Split:
 
 @dataclass
 class Tree:
-    """``splits``: this party's own. ``owners``, ``gains``, ``leaves``: of all, at the active party alone."""
+    """``splits``: this party's own. ``owners``, ``gains``, ``leaves``: of all, at the active party
+    alone.
+    """
 
     splits: dict[Node, Split] = field(default_factory=dict)
     owners: dict[Node, str] = field(default_factory=dict)
@@ -57,7 +64,9 @@ class Forest(nn.Module):
         self.trees: list[Tree] = []
 
     def importance(self) -> dict[str, float]:
-        """Returns the gain of each own column; at a passive party, which knows no gains, how many splits it has."""
+        """Returns the gain of each own column; at a passive party, which knows no gains, how many
+        splits it has.
+        """
         found: dict[str, float] = {}
         for tree in self.trees:
             for node, split in tree.splits.items():
@@ -68,7 +77,9 @@ class Forest(nn.Module):
     def get_extra_state(self) -> Tensor:
         """Returns columns and trees as bytes of JSON."""
         trees = [[_written(part) for part in asdict(tree).values()] for tree in self.trees]
-        text = json.dumps({"columns": [asdict(each) for each in self.columns], "base": self.base, "trees": trees})
+        text = json.dumps(
+            {"columns": [asdict(each) for each in self.columns], "base": self.base, "trees": trees}
+        )
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
@@ -87,8 +98,12 @@ class Forest(nn.Module):
             self.base = tree["base"]
             self.trees = []
             for splits, owners, gains, leaves in tree["trees"]:
-                own = {(a, b): Split(s["column"], tuple(s["left"]), s["default"]) for a, b, s in splits}
-                others = ({(a, b): value for a, b, value in part} for part in (owners, gains, leaves))
+                own = {
+                    (a, b): Split(s["column"], tuple(s["left"]), s["default"]) for a, b, s in splits
+                }
+                others = (
+                    {(a, b): value for a, b, value in part} for part in (owners, gains, leaves)
+                )
                 self.trees.append(Tree(own, *others))
         except (ValueError, TypeError, KeyError, AttributeError):
             text = "the checkpoint holds trees that cannot be read; use those of the trained run"

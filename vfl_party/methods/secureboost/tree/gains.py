@@ -12,8 +12,11 @@ from vfl_party.methods.secureboost.homomorphic import Integers
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.objective import Doubles, Fixed
 
-TIE = 1e-10  # gains, and ratios of g to h, that differ by less (of themselves) count as equal: the first one wins
-LEAST = 1e-9  # what a gain must exceed beyond ``min_gain``: rounding gives worthless splits a little
+# Gains, and ratios of g to h, that differ by less (of themselves) count as equal: the first one
+# wins.
+TIE = 1e-10
+# What a gain must exceed beyond ``min_gain``: rounding gives worthless splits a little.
+LEAST = 1e-9
 
 Bools = npt.NDArray[np.bool_]
 
@@ -38,10 +41,16 @@ class BestSplit:
 
 
 class Gains:
-    """XGBoost's gain: half of G²/(H + lambda) of the left, plus that of the right, less that of the node."""
+    """XGBoost's gain: half of G²/(H + lambda) of the left, plus that of the right, less that of the
+    node.
+    """
 
     def __init__(self, settings: SecureBoostSettings, fixed: Fixed) -> None:
-        self._lambda, self._weight, self._rate = settings.lambda_, settings.min_child_weight, settings.learning_rate
+        self._lambda, self._weight, self._rate = (
+            settings.lambda_,
+            settings.min_child_weight,
+            settings.learning_rate,
+        )
         self._least, self._fixed = settings.min_gain + LEAST, fixed
 
     def leaf(self, node: Sums) -> float:
@@ -59,7 +68,9 @@ class Gains:
         top = float(numbers.max(initial=-np.inf))
         sets, at = list[tuple[int, float, Bools]](), sizes[0]
         for size in sizes[1:]:
-            gain, chosen = self._best_set(node, Sums(entries.g[at : at + size], entries.h[at : at + size]))
+            gain, chosen = self._best_set(
+                node, Sums(entries.g[at : at + size], entries.h[at : at + size])
+            )
             sets.append((at, gain, chosen))
             at += size
         best = max([top, *(gain for _, gain, _ in sets)])
@@ -79,11 +90,15 @@ class Gains:
         light = np.minimum(doubles(left.h), doubles(right.h)) < self._weight
         empty = (left.h <= 0) | (right.h <= 0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            score = [doubles(each.g) ** 2 / (doubles(each.h) + self._lambda) for each in (left, right, node)]
+            score = [
+                doubles(each.g) ** 2 / (doubles(each.h) + self._lambda)
+                for each in (left, right, node)
+            ]
         return np.where(light | empty, -np.inf, 0.5 * (score[0] + score[1] - score[2]))
 
     def _best_set(self, node: Sums, of: Sums) -> tuple[float, Bools]:
-        """Returns the best gain of a set of categories, and which are in it: those with the least G/H.
+        """Returns the best gain of a set of categories, and which are in it: those with the least
+        G/H.
 
         Categories without rows here are in no set; those with equal ratios stay together.
         """
@@ -94,7 +109,9 @@ class Gains:
         ends = np.flatnonzero(np.diff(ratios) > TIE * np.maximum(1.0, np.abs(ratios[:-1])))
         if not len(ends):
             return -np.inf, chosen
-        gains = self._gains(node, Sums(np.cumsum(of.g[present])[ends], np.cumsum(of.h[present])[ends]))
+        gains = self._gains(
+            node, Sums(np.cumsum(of.g[present])[ends], np.cumsum(of.h[present])[ends])
+        )
         top = float(gains.max())
         if top == -np.inf:
             return top, chosen

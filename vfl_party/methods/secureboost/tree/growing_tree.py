@@ -20,9 +20,9 @@ from vfl_party.methods.secureboost.tree.positions import Bools, Nodes
 class GrowingTree:
     """One tree while it grows.
 
-    ``nodes``: of the routed rows; ``values``: of the leaf that each has reached. ``pairs``: g and h of the
-    sampled rows, [R, 2]. ``layout``, ``plan``: of this party's entries; ``sizes``: of each passive party's. ``sums``:
-    {party: {node: the sums of its entries}} of the level before.
+    ``nodes``: of the routed rows; ``values``: of the leaf that each has reached. ``pairs``: g and h
+    of the sampled rows, [R, 2]. ``layout``, ``plan``: of this party's entries; ``sizes``: of each
+    passive party's. ``sums``: {party: {node: the sums of its entries}} of the level before.
     """
 
     tree: Tree
@@ -47,11 +47,15 @@ class GrowingTree:
         """Whether sums of entries can be those of rows in an open node."""
         g_R, h_R = self.pairs[self.nodes[self.rows] == node].T
         return bool(
-            (np.abs(sums_.g) <= np.abs(g_R).sum()).all() and (sums_.h >= 0).all() and (sums_.h <= h_R.sum()).all()
+            (np.abs(sums_.g) <= np.abs(g_R).sum()).all()
+            and (sums_.h >= 0).all()
+            and (sums_.h <= h_R.sum()).all()
         )
 
     def adds_up(self, party: str, node: int, sums_: Sums) -> bool:
-        """Whether the categories of each of a party's columns have all rows of the node, and each row once."""
+        """Whether the categories of each of a party's columns have all rows of the node, and each
+        row once.
+        """
         total, ends = self.total(node), np.cumsum(self.sizes[party]).tolist()
         return all(
             sums_.g[begin:end].sum() == total.g[0] and sums_.h[begin:end].sum() == total.h[0]
@@ -60,7 +64,8 @@ class GrowingTree:
         )
 
     def agrees(self, party: str, node: int, flags: Bools, left: Bools) -> bool:
-        """Whether the rows that a party sends left have the sums of a split that it was told with ``flags``.
+        """Whether the rows that a party sends left have the sums of a split that it was told with
+        ``flags``.
 
         ``left``: of all rows in the node.
         """
@@ -72,5 +77,9 @@ class GrowingTree:
         told = list(pairs[: sizes[0]][flags[: sizes[0]]])
         if not told:
             ends = itertools.pairwise(np.cumsum(sizes).tolist())
-            told = [pairs[begin:end][flags[begin:end]].sum(axis=0) for begin, end in ends if flags[begin:end].any()]
+            told = [
+                pairs[begin:end][flags[begin:end]].sum(axis=0)
+                for begin, end in ends
+                if flags[begin:end].any()
+            ]
         return any((found == each).all() for each in told)

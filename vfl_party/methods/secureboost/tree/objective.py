@@ -1,4 +1,6 @@
-"""The loss behind the trees: where scores begin, its derivatives, and the whole numbers that stand for them."""
+"""The loss behind the trees: where scores begin, its derivatives, and the whole numbers that stand
+for them.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ from vfl_common.config.models import TaskSettings
 from vfl_party.methods.secureboost.homomorphic import Integers
 
 Doubles = npt.NDArray[np.float64]
-MOST_FRACTION = 50  # bits after the point
-SUM_BITS = 61  # of a sum of g or h, below the packing's limit
+# Bits after the point.
+MOST_FRACTION = 50
+# Of a sum of g or h, below the packing's limit.
+SUM_BITS = 61
 
 
 def base(task: TaskSettings, y_N: Doubles) -> Doubles:
-    """Returns the scores [K] before the first tree: log-odds, logarithms of the classes' shares, or the mean."""
+    """Returns the scores [K] before the first tree: log-odds, logarithms of the classes' shares, or
+    the mean.
+    """
     if task.kind == "binary":
         share = float(y_N.mean())
         return np.array([math.log(share / (1.0 - share))])
@@ -27,7 +33,9 @@ def base(task: TaskSettings, y_N: Doubles) -> Doubles:
     return np.log(np.maximum(counts, 1e-3) / len(y_N))
 
 
-def derivatives(task: TaskSettings, scores_NK: Doubles, y_N: Doubles, k: int) -> tuple[Doubles, Doubles]:
+def derivatives(
+    task: TaskSettings, scores_NK: Doubles, y_N: Doubles, k: int
+) -> tuple[Doubles, Doubles]:
     """Returns g and h [N] of the loss of each row with respect to its score of class ``k``."""
     if task.kind == "regression":
         return scores_NK[:, 0] - y_N, np.ones(len(y_N))
@@ -36,12 +44,15 @@ def derivatives(task: TaskSettings, scores_NK: Doubles, y_N: Doubles, k: int) ->
         return p_N - y_N, p_N * (1.0 - p_N)
     powers_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
     p_N = powers_NK[:, k] / powers_NK.sum(axis=1)
-    return p_N - (y_N == k), 2.0 * p_N * (1.0 - p_N)  # twice, as XGBoost
+    # Twice, as XGBoost.
+    return p_N - (y_N == k), 2.0 * p_N * (1.0 - p_N)
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Fixed point: a number stands for itself times 2^``fraction``, so that sums are exact, in any order."""
+    """Fixed point: a number stands for itself times 2^``fraction``, so that sums are exact, in any
+    order.
+    """
 
     fraction: int
 

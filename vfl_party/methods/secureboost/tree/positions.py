@@ -1,4 +1,6 @@
-"""Where rows stand while a tree grows, as all parties know it: each row's node in the level that is under way."""
+"""Where rows stand while a tree grows, as all parties know it: each row's node in the level that is
+under way.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ import numpy.typing as npt
 
 from vfl_party.base.seeds import Rows
 
-SETTLED = 255  # instead of a node: the row is in a leaf
+# Instead of a node: the row is in a leaf.
+SETTLED = 255
 Nodes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
@@ -18,7 +21,8 @@ def open_nodes(nodes_N: Nodes) -> list[int]:
 
 
 def to_sum(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
-    """Returns the open nodes whose sums are computed; that of a brother is the parent's, less these.
+    """Returns the open nodes whose sums are computed; that of a brother is the parent's, less
+    these.
 
     Of two brothers it is the one with fewer rows in the sample; the left one if they have as many.
     """
@@ -33,7 +37,9 @@ def to_sum(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
 
 def where(nodes_N: Nodes, nodes: list[int]) -> Rows:
     """Returns the rows in each of ``nodes``, one node after the other."""
-    return np.concatenate([np.empty(0, np.int64), *(np.flatnonzero(nodes_N == node) for node in nodes)])
+    return np.concatenate(
+        [np.empty(0, np.int64), *(np.flatnonzero(nodes_N == node) for node in nodes)]
+    )
 
 
 def packed_bytes(bits: int) -> int:

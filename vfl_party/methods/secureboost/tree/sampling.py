@@ -1,7 +1,9 @@
-"""Which training rows a round's trees learn from: a share of all, or mostly those with large gradients (GOSS).
+"""Which training rows a round's trees learn from: a share of all, or mostly those with large
+gradients (GOSS).
 
-GOSS (LightGBM, Ke et al. 2017) keeps the rows with the largest gradients, draws some of the others, and gives these the
-weight that makes up for the rest. Only the active party knows gradients, so it tells the passive parties the rows.
+GOSS (LightGBM, Ke et al. 2017) keeps the rows with the largest gradients, draws some of the others,
+and gives these the weight that makes up for the rest. Only the active party knows gradients, so it
+tells the passive parties the rows.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ def drawn(count: int, settings: SecureBoostSettings) -> int:
 
 
 def parts(count: int, goss: GossSettings) -> tuple[int, int]:
-    """Returns how many rows are kept for their gradients, and how many of the others are drawn: two or more in all."""
+    """Returns how many rows are kept for their gradients, and how many of the others are drawn: two
+    or more in all.
+    """
     top = min(round(goss.top * count), count - 1)
     return top, min(count - top, max(1, 2 - top, round(goss.rest * count)))
 
 
 def sample(seed: int, phase: str, round_: int, count: int, settings: SecureBoostSettings) -> Rows:
-    """Returns the places of the training rows that a round's trees learn from, ascending; at least two."""
+    """Returns the places of the training rows that a round's trees learn from, ascending; at least
+    two.
+    """
     if settings.row_sample == 1.0:
         return np.arange(count, dtype=np.int64)
     order = permutation(derive_seed(seed, phase, "rows", round_), count)
@@ -37,9 +43,11 @@ def sample(seed: int, phase: str, round_: int, count: int, settings: SecureBoost
 
 
 def secret(seed: int, phase: str, y_N: Doubles) -> int:
-    """Returns a seed that the active party alone knows, and that is the same in each run on the same labels.
+    """Returns a seed that the active party alone knows, and that is the same in each run on the
+    same labels.
 
-    If the passive parties could draw the same rows, they would see which of the sampled ones have large gradients.
+    If the passive parties could draw the same rows, they would see which of the sampled ones have
+    large gradients.
     """
     return derive_seed(seed, phase, "goss", hashlib.sha256(y_N.tobytes()).hexdigest())
 
@@ -47,8 +55,8 @@ def secret(seed: int, phase: str, y_N: Doubles) -> int:
 def by_gradient(goss: GossSettings, sizes_N: Doubles, seed: int) -> tuple[Rows, Doubles]:
     """Returns the rows of a round, ascending, and their weights [R].
 
-    ``sizes_N``: of each training row's gradients. They are compared as float32, so that rounding decides nothing; of
-    equal ones the kept rows are drawn.
+    ``sizes_N``: of each training row's gradients. They are compared as float32, so that rounding
+    decides nothing; of equal ones the kept rows are drawn.
     """
     count = len(sizes_N)
     top, rest = parts(count, goss)
