@@ -36,7 +36,7 @@ def test_every_command_that_wants_a_recipe_names_that_of_a_party_file(
     named = tmp_path / "shared" / "recipe.toml"
     said = f"^{bank}: is a party file; give the recipe that it names instead: {named}$"
     with pytest.raises(InputError, match=said):
-        # Vfl-server serve, vfl-server health.
+        # `vfl-server serve` and `vfl-server health` read it so.
         load_recipe(bank)
     with pytest.raises(InputError, match=said):
         vfl.leaks(bank)
