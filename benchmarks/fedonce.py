@@ -5,11 +5,14 @@ Each task is a study (``vfl study``); each run is k + 1 processes over gRPC with
 and plots go to ``benchmarks/results/``. What was chosen (learning rates, epochs) was chosen on
 validation rows of seed 11, which is not reported; the rest is the paper's (Tables 2, 3, 5 and 10).
 
-    phishing     10 parties, 68 columns: FedOnce-L0, more rounds, PCA, split training, Solo,
-    Combine, LightGBM uji          UJIIndoorLoc, 10 parties, longitude from the strengths of 520
-    access points mnist        MNIST-10k in quadrants, 4 parties dp-phishing  FedOnce-L1, 4 parties:
-    moments and simple division, fixed and matched targets, by epsilon dp-uji       the same on
-    UJIIndoorLoc scale        10 to 200 passive parties on this machine: seconds, memory, accuracy
+    phishing     10 parties, 68 columns: FedOnce-L0, more rounds, PCA, split training, Solo, Combine,
+                 LightGBM
+    uji          UJIIndoorLoc, 10 parties, longitude from the strengths of 520 access points
+    mnist        MNIST-10k in quadrants, 4 parties
+    dp-phishing  FedOnce-L1, 4 parties: moments and simple division, fixed and matched targets, by
+                 epsilon
+    dp-uji       the same on UJIIndoorLoc
+    scale        10 to 200 passive parties on this machine: seconds, memory, accuracy
 """
 
 from __future__ import annotations

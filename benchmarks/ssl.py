@@ -5,15 +5,18 @@ labelled rows; each run is K + 1 processes, the server among them, over gRPC wit
 and plots go to ``benchmarks/results/``. What was chosen (learning rates, rounds, gamma) was chosen
 on validation rows of another seed than those reported.
 
-    mnist    MNIST-10k in quadrants, four parties with a small CNN each, 40 % aligned uji2
-    UJIIndoorLoc, building and floor in 13 classes, access points split between two parties uji4
-    the same, four parties credit   default of credit cards, FATE's split between two organisations,
-    AUC rounds   FedHSSL's e = 1, 4, 8 updates on one exchange (the paper's Fig. 7), on the MNIST
-    task, 20 % aligned cvt-mnist, cvt-uji, cvt-credit
-             FedCVT beside FedSplitNN and FedHSSL-MoCo, two parties, 40 % aligned: MNIST-10k in
-             halves with a small CNN at each party, uji2's and credit's tables
+    mnist    MNIST-10k in quadrants, four parties with a small CNN each, 40 % aligned
+    uji2     UJIIndoorLoc, building and floor in 13 classes, access points split between two parties
+    uji4     the same, four parties
+    credit   default of credit cards, FATE's split between two organisations, AUC
+    rounds   FedHSSL's e = 1, 4, 8 updates on one exchange (the paper's Fig. 7), on the
+             MNIST task, 20 % aligned
+    cvt-mnist, cvt-uji, cvt-credit
+             FedCVT beside FedSplitNN and FedHSSL-MoCo, two parties, 40 % aligned: MNIST-10k in halves with
+             a small CNN
+             at each party, uji2's and credit's tables
     bytes    SS-VFL-I's one upload beside split training's bytes to the same accuracy, on the MNIST
-    task
+             task
 """
 
 from __future__ import annotations

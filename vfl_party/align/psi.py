@@ -5,10 +5,10 @@ Diffie-Hellman on Curve25519 among any number of parties and the aggregation ser
 protocol, and the server takes no party's side. With the keys a, b, c of the parties A (active), B
 and C:
 
-    round 1    A -> B: A's rows, masked by a          B -> C: masked by b             C -> A: masked
-    by c round 2    C's rows, masked by c and a            A's rows, by a and b            B's rows,
-    by b and c round 3    the last one to mask a set sends tags of it to the server: A of B's rows,
-    B of C's, C of A's
+    round 1    A -> B: A's rows, masked by a      B -> C: masked by b         C -> A: masked by c
+    round 2    C's rows, masked by c and a        A's rows, by a and b        B's rows, by b and c
+    round 3    the last one to mask a set sends tags of it to the server: A of B's rows, B of
+               C's, C of A's
 
 Each owner shuffles its rows once, and nobody changes that order. The server compares the tags, and
 tells each owner which of its own rows are common. No party ever sees two sets under the same keys,

@@ -1,9 +1,8 @@
 """A party, assembled in one place: open its data, align its rows, assemble models and phases.
 
-    opened  = open_party(recipe, name, data, encoder)           # data; no network aligned =
-    alignment_of(recipe).align(…)                     # with the others; or .expected(table), before
-    joining party   = assemble(opened, aligned, …)                      # rows, models, phases,
-    plan, privacy: pure
+    opened  = open_party(recipe, name, data, encoder)           # data; no network
+    aligned = alignment_of(recipe).align(…)                     # with the others
+    party   = assemble(opened, aligned, …)                      # rows, models, phases, plan: pure
 
 `vfl-party check`, a forecast, a study's trial and a run work with the same `Assembled`.
 """

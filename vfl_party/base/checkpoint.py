@@ -3,8 +3,8 @@ header.
 
     000007-000003.splitnn.12.safetensors            the store's own count, then the label
     .tmp-000008-000004.splitnn.13.safetensors       being written; the next save removes leftovers
-    aside-000008-000004.splitnn.13.safetensors      discarded; removed once a newer one is on the
-    disk damaged-000008-000004.splitnn.13.safetensors    its SHA-256 differs; a few are kept
+    aside-000008-000004.splitnn.13.safetensors      discarded; removed when a newer one is stored
+    damaged-000008-000004.splitnn.13.safetensors    its SHA-256 differs; a few are kept
 
 The header's metadata has ``vfl`` (label and tree, JSON) and ``sha256`` (of the file without this
 entry). A file is renamed to its name after all its bytes are on the disk: a crash at any point
