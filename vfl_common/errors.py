@@ -1,13 +1,13 @@
 """Every error that a person or a peer can meet.
 
     VflError
-    ├── InputError      the input given here cannot be used: file, recipe, certificate, address exit 2
+    ├── InputError      the input cannot be used: file, recipe, certificate, address          exit 2
     │   └── UnwritableError  a file cannot be written
-    ├── PeerError       a peer sent what the recipe does not allow, or refused us               exit 2
-    ├── LostError       a party stayed away past the deadline                                   exit 3
-    ├── AbortedError    another party stopped the run                                           exit 4
+    ├── PeerError       a peer sent what the recipe does not allow, or refused us             exit 2
+    ├── LostError       a party stayed away past the deadline                                 exit 3
+    ├── AbortedError    another party stopped the run                                         exit 4
     ├── InterruptedRun  this generation of the run ended; rejoin and resume (no person sees it)
-    └── InternalError   a defect of ours                                                        exit 1
+    └── InternalError   a defect of ours                                                      exit 1
 
 A person sees ``str(error)``: what happened, where, and what to do. A peer sees only
 ``error.public``, which follows from the type: an exception's text can hold paths, column names or
