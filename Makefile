@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Each worker has a federation of its own. For "auto" see tests/conftest.py.
 PYTEST_PARALLEL ?= --numprocesses auto --maxprocesses 4
 
-.PHONY: demo test check install clean
+.PHONY: demo test check docs install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vfl demo
@@ -22,6 +22,9 @@ test: $(VENV)/.installed-dev
 
 check: $(VENV)/.installed-dev
 	PYTHON=$(BIN)/python scripts/check
+
+docs: $(VENV)/.installed-dev  ## build the site of the documentation, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 install: $(VENV)/.installed
 

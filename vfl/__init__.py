@@ -5,8 +5,8 @@
 >>> run.metrics["test"]["accuracy"]  # doctest: +SKIP
 0.9777
 
-``docs/library.md`` lists every public name. Names are imported when they are asked for, and torch
-when a run needs it.
+``docs/reference/api.md`` lists every public name. Names are imported when they are asked for, and
+torch when a run needs it.
 """
 
 from __future__ import annotations

@@ -191,9 +191,9 @@ def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
     """Run methods x seeds x label counts, and compare them.
 
     STUDY is a TOML file that names a recipe, seeds, label counts, and methods with their phases
-    (docs/how-to.md). Each run is a federation like those of `vfl simulate`. One pretraining serves
-    all label counts. If the study is stopped or killed, the same command resumes it: finished runs
-    are not repeated. A run that fails does not stop the others.
+    (docs/how-to/results/study.md). Each run is a federation like those of `vfl simulate`. One
+    pretraining serves all label counts. If the study is stopped or killed, the same command resumes
+    it: finished runs are not repeated. A run that fails does not stop the others.
 
     \b
     In OUT/<study>/: a folder for each run, results.csv, results.png

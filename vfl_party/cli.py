@@ -66,7 +66,7 @@ def run(
       torchrun --standalone --nproc-per-node 4 --no-python -- vfl-party run PARTY
 
     \b
-    A party file (docs/how-to.md has every key):
+    A party file (docs/reference/party-file.md has every key):
       name = "hospital"
       recipe = "recipe.toml"                # the same at every party
       server = "fed.example.org:7000"

@@ -1,5 +1,5 @@
-"""Makes bank/bank.csv and shop/shop.csv in this folder, for docs/first-federation.md: synthetic
-people, no real one.
+"""Makes bank/bank.csv and shop/shop.csv in this folder, for the tutorial of the first federation
+(docs/tutorials/first-federation.md): synthetic people, no real one.
 
 python examples/first-federation/make_data.py
 

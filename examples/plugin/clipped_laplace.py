@@ -35,9 +35,8 @@ class ClippedLaplace(NoisyFilter):
 
     def noise(self, z_BD: Tensor) -> Tensor:
         norm_B1 = z_BD.abs().sum(dim=1, keepdim=True)
-        return z_BD * (
-            self._clip / norm_B1.clamp_min(self._clip)
-        ) + self._scale * self._random.laplace_like(z_BD)
+        clipped_BD = z_BD * (self._clip / norm_B1.clamp_min(self._clip))
+        return clipped_BD + self._scale * self._random.laplace_like(z_BD)
 
     def apply(self, tensors: Tensors) -> Tensors:
         return {name: self.noise(x.detach()) for name, x in tensors.items()}

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import create_model
 
-from vfl_common.config.recipe import Recipe, RunSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import RunSettings
 
 
 def newer(tables: dict[str, Any], default: Any = 7) -> Recipe:

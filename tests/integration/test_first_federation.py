@@ -1,5 +1,5 @@
-"""docs/first-federation.md as it stands: from two raw tables in two folders to a model, scores and
-a report.
+"""docs/tutorials/first-federation.md as it stands: from two raw tables in two folders to a model,
+scores and a report.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.harness.sharing import program_environment
 from vfl.launcher.child import PROGRAMS
 
 REPO = Path(__file__).parents[2]
-GUIDE = REPO / "docs" / "first-federation.md"
+GUIDE = REPO / "docs" / "tutorials" / "first-federation.md"
 # SHOP_AS_EXCEL in it: which file the shop has.
 DATA = REPO / "examples" / "first-federation" / "make_data.py"
 PLACES = ("bank", "shop")
@@ -57,7 +57,8 @@ class Command:
 
 
 def commands() -> list[Command]:
-    blocks = re.findall(r"^```sh (\w+)\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    block = r'^```sh title="(\w+)"\n(.*?)^```'
+    blocks = re.findall(block, GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     return [Command(place, line) for place, text in blocks for line in text.splitlines()]
 
 

@@ -190,8 +190,8 @@ def test_attacks_that_do_not_know_a_method_refuse_it_in_a_line(tmp_path: Path) -
     words = " ".join(done.stdout.split())
     for said in (
         "No attack was played.",
-        "No attack on labels that was chosen knows secureboost; see docs/security.md.",
-        "No attack on columns that was chosen knows secureboost; see docs/security.md.",
+        "No attack on labels that was chosen knows secureboost; see docs/explanation/security.md.",
+        "No attack on columns that was chosen knows secureboost; see docs/explanation/security.md.",
         "norm, cosine by p1, p2 were not played: no gradients came whose rows a phase names",
         "columns by p0 was not played: no embeddings came whose rows a phase names",
         "completion by p1, p2 was not played: no phase trains an encoder",

@@ -1,5 +1,5 @@
-"""docs/two-machines.md as it stands, on hosts of their own; and what their interfaces carried
-beside the ledger.
+"""docs/tutorials/two-machines.md as it stands, on hosts of their own; and what their interfaces
+carried beside the ledger.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.harness.hosts import HOSTS_OF, NAMES, Hosts, halves_of_digits, missin
 from vfl_common.summary import LinkBytes, Summary, load_summary
 
 REPO = Path(__file__).parents[2]
-GUIDE = REPO / "docs" / "two-machines.md"
+GUIDE = REPO / "docs" / "tutorials" / "two-machines.md"
 RUN_S = 240.0
 _WHY = missing()
 needs_hosts = pytest.mark.skipif(bool(_WHY), reason=_WHY or "hosts of their own")
@@ -33,9 +33,8 @@ class Step:
 
 
 def guide() -> list[Step]:
-    found = re.findall(
-        r"^```(sh|toml) (\w+)(?: ([\w.]+))?\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL
-    )
+    block = r'^```(sh|toml) title="(\w+)(?: ([\w.]+))?"\n(.*?)^```'
+    found = re.findall(block, GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     return [Step(host, file, text) for _, host, file, text in found]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.bundle import StepKey
-from vfl_common.config.recipe import PhaseSettings
+from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.errors import InputError, PeerError
 from vfl_common.link import StepPassed
 from vfl_common.stages import Planned, ahead

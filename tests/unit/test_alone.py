@@ -17,7 +17,8 @@ from tests.harness.federation import toml
 from vfl.simulation.baselines import alone, combined
 from vfl.studies.plan import load_study
 from vfl_common.config.division import divide
-from vfl_common.config.recipe import PhaseSettings, Recipe, StartSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import PhaseSettings, StartSettings
 from vfl_common.errors import InputError
 from vfl_party.assembly.party import encoder_settings
 from vfl_party.data import load_table

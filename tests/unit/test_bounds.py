@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from tests.unit.test_alone import party_of, tables
 from vfl_common.config.base import Section, parse
 from vfl_common.config.models import OptimizerSettings, TaskSettings
-from vfl_common.config.recipe import RunSettings
+from vfl_common.config.recipe_tables import RunSettings
 from vfl_common.errors import InputError
 from vfl_party.methods import build_phases, load_method
 from vfl_party.models.metrics import evaluate

@@ -38,7 +38,7 @@ from vfl_party.predict.prediction import prediction_data
 from vfl_party.runtime import versions
 from vfl_server.control.admission import MAX_PLUGINS, MAX_TEXT, admit
 
-GUIDE = Path(__file__).parents[2] / "docs" / "how-to.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "plugins"
 BINARY, REGRESSION = (
     TaskSettings(kind="binary", metrics=("mine",)),
     TaskSettings(kind="regression", metrics=("mine",)),
@@ -675,15 +675,14 @@ def test_a_run_needs_the_versions_with_which_it_began() -> None:
         versions.require_same(Path("runs/x"), then, {"vfl.codecs:mine": "pack 1.1"})
 
 
-# --- the guide
+# --- the pages of plug-ins
 # ----------------------------------------------------------------------
 
 
 def of_guide(module: str) -> dict[str, Any]:
-    """What a module of section 14 has that is in no file."""
-    (code,) = re.findall(
-        rf"^```python\n(# {module}.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL
-    )
+    """What a module has that stands in a page alone, and in no file of the example."""
+    text = "\n".join(page.read_text() for page in sorted(GUIDE.glob("*.md")))
+    (code,) = re.findall(rf"^```python\n(# {module}.*?)^```", text, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - our own document
     return names

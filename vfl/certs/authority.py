@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import TypeAdapter, ValidationError
 
 from vfl_common.config.party import TlsSettings
-from vfl_common.config.recipe import Name
+from vfl_common.config.recipe_tables import Name
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 from vfl_common.identity import pem

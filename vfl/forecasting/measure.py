@@ -33,7 +33,7 @@ def measured(outlook: Outlook, network: Network) -> Network:
         text = (
             "--measure runs a few steps of all parties, so it needs a recipe with "
             "[simulate.parties.NAME], the data of"
-            " each (how-to.md, section 1); give --step-time instead"
+            " each (docs/how-to/recipes/simulate.md); give --step-time instead"
         )
         raise InputError(Code.CONFIG_INVALID, text)
     recipe = shortened(outlook.recipe)

@@ -247,7 +247,7 @@ class Rehearsal:
             if reads and phases:
                 found.append(
                     f"No attack on {assets} that was chosen knows {listed(phases)}; see "
-                    "docs/security.md."
+                    "docs/explanation/security.md."
                 )
         return found
 

@@ -24,7 +24,7 @@ class Data:
             together; a dict may do without, if all parties have the same rows in the same order.
         label: the column to predict; the active party's.
         settings: any other key of a party's ``[data]`` table, such as ``drop`` or ``missing``
-            (``docs/how-to.md``).
+            (``docs/reference/party-file.md``).
     """
 
     frame: Any

@@ -21,16 +21,20 @@ from vfl_common.files import write_atomic
 class Recipe:
     """A recipe: what the parties of a run agree on, and, under ``simulate``, where their data lie.
 
-    It never changes; ``replace`` returns another one. ``docs/how-to.md`` has every key.
+    It never changes; ``replace`` returns another one. ``docs/reference/recipe.md`` has every key.
 
-    >>> recipe = Recipe.from_dict({
-    ...     "name": "demo", "task": {"kind": "binary"},
-    ...     "parties": [{"name": "bank", "role": "active"}, {"name": "shop", "role": "passive"}],
-    ...     "model": {"embedding_size": 8},
-    ...     "phases": [{"kind": "splitnn", "epochs": 3}, {"kind": "evaluate"}],
-    ... })
-    >>> recipe.replace({"phases.splitnn.epochs": 5}, seed=3)
-    Recipe('demo', seed 3, parties bank and shop, phases splitnn, evaluate)
+    Examples:
+        >>> recipe = Recipe.from_dict({
+        ...     "name": "demo", "task": {"kind": "binary"},
+        ...     "parties": [
+        ...         {"name": "bank", "role": "active"},
+        ...         {"name": "shop", "role": "passive"},
+        ...     ],
+        ...     "model": {"embedding_size": 8},
+        ...     "phases": [{"kind": "splitnn", "epochs": 3}, {"kind": "evaluate"}],
+        ... })
+        >>> recipe.replace({"phases.splitnn.epochs": 5}, seed=3)
+        Recipe('demo', seed 3, parties bank and shop, phases splitnn, evaluate)
     """
 
     def __init__(self, tables: Mapping[str, Any], base: Path, source: str) -> None:

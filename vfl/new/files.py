@@ -22,7 +22,8 @@ from vfl_common.files import write_atomic
 
 RECIPE = "recipe.toml"
 _HEADER = (
-    "# The same at every party; `vfl new recipe` wrote it. docs/how-to.md explains each key.\n\n"
+    "# The same at every party; `vfl new recipe` wrote it. docs/reference/recipe.md explains each"
+    " key.\n\n"
 )
 
 

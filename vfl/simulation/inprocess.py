@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl_common.config.data import DataSettings, ids_only
-from vfl_common.config.recipe import Recipe, SimulateSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import SimulateSettings
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL, Hub, Link

@@ -16,7 +16,8 @@ from vfl.simulation.baselines import alone, by_oneself, combined
 from vfl.simulation.federation import on_one_machine
 from vfl_common.config.base import Section, parse
 from vfl_common.config.kind_of_file import read_tables
-from vfl_common.config.recipe import Name, PhaseSettings, Recipe, TransformSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import Name, PhaseSettings, TransformSettings
 from vfl_common.errors import Code, InputError
 
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]

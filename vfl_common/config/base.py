@@ -107,6 +107,8 @@ def spelt(pattern: str, words: str) -> AfterValidator:
             raise ValueError(f"{_shown(text)} cannot be used; write {words}")
         return text
 
+    # The reference of keys shows these words as the type.
+    check.__doc__ = words
     return AfterValidator(check)
 
 

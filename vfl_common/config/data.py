@@ -87,17 +87,18 @@ def resolved(source: str, base: Path) -> str:
 
 class ViewSettings(Section):
     """The part of a data set that this party holds, for experiments in which one file has all of
-    it.
-
-    ``columns``: contiguous runs of columns, as equal as can be; ``quadrants``: the four quarters of
-    an image in reading order (top left, top right, bottom left, bottom right); ``halves``: left and
-    right half of an image. An image party with an ``mlp`` encoder sees its part flattened.
-    ``rows``: each of ``parts`` parties holds every ``parts``-th row, whole.
+    it. An image party with an ``mlp`` encoder sees its part flattened.
     """
 
     scheme: Literal["columns", "quadrants", "halves", "rows"]
+    """How the source is divided: ``columns`` (runs of neighbouring columns, as equal as possible),
+    ``quadrants`` (quarters of an image: top left, top right, bottom left, bottom right), ``halves``
+    (left and right half of an image), ``rows`` (every ``parts``-th row, whole).
+    """
     part: NonNegativeInt
+    """The number of this party's part, from 0."""
     parts: PositiveInt
+    """How many parts there are; 4 for ``quadrants``, 2 for ``halves``."""
 
     def model_post_init(self, _context: Any) -> None:
         if self.scheme == "quadrants" and self.parts != 4:
@@ -111,84 +112,113 @@ class ViewSettings(Section):
 
 
 class DataSettings(Section):
-    """One party's data.
-
-    ``source`` is a path (``TEXT_FILES``, ``.parquet`` or a folder of such files, ``.xlsx``,
-    ``.xlsm``, ``.npz``, or a folder of images with an index file); a database (``postgresql://…``,
-    ``sqlite:///PATH`` and other URLs of SQLAlchemy), from which ``query`` takes a table; or a named
-    set: ``sklearn:digits``, ``torchvision:MNIST``, …. ``NAME:REST`` is what the plug-in NAME reads:
-    a table. A path that looks so is written as ``./NAME:REST``.
-
-    ``parts``: each is read and prepared by its own settings, the first has the label, and
-    ``source`` is only words for messages; ``in_common``: other rows than those of all parts are
-    left out. ``vfl.simulation.baselines`` makes such settings. ``as_trained``: columns and their
-    kinds are those of a trained run; a prediction makes such settings.
+    """One party's data. ``vfl.simulation.baselines`` and predictions make settings that no person
+    writes: ``parts``, ``in_common``, ``as_trained``.
     """
 
     source: str
-    # Of an Excel workbook; default: the only visible one that is not empty.
+    """Where the rows are: a file (``.csv``, ``.tsv``, ``.txt``, each also ``.gz``; ``.parquet``,
+    ``.xlsx``, ``.xlsm``, ``.npz``), a folder of Parquet files or of images, the URL of a database,
+    ``sklearn:NAME``, ``torchvision:NAME``, or ``NAME:REST`` for the plug-in NAME. Write
+    ``./NAME:REST`` for a file whose name looks so.
+    """
     sheet: str | None = None
-    # Of a database: the SELECT whose rows are the table.
+    """The sheet of an Excel workbook. Default: the only visible sheet with rows."""
     query: str | None = None
-    # Id columns (NPZ: arrays), one id together; named sets and NPZ without: the row's number.
+    """The SELECT whose rows are the table. A database needs it; other sources refuse it."""
     id: tuple[str, ...] = ()
-    # How each of them is spelt alike, in order; None: rows.id_rules.
+    """The id column, or several columns that are one id together. Tables need it; named sets and
+    NPZ without it take the row's number.
+    """
     id_rules: tuple[IdRule, ...] | None = None
-    # Rows that share an id: refuse them, keep the source's first, or drop them all.
+    """How this party spells its ids alike, in order, before they are compared. Default:
+    ``rows.id_rules`` of the recipe.
+    """
     duplicates: Duplicates = "error"
-    # The share of the rows that should be common to all.
+    """What happens to rows that share an id: ``error`` refuses the table, ``first`` keeps the first
+    row of the source, ``drop`` keeps no such row.
+    """
     expect_common: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    # parties; with less the party gets a warning
-    # Label column (NPZ: array); active party only. Named sets: "target".
+    """With psi: the share of this party's rows that should be common to all. With less the party
+    gets a warning.
+    """
     label: str | None = None
-    # Column (NPZ: array) with each row's split, for rows.split = "column"; active party only,.
+    """The label column. The active party needs it, except for named sets, whose label is
+    ``target``. At a passive party it takes the column out of the features.
+    """
     split: str | None = None
-    # or with rows.align = "none" every passive party
-    # Feature columns; default: all but id, label, split and `drop`.
+    """The column with each row's split (``train``, ``validation``, ``test``), for ``rows.split =
+    "column"``. It is no feature. The active party reads it; with ``rows.align = "none"`` every
+    passive party does.
+    """
     columns: tuple[str, ...] | None = None
+    """The feature columns (NPZ: arrays). Default: all but id, label, split and ``drop``."""
     drop: tuple[str, ...] = ()
-    # Columns that must be numbers; the type of the others is inferred.
+    """Columns to leave out."""
     numeric: tuple[str, ...] = ()
-    # Columns that are categories even if they hold numbers.
+    """Columns that must be numbers. The type of the others is found."""
     categorical: tuple[str, ...] = ()
-    # Numeric; a missing category is its own category.
+    """Columns that are categories even if they hold numbers."""
     missing: Literal["error", "mean", "median", "zero"] = "error"
-    # Texts that mean that a cell of a table is empty, such as "unknown".
+    """What a missing number becomes: an error, the mean or median of this party's training rows, or
+    zero. A missing category is a category.
+    """
     na: tuple[str, ...] = ()
-    # Numeric columns, from this party's training rows.
+    """Texts that mean an empty cell, such as ``unknown``, in every column. Capitals count; white
+    space at the ends does not.
+    """
     scale: Literal["standard", "minmax", "none"] = "standard"
-    # A regression's labels, scaled by the training rows.
+    """How numeric columns are scaled by this party's training rows: mean 0 and deviation 1
+    (``standard``), 0 to 1 (``minmax``), or not at all.
+    """
     label_scale: Literal["standard", "minmax"] = "standard"
-    # C, H, W of a row.
+    """How a regression's labels are scaled by the training rows: mean 0 and deviation 1
+    (``standard``), or 0 to 1 (``minmax``).
+    """
     image_shape: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field()] | None = None
-    # Torchvision sets.
+    """Channels, height and width, if a row of numbers is an image."""
     download: bool = False
+    """Whether torchvision may fetch a set that is not in ``download_dir``."""
     download_dir: str = "data"
+    """The folder of torchvision's sets."""
     view: ViewSettings | None = None
-    # Of a text file's cells; default: found.
+    """The part of the source that this party holds, for experiments in which one file has all
+    parts.
+    """
     separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
-    # Of numbers that are written as text; default: found.
+    """The character between the cells of a text file. Default: found."""
     decimal: Literal[".", ","] | None = None
-    # Likewise; "" for none.
+    """The decimal point of numbers that are written as text. Default: found."""
     thousands: Literal["", ".", ",", " ", "'"] | None = None
-    # Of a text file, such as "cp1252"; default: UTF-8 or Windows-1252, as found.
+    """The thousands sign of numbers that are written as text; ``""`` for none. Default: found."""
     encoding: str | None = None
-    # Of a text file or a sheet, before the line that names the columns.
+    """The encoding of a text file, such as ``cp1252``. Default: found, UTF-8 or Windows-1252."""
     skip_lines: NonNegativeInt = 0
-    # How dates are written, such as "%d/%m/%Y"; default: found, if it can only be one.
+    """Lines of a text file, or rows of a sheet, before the line with the columns' names."""
     dates: str | None = None
-    # An array of rows that is larger lies in a file in `scratch`.
+    """The form of dates that are written as text, in the notation of ``strptime``, such as
+    ``%d/%m/%Y``. Default: found, if only one form fits.
+    """
     memory_mib: NonNegativeInt = 256
-    # A folder; default: the party's `out`.
+    """The largest array of rows that stays in memory, in MiB. A larger array lies in a file in
+    ``scratch``.
+    """
     scratch: str | None = None
-    # A file with more rows that only this party has: for local self-supervision.
+    """The folder of arrays that are larger than ``memory_mib``. Default: the party's ``out``."""
     unaligned: str | None = None
-    # Only the first rows, to try things out.
+    """A source of the same kind with more rows, without labels, that only this party has. Local
+    self-supervised learning uses them.
+    """
     limit: PositiveInt | None = None
-    # Of a baseline: {party: its data}, joined by id.
+    """How many of the source's first rows are read. Default: all."""
     parts: dict[str, DataSettings] = Field(default_factory=dict)
+    """Set by baselines: each party's data, joined by id. Each part is read by its own settings, and
+    the first has the label.
+    """
     in_common: bool = False
+    """Set by baselines: whether rows that not all parts hold are left out."""
     as_trained: bool = False
+    """Set by a prediction: whether columns and their kinds must be those of the trained run."""
     _like: tuple[str, str] | None = PrivateAttr(default=None)
     _keeps_rows: bool = PrivateAttr(default=False)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings, ViewSettings
-from vfl_common.config.recipe import PartySettings, Recipe, SimulateSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import PartySettings, SimulateSettings
 from vfl_common.errors import Code, InputError
 
 

@@ -23,10 +23,15 @@ class MlpSettings(Section):
     """Fully connected layers with an activation after each hidden one."""
 
     kind: Literal["mlp"] = "mlp"
+    """Fully connected layers on columns, or on the pixels of an image in a row."""
     hidden: tuple[PositiveInt, ...] = (128,)
+    """The widths of the hidden layers."""
     activation: Literal["relu", "tanh", "gelu"] = "relu"
+    """The function after each hidden layer."""
     batch_norm: bool = False
+    """Whether each hidden layer has batch normalisation."""
     dropout: Probability = 0.0
+    """The probability with which dropout sets a hidden number to zero in training."""
 
 
 class TabularSettings(Section):
@@ -35,22 +40,34 @@ class TabularSettings(Section):
     """
 
     kind: Literal["tabular"]
+    """An embedding for each categorical column beside the numeric columns, then fully connected
+    layers.
+    """
     hidden: tuple[PositiveInt, ...] = (128,)
-    # Width of each category's embedding.
+    """The widths of the hidden layers."""
     category_size: PositiveInt = 8
+    """The width of each category's embedding."""
     batch_norm: bool = False
+    """Whether each hidden layer has batch normalisation."""
     dropout: Probability = 0.0
+    """The probability with which dropout sets a hidden number to zero in training."""
 
 
 class CnnSettings(Section):
     """Blocks of convolution 3x3, batch norm, ReLU and 2x2 max pooling, then one linear layer."""
 
     kind: Literal["cnn"]
+    """Blocks of 3×3 convolution, batch normalisation, ReLU and 2×2 max pooling, then a linear
+    layer; for images.
+    """
     channels: tuple[PositiveInt, ...] = (16, 32)
+    """The channels of each block."""
     batch_norm: bool = True
-    # The layers above the first block that FedHSSL aggregates: all, or the blocks without the
-    # linear layer, whose weights belong to positions of the image.
+    """Whether each block has batch normalisation."""
     shared: Literal["all", "blocks"] = "all"
+    """The layers above the first block that FedHSSL averages: ``all``, or ``blocks``, without the
+    linear layer, whose weights belong to positions of the image.
+    """
 
     @model_validator(mode="after")
     def _something_shared(self) -> Self:
@@ -65,8 +82,11 @@ class ResNet18Settings(Section):
     """torchvision's ResNet-18 without weights from outside."""
 
     kind: Literal["resnet18"]
-    # A 3x3 stem with stride 1 and no pooling, for images below 64 pixels.
+    """torchvision's ResNet-18 with random weights; for images."""
     small_images: bool = True
+    """Whether the stem is a 3×3 convolution of stride 1 without pooling, for images below 64
+    pixels.
+    """
 
 
 class CustomSettings(Section):
@@ -75,8 +95,13 @@ class CustomSettings(Section):
     """
 
     kind: Literal["custom"]
+    """An encoder that a function of yours makes."""
     factory: Annotated[str, spelt(r"[\w.]+:\w+", "module:callable")]
+    """The function: ``factory(input_spec, embedding_size, **options)`` returns a
+    ``torch.nn.Module``.
+    """
     options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the function."""
 
 
 class PluginSettings(Section):
@@ -85,7 +110,9 @@ class PluginSettings(Section):
     """
 
     kind: KindName
+    """The name of a plug-in's encoder."""
     settings: dict[str, Any] = Field(default_factory=dict)
+    """The plug-in's own settings."""
 
     @model_validator(mode="before")
     @classmethod
@@ -120,35 +147,46 @@ class TopSettings(Section):
     """
 
     hidden: tuple[PositiveInt, ...] = ()
+    """The widths of the top model's hidden layers; without any it is linear."""
     dropout: Probability = 0.0
+    """The probability with which dropout sets a hidden number to zero in training."""
 
 
 class ModelSettings(Section):
-    """The split model: an encoder for each party, one rule of combination, one top model.
-
-    ``precision``: the type in which forward and backward passes multiply; tensors are stored and
-    sent as float32.
-    """
+    """The split model: an encoder for each party, one rule of combination, one top model."""
 
     embedding_size: PositiveInt
+    """The width of every party's embedding: the numbers that a party sends for each row."""
     combine: Literal["concat", "sum", "mean", "max"] = "concat"
+    """How the active party combines embeddings: side by side, its own first (``concat``), or
+    element by element.
+    """
     encoder: EncoderSettings = MlpSettings()
+    """The encoder of all parties that have none of their own."""
     top: TopSettings = TopSettings()
+    """The active party's model on the combined embeddings."""
     precision: Literal["float32", "bfloat16"] = "float32"
+    """The type in which forward and backward passes multiply. Tensors are stored and sent as
+    float32.
+    """
 
 
 class OptimizerSettings(Section):
     """The optimizer that each party applies to its own parameters."""
 
     kind: Literal["sgd", "adam", "adagrad"] = "adam"
+    """torch's optimizer; each party has one for its own parameters."""
     lr: Rate = 1e-3
-    # SGD only.
+    """The learning rate."""
     momentum: Probability = 0.0
+    """The momentum; only for ``sgd``."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1e3)] = 0.0
-    # Cosine: to zero over the phase, stepped by epoch.
+    """Weight decay, which is added to the gradient."""
     schedule: Literal["constant", "cosine"] = "constant"
-    # Clips each party's own gradient before its step.
+    """``cosine``: the learning rate falls to zero over the phase, changed after each epoch."""
     clip_norm: Norm | None = None
+    """The largest L2 norm of a party's own gradient; a longer one is shortened. Default: no limit.
+    """
 
     def model_post_init(self, _context: Any) -> None:
         if self.momentum and self.kind != "sgd":
@@ -156,18 +194,18 @@ class OptimizerSettings(Section):
 
 
 class TaskSettings(Section):
-    """The kind of labels, and with it the loss and the metrics.
-
-    ``positive``: the class of a binary task that scores, AUC and f1 are of; None: the second one in
-    sorted order.
-    """
+    """The kind of labels, and with it the loss and the metrics."""
 
     kind: Literal["binary", "multiclass", "regression"]
-    # Multiclass: how many.
+    """The kind of labels, and with it loss and metrics."""
     classes: Annotated[int, Field(ge=2)] | None = None
-    # Of plug-ins, beside our own.
+    """The number of classes; ``multiclass`` needs it, the others refuse it."""
     metrics: tuple[KindName, ...] = ()
+    """Metrics of plug-ins, beside our own."""
     positive: bool | int | float | str | None = None
+    """``binary``: the class that scores, AUC and f1 are of. Default: the second one in sorted
+    order.
+    """
 
     def model_post_init(self, _context: Any) -> None:
         if self.positive is not None and self.kind != "binary":

@@ -11,12 +11,14 @@ from vfl_common.config.base import Section, parse, spelt
 from vfl_common.config.data import DataSettings
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, EncoderSettings
-from vfl_common.config.recipe import Name, Recipe
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import Name
 from vfl_common.errors import Code, InputError
 from vfl_common.text import host_and_port
 
 
 def _address(text: str) -> str:
+    """HOST:PORT"""
     host_and_port(text)
     return text
 
@@ -36,76 +38,103 @@ Init = Literal["secret", "recipe"]
 class TlsSettings(Section):
     """PEM files: the federation's CA, this party's certificate and key; and the list of revoked
     certificates.
-
-    An intermediate certificate lies in ``certificate``, behind the party's own.
     """
 
     ca: str
+    """The PEM file of the federation's CA."""
     certificate: str
+    """The PEM file of this party's certificate; intermediate certificates follow it in the file."""
     key: str
-    # Of an encrypted key; default: the variable VFL_TLS_PASSPHRASE.
+    """The PEM file of this party's key, with mode 0600."""
     passphrase_file: str | None = None
-    # Plain or signed; default: `revoked.txt` and `revoked.crl` beside the CA, if they exist.
+    """The file with the passphrase of an encrypted key, with mode 0600. Default: the variable
+    ``VFL_TLS_PASSPHRASE``.
+    """
     revoked: str | None = None
+    """The list of revoked certificates, plain or signed. Default: ``revoked.txt`` and
+    ``revoked.crl`` beside the CA, if they exist.
+    """
 
 
 class PredictionLimits(Section):
-    """What this party asks of a joint prediction. ``at_least``: how many rows must be common, so
-    that it answers.
-    """
+    """What this party asks of a joint prediction."""
 
     at_least: PositiveInt = 1
+    """How many rows must be common so that this party answers in a joint prediction."""
 
 
 class TreeLimits(Section):
     """What a party asks of recipes with secureboost: a recipe that gives less is refused before the
     party joins.
-
-    ``least_rows``: on each side of a split, and ``most_bits``: that a row's sides tell in a run;
-    both at a passive party. ``least_key_bits``: of the key that encrypts gradients.
     """
 
     least_rows: PositiveInt = 1
+    """Passive party: the least rows on each side of a split. A recipe that allows fewer is refused.
+    """
     most_bits: PositiveInt | None = None
+    """Passive party: the most bits that the sides of splits may tell of one row in a run. A recipe
+    that asks for more is refused. Default: no limit.
+    """
     least_key_bits: Literal[1024, 2048, 3072, 4096] = 2048
+    """The shortest key that may encrypt gradients, in bits; 1024 is for rehearsals."""
 
 
 class PartyFile(Section):
     """The party file. Relative paths start at the file's own folder."""
 
     name: Name
+    """This party's name, as in the recipe and in its certificate."""
     recipe: str
+    """The path of the recipe, the same at all parties."""
     server: Address
+    """The address of the aggregation server."""
     active: Address | None = (
         # Passive: the active party's address, if the one that the server relays is not reachable.
         None
     )
-    # Active: where it waits for passive parties; port 0 takes a free one.
+    """Passive party: the active party's address. Default: the address that the server passes on."""
     listen: Address = "127.0.0.1:0"
-    # Active: the address that the server relays; default: `listen` with its real port.
+    """Active party: where it waits for passive parties; port 0 takes a free port."""
     advertise: Address | None = None
+    """Active party: the address that the server passes on to the others. Needed if ``listen`` means
+    all addresses. Default: ``listen`` with its real port.
+    """
     device: Annotated[str, spelt(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:N'")] = "cpu"
+    """Where this party computes."""
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
-    # A folder for this party's runs.
+    """Threads of torch; with psi, processes that mask ids."""
     out: str = "runs"
+    """The folder of this party's runs."""
     tls: TlsSettings
-    # {the server or a party: its key}; others may have any.
+    """The files of mutual TLS."""
     pins: dict[str, Pin] = Field(default_factory=dict)
+    """The only key that the server or a party may have. A member without a pin may have any key of
+    the CA.
+    """
     data: DataSettings | None = None
-    # Decides what may leave this party.
+    """This party's table."""
     policy: str = "allow_all"
-    # Of one table, by psi: who may ask often can guess ids.
+    """The policy that decides what may leave this party: ``allow_all``, ``encrypted``, or a
+    plug-in's.
+    """
     alignments_a_day: PositiveInt = 24
-    # By psi: who has many rows can guess ids, and all mask them.
+    """How often a day a table may be aligned by psi. Somebody who may ask often can guess ids."""
     peer_rows_at_most: PositiveInt = 10_000_000
+    """With psi: the most rows of another party for which this party masks ids."""
     predict: PredictionLimits = PredictionLimits()
+    """What this party asks of a joint prediction."""
     trees: TreeLimits = TreeLimits()
-    # What own weights, dropout, orders and views follow from; of "recipe" all know it.
+    """What this party asks of recipes with ``secureboost``."""
     init: Init = "secret"
-    # What the recipe may have this party import and call.
+    """What this party's initial weights, dropout, orders and views follow from: a secret of its
+    own, or the recipe's seed, so that all parties can compute them.
+    """
     allow_code: tuple[AllowedCode, ...] = ()
-    # Replaces the recipe's encoder; must give the recipe's embedding size.
+    """Modules, or callables, that the recipe may have this party import and call."""
     encoder: EncoderSettings | None = None
+    """This party's encoder, in place of the recipe's. It must give the recipe's ``embedding_size``;
+    the others do not see it.
+    """
 
 
 def load_party(path: Path) -> PartyFile:

@@ -13,45 +13,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from vfl_common.config.base import KindName, Section, gathered, parse, spelt
-from vfl_common.config.data import DataSettings, IdRule
+from vfl_common.config.base import Section, parse
 from vfl_common.config.kind_of_file import read_tables
-from vfl_common.config.models import EncoderSettings, ModelSettings, TaskSettings
+from vfl_common.config.models import ModelSettings, TaskSettings
+from vfl_common.config.recipe_tables import (
+    Name,
+    PartySettings,
+    PhaseSettings,
+    PredictSettings,
+    RowsSettings,
+    RunSettings,
+    SimulateSettings,
+    StartSettings,
+    WireSettings,
+)
 from vfl_common.config.stands_alone import has_no_encoder
 from vfl_common.errors import VflError
-from vfl_common.files import PLAIN_NAME
 
 # A party's name also serves as a host name and a folder.
-Name = Annotated[
-    str,
-    spelt(
-        r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?",
-        "1 to 64 letters, digits, '.', '_' or '-', with a letter or digit at both ends",
-    ),
-]
-RunName = Annotated[
-    str,
-    spelt(PLAIN_NAME.pattern, "the name of a folder of runs: letters, digits, '.', '_' and '-'"),
-]
-Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-def _count_or_share(value: int | float) -> int | float:
-    fits = value >= 1 if isinstance(value, int) else 0.0 < value < 1.0
-    if not fits:
-        text = (
-            "a number of rows, such as 1000, or a share of each party's rows between 0 and 1, "
-            "such as 0.8"
-        )
-        raise ValueError(f"must be {text}, and is {value}")
-    return value
-
-
-# 0.8 is a share, 1000 a count.
-CountOrShare = Annotated[int | float, AfterValidator(_count_or_share)]
 
 
 # The runner's own, in step keys and the ledger.
@@ -93,210 +74,6 @@ _OF_PRESET = (
 )
 
 
-class PartySettings(Section):
-    """A place in the roster."""
-
-    name: Name
-    role: Literal["active", "passive"]
-    # False: an active party with labels only.
-    features: bool = True
-    # Replaces model.encoder.
-    encoder: EncoderSettings | None = None
-
-
-class RowsSettings(Section):
-    """How the parties find the rows that all of them hold, and how these are divided, alike at
-    every party.
-
-    ``align``: ``digest``: all parties hold the same ids already, and verify it; ``psi``: they find
-    the ids in common by private set intersection, and no party learns another's other ids;
-    ``none``: each passive party holds other rows of the same columns, and divides them by itself
-    (mocosfl). ``at_least``: fewer rows in common end the run before any party learns which; a
-    count, or a share, below 1, of each party's own rows. ``alignment``: an earlier run of the same
-    parties and tables, whose common rows are taken instead of finding them again.
-
-    ``split``: ``random``: every party draws it from the seed, without regard to labels;
-    ``stratified``: the active party draws it, and every split has its share of each class;
-    ``column``: a column of the active party's data says it. In the last two the active party tells
-    the others the split of each row.
-
-    ``aligned`` and ``labelled`` are for experiments with few aligned, and fewer labelled, rows. The
-    other training rows are treated as rows that a party cannot match with the others' rows, or as
-    rows whose labels nobody knows.
-
-    ``id_rules``: spell every id alike, in order, before ids are compared; a party's
-    ``data.id_rules`` replace them.
-    """
-
-    align: Literal["digest", "psi", "none"] = "digest"
-    at_least: CountOrShare = 1
-    alignment: RunName | None = None
-    split: Literal["random", "stratified", "column"] = "random"
-    validation: Fraction = 0.1
-    test: Fraction = 0.2
-    # Share of the training rows.
-    aligned: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    # How many of the aligned training rows; default: all.
-    labelled: PositiveInt | None = None
-    id_rules: tuple[IdRule, ...] = ()
-
-
-class TransformSettings(Section):
-    """A transform of tensors that a phase sends, beside its method's transforms; ``settings`` are
-    the transform's own.
-
-    ``exchange``: the exchange's name, as `vfl-party check` prints it. ``sent_by``: who applies it,
-    passive parties to their requests, or the active party to its replies.
-    """
-
-    kind: KindName
-    exchange: str
-    sent_by: Literal["passive", "active"] = "passive"
-    settings: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather(cls, value: Any) -> Any:
-        return gathered(value, ("kind", "exchange", "sent_by"))
-
-
-class PhaseSettings(Section):
-    """One phase: ``kind`` names a method; the method checks its own ``settings``.
-
-    ``codec``: the wire format of the phase's float32 tensors between parties. ``transforms``:
-    applied before the codec.
-    """
-
-    kind: KindName
-    name: Annotated[
-        str, spelt(r"[a-z][a-z0-9_-]*", "lower-case letters, digits, '_' and '-', a letter first")
-    ]
-    codec: KindName = "identity"
-    transforms: tuple[TransformSettings, ...] = ()
-    settings: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather(cls, value: Any) -> Any:
-        """Turns ``{kind, name?, rest…}``, as people write it, into ``{kind, name, settings:
-        {rest…}}``.
-        """
-        if isinstance(value, dict) and "kind" in value:
-            value = {"name": value["kind"], **value}
-        return gathered(value, ("kind", "name", "codec", "transforms"))
-
-
-class WireSettings(Section):
-    """The codec of what crosses, for one phase, exchange and direction, or for all; ``settings``
-    are the codec's own.
-
-    Of the tables that hold for a direction of an exchange, one that names the phase goes before one
-    that does not, then one that names the exchange, then one that names the direction.
-    ``direction``: ``up``: what the side that asks sends (embeddings, weights to the server);
-    ``down``: the answers. What the server averages is meant only by a table that names the
-    exchange.
-    """
-
-    codec: KindName
-    phase: str | None = None
-    exchange: str | None = None
-    direction: Literal["up", "down"] | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather(cls, value: Any) -> Any:
-        own = ("codec", "phase", "exchange", "direction")
-        if not isinstance(value, dict) or "settings" in value:
-            return value
-        rest = {key: item for key, item in value.items() if key not in own}
-        for key in rest:
-            near = difflib.get_close_matches(str(key), own, n=1, cutoff=0.75)
-            if near:
-                raise ValueError(f"unknown key {key!r}; did you mean {near[0]!r}?")
-        return {key: item for key, item in value.items() if key in own} | {"settings": rest}
-
-    @property
-    def named(self) -> tuple[str | None, str | None, str | None]:
-        """The phase, the exchange and the direction that the table names."""
-        return self.phase, self.exchange, self.direction
-
-
-class StartSettings(Section):
-    """The finished run whose encoders every party starts with, from its own folder of runs.
-
-    ``phases``: the phases in that run's recipe; they decide the encoder's structure. ``held_by``:
-    ``active``: only the active party has that run, and gives the others what it has trained
-    (mocosfl).
-    """
-
-    run: RunName
-    held_by: Literal["every party", "active"] = "every party"
-    phases: tuple[PhaseSettings, ...] = ()
-    # Start from only this one of two encoders (FedGSSL*, FedHSSL*).
-    tower: Literal["cross", "local"] | None = None
-
-
-class RunSettings(Section):
-    """Deadlines and intervals of a run.
-
-    ``resume_within_s``: so long after it has trained last, a run that was interrupted is kept
-    although rows or columns have changed since it began. After that it is set aside, and the same
-    commands begin a new one.
-    """
-
-    # How long the others wait for a lost party: its people have to be called.
-    rejoin_deadline_s: Seconds = 900.0
-    # How long the server waits for all parties at the start.
-    join_deadline_s: Seconds = 300.0
-    # For one step of a living party; at the server, since the first party's arrival.
-    step_timeout_s: Seconds = 600.0
-    heartbeat_s: Seconds = 2.0
-    # A party that is silent for longer counts as lost.
-    lost_after_s: Seconds = 15.0
-    # How long training goes on without the server.
-    server_absent_s: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
-    resume_within_s: Annotated[float, Field(ge=0.0, le=1e8)] = 86_400.0
-    # Rounds.
-    checkpoint_every: PositiveInt = 1
-    kept_checkpoints: Annotated[int, Field(ge=2)] = 2
-
-    def model_post_init(self, _context: Any) -> None:
-        if self.lost_after_s < 2 * self.heartbeat_s:
-            raise ValueError(
-                "lost_after_s must be at least twice heartbeat_s, or living parties count as lost"
-            )
-        if self.server_absent_s and self.step_timeout_s <= self.lost_after_s:
-            text = "with server_absent_s, step_timeout_s must be above lost_after_s"
-            raise ValueError(f"{text}, after which a party that has died is reported")
-
-
-class PredictSettings(Section):
-    """What a prediction with a run of this recipe refuses.
-
-    ``refuse_outside``: the share of a column's rows whose numbers may be far outside those of
-    training; with more, the party that has the column does not predict. None: every share; the
-    party says which columns these are.
-    """
-
-    refuse_outside: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-
-
-class SimulateSettings(Section):
-    """The data of each party, if all run on one machine. For ``vfl simulate`` only; not part of the
-    digest.
-    """
-
-    # One data set, divided by `scheme`; only the active party reads the label.
-    data: DataSettings | None = None
-    scheme: Literal["columns", "quadrants", "halves", "rows"] = "columns"
-    # Or each party's own.
-    parties: dict[str, DataSettings] = Field(default_factory=dict)
-    # Default cpu.
-    devices: dict[str, str] = Field(default_factory=dict)
-    threads: Annotated[int, Field(gt=0, le=1024)] = 1
-
-
 class Recipe(Section):
     """An ordered list of phases, with all settings on which the parties must agree.
 
@@ -305,20 +82,37 @@ class Recipe(Section):
     """
 
     name: Name
+    """The recipe's name, which begins the id of each run."""
     preset: Literal["paper", "released"] = "paper"
+    """Which one to follow if a method's paper and its released code differ."""
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
-    # The name in the server's certificate.
+    """The seed of the split and the batches; also of initial weights, dropout and what else a party
+    draws alone, if its file says ``init = "recipe"``, and in ``vfl simulate``.
+    """
     server: Name = "server"
+    """The name in the server's certificate."""
     task: TaskSettings
+    """The kind of labels."""
     parties: tuple[PartySettings, ...]
+    """The parties. Exactly one is active; it may be alone."""
     rows: RowsSettings = RowsSettings()
+    """How the parties find and divide their rows."""
     model: ModelSettings
+    """The model. Phases that train no encoder do not need it."""
     phases: Annotated[tuple[PhaseSettings, ...], Field(min_length=1)]
+    """What is done, in this order."""
     wire: tuple[WireSettings, ...] = ()
+    """Codecs of what crosses, by phase, exchange and direction. A table that names the phase goes
+    before one that does not, then one that names the exchange, then one that names the direction.
+    """
     start: StartSettings | None = None
+    """The finished run from which the parties take their encoders."""
     run: RunSettings = RunSettings()
+    """Deadlines and intervals."""
     predict: PredictSettings = PredictSettings()
+    """What a prediction with a run of this recipe refuses."""
     simulate: SimulateSettings | None = None
+    """The data of each party if all run on one machine. Not part of the digest."""
 
     @model_validator(mode="before")
     @classmethod

@@ -11,7 +11,7 @@ import os
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 # The older poller hands a message from the socket to Python through one thread fewer: a few per
-# cent more steps a second (docs/decisions/0001).
+# cent more steps a second (docs/explanation/decisions/0001).
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 # Each channel's thread then waits for its own sockets only. With epoll one thread waits for all

@@ -14,7 +14,7 @@ Each owner shuffles its rows once, and nobody changes that order. The server com
 tells each owner which of its own rows are common. No party ever sees two sets under the same keys,
 so none can compare any; the server sees all sets, masked by all keys, so it learns how large they
 and their overlaps are, and no id. What B sends C passes A, who answers both: it is sealed for C
-(``vfl_party.psi.sealed``). ``docs/security.md`` says who learns what.
+(``vfl_party.psi.sealed``). ``docs/explanation/private-alignment.md`` says who learns what.
 
 The rows go in batches, a step each. Every party keeps what it has masked, so that a party that is
 killed costs the others the batches that were under way.

@@ -13,7 +13,8 @@ import torch
 from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import PartyFile, check_code, load_party
-from vfl_common.config.recipe import PartySettings, Recipe, load_recipe
+from vfl_common.config.recipe import Recipe, load_recipe
+from vfl_common.config.recipe_tables import PartySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import BOTH, DIALS
 from vfl_common.identity.keyring import Keyring

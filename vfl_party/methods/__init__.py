@@ -12,7 +12,8 @@ from pydantic_core import PydanticSerializationError
 from torch import nn
 
 from vfl_common.config.base import Section, parse
-from vfl_common.config.recipe import PhaseSettings, Recipe, Spelling
+from vfl_common.config.recipe import Recipe, Spelling
+from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.config.stands_alone import must_be_alone, must_not_start
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import MOST_ROUNDS

@@ -11,14 +11,16 @@ from vfl_common.config.models import OptimizerSettings
 
 
 class TrainingSettings(Section):
-    """``epochs`` over the training rows or, for few rows, ``steps``: whole epochs with at least
-    that many batches.
-    """
+    """The budget of a supervised phase: ``epochs`` or ``steps``."""
 
     epochs: PositiveInt | None = None
+    """Epochs over the training rows. Give this or ``steps``."""
     steps: PositiveInt | None = None
+    """For few rows: whole epochs with at least this many batches."""
     batch_size: PositiveInt = 64
+    """Rows of a batch."""
     optimizer: OptimizerSettings = OptimizerSettings()
+    """The optimizer of each party."""
 
     def model_post_init(self, _context: Any) -> None:
         if (self.epochs is None) == (self.steps is None):

@@ -11,7 +11,8 @@ from typing import Literal, get_args
 import torch
 
 from vfl_common.config.base import parse
-from vfl_common.config.recipe import PhaseSettings, Recipe, WireSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import PhaseSettings, WireSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.packing import coding
 from vfl_common.packing.coding import PLAIN, Coding

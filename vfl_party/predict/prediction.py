@@ -15,7 +15,8 @@ from torch import nn
 
 from vfl_common.config.data import DataSettings, ids_only, shown
 from vfl_common.config.models import EncoderSettings
-from vfl_common.config.recipe import PartySettings, Recipe
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import PartySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder, planned
 from vfl_common.stages import position_of

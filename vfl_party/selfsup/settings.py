@@ -20,18 +20,25 @@ class SelfSupSettings(Section):
     """
 
     ssl: Ssl
+    """The self-supervised loss."""
     rounds: PositiveInt = 40
+    """Rounds of the phase."""
     batch_size: PositiveInt = Field(default=512, ge=2)
-    # Widths of its layers.
+    """Rows of a batch."""
     projector: tuple[Width, ...] | None = Field(default=None, min_length=1)
-    # Width of its hidden layer; SimSiam and BYOL have one.
+    """The widths of the projector's layers. Default: the method's, by preset."""
     predictor: Width = 128
-    # MoCo, SimCLR.
+    """The width of the predictor's hidden layer (``simsiam``, ``byol``)."""
     temperature: Temperature = 0.5
-    # MoCo: keys; fewer than the rows, or a row's own keys become negatives.
+    """The number by which cosines are divided (``moco``, ``simclr``)."""
     queue: PositiveInt = 4096
-    # Of the target encoder: BYOL, MoCo.
+    """``moco``: how many keys are kept; fewer than the rows, or a row's own keys become negatives.
+    """
     momentum: Probability | None = None
-    # Default: SGD, its rate by the batch size, with a cosine schedule.
+    """How much the target encoder keeps of its weights in each step (``byol``, ``moco``). Default:
+    the method's, by preset.
+    """
     optimizer: OptimizerSettings | None = None
+    """The optimizer. Default: SGD with a cosine schedule and a learning rate by the batch size."""
     augment: AugmentSettings = AugmentSettings()
+    """How the two views of a row are made."""

@@ -28,8 +28,11 @@ class ContrastiveSettings(SelfSupSettings):
     """
 
     ssl: Literal["simclr", "moco"] = "simclr"
+    """The loss: ``simclr`` takes negatives from the batch, ``moco`` from a queue."""
     temperature: Temperature = 0.2
+    """The number by which cosines are divided."""
     momentum: Probability | None = 0.999
+    """``moco``: how much the target encoder keeps of its weights in each step."""
 
 
 class Contrastive(Phase):

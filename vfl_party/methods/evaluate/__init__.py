@@ -30,6 +30,7 @@ class EvaluateSettings(Section):
     """The splits to evaluate; a split without rows is skipped."""
 
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
+    """The splits to evaluate; one without rows is skipped."""
 
 
 def embeddings(party: Party) -> Exchange:

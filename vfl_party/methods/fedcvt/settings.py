@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt
 
 from vfl_common.config.base import Section
 from vfl_common.config.models import Probability
-from vfl_common.config.recipe import Fraction
+from vfl_common.config.recipe_tables import Fraction
 from vfl_party.models.training import TrainingSettings
 from vfl_party.outbound.declared import Role
 from vfl_party.outbound.noise import Amplifier
@@ -19,22 +19,22 @@ Sharpness = Annotated[float, Field(ge=0.01, le=1.0)]
 
 
 class Lambdas(Section):
-    """The weights of the five terms beside the cross-entropies; None: 0.001, released: 0.1, as in
-    its commands.
-
-    The paper's terms are sums over a representation's elements, so they are larger by its width.
+    """The weights of the five terms beside the cross-entropies. The paper's terms are sums over a
+    representation's elements, so they are larger by its width.
     """
 
-    # λ1: the parties' shared representations of an aligned row are alike.
     shared: Weight | None = None
-    # λ2: unique and shared representations of the active party's rows are unlike.
+    """λ1: the parties' shared representations of an aligned row become alike. Default of all five:
+    0.001, with preset ``released`` 0.1.
+    """
     overlap_active: Weight | None = None
-    # λ3: the same of the passive party's rows.
+    """λ2: unique and shared representations of the active party's rows become unlike."""
     overlap_passive: Weight | None = None
-    # λ4: estimated representations of the active party are as the true ones.
+    """λ3: unique and shared representations of the passive party's rows become unlike."""
     estimate_active: Weight | None = None
-    # λ5: the same of the passive party.
+    """λ4: estimated representations of the active party become like the true ones."""
     estimate_passive: Weight | None = None
+    """λ5: estimated representations of the passive party become like the true ones."""
 
     def of(self, term: str, preset: Preset) -> float:
         """Returns the weight of a term."""
@@ -49,29 +49,31 @@ class FedCVTSettings(TrainingSettings):
     validation and a checkpoint.
 
     An epoch goes once over the labelled rows, in batches of ``batch_size``. The other kinds go
-    round beside them, at their own pace, in full batches: ``unlabelled_batch_size`` aligned rows
-    without labels, and ``own_batch_size`` rows that only the active party has, or only the passive
-    party. 0: none of these take part.
-
-    ``own_rows``: whose own rows take part, if ``own_batch_size`` is not 0. ``threshold``: a row
-    gets a pseudo-label if all three classifiers name one class, each with a probability above it.
-    ``warmup``: the share of the epochs, rounded down, before rows get pseudo-labels. ``sharpen``:
-    T, the power 1/T to which attention is raised; 1 changes nothing.
+    round beside them, at their own pace, in full batches.
     """
 
     unlabelled_batch_size: NonNegativeInt = 64
+    """Aligned rows without labels in a step; 0 leaves them out."""
     own_batch_size: NonNegativeInt = 64
+    """Rows of a step that only one party has; 0 leaves them out."""
     own_rows: Literal["both", "active", "passive"] = "both"
+    """Whose own rows take part."""
     lambdas: Lambdas = Lambdas()
-    # As in the released code.
+    """The weights of the terms beside the cross-entropies."""
     threshold: Probability = 0.5
+    """The probability that all three classifiers must give the same class so that a row gets a
+    pseudo-label.
+    """
     warmup: Fraction = 0.1
-    # 1; released: 0.5, of the 0.1 to 0.8 of its commands.
+    """The share of the epochs, rounded down, before rows get pseudo-labels."""
     sharpen: Sharpness | None = None
-    # Epochs.
+    """T: attention is raised to the power 1/T; 1 changes nothing. Default: 1, with preset
+    ``released`` 0.5.
+    """
     validate_every: Annotated[int, Field(gt=0, le=1000)] = 1
-    # λ of the noise on the gradients that the active party sends.
+    """Epochs between two validations; together they are one round."""
     iso: Amplifier = 0.0
+    """The amplifier λ of isotropic noise on the gradients that the active party sends."""
 
     def own_batch(self, role: Role) -> int:
         """Returns how many rows of its own the party of this role has in a step."""

@@ -21,22 +21,28 @@ class FedHSSLSettings(SelfSupSettings):
     """
 
     cross: bool = True
+    """Whether a round has the cross-party step."""
     local: bool = True
+    """Whether a round has the local step."""
     aggregate: bool = True
-    # 0.5; the released commands run with 0.
+    """Whether the server averages the tops of the local encoders, their projectors and predictors.
+    """
     gamma: Amplifier | None = None
-    # In a round, over the aligned training rows.
+    """How much the cross-party encoder guides the local one (γ, Eq. 6). Default: 0.5, with preset
+    ``released`` 0.
+    """
     cross_epochs: PositiveInt = 1
-    # In a round, over all of a party's training rows.
+    """Epochs of a round's cross-party step, over the aligned training rows."""
     local_epochs: PositiveInt = 1
-    # E: updates of the cross-party step on one exchange.
+    """Epochs of a round's local step, over all of a party's training rows."""
     local_updates: PositiveInt = 1
-    # What fine-tuning gets; None: the mean of both encoders, or the only one.
+    """Updates of the cross-party step on one exchange (e)."""
     keep: Keep | None = None
-    # λ of the noise on the active party's projections in the cross-party step.
+    """The encoder that fine-tuning gets. Default: the mean of both, or the only one."""
     iso_embedding: Amplifier = 0.0
-    # λ of the noise on its parameters before aggregation.
+    """The amplifier λ of isotropic noise on the active party's projections."""
     iso_weights: Amplifier = 0.0
+    """The amplifier λ of isotropic noise on the active party's weights before they are averaged."""
 
     def model_post_init(self, _context: Any) -> None:
         if not (self.cross or self.local):

@@ -30,38 +30,46 @@ _KEYS = {
 
 
 class FedOnceSettings(Section):
-    """One round is one epoch; ``pca`` has one round.
-
-    ``rows``: ``train``, the aligned rows with labels, which are uploaded later; ``local``, all of
-    the party's training rows. ``active``: the active party learns its encoder in this way too;
-    otherwise it does nothing here.
-    """
+    """One round is one epoch; ``pca`` has one round. The defaults are the paper's Table 5."""
 
     objective: Literal["nat", "pca", "reconstruction", "contrastive"] = "nat"
+    """What a party learns from: noise as targets (``nat``), principal components (``pca``), an
+    autoencoder (``reconstruction``), or two views (``contrastive``).
+    """
     rows: Literal["train", "local"] = "train"
+    """``train``: the aligned rows with labels, which are uploaded later. ``local``: all of the
+    party's training rows.
+    """
     active: bool = False
-    # T.
+    """Whether the active party learns its encoder in this way, too."""
     epochs: PositiveInt = 100
-    # B; matching takes about b³: see docs/how-to.md.
+    """Epochs, each a round; ``pca`` has one round."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 100
-    # ADAM; contrastive: SGD by the batch size.
+    """Rows of a batch. Matching takes about its cube: keep to 256 with ``nat``."""
     optimizer: OptimizerSettings | None = None
-    # Of the encoder; nat: tanh for columns, linear for images; else linear.
+    """The optimizer. Default: Adam with learning rate 1e-4 and weight decay 1e-5; ``contrastive``:
+    SGD by the batch size.
+    """
     output: Output | None = None
-    # Nat; if false, or with dp in a mode other than "matched", each row keeps its target.
+    """The encoder's output: ``tanh``, ``linear``, or ``sphere`` (norm 1). Default: ``tanh`` for
+    ``nat`` on columns, else ``linear``.
+    """
     matching: bool = True
-    # Nat: f, epochs from one matching to the next.
+    """``nat``: whether targets are assigned anew within each batch. Differential privacy needs
+    false.
+    """
     match_every: PositiveInt = 1
-    # Reconstruction: widths of its hidden layers.
+    """``nat``: epochs from one matching to the next."""
     decoder: tuple[Width, ...] = (128,)
-    # Contrastive: as in contrastive's settings.
+    """``reconstruction``: the widths of the decoder's hidden layers."""
     projector: tuple[Width, ...] | None = Field(default=None, min_length=1)
-    # Contrastive.
+    """``contrastive``: the widths of the projector's layers."""
     temperature: Temperature = 0.2
-    # Contrastive.
+    """``contrastive``: the number by which cosines are divided."""
     augment: AugmentSettings = AugmentSettings()
-    # Nat, reconstruction: FedOnce-L1.
+    """``contrastive``: how the two views of a row are made."""
     dp: DpSettings | None = None
+    """``nat``, ``reconstruction``: differential privacy (FedOnce-L1). Default: none."""
 
     def model_post_init(self, _context: Any) -> None:
         if self.dp is not None and "dp" not in _KEYS[self.objective]:

@@ -11,19 +11,21 @@ from vfl_common.config.models import PositiveInt, Rate
 
 
 class GbdtSettings(Section):
-    """Settings of the trees.
+    """Settings of the trees."""
 
-    ``early_stopping``: ends when the loss on the validation rows has not fallen for this number of
-    trees, and keeps the trees up to the best; ``splits``: the splits to evaluate, as in
-    ``evaluate``.
-    """
-
-    # Rounds of boosting; each grows one tree, or in a multi-class task one for each class.
     trees: PositiveInt = 500
+    """Rounds of boosting, LightGBM's ``num_iterations``. Each grows a tree, in a multi-class task
+    one for each class.
+    """
     lr: Rate = 0.1
-    # Of a tree.
+    """The learning rate."""
     leaves: Annotated[int, Field(ge=2, le=131_072)] = 31
-    # Of a leaf.
+    """The most leaves of a tree, LightGBM's ``num_leaves``."""
     min_rows: PositiveInt = 20
+    """The least rows of a leaf, LightGBM's ``min_data_in_leaf``."""
     early_stopping: PositiveInt | None = None
+    """Ends after this number of trees without a lower loss on the validation rows, and keeps the
+    trees up to the best. Default: off.
+    """
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
+    """The splits to evaluate."""

@@ -17,19 +17,25 @@ UPLOAD, TRAIN = 0, 1
 class HeadSettings(TrainingSettings):
     """Training of the top model on representations that are received once. A step is one batch.
 
-    ``deadline_s``: seconds that the active party waits for a party's whole upload. A party that is
-    later is left out: zeros replace its representations, and its part of the top model is zero
-    (FedOnce's laggy parties). ``own_encoder``: the active party's; ``frozen`` as the phase before
-    left it (SS-VFL-I), or ``trained`` together with the top model (FedOnce). ``noise``: σ of the
-    noise that a passive party adds to its upload, and later to all that it sends for evaluation and
-    prediction (FedOnce, Table 8: "added to all the representations"). ``dp``: the training is
-    private (FedOnce-L1); its ``mode`` has no effect here.
+    If a party is left out, zeros replace its representations, and its part of the top model is zero
+    (FedOnce's laggy parties). The noise is that of FedOnce's Table 8, "added to all the
+    representations". The ``mode`` of ``dp`` has no effect here.
     """
 
     own_encoder: Literal["frozen", "trained"] = "frozen"
+    """The active party's encoder: ``frozen`` as the phase before left it (SS-VFL-I), or ``trained``
+    with the top model (FedOnce).
+    """
     noise: Amplifier = 0.0
+    """σ of the Gaussian noise that a passive party adds to its upload, and to what it sends for
+    evaluation and prediction.
+    """
     deadline_s: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
+    """Seconds that the active party waits for a party's whole upload; a later party is left out.
+    Default: no limit.
+    """
     dp: DpSettings | None = None
+    """Differential privacy of the training (FedOnce-L1). Default: none."""
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)

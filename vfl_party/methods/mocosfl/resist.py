@@ -21,15 +21,14 @@ from vfl_party.models.optim import build_optimizer
 
 
 class ResistSettings(Section):
-    """The bottom pays for what a decoder, trained beside it, reconstructs.
-
-    ``weight``: of the penalty. ``ssim``: there is none while the reconstructions are at most as
-    similar as this. ``lr``: of the decoder, trained by Adam.
-    """
+    """The bottom pays for what a decoder, trained beside it, reconstructs."""
 
     weight: Annotated[float, Field(gt=0.0, le=1e6)] = 2.0
+    """The weight of the penalty."""
     ssim: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.6
+    """The similarity (SSIM) of reconstructions up to which there is no penalty."""
     lr: Rate = 1e-3
+    """The learning rate of the decoder, which Adam trains."""
 
 
 class Resistance:

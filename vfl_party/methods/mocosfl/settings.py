@@ -25,7 +25,9 @@ class BottleneckSettings(Section):
     """TAResSFL's bottleneck at the cut: C4S2 is ``channels = 4, stride = 2``."""
 
     channels: Annotated[int, Field(gt=0, le=4096)] = 4
+    """The channels that cross the cut."""
     stride: Annotated[int, Field(ge=1, le=8)] = 2
+    """The stride that narrows height and width at the cut."""
 
     def __str__(self) -> str:
         return f"C{self.channels}S{self.stride}"
@@ -35,39 +37,44 @@ class MocoSFLSettings(Section):
     """A step is one batch of ``batch_size`` rows at each passive party; a round ends with an
     average of the bottoms.
 
-    An epoch has as many steps as the party with most rows has full batches; a party with fewer
-    begins its rows again.
-
-    ``image``: channels, height and width of a row, which the active party needs to know. ``cut``:
-    the convolutions of the bottom (MocoSFL-1, MocoSFL-3). ``averages_per_epoch``: how often the
-    server averages the bottoms. ``queue``: keys of all parties together. ``momentum``: of the
-    moving averages of bottoms and tail. ``width``: of the head. ``frozen``: the bottoms are not
-    trained: no gradient goes back, and nothing is averaged (TAResSFL's transfer step). ``resist``:
-    a party that trains both halves alone makes its bottom hard to invert (TAResSFL's pretraining
-    step). ``bottom_optimizer``: each of K parties gets its rows' part of the gradient of one mean
-    loss, so that averaged bottoms move 1/K as far as in one process with the same learning rate; K
-    times the rate makes up for that. The released code has a rate of its own for clients, too
-    (``c_lr``).
+    A party with fewer rows than the largest begins its rows again within an epoch. Each of K
+    parties gets its rows' part of the gradient of one mean loss, so averaged bottoms move 1/K as
+    far as in one process with the same learning rate. K times the rate in ``bottom_optimizer``
+    makes up for that; the released code has a rate for clients, too (``c_lr``).
     """
 
     epochs: PositiveInt = 200
-    # Of each party; MocoSFL keeps about 100 over all of them.
+    """Epochs; one has as many steps as the party with most rows has full batches."""
     batch_size: PositiveInt = 20
+    """Rows of a batch at each passive party."""
     averages_per_epoch: PositiveInt = 1
+    """How often in an epoch the server averages the bottoms. Each time is a round."""
     image: tuple[Width, Width, Width] = (3, 32, 32)
+    """Channels, height and width of a row, because the active party has no images."""
     cut: Width = 3
+    """The convolutions of the bottom (MocoSFL-1, MocoSFL-3)."""
     bottleneck: BottleneckSettings | None = None
+    """A narrow layer at the cut (TAResSFL). Default: none."""
     queue: Annotated[int, Field(gt=0, le=10_000_000)] = 6000
+    """Keys of all parties together; fewer than the rows, or a row's own keys become negatives."""
     temperature: Temperature = 0.1
+    """The number by which cosines are divided."""
     momentum: Probability = 0.99
+    """How much the moving averages of bottoms and tail keep in each step."""
     width: Annotated[int, Field(gt=0, le=16_384)] = 1024
+    """The width of the two layers above the features, which only pretraining has."""
     frozen: bool = False
+    """Whether the bottoms stay as they are, without gradient and average (TAResSFL's transfer)."""
     resist: ResistSettings | None = None
-    # Of bottoms and tail.
+    """Resistance to inversion, learnt by a party that is alone. Default: none."""
     optimizer: OptimizerSettings | None = None
-    # Of the bottoms, if it is another.
+    """The optimizer of bottoms and tail. Default: SGD, 0.06, momentum 0.9, weight decay 5e-4,
+    cosine; with ``frozen`` 0.001.
+    """
     bottom_optimizer: OptimizerSettings | None = None
+    """The optimizer of the bottoms. Default: ``optimizer``."""
     augment: AugmentSettings = AugmentSettings()
+    """How the two views of a row are made."""
 
     def model_post_init(self, _context: Any) -> None:
         if self.frozen and "averages_per_epoch" in self.model_fields_set:

@@ -13,22 +13,25 @@ from vfl_common.config.models import OptimizerSettings, Temperature
 
 
 class ProbeSettings(Section):
-    """A linear model on frozen features, and a vote of the nearest neighbours; the last epoch
-    counts, not the best.
-
-    ``least_steps``: with few rows, ``epochs`` are raised until there are this many steps. The
-    paper's 100 epochs of 50,000 rows are 39,100 steps; 100 epochs of a few hundred rows leave the
-    linear model far from its best. ``neighbours``: how many training rows vote, each with weight
-    exp(cosine / ``temperature``).
+    """A linear model on frozen features, and a vote of the nearest neighbours. The last epoch
+    counts, and not the best. The paper's 100 epochs of 50,000 rows are 39,100 steps; 100 epochs of
+    a few hundred rows leave the linear model far from its best.
     """
 
     epochs: PositiveInt = 100
+    """Epochs over the training rows."""
     least_steps: PositiveInt = 4000
+    """With few rows, epochs are added until there are this many steps."""
     batch_size: PositiveInt = 128
+    """Rows of a batch."""
     optimizer: OptimizerSettings = OptimizerSettings(kind="adam", lr=1e-3, schedule="cosine")
+    """The optimizer of the linear model."""
     neighbours: PositiveInt = 200
+    """How many training rows vote on a row."""
     temperature: Temperature = 0.1
+    """A neighbour's vote weighs exp(cosine / temperature)."""
     splits: tuple[Literal["validation", "test"], ...] = ("validation", "test")
+    """The splits to evaluate."""
 
     @field_validator("splits")
     @classmethod

@@ -18,12 +18,12 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 class GossSettings(Section):
-    """Gradient-based one-side sampling. ``top``: the share kept for its gradients; ``rest``: the
-    share drawn.
-    """
+    """Gradient-based one-side sampling."""
 
     top: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The share of the training rows that is kept, those with the largest gradients."""
     rest: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """The share of the training rows that is drawn from the others."""
 
     def model_post_init(self, _context: Any) -> None:
         if self.top + self.rest > 1.0:
@@ -33,37 +33,48 @@ class GossSettings(Section):
 
 
 class SecureBoostSettings(Section):
-    """Gradient-boosted trees by histograms, with XGBoost's second-order gain, grown level by level.
-
-    ``trees``: rounds; each grows one tree, or in a multi-class task one for each class. ``leaves``:
-    of a tree; None: as many as ``depth`` gives. ``bins``: of a column, quantiles of the party's own
-    training rows. ``lambda``: on the squares of the leaves. ``min_child_weight``: the least sum of
-    h of a child. ``min_gain``: a split must have more. ``row_sample``, ``column_sample``: the share
-    that a round's trees see. ``goss``: they see the rows with the largest gradients, and some of
-    the others. ``early_stopping``: ends when the loss on the validation rows has not fallen for
-    this number of rounds, and keeps the trees up to the best. ``first_tree_own``: the first round
-    uses the active party's columns alone (the paper's completely secure mode). ``encryption``: of
-    gradients: ``paillier``, ``ou`` (Okamoto-Uchiyama) or ``none``, a rehearsal in which the passive
-    parties may read them. ``key_bits``: of the key. ``splits``: the splits to evaluate, as in
-    ``evaluate``.
-    """
+    """Boosted trees by histograms, with XGBoost's second-order gain, grown level by level."""
 
     trees: PositiveInt = 100
+    """Rounds of boosting. Each grows a tree, in a multi-class task one for each class."""
     depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)] = 3
+    """The depth of a tree."""
     leaves: Annotated[int, Field(ge=2)] | None = None
+    """The most leaves of a tree; the splits with the most gain of a level come first. Default: as
+    many as ``depth`` gives.
+    """
     bins: Annotated[int, Field(ge=2, le=MOST_CODES - 1)] = 32
+    """Bins of a column of numbers, at quantiles of the party's own training rows."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """The learning rate."""
     lambda_: NotNegative = Field(default=1.0, alias="lambda")
+    """The penalty on the squares of the leaves."""
     min_child_weight: NotNegative = 1.0
+    """The least sum of second derivatives on either side of a split."""
     min_gain: NotNegative = 0.0
+    """A split must gain more than this."""
     row_sample: Share = 1.0
+    """The share of the training rows that a round sees."""
     column_sample: Share = 1.0
+    """The share of each party's columns that a round sees."""
     goss: GossSettings | None = None
+    """A round sees the rows with the largest gradients, and some of the others. Default: off."""
     early_stopping: PositiveInt | None = None
+    """Ends after this number of rounds without a lower loss on the validation rows, and keeps the
+    trees up to the best. Default: off.
+    """
     first_tree_own: bool = False
+    """Whether the first round uses the active party's columns alone, so that later gradients tell
+    less of the labels.
+    """
     encryption: Encryption = "paillier"
+    """How gradients are encrypted: Paillier, Okamoto-Uchiyama (``ou``), or not at all (``none``,
+    for rehearsals).
+    """
     key_bits: Literal[1024, 2048, 3072, 4096] = 2048
+    """Bits of the key; 1024 is for rehearsals."""
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
+    """The splits to evaluate after the last tree."""
 
     def model_post_init(self, _context: Any) -> None:
         if self.leaves is not None and self.leaves > 1 << self.depth:

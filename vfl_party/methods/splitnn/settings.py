@@ -7,78 +7,88 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import KindName, Section
-from vfl_common.config.recipe import Seconds
+from vfl_common.config.recipe_tables import Seconds
 from vfl_party.models.training import TrainingSettings
 from vfl_party.outbound.noise import Amplifier
 from vfl_party.phases.absence import LatePolicy
 
 
 class EarlyStopping(Section):
-    """Ends the phase when ``metric`` on the validation rows has not improved ``patience`` times in
-    succession.
-
-    All parties then restore their best weights.
-    """
+    """Ends the phase when a metric on the validation rows has not improved for some time."""
 
     patience: PositiveInt = 5
+    """Validations without a better value after which the phase ends. All parties then restore their
+    best weights.
+    """
     metric: KindName = "loss"
+    """The metric on the validation rows."""
 
 
 class CacheSettings(Section):
-    """Local updates on the last ``batches`` (W) batches, ``uses`` (R) of them between two
-    exchanges.
-
-    A row's weight is the cosine between what was exchanged and what it is now, 0 below
-    ``threshold`` (cos ξ). The defaults are those of CELU-VFL (arXiv 2207.14628): W = R = 5, ξ =
-    60°.
+    """Local updates on earlier batches. A row's weight is the cosine between exchanged and present
+    values. The defaults are those of CELU-VFL (arXiv 2207.14628): W = R = 5, ξ = 60°.
     """
 
     batches: Annotated[int, Field(ge=1, le=100)] = 5
+    """How many of the last batches are kept (W)."""
     uses: Annotated[int, Field(ge=1, le=100)] = 5
+    """Updates on kept batches between two exchanges (R)."""
     threshold: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.5
+    """The least cosine between exchanged and present values with which a row counts (cos ξ)."""
 
 
 class SplitNNSettings(TrainingSettings):
     """A step is one batch; a round is ``validate_every`` epochs, then validation and a checkpoint.
 
-    ``checkpoint_steps``: more steps than this are several rounds, and only the last of them ends
-    with validation. So after a death or a stop, no more are repeated though an epoch may take
-    hours. ``max_bytes``: ends the phase, even within an epoch, with the step at which embeddings
-    and gradients reach it. Their payload counts, over all passive parties (SplitNN-Comm of
-    FedOnce's section 5.2). Validation does not count. ``nopeek``: each passive party adds λ · log
-    dCor(z, x) to its own loss, so that embeddings tell less of its columns. ``dcor``: the active
-    party adds λ · log dCor(z, y) to its loss, so that embeddings tell less of the labels. ``mid``:
-    each passive party's encoder draws its embeddings, and λ · KL to N(0, 1) is added to its loss
-    (MID). ``late_policy``: what happens if a passive party's embeddings of a batch do not come
-    within ``deadline_s`` seconds. ``wait``: the others wait. Otherwise the step goes on, and its
-    encoder gets no update: ``zeros`` take the place of its embeddings, or the last embeddings of
-    these rows (``cached``), or the others are combined alone (``skip``; with ``model.combine =
-    "concat"`` this is the same as ``zeros``). ``in_flight`` (D): this many batches are under way:
-    the embeddings of batch t + D - 1 leave before the gradient of batch t has come.
-    ``predict_weights``: they are computed with the weights that the next updates would give if each
-    were as the last one (SpecTrain, arXiv 1809.02839). ``micro_batches`` (M): a batch is exchanged
-    in M parts. ``local_updates`` (Q): Q updates a batch, all but the first without an exchange
-    (FedBCD-p, arXiv 1912.11187). ``cache``: updates on earlier batches between two exchanges. All
-    are defined in decision 0025.
+    ``max_bytes`` counts the payload over all passive parties, and may end the phase within an epoch
+    (SplitNN-Comm of FedOnce's section 5.2). With a ``late_policy`` other than ``wait``, the step
+    goes on without the late party, and its encoder gets no update. Decision 0025 defines
+    ``in_flight``, ``predict_weights`` (SpecTrain, arXiv 1809.02839), ``micro_batches``,
+    ``local_updates`` (FedBCD-p, arXiv 1912.11187) and ``cache``.
     """
 
-    # Epochs; the batches of all of them are planned at once.
     validate_every: Annotated[int, Field(gt=0, le=1000)] = 1
+    """Epochs between two validations; together they are one round."""
     checkpoint_steps: PositiveInt = 2000
+    """The most steps of a round. More steps are several rounds, and only the last of them ends with
+    validation.
+    """
     max_bytes: PositiveInt | None = None
-    # λ of the noise on the gradients that the active party sends.
+    """Bytes of embeddings and gradients, over all passive parties, at which the phase ends.
+    Validation does not count. Default: no limit.
+    """
     iso: Amplifier = 0.0
+    """The amplifier λ of isotropic noise on the gradients that the active party sends."""
     nopeek: Amplifier = 0.0
+    """λ: each passive party adds λ · log dCor(embeddings, columns) to its loss, so that embeddings
+    tell less of its columns.
+    """
     dcor: Amplifier = 0.0
+    """λ: the active party adds λ · log dCor(embeddings, labels) to its loss, so that embeddings
+    tell less of the labels.
+    """
     mid: Amplifier = 0.0
+    """λ: passive encoders draw their embeddings, and λ · KL to N(0, 1) is added to their loss."""
     early_stopping: EarlyStopping | None = None
+    """When the phase ends before its last epoch. Default: off."""
     late_policy: LatePolicy = "wait"
+    """What replaces the embeddings of a party that is late: the others ``wait``; ``zeros``; the
+    last embeddings of the same rows (``cached``); or the others are combined alone (``skip``).
+    """
     deadline_s: Seconds | None = None
+    """Seconds that a step waits for a party; every ``late_policy`` but ``wait`` needs it."""
     in_flight: Annotated[int, Field(ge=1, le=64)] = 1
+    """Batches that are under way at the same time (D)."""
     predict_weights: bool = False
+    """With several batches in flight: whether embeddings are computed with predicted weights
+    (SpecTrain).
+    """
     micro_batches: Annotated[int, Field(ge=1, le=64)] = 1
+    """Parts in which a batch is exchanged (M)."""
     local_updates: Annotated[int, Field(ge=1, le=100)] = 1
+    """Updates on each batch, all but the first without an exchange (Q, FedBCD)."""
     cache: CacheSettings | None = None
+    """Updates on earlier batches between two exchanges (CELU-VFL). Default: off."""
 
     @property
     def under_way(self) -> int:

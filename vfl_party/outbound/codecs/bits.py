@@ -12,17 +12,18 @@ from vfl_party.outbound.filter import Filter
 
 
 class BitsSettings(Section):
-    """``bits`` a number. ``rounding``: ``stochastic`` is right in the mean, ``nearest`` has half
-    the largest error.
-
-    ``scales``: the dtype of a row's minimum and step. ``error_feedback``: what rounding left out is
-    added the next time; for weights that the server averages.
-    """
+    """Settings of the codec."""
 
     bits: Literal[8, 4, 2]
+    """Bits of a number."""
     rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """``stochastic`` is right in the mean; ``nearest`` has half the largest error."""
     scales: Literal["float32", "bfloat16"] = "float32"
+    """The type of each row's minimum and step."""
     error_feedback: bool = False
+    """Whether rounding errors are added to the next message; only for weights that parties send to
+    be averaged.
+    """
 
 
 def _make(settings: BitsSettings, place: Place) -> Filter:

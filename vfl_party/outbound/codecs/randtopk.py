@@ -15,13 +15,14 @@ from vfl_party.outbound.filter import Filter
 
 
 class RandTopKSettings(TopKSettings):
-    """``alpha``: the probability that a number which is kept is one of the others.
-
-    It holds in training; an exchange without an answer, such as that of validation, sends the
-    largest.
+    """Settings of the codec. An exchange without an answer, such as that of validation, sends the
+    largest numbers.
     """
 
     alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    """The probability that a sent number is drawn from those that are not among the largest, in
+    training.
+    """
 
 
 def _make(settings: RandTopKSettings, place: Place) -> Filter:

@@ -15,12 +15,12 @@ from vfl_party.outbound.filter import Filter
 
 
 class TopKSettings(Section):
-    """``keep``: how many numbers of a row, or which share of them, below 1. ``values``: their
-    dtype.
-    """
+    """Settings of the codec."""
 
     keep: int | float
+    """How many numbers of a row are sent: a count, or a share below 1."""
     values: Literal["float32", "float16"] = "float32"
+    """The type of the numbers that are sent."""
 
     @model_validator(mode="after")
     def _check(self) -> Any:

@@ -20,11 +20,14 @@ from vfl_party.outbound.transforms import Transform
 
 
 class ClippedGaussianSettings(Section):
-    """``clip``: the most L2 norm of a row. ``epsilon``, ``delta``: of one message and one row."""
+    """Settings of the transform."""
 
     clip: Norm
+    """The largest L2 norm of a row; a longer row is shortened."""
     epsilon: Annotated[float, Field(ge=1e-3, le=1e4)]
+    """ε of one message, for one row."""
     delta: Annotated[float, Field(ge=1e-12, lt=0.5)]
+    """δ of one message, for one row."""
 
 
 def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:

@@ -13,9 +13,10 @@ from vfl_party.outbound.transforms import Transform
 
 
 class GaussianSettings(Section):
-    """``sigma``: σ."""
+    """Settings of the transform."""
 
     sigma: Positive
+    """The noise's standard deviation σ."""
 
 
 class GaussianNoise(NoisyFilter):

@@ -16,9 +16,10 @@ from vfl_party.outbound.transforms import Transform
 
 
 class IsoSettings(Section):
-    """``amplifier``: λ."""
+    """Settings of the transform."""
 
     amplifier: Positive
+    """λ: the noise in proportion to the largest row's norm."""
 
 
 class IsoNoise(NoisyFilter):

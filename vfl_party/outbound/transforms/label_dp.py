@@ -18,9 +18,10 @@ from vfl_party.outbound.transforms import Transform
 
 
 class LabelDpSettings(Section):
-    """``epsilon``: ε of one message for one row's label."""
+    """Settings of the transform."""
 
     epsilon: Annotated[float, Field(ge=1e-3, le=1e4)]
+    """ε of one message, for one row's label; E epochs cost E·ε."""
 
 
 class LabelDp(NoisyFilter):

@@ -22,15 +22,16 @@ _GROWTH, _MOST_SCALE = 1.5, 1e6
 
 
 class MarvellSettings(Section):
-    """``scale``: s, the noise's mean squared length over the squared distance of the classes'
-    means.
-
-    ``error``: instead of it, the least error of any detector; then s begins at 1 in each batch and
-    grows by half until ½ − √sumKL/4 >= error.
+    """Settings of the transform. With ``error``, s begins at 1 in each batch and grows by half
+    until ½ − √sumKL/4 >= error.
     """
 
     scale: Positive | None = None
+    """s: the noise's mean squared length over the squared distance of the classes' means. Give this
+    or ``error``.
+    """
     error: Annotated[float, Field(gt=0.0, lt=0.5)] | None = None
+    """The least error that any detector shall have; s is found for each batch."""
 
     def model_post_init(self, _context: Any) -> None:
         if (self.scale is None) == (self.error is None):

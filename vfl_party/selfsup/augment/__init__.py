@@ -3,7 +3,7 @@ features of tables.
 
 All random numbers come from a CPU generator and are moved, so that views are equal on every device,
 and a new generator with the same seed makes the same views. Every row has its own random numbers
-(docs/decisions/0007).
+(docs/explanation/decisions/0007).
 """
 
 from __future__ import annotations

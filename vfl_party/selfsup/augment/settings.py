@@ -13,30 +13,35 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 class AugmentSettings(Section):
     """Views of images and of tables; the defaults for images are SimSiam's for small ones (without
-    blur).
-
-    ``crop_scale``: the crop's share of the image's area, drawn evenly; ``crop_ratio``: its width /
-    height, drawn evenly on a log scale. ``flip``, ``jitter``, ``grayscale``, ``blur``: the
-    probability of each. A jitter draws factors of ``brightness``, ``contrast`` and ``saturation``
-    from 1 ± the value, and turns the hue by at most ``hue`` of a full circle. Saturation, hue and
-    grayscale need images of three channels.
-
-    ``corruption``: the probability that a table's feature is replaced; ``corrupt``: in both views
-    (the papers), or in one of them (FedHSSL's released code).
+    blur). Crops are drawn evenly by area, and evenly by ratio on a log scale.
     """
 
     crop_scale: tuple[float, float] = (0.2, 1.0)
+    """The least and the largest share of an image's area that a crop has."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """The least and the largest width / height of a crop."""
     flip: Share = 0.5
+    """The probability that an image is mirrored."""
     jitter: Share = 0.8
+    """The probability that an image's colours change."""
     brightness: Share = 0.4
+    """A jitter's factor of brightness is drawn from 1 ± this."""
     contrast: Share = 0.4
+    """A jitter's factor of contrast is drawn from 1 ± this."""
     saturation: Share = 0.4
+    """A jitter's factor of saturation is drawn from 1 ± this; three channels."""
     hue: Annotated[float, Field(ge=0.0, le=0.5)] = 0.1
+    """The most by which a jitter turns the hue, as a share of the full circle; three channels."""
     grayscale: Share = 0.2
+    """The probability that an image becomes grey; three channels."""
     blur: Share = 0.0
+    """The probability that an image is blurred."""
     corruption: Share = 0.3
+    """Tables: the probability that a feature is replaced by another row's."""
     corrupt: Literal["both", "one"] = "both"
+    """Tables: whether features are replaced in both views (the papers) or in one (FedHSSL's
+    released code).
+    """
 
     def model_post_init(self, _context: Any) -> None:
         low, high = self.crop_scale
