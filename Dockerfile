@@ -9,31 +9,30 @@
 #        cuda:           PyPI's
 # pip's own variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_TRUSTED_HOST) are build arguments too.
 #
+# Versions and hashes of all libraries are in deploy/locks. Torch's builds for CPUs are fixed by version alone, because
+# their hashes are on their own index.
+#
+# The base image has a tag here and no digest: no registry could be asked for one when this was written. Pin it where
+# you build: --build-arg PYTHON=python:3.11-slim-bookworm@sha256:... (docker buildx imagetools inspect shows it).
+#
 # It builds with and without BuildKit. What changes rarely comes first: torch, the other libraries, this project.
 ARG PYTHON=python:3.11-slim-bookworm
-
-# -- the libraries' names, so that no other change of pyproject.toml installs them anew ----------------------------
-FROM ${PYTHON} AS requirements
-WORKDIR /requirements
-COPY pyproject.toml .
-RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-    >requirements.txt && grep -E '^torch(vision)?[^a-z]' requirements.txt >torch.txt
 
 # -- the libraries -------------------------------------------------------------------------------------------------
 FROM ${PYTHON} AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/vfl
 ENV PATH=/opt/vfl/bin:$PATH
-COPY --from=requirements /requirements/torch.txt /install/
-COPY deploy/install-torch /install/
+COPY deploy/install-torch deploy/locks/requirements-cuda.txt /install/
 ARG PIP_INDEX_URL=https://pypi.org/simple
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_TRUSTED_HOST
 ARG TORCH=auto
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-RUN /install/install-torch /install/torch.txt
-COPY --from=requirements /requirements/requirements.txt /install/
-RUN pip install -r /install/requirements.txt
+RUN /install/install-torch /install/requirements-cuda.txt
+COPY deploy/locks/requirements-cpu.txt /install/
+RUN pip install --no-deps --require-hashes -r /install/requirements-cpu.txt && \
+    python -c 'import torch, torchvision; print("torch", torch.__version__, "CUDA", torch.version.cuda)'
 
 # -- this project as a wheel ---------------------------------------------------------------------------------------
 FROM ${PYTHON} AS package
@@ -49,7 +48,7 @@ FROM dependencies AS runtime
 # will do (`--user`): nothing in the image has to be written.
 RUN groupadd --gid 1000 vfl && useradd --uid 1000 --gid 1000 --no-create-home --home-dir /tmp vfl
 COPY --from=package /wheels /wheels
-RUN pip install --no-deps --no-index /wheels/*.whl
+RUN pip install --no-deps --no-index /wheels/*.whl && pip check
 ENV HOME=/tmp MPLCONFIGDIR=/tmp/matplotlib PYTHONUNBUFFERED=1
 USER 1000:1000
 WORKDIR /federation

@@ -1,4 +1,5 @@
 # Two commands do all the set-up on a fresh machine (Python >= 3.11, make, git): `make demo` and `make test`.
+# `make help` says what each target does: it prints the words behind ## below.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -11,22 +12,41 @@ export PYTHONDONTWRITEBYTECODE :=
 # Each worker has a federation of its own. For "auto" see tests/conftest.py.
 PYTEST_PARALLEL ?= --numprocesses auto --maxprocesses 4
 
-.PHONY: demo test check docs install clean
+.PHONY: demo test check docs coverage format install dev lock release clean help
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.installed  ## train a federation of five processes on this machine (about 10 s)
 	$(BIN)/vfl demo
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev  ## run all that CI runs: the checks, then every test
 	PYTHON=$(BIN)/python scripts/check
 	$(BIN)/pytest $(PYTEST_PARALLEL)
 
-check: $(VENV)/.installed-dev
+check: $(VENV)/.installed-dev  ## check style, types, layers and generated code; no test runs
 	PYTHON=$(BIN)/python scripts/check
 
 docs: $(VENV)/.installed-dev  ## build the site of the documentation, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-install: $(VENV)/.installed
+# Lines that run in other processes are not counted. The floor is fail_under in pyproject.toml.
+coverage: $(VENV)/.installed-dev  ## count the lines that tests reach in their own process
+	$(BIN)/pytest $(PYTEST_PARALLEL) --cov tests/unit tests/contract tests/integration
+
+format: $(VENV)/.installed-dev  ## format the code, and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+install: $(VENV)/.installed  ## install the programs into .venv
+
+dev: $(VENV)/.installed-dev  ## install the programs and the tools of development into .venv
+
+lock: $(VENV)/.installed-dev  ## renew deploy/locks; UPGRADE=1 takes the newest versions
+	$(BIN)/python scripts/lock $(if $(UPGRADE),--upgrade)
+
+release: $(VENV)/.installed-dev  ## make a release: VERSION=0.2.0; DRY_RUN=1 shows it and keeps nothing
+	$(BIN)/python scripts/release $(VERSION) $(if $(DRY_RUN),--dry-run)
+
+help:  ## say what each target does
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -44,5 +64,5 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
-clean:
-	rm -rf $(VENV) build *.egg-info
+clean:  ## remove .venv and what was built
+	rm -rf $(VENV) build dist *.egg-info

@@ -148,6 +148,7 @@ def test_the_demo(tmp_path: Path) -> None:
     # Nobody chooses by it.
     assert "test accuracy" not in result.stderr
     assert "all parties have joined" in result.stderr
+    assert "Warning" not in result.stderr
     assert processes_of(folder) == []
 
     told = vfl_here("report", folder, cwd=tmp_path)

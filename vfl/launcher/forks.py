@@ -31,6 +31,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -272,7 +273,11 @@ def _answer(requests: socket.socket, living: dict[int, int]) -> bool:
         if request["key"] in living:
             os.kill(living[request["key"]], request["signal"])
         return True
-    launcher, pid = os.getpid(), os.fork()
+    launcher = os.getpid()
+    with warnings.catch_warnings():
+        # Python 3.12 and later warn of threads at a fork. The one here is jemalloc's: see above.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid == 0:
         _become(request, fds, requests, launcher)
     living[request["key"]] = pid

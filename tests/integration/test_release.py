@@ -1,0 +1,136 @@
+"""scripts/release in a small repository of its own: what it refuses, shows, and leaves behind."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GIT = shutil.which("git") or "git"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "release"
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "small"
+version = "0.1.0"
+readme = "README.md"
+requires-python = ">=3.11"
+
+[tool.setuptools]
+py-modules = ["small"]
+"""
+Spoiling = Callable[[Path], None]
+CHANGELOG = "# Changelog\n\n## Unreleased\n\n- A first line.\n\n## 0.1.0 (2026-01-01)\n\n- Begun.\n"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "small"
+    (root / "scripts").mkdir(parents=True)
+    shutil.copy(SCRIPT, root / "scripts")
+    texts = {
+        "pyproject.toml": PYPROJECT,
+        "CHANGELOG.md": CHANGELOG,
+        "CITATION.cff": "cff-version: 1.2.0\nversion: 0.1.0\n",
+        "README.md": "A small package.\n",
+        "small.py": "",
+        ".gitignore": "dist/\n",
+    }
+    for name, text in texts.items():
+        (root / name).write_text(text)
+    git(root, "init", "--quiet", "--initial-branch=main")
+    git(root, "config", "user.name", "A. Person")
+    git(root, "config", "user.email", "person@example.org")
+    commit(root, "Begin")
+    return root
+
+
+def git(root: Path, *args: str) -> str:
+    done = subprocess.run([GIT, *args], cwd=root, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def commit(root: Path, message: str) -> None:
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", message)
+
+
+def release(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/release", *args]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+
+
+def as_it_was(root: Path) -> tuple[str, str, bool]:
+    return git(root, "rev-parse", "HEAD"), git(root, "tag"), (root / "dist").exists()
+
+
+def test_a_release_is_a_commit_a_tag_a_wheel_and_an_sdist(repository: Path) -> None:
+    done = release(repository, "0.2.0")
+    assert done.returncode == 0, done.stderr
+    assert git(repository, "log", "-1", "--format=%s") == "Release 0.2.0"
+    assert git(repository, "status", "--porcelain") == ""
+    head = git(repository, "rev-parse", "HEAD")
+    assert git(repository, "rev-parse", "v0.2.0^{commit}") == head
+    message = git(repository, "tag", "--list", "--format=%(contents:body)", "v0.2.0")
+    assert message == "- A first line."
+    names = {path.name for path in (repository / "dist").iterdir()}
+    assert names == {"small-0.2.0-py3-none-any.whl", "small-0.2.0.tar.gz"}
+    assert 'version = "0.2.0"' in (repository / "pyproject.toml").read_text()
+    assert "version: 0.2.0\ndate-released: 20" in (repository / "CITATION.cff").read_text()
+    changelog = (repository / "CHANGELOG.md").read_text()
+    assert changelog.startswith("# Changelog\n\n## Unreleased\n\n## 0.2.0 (20")
+    assert changelog.endswith(")\n\n- A first line.\n\n## 0.1.0 (2026-01-01)\n\n- Begun.\n")
+    # Nothing has changed since, so there is nothing to release.
+    assert release(repository, "0.3.0").returncode == 2
+
+
+def test_a_dry_run_shows_a_release_on_any_branch_and_keeps_nothing(repository: Path) -> None:
+    git(repository, "checkout", "--quiet", "-b", "elsewhere")
+    before = as_it_was(repository)
+    done = release(repository, "0.2.0", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "- A first line." in done.stdout
+    assert "small-0.2.0-py3-none-any.whl" in done.stdout
+    assert as_it_was(repository) == before
+    assert git(repository, "status", "--porcelain") == ""
+
+
+def dirty(root: Path) -> None:
+    (root / "new.txt").write_text("")
+
+
+def elsewhere(root: Path) -> None:
+    git(root, "checkout", "--quiet", "-b", "elsewhere")
+
+
+def tagged(root: Path) -> None:
+    git(root, "tag", "v0.2.0")
+
+
+def nothing_new(root: Path) -> None:
+    (root / "CHANGELOG.md").write_text(CHANGELOG.replace("- A first line.\n\n", ""))
+    commit(root, "Say nothing")
+
+
+@pytest.mark.parametrize("spoil", [dirty, elsewhere, tagged, nothing_new])
+def test_a_tree_that_is_not_fit_is_refused(repository: Path, spoil: Spoiling) -> None:
+    spoil(repository)
+    before = as_it_was(repository)
+    done = release(repository, "0.2.0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert as_it_was(repository) == before
+
+
+@pytest.mark.parametrize("version", ["0.0.9", "1.0", "new", "0.2.0-rc1"])
+def test_a_version_that_cannot_follow_is_refused(repository: Path, version: str) -> None:
+    before = as_it_was(repository)
+    assert release(repository, version).returncode == 2
+    assert as_it_was(repository) == before
