@@ -30,7 +30,11 @@ DOCS = REPO / "docs"
 README = REPO / "README.md"
 NOTEBOOK = DOCS / "tutorials" / "notebook.md"
 PAGES = sorted(DOCS.rglob("*.md"))
-DOCUMENTS = [README, REPO / "CONTRIBUTING.md", *PAGES]
+DOCUMENTS = [
+    README,
+    *(REPO / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")),
+    *PAGES,
+]
 SENT = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
 OF_PLUGINS = re.compile(r'"(plain|saturating|row_clip|residual|brier|embeddings_only)"')
 
