@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Each worker has a federation of its own. For "auto" see tests/conftest.py.
 PYTEST_PARALLEL ?= --numprocesses auto --maxprocesses 4
 
-.PHONY: demo test check docs coverage format install dev lock release clean help
+.PHONY: demo test unit sentences check docs coverage format install dev lock release clean help
 
 demo: $(VENV)/.installed  ## train a federation of five processes on this machine (about 10 s)
 	$(BIN)/vfl demo
@@ -20,6 +20,13 @@ demo: $(VENV)/.installed  ## train a federation of five processes on this machin
 test: $(VENV)/.installed-dev  ## run all that CI runs: the checks, then every test
 	PYTHON=$(BIN)/python scripts/check
 	$(BIN)/pytest $(PYTEST_PARALLEL)
+
+unit: $(VENV)/.installed-dev  ## run tests/unit and tests/contract, which start no run and no program
+	$(BIN)/pytest --numprocesses logical --maxprocesses 4 tests/unit tests/contract
+
+sentences: $(VENV)/.installed-dev  ## write tests/sentences.txt again; TESTS=tests/unit/vfl/test_new.py for some
+	VFL_TESTS_RENEW_SENTENCES=1 $(BIN)/pytest $(PYTEST_PARALLEL) $(TESTS)
+	git diff --stat tests/sentences.txt
 
 check: $(VENV)/.installed-dev  ## check style, types, layers and generated code; no test runs
 	PYTHON=$(BIN)/python scripts/check

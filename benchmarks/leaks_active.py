@@ -1,6 +1,6 @@
 """Active completion on credit default: ``python -m benchmarks.leaks --only active --data DIR``.
 
-The passive party boosts its own gradients (``vfl.leak_meter.learn.boosted``) in split training with
+The passive party boosts its own gradients (``benchmarks.boost``) in split training with
 SGD and with Adam, or it does not. What a head with 80 labels on its encoder finds, and what the
 boost takes from the task, stands beside how far its embeddings move from round to round, which the
 active party sees.
@@ -19,12 +19,11 @@ from typing import Any
 from rich.console import Console
 
 import vfl
+from benchmarks.boost import Boost, drift
 from vfl.leak_meter.attacks.gradients import completion
-from vfl.leak_meter.learn.boosted import Boost, drift
-from vfl.leak_meter.rehearsal import Rehearsal
+from vfl.leak_meter.rehearsal import Rehearsal, rehearse
 from vfl.leak_meter.report.result import Spread
 from vfl.leak_meter.scene.scores import auc
-from vfl.library.simulate import rehearse
 from vfl_common.text import to_json
 from vfl_party.assembly.party import Assembled
 

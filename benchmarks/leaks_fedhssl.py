@@ -26,10 +26,9 @@ import vfl
 from benchmarks.ssl import CROSS, DIGITS, SPLIT, mnist
 from benchmarks.studies import EVALUATE, Tables
 from vfl.leak_meter.attacks.gradients import completion
-from vfl.leak_meter.rehearsal import Rehearsal
+from vfl.leak_meter.rehearsal import Rehearsal, rehearse
 from vfl.leak_meter.report.result import Spread
 from vfl.leak_meter.scene.scene import Scene
-from vfl.library.simulate import rehearse
 from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results" / "leaks-fedhssl"

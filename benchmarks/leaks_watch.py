@@ -3,7 +3,7 @@ watch --data DIR``.
 
 Credit default with two parties, and breast cancer with three, in split training with SGD and with
 Adam. A passive party follows the protocol, or boosts its own gradients
-(``vfl.leak_meter.learn.boosted``) from the beginning or from the middle on. The drift is what the
+(``benchmarks.boost``) from the beginning or from the middle on. The drift is what the
 active party writes into its ``metrics.jsonl``. Rules are compared by what they hit if one honest
 run in twenty gives an alarm: with a threshold from honest runs of the same setting, and with one
 for all.
@@ -25,8 +25,8 @@ import numpy as np
 from rich.console import Console
 
 import vfl
-from vfl.leak_meter.learn.boosted import Boost
-from vfl.library.simulate import rehearse
+from benchmarks.boost import Boost
+from vfl.leak_meter.rehearsal import rehearse
 from vfl_common.text import to_json
 from vfl_party.assembly.party import Assembled
 

@@ -22,7 +22,8 @@ from vfl_party.methods.fedonce.encoders import learnt_encoder
 from vfl_party.methods.fedonce.nat import Nat
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.models import InputSpec
-from vfl_party.phases.context import MakeEncoder, Party
+from vfl_party.phases.context import MakeEncoder, Party, PartyData
+from vfl_party.phases.course import Course
 
 
 def learner(rows: int, columns: int, d: int, settings: FedOnceSettings) -> Nat:
@@ -37,13 +38,15 @@ def learner(rows: int, columns: int, d: int, settings: FedOnceSettings) -> Nat:
     make = MakeEncoder(recipe, "passive", MlpSettings(hidden=(30, 30)), InputSpec((columns,)))
     party = Party(
         name="passive",
-        recipe=recipe,
+        course=Course(recipe),
         device=torch.device("cpu"),
         models={"encoder": learnt_encoder(settings, make)},
-        features=Features(torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))),
-        labels=None,
-        targets=None,
-        splits={"train": np.arange(rows, dtype=np.int64)},
+        data=PartyData(
+            {"train": np.arange(rows, dtype=np.int64)},
+            features=Features(
+                torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+            ),
+        ),
     )
     return Nat(party, "fedonce", settings)
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from vfl.launcher import child
-from vfl_party.align import psi
+from vfl_party.align import rounds
 from vfl_party.psi import worker
 from vfl_party.psi.curve import POINT_BYTES
 from vfl_party.psi.pool import Masking
@@ -33,5 +33,5 @@ def counting(path: Path) -> type[Masking]:
 
 
 if __name__ == "__main__":
-    psi.Masking = counting(Path(sys.argv[1]))  # type: ignore[misc]
+    rounds.Masking = counting(Path(sys.argv[1]))  # type: ignore[misc]
     child.run(sys.argv[2:])

@@ -10,9 +10,12 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.harness import sentences
 
 # Machines are shared: how long drawing an example takes says nothing about our code.
 settings.register_profile(
@@ -29,18 +32,21 @@ gc.set_threshold(20_000, 20, 50)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Returns two workers more than there are cores: they wait for programs. Two cores then idle
-    for a twentieth.
+    for a twentieth. Tests of units wait for nothing: ``make unit`` asks for as many as there are
+    logical cores.
     """
-    return 2 + (
+    cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
+    return cores if config.option.numprocesses == "logical" else cores + 2
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Lets workers share a launcher. In a process that runs tests, tables are read once."""
-    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+    fresh = "VFL_TEST_FRESH" in os.environ
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput") and not fresh:
         from tests.harness.sharing import Shared
 
         config.add_cleanup(Shared().close)
@@ -48,6 +54,22 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.harness.preloaded.remembered import remember
 
         remember()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Counts a test's sentences from its first."""
+    sentences.begin(item.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Writes ``tests/sentences.txt`` again, if ``make sentences`` asks for it."""
+    if not os.environ.get(sentences.RENEW):
+        return
+    folder = Path(session.config.rootpath) / ".sentences"
+    worker = getattr(session.config, "workerinput", None)
+    sentences.write_part(folder, worker["workerid"] if worker else "main")
+    if worker is None:
+        sentences.merge(folder)
 
 
 def pytest_collection_finish() -> None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from vfl_common.errors import Code, PeerError
@@ -91,15 +92,21 @@ class Bundle:
     def payload_bytes(self) -> int:
         return sum(buffer.data.nbytes for buffer in self.tensors.values())
 
+    def spec(self) -> BundleSpec:
+        """Returns the form that this bundle has."""
+        tensors = {name: TensorSpec(each.dtype, each.shape) for name, each in self.tensors.items()}
+        return BundleSpec(self.kind, tensors)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class TensorSpec:
     """The exact dtype and shape of one tensor of a bundle."""
 
     dtype: DType
     shape: tuple[int, ...]
 
-    @property
+    # A spec is made once, and asked at every step.
+    @cached_property
     def nbytes(self) -> int:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 

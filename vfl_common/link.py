@@ -24,9 +24,10 @@ class Lenience:
 
     A party that is not there after ``deadline_s`` seconds is away; later steps do not wait for it.
     When it comes with a step that has passed, it is told the step that is under way, and takes part
-    again; steps wait for it again, unless it is late too often (see
-    ``vfl_common.rpc.arrivals.Patience``). ``at_least``: the parties that a step needs, and waits
-    for them as every other step does.
+    again; steps wait for it again, unless it is late too often: see ``Patience`` in
+    ``vfl_common.rpc.exchange.hub``.
+
+    ``at_least``: a step needs so many parties, and waits for them as every other step does.
     """
 
     deadline_s: float
@@ -52,7 +53,8 @@ class Link(Protocol):
 
     def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
         """Calls ``send``, then ``receive``."""
-        ...
+        self.send(step, bundle)
+        return self.receive(step, expect)
 
     def send(self, step: StepKey, bundle: Bundle) -> None:
         """Sends ``bundle``, encoded before this returns. A step that is sent again is computed only

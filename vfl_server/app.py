@@ -26,17 +26,18 @@ from vfl_common.psi import MOST_ROWS
 from vfl_common.rpc.ask import MAX_QUESTIONS
 from vfl_common.rpc.channel import Service, listening
 from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.exchange.service import MAX_STREAMS, ExchangeService
+from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
 from vfl_common.rpc.guard.limits import share_arenas
 from vfl_common.rpc.health import MAX_CHECKS, Health
-from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
-from vfl_common.rpc.service import SERVICE as EXCHANGE
-from vfl_common.rpc.session import SERVICE as SESSIONS
+from vfl_common.rpc.uplink import SERVICE as SESSIONS
 from vfl_common.run_folder import RunFolder, create, find_unfinished, set_all_aside
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import Summary, load_summary
 from vfl_server.aggregation.aggregator import Aggregator
-from vfl_server.control.coordinator import Coordinator, Job
+from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.departures import Departures
+from vfl_server.control.run import Job, RunHooks, ServedRun
 from vfl_server.control.service import MAX_SESSIONS, ControlService
 from vfl_server.intersection import alignment_service, oldest_protocol
 from vfl_server.results import starts, summarise
@@ -160,7 +161,6 @@ class ServerApp:
             roster,
             [party.name for party in recipe.passives],
             phases,
-            ledger,
             timeout_s=recipe.run.step_timeout_s,
             fail=lambda error: coordinator.fail(error),
             align=alignment_service(
@@ -183,28 +183,31 @@ class ServerApp:
             aggregator.begin(generation, checkpoint, aggregations)
 
         def started(generation: int, _checkpoint: str) -> None:
-            note_start(folder, generation, coordinator.wall_s)
+            note_start(folder, generation, coordinator.status().wall_s)
             aggregator.open(generation)
 
         generation = folder.facts().get("generation", 0)
-        coordinator = Coordinator(
+        run = ServedRun(
             recipe,
             self.job,
             folder.run_id,
-            generation,
-            on_start=started,
-            on_plan=planned,
-            on_end=aggregator.end,
-            on_leave=departures.add,
+            oldest=oldest_protocol(recipe),
+            generation=generation,
             left=departures.read(),
             completed=completed is not None,
             ran_s=ran_s(folder),
             under_way=generation > 0 and folder.facts().get("goes_on") == generation,
-            oldest=oldest_protocol(recipe),
+        )
+        hooks = RunHooks(
+            self.console.emit,
+            on_start=started,
+            on_plan=planned,
+            on_end=aggregator.end,
+            on_leave=departures.add,
             released=partial(self._released, folder),
             expired=partial(self._expired, folder),
-            emit=self.console.emit,
         )
+        coordinator = Coordinator(run, hooks)
         control = ControlService(coordinator, keyring, ledger, meter, self.console.show)
         return _Parts(
             keyring, folder, ledger, meter, exchange, aggregator, coordinator, control, completed
@@ -404,7 +407,7 @@ class ServerApp:
                 with contextlib.suppress(VflError):
                     parts.save_ledger()
             # For ``run.resume_within_s``.
-            if time.monotonic() - noted_s > _NOTE_S and parts.coordinator.at_work:
+            if time.monotonic() - noted_s > _NOTE_S and parts.coordinator.status().at_work:
                 noted_s = time.monotonic()
                 parts.folder.note(trained_s=time.time())
             parts.keyring.tell_again()

@@ -11,8 +11,9 @@ from vfl_common.errors import InternalError, InterruptedRun, PeerError, VflError
 from vfl_common.files import write_atomic
 from vfl_common.ledger import Ledger
 from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.exchange.hub import ExchangeHub
+from vfl_common.rpc.exchange.memory import MemoryPipe, Turns
 from vfl_common.rpc.failures import from_failure
-from vfl_common.rpc.memory import MemoryHub, Turns
 from vfl_common.rpc.messages import (
     Done,
     Joining,
@@ -29,8 +30,9 @@ from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import Summary
 from vfl_server.aggregation.aggregator import Aggregator
-from vfl_server.control.coordinator import Coordinator, Job
+from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.display import Emit
+from vfl_server.control.run import Job, RunHooks, ServedRun
 from vfl_server.intersection import alignment_service
 from vfl_server.results import summarise
 
@@ -55,7 +57,7 @@ class LocalServer:
         recipe: Recipe,
         job: Job,
         folder: RunFolder,
-        hub: MemoryHub,
+        hub: ExchangeHub[MemoryPipe],
         turns: Turns,
         emit: Emit,
         start: Callable[[str, Callable[[], None]], None],
@@ -67,7 +69,7 @@ class LocalServer:
         # The first error of a party.
         self.failure: BaseException | None = None
         self._hub = hub
-        self._ledger = hub.ledger
+        self._ledger = hub.pipe.ledger
         self._sessions: dict[str, LocalSession] = {}
         roster = [party.name for party in recipe.parties]
         self._aggregator = Aggregator(
@@ -76,23 +78,19 @@ class LocalServer:
             roster,
             [party.name for party in recipe.passives],
             [phase.name for phase in recipe.phases],
-            self._ledger,
             timeout_s=recipe.run.step_timeout_s,
             fail=self._fail,
             align=alignment_service(recipe, trains=job == "train"),
             make_hub=lambda _generation: hub,
             start=start,
         )
-        self.coordinator = Coordinator(
-            recipe,
-            job,
-            folder.run_id,
-            0,
+        hooks = RunHooks(
+            emit,
             on_start=lambda generation, _checkpoint: self._aggregator.open(generation),
             on_plan=self._aggregator.begin,
             on_end=self._aggregator.end,
-            emit=emit,
         )
+        self.coordinator = Coordinator(ServedRun(recipe, job, folder.run_id), hooks)
 
     def use(self, hub: Any) -> None:
         """Nothing has to bring bundles to a hub in this process."""

@@ -12,8 +12,8 @@ from vfl_common.ledger import Ledger
 from vfl_common.process.logs import version
 from vfl_common.prometheus import Labels, awaited, certificates, counter, gauge, state, traffic
 from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_server.control.coordinator import Coordinator, Status
-from vfl_server.control.run_state import RunState
+from vfl_server.control.coordinator import Coordinator
+from vfl_server.control.run import RunState, Status
 
 
 @dataclass
@@ -56,7 +56,7 @@ class ServerMetrics:
             refused,
             ("code",),
         )
-        yield gauge("vfl_run_seconds", "Since the run first started.", {(): coordinator.wall_s})
+        yield gauge("vfl_run_seconds", "Since the run first started.", {(): status.wall_s})
         yield from _parties(status, roster)
         if status.phase:
             place = (status.phase,)

@@ -13,7 +13,7 @@ from vfl_common.psi import PHASE
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import PartySummary, Summary, gather_bytes
-from vfl_server.control.coordinator import Coordinator, Job
+from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.reports import (
     absences_of,
     exchanges_of,
@@ -22,6 +22,7 @@ from vfl_server.control.reports import (
     metrics_of,
     privacy_of,
 )
+from vfl_server.control.run import Job
 
 
 def summarise(
@@ -39,7 +40,7 @@ def summarise(
     ledgers: dict[str, list[Entry]] = {}
     kernel: dict[str, list[TcpCount]] = {recipe.server: meter.counts()}
     machines = {recipe.server: meter.interfaces()}
-    reports = coordinator.reports()
+    reports = coordinator.reports
     for name, report in reports.items():
         ledgers[name], kernel[name] = ledger_of(report)
         machines[name] = interfaces_of(report)
@@ -56,7 +57,7 @@ def summarise(
         name=recipe.name,
         job=job,
         method=recipe.method,
-        preset=recipe.preset if recipe.follows_preset else "",
+        preset=recipe.preset if active.follows_preset else "",
         seed=recipe.seed,
         recipe_digest=recipe.digest(),
         metrics=metrics_of(active) or {},
@@ -74,7 +75,7 @@ def summarise(
             *coordinator.parties(),
         ],
         steps=active.steps,
-        wall_s=round(coordinator.wall_s, 3),
+        wall_s=round(coordinator.status().wall_s, 3),
         interruptions=coordinator.generation - 1,
         server_restarts=max(0, starts(folder) - 1),
         privacy=privacy_of(active),

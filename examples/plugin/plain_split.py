@@ -108,15 +108,18 @@ class Active(Side):
         return RoundReport(len(todo), {"train": {"loss": total / len(todo)}})
 
 
-def traffic(party: Party, name: str, settings: PlainSettings) -> Traffic:
-    """Returns what `vfl forecast` counts; the party has rows and recipe, but perhaps no data."""
+class Plain(Method[PlainSettings]):
+    """What the method does otherwise than most: it says what it sends."""
 
-    def occurrences() -> Iterator[Occurrence]:
-        for round_ in range(settings.epochs):
-            for step, rows in steps(party, name, round_, settings):
-                yield Occurrence.of(EMBEDDING, step, rows=len(rows), width=party.embedding_size)
+    def traffic(self, party: Party, phase: str, settings: PlainSettings) -> Traffic:
+        """Returns what `vfl forecast` counts; the party has rows, but perhaps no features."""
 
-    return Traffic(occurrences())
+        def occurrences() -> Iterator[Occurrence]:
+            for round_ in range(settings.epochs):
+                for step, rows in steps(party, phase, round_, settings):
+                    yield Occurrence.of(EMBEDDING, step, rows=len(rows), width=party.embedding_size)
+
+        return Traffic(occurrences())
 
 
-METHOD = Method(PlainSettings, Active, Passive, traffic=traffic, encodes=True)
+METHOD = Plain(PlainSettings, Active, Passive, encodes=True)

@@ -19,13 +19,13 @@ from vfl_common.errors import InterruptedRun, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
-from vfl_common.link import Hub, Link
+from vfl_common.link import Link
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_common.rpc.hub import ExchangeHub
-from vfl_common.rpc.link import ExchangeLink
-from vfl_common.rpc.memory import MemoryHub, MemoryLink
-from vfl_common.rpc.service import ExchangeService
+from vfl_common.rpc.exchange.hub import ExchangeHub
+from vfl_common.rpc.exchange.link import ExchangeLink
+from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
+from vfl_common.rpc.exchange.service import ExchangeService, FramePipe
 
 T = TypeVar("T")
 ACTIVE, PASSIVES = "active", ("north", "south")
@@ -49,10 +49,6 @@ def soon(call: Callable[..., T], *args: object) -> Future[T]:
     return future
 
 
-class EndingHub(Hub, Protocol):
-    def end(self, error: VflError) -> None: ...
-
-
 class EndingLink(Link, Protocol):
     def end(self, error: VflError) -> None: ...
 
@@ -60,7 +56,7 @@ class EndingLink(Link, Protocol):
 class Exchange(ABC):
     """One generation: a hub and a link for each passive party."""
 
-    hub: EndingHub
+    hub: ExchangeHub[Any]
 
     @abstractmethod
     def link(self, party: str) -> EndingLink: ...
@@ -70,10 +66,9 @@ class MemoryExchange(Exchange):
     def __init__(
         self, roster: Sequence[str], timeout_s: float, link_timeout_s: float, in_flight: int
     ) -> None:
-        self.hub: MemoryHub = MemoryHub(ACTIVE, roster, timeout_s=timeout_s, in_flight=in_flight)
-        self._links = {
-            party: MemoryLink(self.hub, party, timeout_s=link_timeout_s) for party in roster
-        }
+        pipe = MemoryPipe(ACTIVE, roster, in_flight=in_flight)
+        self.hub: ExchangeHub[Any] = ExchangeHub(pipe, timeout_s=timeout_s)
+        self._links = {party: MemoryLink(pipe, party, timeout_s=link_timeout_s) for party in roster}
 
     def link(self, party: str) -> MemoryLink:
         return self._links[party]
@@ -125,19 +120,13 @@ class GrpcExchange(Exchange):
         _, self.address = self._open.enter_context(
             listening("127.0.0.1:0", keyring(ACTIVE), [self.service], threads)
         )
-        self.hub: ExchangeHub = self.begin(1)
+        self.hub: ExchangeHub[FramePipe] = self.begin(1)
         self._links: dict[str, ExchangeLink] = {}
 
-    def begin(self, generation: int) -> ExchangeHub:
+    def begin(self, generation: int) -> ExchangeHub[FramePipe]:
         """The next generation's hub."""
-        self.hub = ExchangeHub(
-            "run",
-            generation,
-            self.roster,
-            self.ledger,
-            timeout_s=self.timeout_s,
-            in_flight=self.in_flight,
-        )
+        pipe = FramePipe("run", generation, self.roster, in_flight=self.in_flight)
+        self.hub = ExchangeHub(pipe, timeout_s=self.timeout_s)
         self.service.use(self.hub)
         return self.hub
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, GrpcExchange, soon
+from tests.contract.exchanges import PASSIVES, WAIT_S, GrpcExchange, soon
 from tests.harness.hostile import aggregation
 from tests.harness.proxy import Proxy
+from tests.harness.sentences import raises, worded_as_before
 from tests.harness.waiting import wait_until
 from vfl_common.bundle import Bundle, Kind, StepKey
 from vfl_common.errors import (
@@ -31,7 +32,7 @@ from vfl_common.errors import (
 )
 from vfl_common.ledger import CONTROL, Direction
 from vfl_common.link import Link
-from vfl_common.rpc.hub import ExchangeHub
+from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.stages import AggregationPlan
 from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import Aggregator
@@ -55,7 +56,6 @@ class Run:
             PASSIVES,
             PASSIVES[1:],
             PHASES,
-            self.exchange.ledger,
             timeout_s=timeout_s,
             fail=self.failed.put,
         )
@@ -209,8 +209,8 @@ def test_the_clock_of_a_step_starts_with_the_first_party() -> None:
         error = run.failed.get(timeout=WAIT_S)
         assert isinstance(error, LostError)
         assert (error.code, error.party) == (Code.STEP_TIMEOUT, "north")
-        assert "north took longer than 1 s for phase second, round 1" in str(error)
-        with pytest.raises(LostError, match="north took longer"):
+        worded_as_before(str(error))
+        with raises(LostError, Code.STEP_TIMEOUT):
             waiting.result(WAIT_S)
     finally:
         run.close()
@@ -226,12 +226,10 @@ def test_weights_that_are_not_finite_end_the_run_and_name_the_party(run: Run) ->
     error = run.failed.get(timeout=WAIT_S)
     assert isinstance(error, PeerError)
     assert (error.code, error.party) == (Code.NON_FINITE, "south")
-    assert "tensor 'w' of south at phase second, round 0, batch 0 holds NaN or infinity" in str(
-        error
-    )
-    with pytest.raises(AbortedError, match="south"):
+    worded_as_before(str(error))
+    with raises(AbortedError, Code.ABORTED):
         north.result(WAIT_S)
-    with pytest.raises(PeerError, match="holds NaN or infinity"):
+    with raises(PeerError, Code.NON_FINITE):
         south.result(WAIT_S)
 
 
@@ -298,7 +296,7 @@ def test_a_reply_that_breaks_is_given_again(run: Run) -> None:
 def test_a_stranger_has_no_part_in_it(run: Run) -> None:
     run.aggregator.begin(1, "", [SECOND])
     link = run.exchange.new_link("stranger")
-    with pytest.raises(PeerError, match="stranger has no part in this exchange") as caught:
+    with raises(PeerError, Code.ROLE_MISMATCH) as caught:
         soon(lambda: link.swap(StepKey("second", 0, 0), Bundle(Kind.WEIGHTS), SECOND.spec)).result(
             WAIT_S
         )
@@ -314,7 +312,7 @@ def test_where_nobody_aggregates_nobody_is_served() -> None:
         run.aggregator.begin(1, "anything at all", [])
         assert run.threads() == []
         link = run.exchange.new_link("north", reconnect_s=0.3)
-        with pytest.raises(LostError, match=f"{ACTIVE} could not be reached"):
+        with raises(LostError, Code.PARTY_LOST):
             soon(
                 lambda: link.swap(StepKey("second", 0, 0), Bundle(Kind.WEIGHTS), SECOND.spec)
             ).result(WAIT_S)
@@ -323,7 +321,7 @@ def test_where_nobody_aggregates_nobody_is_served() -> None:
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(run: Run) -> None:
-    with pytest.raises(InputError, match="belongs to no phase of this recipe"):
+    with raises(InputError, Code.CHECKPOINT_INVALID):
         run.aggregator.begin(1, "000001.third.1", [FIRST])
 
 
@@ -343,6 +341,6 @@ def test_a_server_that_stops_tells_those_who_wait(run: Run) -> None:
     waiting = run.swap("north", SECOND, 0)
     assert_is_waiting(run, "north")
     run.aggregator.end(LostError(Code.PARTY_LOST, "the server was stopped"))
-    with pytest.raises(LostError, match="the server was stopped"):
+    with raises(LostError, Code.PARTY_LOST):
         waiting.result(WAIT_S)
     wait_until(lambda: run.threads() == [])

@@ -24,6 +24,7 @@ from cryptography import x509
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, GrpcExchange, credentials, soon
 from tests.harness.pki import company, dns, signer, written
 from tests.harness.proxy import Proxy
+from tests.harness.sentences import raises, worded_as_before
 from tests.harness.waiting import wait_until
 from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
@@ -48,8 +49,9 @@ from vfl_common.link import PROTOCOL, Lenience
 from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2
 from vfl_common.rpc import channel
 from vfl_common.rpc.channel import connect, dial, listening
+from vfl_common.rpc.exchange.hub import ExchangeHub
+from vfl_common.rpc.exchange.service import FramePipe
 from vfl_common.rpc.health import Health
-from vfl_common.rpc.hub import ExchangeHub
 from vfl_common.wire.frames import FRAME_BYTES, encode, parse_frame
 
 FIRST, SECOND = StepKey("train", 0, 0), StepKey("train", 0, 1)
@@ -109,8 +111,8 @@ def frames(step: StepKey, bundle: Bundle, **size: int) -> list[bytes]:
 
 def delivered(found: GrpcExchange) -> int:
     """Frames of north's bundle that have come."""
-    incoming = found.hub._incoming.get("north")
-    return 0 if incoming is None else incoming.frames
+    incoming = found.hub.pipe._incoming.get("north")
+    return 0 if incoming is None else incoming.parts
 
 
 @pytest.mark.parametrize("collecting", [False, True])
@@ -170,7 +172,7 @@ def test_several_steps_in_flight_go_on_where_they_broke(share: float, done: int)
             # All bundles have come; a held connection would also hold gRPC's word that there is
             # room.
             if done:
-                wait_until(lambda: found.hub._delivered["north"], lambda frames: frames == 12)
+                wait_until(lambda: found.hub.pipe._delivered["north"], lambda frames: frames == 12)
                 proxy.hold_at(received=proxy.received + int(share * SIZE))
             for step in steps[:done]:
                 values = found.hub.collect(step, BIG)["north"].tensors["w"].data
@@ -185,7 +187,9 @@ def test_several_steps_in_flight_go_on_where_they_broke(share: float, done: int)
                 if done == 0:
                     bundles, rest = divmod(int(share * SIZE), SIZE)
                     came = 3 * bundles + rest // FRAME_BYTES
-                    wait_until(lambda: found.hub._delivered["north"], lambda frames: frames == came)
+                    wait_until(
+                        lambda: found.hub.pipe._delivered["north"], lambda frames: frames == came
+                    )
                 proxy.cut()
             proxy.release()
             for step in steps[done:]:
@@ -267,10 +271,10 @@ def test_a_party_that_reconnects_while_its_step_is_computed_gets_the_reply(
         # The bundle is in; the step is being computed.
         found.hub.collect(FIRST, BIG)
         before = proxy.sent
-        first = found.hub._incoming["north"].stream
+        first = found.hub.pipe._incoming["north"].stream
         proxy.cut()
         # It asks there how much has come.
-        wait_until(lambda: found.hub._incoming["north"].stream is not first)
+        wait_until(lambda: found.hub.pipe._incoming["north"].stream is not first)
         found.hub.reply(FIRST, {"north": big(2)})
         assert asked.result(WAIT_S).tensors["w"].data == bytes([2]) * SIZE
         # And nothing is sent again.
@@ -287,23 +291,24 @@ def test_frames_of_an_older_stream_are_of_no_account() -> None:
         parse_frame(data, party="north") for data in frames(FIRST, bundle, frame_bytes=2)
     )
     for late in ([], [first], [first, last]):
-        hub = ExchangeHub("run", 1, ["north"], GrpcExchange.__new__(GrpcExchange), timeout_s=WAIT_S)  # type: ignore[arg-type]
-        old = hub.open("north")
-        hub.deliver(old, first)
-        new = hub.open("north")
+        pipe = FramePipe("run", 1, ["north"])
+        old = pipe.open("north")
+        pipe.deliver(old, first)
+        new = pipe.open("north")
         for frame in late:
-            hub.deliver(old, frame)
+            pipe.deliver(old, frame)
         for frame in (first, last):
-            hub.deliver(new, frame)
+            pipe.deliver(new, frame)
         for frame in late:
-            hub.deliver(old, frame)
+            pipe.deliver(old, frame)
+        hub = ExchangeHub(pipe, timeout_s=WAIT_S)
         assert hub.collect(FIRST, spec)["north"].tensors["w"].data == b"abcd"
         hub.reply(FIRST, {"north": ACK})
         assert isinstance(new.outbox.get(timeout=WAIT_S), list)
         # And the next step does not trip over them.
         waiting = soon(hub.collect, SECOND, spec)
         for data in frames(SECOND, bundle):
-            hub.deliver(new, parse_frame(data, party="north"))
+            pipe.deliver(new, parse_frame(data, party="north"))
         assert list(waiting.result(WAIT_S)) == ["north"]
 
 
@@ -311,9 +316,7 @@ def test_a_peer_that_cannot_be_reached_is_lost(found: GrpcExchange) -> None:
     with Proxy("127.0.0.1:1") as proxy:
         link = found.new_link("north", address=proxy.address, reconnect_s=0.5)
         began_s = time.monotonic()
-        with pytest.raises(
-            LostError, match=r"active could not be reached for 0\.5 s at phase train"
-        ) as caught:
+        with raises(LostError, Code.PARTY_LOST) as caught:
             link.swap(FIRST, ACK, NOTHING)
         assert caught.value.code is Code.PARTY_LOST
         assert 0.4 < time.monotonic() - began_s < 5.0
@@ -321,9 +324,7 @@ def test_a_peer_that_cannot_be_reached_is_lost(found: GrpcExchange) -> None:
 
 def test_a_peer_that_does_not_answer_in_time_is_named(found: GrpcExchange) -> None:
     link = found.new_link("north", timeout_s=0.4)
-    with pytest.raises(
-        LostError, match=r"active took longer than 0\.4 s for phase train"
-    ) as caught:
+    with raises(LostError, Code.STEP_TIMEOUT) as caught:
         soon(lambda: link.swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert (caught.value.code, caught.value.party) == (Code.STEP_TIMEOUT, ACTIVE)
 
@@ -355,13 +356,13 @@ def test_both_ends_count_the_same_after_an_orderly_end(found: GrpcExchange) -> N
 def test_a_certificate_of_the_federation_is_not_enough(
     found: GrpcExchange, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(PeerError, match="stranger has no part in this exchange") as caught:
+    with raises(PeerError, Code.ROLE_MISMATCH) as caught:
         soon(lambda: found.new_link("stranger").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert caught.value.code is Code.ROLE_MISMATCH
     assert found.service.refusals.counts() == {"ROLE_MISMATCH": 1}
-    assert "refused stranger: stranger has no part in this exchange" in caplog.text
+    worded_as_before(caplog.text)
     # The run goes on without it.
-    assert found.hub._ended is None
+    assert found.hub.pipe.ended is None
     assert all(entry.peer != "stranger" for entry in found.ledger.entries())
 
 
@@ -416,7 +417,7 @@ def test_a_link_refuses_a_revoked_peer_at_once(found: GrpcExchange) -> None:
         credentials("north"), revoked=frozenset({credentials(ACTIVE).certificate.serial_number})
     )
     link = found.new_link("north", identity=knowing, reconnect_s=WAIT_S)
-    with pytest.raises(PeerError, match=r"the certificate of active .* is revoked") as caught:
+    with raises(PeerError, Code.CERTIFICATE_INVALID) as caught:
         soon(lambda: link.swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert (caught.value.code, caught.value.party) == (Code.CERTIFICATE_INVALID, ACTIVE)
 
@@ -437,7 +438,7 @@ def test_a_link_takes_a_peer_for_nobody_but_exactly_itself(
             error = connect(address, mine, ACTIVE, WAIT_S)
             assert isinstance(error, InputError)
             assert error.code is Code.IDENTITY_MISMATCH
-            assert "answers with a certificate for " in str(error)
+            worded_as_before(str(error))
         with pytest.raises(InputError):
             dial(address, mine, ACTIVE)
     with plain_server(
@@ -509,9 +510,7 @@ def test_a_look_needs_no_key_and_leaves_no_file(
     monkeypatch.setattr("os.open", noting)
     shown = certificate_of(found.address, keyless, ACTIVE, WAIT_S)
     assert shown == credentials(ACTIVE).certificate
-    assert "works, but the service" in str(
-        diagnose(found.address, credentials("north"), ACTIVE, WAIT_S)
-    )
+    worded_as_before(str(diagnose(found.address, credentials("north"), ACTIVE, WAIT_S)))
     assert (opened, list(tmp_path.iterdir())) == ([], [])
 
 
@@ -630,7 +629,7 @@ def test_a_party_that_is_ahead_waits_for_the_new_generation(found: GrpcExchange)
     assert list(soon(lambda: new.collect(FIRST, NOTHING)).result(WAIT_S)) == ["north"]
     new.reply(FIRST, {"north": ACK})
     assert asked.result(WAIT_S).kind is Kind.ACK
-    assert old._streams == {}
+    assert old.pipe._streams == {}
 
 
 def test_another_protocol_is_refused(found: GrpcExchange) -> None:
@@ -649,7 +648,7 @@ def test_another_protocol_is_refused(found: GrpcExchange) -> None:
 )
 def test_a_stream_begins_with_attach(first: bytes, found: GrpcExchange) -> None:
     assert Stream(found, "north", first).refused().code == Code.MALFORMED_MESSAGE
-    assert found.hub._ended is None
+    assert found.hub.pipe.ended is None
 
 
 _HEADER = exchange_pb2.Frame.FromString(frames(FIRST, big(0))[0])
@@ -721,7 +720,7 @@ def test_a_party_that_breaks_the_protocol_ends_the_run(case: str, found: GrpcExc
     failure = stream.refused()
     assert (failure.code, failure.party) == (code, "north")
     assert len(failure.message) < 500
-    assert isinstance(found.hub._ended, PeerError)
+    assert isinstance(found.hub.pipe.ended, PeerError)
 
 
 @pytest.mark.parametrize("order", ["data first", "repeated", "unknown fields"])
@@ -768,18 +767,17 @@ def test_no_memory_is_taken_for_what_is_not_expected() -> None:
         taken.append(nbytes)
         return memoryview(bytearray(nbytes))
 
-    exchange: Any = GrpcExchange.__new__(GrpcExchange)
-    hub = ExchangeHub("run", 1, ["north"], exchange, timeout_s=1.0, allocate=allocate)
-    hub.deliver(hub.open("north"), parse_frame(_header(shape=[2**40]), party="north"))
+    pipe = FramePipe("run", 1, ["north"], allocate=allocate)
+    pipe.deliver(pipe.open("north"), parse_frame(_header(shape=[2**40]), party="north"))
     with pytest.raises(PeerError):
-        hub.collect(FIRST, BIG)
+        ExchangeHub(pipe, timeout_s=1.0).collect(FIRST, BIG)
     assert taken == []
 
 
 def test_a_reply_to_another_step_is_refused(found: GrpcExchange) -> None:
     asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
     found.hub.collect(FIRST, NOTHING)
-    stream = found.hub._incoming["north"].stream
+    stream = found.hub.pipe._incoming["north"].stream
     stream.outbox.put(encode(SECOND, ACK))
     with pytest.raises(PeerError) as caught:
         asked.result(WAIT_S)
@@ -790,9 +788,8 @@ def test_an_internal_error_keeps_its_text_to_itself(found: GrpcExchange) -> None
     asked = soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING))
     found.hub.collect(FIRST, NOTHING)
     found.hub.end(InternalError("KeyError: /home/hospital/patients.csv, id 4711"))
-    with pytest.raises(AbortedError) as caught:
+    with raises(AbortedError, Code.ABORTED):
         asked.result(WAIT_S)
-    assert str(caught.value) == f"active stopped the run: {CATALOGUE[Code.INTERNAL].public}"
 
 
 def test_an_exception_in_the_service_keeps_its_text_to_itself(
@@ -801,12 +798,12 @@ def test_an_exception_in_the_service_keeps_its_text_to_itself(
     def fail(*_: object) -> None:
         raise KeyError("/home/hospital/patients.csv")
 
-    monkeypatch.setattr(found.hub, "deliver", fail)
+    monkeypatch.setattr(found.hub.pipe, "deliver", fail)
     waiting = soon(lambda: found.hub.collect(FIRST, NOTHING))
     with pytest.raises(AbortedError) as caught:
         soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     # It would wait in vain.
-    with pytest.raises(InternalError, match="KeyError: '/home/hospital"):
+    with raises(InternalError, Code.INTERNAL):
         waiting.result(WAIT_S)
     (line,) = [each for each in caplog.records if each.levelname == "ERROR"]
     assert line.exc_info is not None
@@ -824,7 +821,7 @@ def test_what_another_party_did_is_an_abort_here() -> None:
         south.say(b"\xff")
         with pytest.raises(PeerError):
             waiting.result(WAIT_S)
-        with pytest.raises(AbortedError, match="south"):
+        with raises(AbortedError, Code.ABORTED):
             north.result(WAIT_S)
         assert south.refused().code == Code.MALFORMED_MESSAGE
     finally:
@@ -942,7 +939,7 @@ def test_what_is_compressed_is_not_unpacked(found: GrpcExchange) -> None:
         )
         answer = exchange_pb2.Frame.FromString(next(call))
     assert answer.failure.code == int(Code.MALFORMED_MESSAGE)
-    assert found.hub._ended is None
+    assert found.hub.pipe.ended is None
 
 
 def test_what_a_party_sent_before_it_came_back_counts_for_no_step() -> None:
@@ -985,7 +982,7 @@ def test_a_party_that_comes_back_between_its_embedding_and_the_reply_is_told_at_
         assert [*received] == [*PASSIVES]
         again = Stream(exchange, "south")
         again.say(*frames(FIRST, big(4)))
-        wait_until(lambda: exchange.hub._delivered["south"] > exchange.hub._taken["south"])
+        wait_until(lambda: exchange.hub.pipe._delivered["south"] > exchange.hub.pipe._read["south"])
         exchange.hub.reply(SECOND, dict.fromkeys(received, ACK))
         assert north.result(WAIT_S).kind is Kind.ACK
         third = StepKey("train", 0, 2)
@@ -1017,9 +1014,7 @@ def test_a_party_that_comes_back_shows_again_what_it_has_shown(same: bool) -> No
         south = Stream(exchange, "south")
         south.say(*frames(again, big(1 if same else 2)))
         if not same:
-            with pytest.raises(
-                PeerError, match="south returned with other rows than it had"
-            ) as refused:
+            with raises(PeerError, Code.ROWS_DIFFER) as refused:
                 collected.result(WAIT_S)
             assert (refused.value.code, refused.value.party) == (Code.ROWS_DIFFER, "south")
             return

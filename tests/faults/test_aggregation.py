@@ -20,6 +20,7 @@ from tests.harness.averaging import drift
 from tests.harness.federation import Federation, Program
 from tests.harness.hostile import AggregatingMember, aggregation
 from tests.harness.plugins import environment, metadata
+from tests.harness.sentences import error_as_before, worded_as_before
 from tests.harness.waiting import wait_until
 from vfl.certs.authority import issue
 from vfl_common.errors import AbortedError, Code, InterruptedRun, LostError, PeerError, VflError
@@ -92,13 +93,10 @@ def test_parties_that_would_aggregate_different_weights_are_told_which(members: 
         error = member.ended()
         assert isinstance(error, PeerError)
         assert (error.code, error.exit_code) == (Code.MODELS_DIFFER, 2)
-        assert (
-            "top encoders differ: in phase first, tensor 'weight' is float32 [3, 4] at p0 "
-            "and float32 [2, 4] at p1; "
-            "give both the same top layers (model.encoder), or set aggregate = false"
-        ) in str(error)
+        assert all(word in str(error) for word in ("'weight'", "[3, 4] at p0", "[2, 4] at p1"))
+        worded_as_before(str(error))
     assert members.server.wait(20) == 2
-    assert "top encoders differ: in phase first" in members.server.stderr
+    error_as_before(members.server.stderr)
 
 
 def test_a_party_that_declares_too_much_is_refused_and_the_others_go_on(members: Members) -> None:
@@ -108,7 +106,8 @@ def test_a_party_that_declares_too_much_is_refused_and_the_others_go_on(members:
     error = members.of["p1"].ended()
     assert isinstance(error, PeerError)
     assert error.code is Code.TENSOR_TOO_LARGE
-    assert "p1 aggregates weights of more than 2 GiB" in str(error)
+    assert "p1" in str(error)
+    worded_as_before(str(error))
     members.of.pop("p1").session.close()
     assert isinstance(members.of["p0"].ended(), InterruptedRun)
     assert {start.generation for start in members.join_all(FIRST).values()} == {2}
@@ -133,39 +132,41 @@ def test_a_declaration_that_makes_no_sense_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("values", "code", "text"),
+    ("values", "code", "names"),
     [
         (
             {"weight": torch.zeros(4, 3), "bias": torch.zeros(3)},
             Code.TENSOR_MISMATCH,
-            "tensor 'weight' is float32 [4, 3], but float32 [3, 4] is expected",
+            ("'weight'", "[4, 3]", "[3, 4]"),
         ),
         (
             {"weight": torch.zeros(300, 400), "bias": torch.zeros(3)},
             Code.TENSOR_TOO_LARGE,
-            "at most 60 are expected",
+            ("60",),
         ),
         (
             weights(1.0) | {"bias": torch.tensor([0.0, float("nan"), 0.0])},
             Code.NON_FINITE,
-            "tensor 'bias' of p1 at phase first, round 0, batch 0 holds NaN or infinity",
+            ("'bias'", "p1"),
         ),
     ],
     ids=["shape", "size", "not finite"],
 )
 def test_weights_that_were_not_declared_end_the_run_and_name_their_sender(
-    values: dict[str, Tensor], code: Code, text: str, members: Members
+    values: dict[str, Tensor], code: Code, names: tuple[str, ...], members: Members
 ) -> None:
     members.join_all(FIRST)
     good, bad = members.swap("p0", 0, weights(1.0)), members.swap("p1", 0, values)
     error = failure_of(bad)
     assert error.code is code
-    assert text in str(error)
+    assert all(name in str(error) for name in names)
+    worded_as_before(str(error))
     aborted = failure_of(good)
     assert isinstance(aborted, AbortedError)
     assert aborted.party == "p1"
     assert members.server.wait(20) == 2
-    assert text in members.server.stderr
+    line = error_as_before(members.server.stderr)
+    assert all(name in line for name in names)
 
 
 def test_a_stranger_gets_nothing_from_the_server(members: Members) -> None:
@@ -178,7 +179,7 @@ def test_a_stranger_gets_nothing_from_the_server(members: Members) -> None:
         eve.link = eve.link_to(federation.address, "server", start)
         error = failure_of(soon(lambda: eve.swap(FIRST, 0, weights(9.0))))
         assert (error.code, error.party) == (Code.ROLE_MISMATCH, "eve")
-        assert "eve has no part in this exchange" in str(error)
+        worded_as_before(str(error))
     asked = [members.swap("p0", 0, weights(1.0)), members.swap("p1", 0, weights(2.0))]
     assert all(future.result(WAIT_S)["weight"].unique().tolist() == [1.5] for future in asked)
 
@@ -189,7 +190,8 @@ def test_where_nobody_aggregates_the_server_exchanges_nothing(members: Members) 
     member.link = member.link_to(members.federation.address, "server", start, reconnect_s=0.5)
     error = failure_of(members.swap("p1", 0, weights(1.0)))
     assert isinstance(error, LostError)
-    assert "server could not be reached for 0.5 s" in str(error)
+    assert error.party == "server"
+    worded_as_before(str(error))
 
 
 def test_a_party_that_is_late_is_named(tmp_path: Path) -> None:
@@ -202,7 +204,8 @@ def test_a_party_that_is_late_is_named(tmp_path: Path) -> None:
         error = failure_of(members.swap("p0", 0, weights(1.0)))
         assert isinstance(error, LostError)
         assert error.code is Code.STEP_TIMEOUT
-        assert "p1 took longer than 1 s for phase first, round 0" in str(error)
+        assert "p1" in str(error)
+        worded_as_before(str(error))
         assert members.server.wait(20) == 3
 
 

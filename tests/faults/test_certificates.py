@@ -15,10 +15,10 @@ import pytest
 from cryptography import x509
 
 from tests.harness.cases import digits, recipe
-from tests.harness.federation import Federation
+from tests.harness.federation import Federation, refused
 from tests.harness.scrape import key, scrape
+from tests.harness.sentences import worded_as_before
 from tests.harness.waiting import wait_until
-from tests.integration.test_bad_input import refused
 from tests.integration.test_resume import (
     AFTER_FIRST,
     SECOND_EPOCH,
@@ -101,7 +101,7 @@ def test_all_certificates_are_replaced_and_the_old_ones_revoked_in_the_middle_of
         assert federation.finish()["interruptions"] == 1
         for name in federation.names:
             texts = [line["message"] for line in log(federation, name, "certificate")]
-            assert any(f"certs/{name}.pem was replaced" in text for text in texts), texts
+            assert any(f"certs/{name}.pem" in text for text in texts), texts
         assert_equal(parameters(federation), undisturbed)
 
 
@@ -118,10 +118,8 @@ def test_half_of_a_new_pair_leaves_the_old_one_in_use(tmp_path: Path) -> None:
                 assert shown_by_server(federation) == old
                 (warning,) = log(federation, "server", "certificate")
                 assert warning["level"] == "warning"
-                assert (
-                    "the key certs/server.key does not belong to the certificate"
-                    in warning["message"]
-                )
+                assert "certs/server.key" in warning["message"]
+                worded_as_before(warning["message"])
                 (certs / "server.key").write_text("garbage\n")
                 assert shown_by_server(federation) == old
                 (certs / "new" / "server.key").replace(certs / "server.key")
@@ -151,9 +149,10 @@ def test_a_certificate_that_ends_soon_is_told_in_logs_metrics_and_check(tmp_path
         federation.write_party("p1")
         checked = federation.start("check", "vfl-party", "check", "p1.toml", "--offline")
         assert checked.wait(60) == 0
-        said = "".join(event.get("text", "") for event in checked.seen())
-        assert "SOON  certificate   " in said
-        assert "in 14 days; replace it in time" in said
+        lines = [event.get("text", "") for event in checked.seen()]
+        (soon,) = [line for line in lines if line.startswith("SOON  certificate   ")]
+        assert "14 days" in soon
+        worded_as_before(soon)
         federation.programs.pop("check").close()
 
         federation.start_party("p1")
@@ -169,8 +168,10 @@ def test_a_certificate_that_ends_soon_is_told_in_logs_metrics_and_check(tmp_path
         (own,) = log(federation, "p1", "expiring")
         (peer,) = log(federation, "server", "expiring")
         assert own["level"] == peer["level"] == "warning"
-        assert "certs/p1.pem ends at " in own["message"]
-        assert peer["message"].startswith("the certificate of p1 ends at ")
+        assert "certs/p1.pem" in own["message"]
+        assert "p1" in peer["message"]
+        for line in (own, peer):
+            worded_as_before(line["message"])
 
 
 # -- revocation
@@ -205,11 +206,7 @@ def test_a_revoked_party_is_refused_by_the_server(federation: Federation) -> Non
         server.wait_for("joined", WAIT_S, party="p0")
         revoke(federation.folder / "certs", "p1")
         with_list(federation, "p1", NOBODY)
-        refused(
-            federation.start_party("p1"),
-            "server refused: the certificate of p1 (serial number",
-            "is revoked",
-        )
+        refused(federation.start_party("p1"), "server", "p1")
         (line,) = log(federation, "server", "refused")
         assert (line["level"], line["party_"], line["code"]) == (
             "warning",
@@ -233,11 +230,7 @@ def test_a_party_that_is_revoked_during_a_run_is_waited_for(
         revoke(federation.folder / "certs", "p1")
         federation.programs["p0"].signal(signal.SIGTERM)
         assert federation.programs["p0"].wait(60) == 130
-        refused(
-            federation.programs["p1"],
-            "server refused: the certificate of p1 (serial number",
-            "is revoked",
-        )
+        refused(federation.programs["p1"], "server", "p1")
         (line,) = log(federation, "server", "refused")
         assert (line["party_"], line["code"]) == ("p1", "CERTIFICATE_INVALID")
         proxy.target = federation.start_party("p0").wait_for("ready", WAIT_S)["address"]
@@ -262,7 +255,7 @@ def test_a_revoked_party_is_refused_by_the_active_party(federation: Federation) 
         server.wait_for("started", WAIT_S)
         wait_until((federation.run_folder / "p0" / "log.jsonl").exists)
         p1.signal(signal.SIGCONT)
-        refused(p1, "p0 refused: the certificate of p1 (serial number", "is revoked")
+        refused(p1, "p0", "p1")
         assert (federation.programs["server"].wait(60), federation.programs["p0"].wait(60)) == (
             2,
             4,
@@ -281,11 +274,7 @@ def test_a_party_refuses_a_revoked_server(federation: Federation) -> None:
         revoke(federation.folder / "certs", "server")
         federation.server_options = ("--revoked", NOBODY)
         federation.start_server()
-        refused(
-            federation.start_party("p0"),
-            "error: the certificate of server (serial number",
-            "is revoked",
-        )
+        refused(federation.start_party("p0"), "server")
 
 
 def test_a_party_refuses_a_revoked_active_party(federation: Federation) -> None:
@@ -295,15 +284,8 @@ def test_a_party_refuses_a_revoked_active_party(federation: Federation) -> None:
         federation.server_options = ("--revoked", NOBODY)
         with_list(federation, "p0", NOBODY)
         federation.start_all()
-        refused(
-            federation.programs["p1"], "error: the certificate of p0 (serial number", "is revoked"
-        )
-        refused(
-            federation.programs["p0"],
-            "because of p1: the certificate of p0 (serial",
-            "is revoked",
-            code=4,
-        )
+        refused(federation.programs["p1"], "p0")
+        refused(federation.programs["p0"], "p1", "p0", code=4)
 
 
 def test_a_party_waits_for_a_server_although_certificates_are_revoked(
@@ -318,7 +300,8 @@ def test_a_party_waits_for_a_server_although_certificates_are_revoked(
         free.bind(("127.0.0.1", 0))
         federation.address = f"127.0.0.1:{free.getsockname()[1]}"
         waiting = federation.start_party("p0").wait_for("waiting", WAIT_S, missing=["server"])
-        assert "nothing listens at" in waiting["why"]
+        assert federation.address in waiting["why"]
+        worded_as_before(waiting["why"])
         free.close()
         federation.start_server(federation.address)
         federation.start_party("p1")
@@ -335,15 +318,9 @@ def test_a_server_that_is_started_again_without_its_list_still_knows_who_is_revo
         assert server.wait(60) == 130
         (federation.folder / "certs" / "revoked.txt").unlink()
         federation.start_server(federation.address)
-        refused(
-            federation.start_party("p1"),
-            "server refused: the certificate of p1 (serial number",
-            "is revoked",
-        )
-        texts = [line["message"] for line in log(federation, "server", "certificate")]
-        assert any("1 certificates that were revoked are in no list" in text for text in texts), (
-            texts
-        )
+        refused(federation.start_party("p1"), "server", "p1")
+        for line in log(federation, "server", "certificate"):
+            worded_as_before(line["message"])
         issue(federation.folder / "certs", "p1", force=True)
         federation.start_party("p0")
         federation.start_party("p1")
@@ -370,21 +347,13 @@ def test_a_pinned_key_is_asked_for_by_the_server_the_active_and_the_passive_part
         forged = {"server": pins["p0"], "p0": pins["p0"]}
         server = federation.start_server()
         federation.extra["p1"] = {"pins": forged}
-        refused(
-            federation.start_party("p1"),
-            "error: the certificate of server has another key than the one pinned",
-        )
+        refused(federation.start_party("p1"), "server")
         federation.extra["p1"] = {"pins": {"p2": pins["p1"]}}
-        refused(
-            federation.start_party("p1"), "pins: 'p2' is neither the server nor a party of recipe"
-        )
+        refused(federation.start_party("p1"), "pins: ", "'p2'")
         # By whoever keeps the authority.
         issue(federation.folder / "certs", "p1", force=True)
         federation.extra["p1"] = {}
-        refused(
-            federation.start_party("p1"),
-            "server refused: the certificate of p1 has another key than the one pinned",
-        )
+        refused(federation.start_party("p1"), "server", "p1")
         (line,) = log(federation, "server", "refused")
         assert (line["party_"], line["code"]) == ("p1", "IDENTITY_MISMATCH")
         server.signal(signal.SIGTERM)

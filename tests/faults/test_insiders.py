@@ -15,17 +15,18 @@ import pytest
 
 from tests.contract.exchanges import keyring
 from tests.harness.cases import digits, recipe
-from tests.harness.federation import Federation
-from tests.harness.hostile import HostilePassive
+from tests.harness.federation import Federation, refused
+from tests.harness.hostile import HostilePassive, first_answer
+from tests.harness.sentences import raises, worded_as_before
 from tests.harness.waiting import wait_until
 from tests.integration.test_resume import (
-    DATA,
     EPOCH_BYTES,
     SECOND_EPOCH,
     Parameters,
     assert_equal,
     held,
     parameters,
+    undisturbed,
 )
 from tests.integration.test_resume import recipe as resumed
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
@@ -42,14 +43,17 @@ from vfl_common.rpc.channel import (
     stream_handler,
 )
 from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.exchange.service import FramePipe, FrameStream
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.health import MAX_CHECKS
-from vfl_common.rpc.hub import ExchangeHub, PartyStream
 from vfl_common.rpc.messages import Done, Joining, PartyReport, ProgressUpdate, Start
-from vfl_common.rpc.session import SERVICE, Session
+from vfl_common.rpc.session import Session
+from vfl_common.rpc.uplink import SERVICE
 from vfl_common.wire.frames import encode, parse_frame
 from vfl_server.control.service import MAX_SESSIONS
 
+# A fixture.
+__all__ = ["undisturbed"]
 WAIT_S = 20.0
 # More than a server of two parties has threads.
 SESSIONS = 30
@@ -60,14 +64,12 @@ def test_sessions_of_one_party_keep_nobody_out_and_all_end(tmp_path: Path) -> No
         server = federation.start_server()
         with HostilePassive(federation, "p1") as hostile:
             ended = threading.Event()
-            with dial(federation.address, hostile._keyring.current(), "server") as channel:
+            with hostile.dial(federation.address, "server") as channel:
                 method = channel.stream_stream(f"/{SERVICE}/Session")
                 calls = [method(_silence(ended)) for _ in range(SESSIONS)]
                 answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
                 for call in calls:
-                    threading.Thread(
-                        target=_first_answer, args=[call, answers], daemon=True
-                    ).start()
+                    threading.Thread(target=first_answer, args=[call, answers], daemon=True).start()
                 for _ in range(SESSIONS - MAX_SESSIONS):
                     stop = control_pb2.ServerMessage.FromString(answers.get(timeout=WAIT_S)).stop
                     assert (stop.code, stop.party) == (int(Code.NAME_TAKEN), "p1")
@@ -89,7 +91,7 @@ def test_questions_that_never_come_keep_nobody_out(asks: str, tmp_path: Path) ->
         server = federation.start_server()
         with HostilePassive(federation, "p1") as hostile:
             ended = threading.Event()
-            with dial(federation.address, hostile._keyring.current(), "server") as channel:
+            with hostile.dial(federation.address, "server") as channel:
                 calls = [channel.stream_stream(asks)(_silence(ended)) for _ in range(2 * SESSIONS)]
                 answered: queue.SimpleQueue[object] = queue.SimpleQueue()
                 for call in calls:
@@ -151,44 +153,31 @@ def _silence(ended: threading.Event) -> Iterator[bytes]:
     yield from ()
 
 
-def _first_answer(call: Iterator[bytes], answers: queue.SimpleQueue[bytes]) -> None:
-    with contextlib.suppress(grpc.RpcError, StopIteration):
-        answers.put(next(call))
-
-
 def test_unread_frames_of_one_party_are_bounded_over_all_its_streams() -> None:
     """Nobody collects; the party opens one stream after the other and fills each."""
-    hub = ExchangeHub("run", 1, ["north"], Ledger(), timeout_s=WAIT_S)
+    pipe = FramePipe("run", 1, ["north"])
     bundle = Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (40,), memoryview(bytes(40)))})
     frames = [
         parse_frame(each.data, party="north")
         for each in encode(StepKey("train", 0, 0), bundle, frame_bytes=1)
     ]
 
-    def fill(stream: PartyStream) -> None:
+    def fill(stream: FrameStream) -> None:
         for frame in frames:
-            hub.deliver(stream, frame)
+            pipe.deliver(stream, frame)
 
     threads = []
     for _ in range(3):
-        threads.append(threading.Thread(target=fill, args=[hub.open("north")]))
+        threads.append(threading.Thread(target=fill, args=[pipe.open("north")]))
         threads[-1].start()
         give_up_s = time.monotonic() + 0.5
-        while hub._events.qsize() <= 16 and time.monotonic() < give_up_s:
+        while pipe.waiting <= 16 and time.monotonic() < give_up_s:
             time.sleep(0.005)
-    assert hub._events.qsize() == 16
-    hub.end(InterruptedRun("the test is over"))
+    assert pipe.waiting == 16
+    pipe.end(InterruptedRun("the test is over"))
     for thread in threads:
         thread.join(WAIT_S)
         assert not thread.is_alive()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Parameters:
-    with Federation(tmp_path_factory.mktemp("undisturbed"), resumed(), DATA) as federation:
-        federation.start_all()
-        federation.finish()
-        return parameters(federation)
 
 
 def test_a_party_that_joins_without_checkpoints_takes_nobody_back(
@@ -203,8 +192,7 @@ def test_a_party_that_joins_without_checkpoints_takes_nobody_back(
         extra = federation.extra["p2"]
         federation.extra["p2"] = extra | {"out": "elsewhere"}
         stranger = federation.start_party("p2")
-        assert stranger.wait(60.0) == 2
-        assert "p2 cannot resume run" in stranger.stderr
+        refused(stranger, "p2")
         federation.extra["p2"] = extra
         federation.start_party("p2")
         assert federation.finish()["interruptions"] == 1
@@ -239,9 +227,7 @@ class OddServer:
 
 def test_a_server_that_ends_every_session_is_given_up() -> None:
     server = OddServer()
-    with pytest.raises(
-        InputError, match="server ends every session at once, and has done so for 2 s"
-    ):
+    with raises(InputError, Code.UNREACHABLE):
         server.join()
     # With a pause between them.
     assert 2 <= server.sessions <= 8
@@ -249,7 +235,7 @@ def test_a_server_that_ends_every_session_is_given_up() -> None:
 
 def test_a_server_that_says_too_much_is_asked_once() -> None:
     server = OddServer(bytes(MAX_MESSAGE_BYTES + 1))
-    with pytest.raises(PeerError, match="server sent a message of more than 4 MiB"):
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
         server.join()
     assert server.sessions == 1
 
@@ -260,13 +246,11 @@ def test_a_server_that_sends_faster_than_a_party_reads_is_given_up() -> None:
     server = OddServer(*[control_pb2.ServerMessage(waiting=waiting).SerializeToString()] * 12)
 
     def until_all_is_said(session: Session) -> None:
-        assert session._reader is not None
-        session._reader.join(20.0)
-        assert not session._reader.is_alive()
+        assert session._uplink.reader is not None
+        session._uplink.reader.join(20.0)
+        assert not session._uplink.reader.is_alive()
 
-    with pytest.raises(
-        PeerError, match="server sends faster than this party reads: 8 MiB are unread"
-    ) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
         server.join(until_all_is_said)
     assert (caught.value.code, server.sessions) == (Code.MALFORMED_MESSAGE, 1)
 
@@ -338,12 +322,12 @@ def test_a_refusal_that_follows_an_interruption_is_heard_once(
 
             def slowly(message: control_pb2.PartyMessage) -> None:
                 send(message)
-                wait_until(lambda: session._channel is None)
+                wait_until(lambda: session._uplink.channel is None)
 
             monkeypatch.setattr(session, "_send", slowly)
             if at_once:
-                wait_until(lambda: session._channel is None)
-            with pytest.raises(PeerError, match="the certificate of p1 is revoked"):
+                wait_until(lambda: session._uplink.channel is None)
+            with raises(PeerError, Code.CERTIFICATE_INVALID):
                 session.join(joining)
         finally:
             session.close()
@@ -370,7 +354,7 @@ def test_how_long_a_server_that_goes_in_a_run_is_waited_for(reported: bool) -> N
             back_s=1.5,
         )
         assert isinstance(session.join(joining), Start)
-        wait_until(lambda: session._channel is None)
+        wait_until(lambda: session._uplink.channel is None)
     try:
         if reported:
             with pytest.raises(InterruptedRun):
@@ -383,7 +367,8 @@ def test_how_long_a_server_that_goes_in_a_run_is_waited_for(reported: bool) -> N
         else:
             assert time.monotonic() - began_s >= 1.5
             assert (type(caught.value), caught.value.code) == (LostError, Code.PARTY_LOST)
-            assert str(caught.value).startswith("server did not come back within 1.5 s: ")
+            assert caught.value.party == "server"
+            worded_as_before(str(caught.value))
     finally:
         session.close()
 
@@ -416,10 +401,10 @@ def test_a_report_of_a_generation_that_was_interrupted_counts_for_nothing() -> N
             back_s=1.0,
         )
         assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
-        with pytest.raises(InterruptedRun, match="p0 was lost"):
+        with raises(InterruptedRun, Code.INTERRUPTED):
             session.report(PartyReport({}, 0, 0.0))
-        wait_until(lambda: session._channel is None)
-    with pytest.raises(LostError, match="server did not come back within 1 s"):
+        wait_until(lambda: session._uplink.channel is None)
+    with raises(LostError, Code.PARTY_LOST):
         session.join(Joining("passive", "{}", "train", 1, "cpu"))
     session.close()
 
@@ -451,8 +436,8 @@ def test_a_party_ends_the_session_when_the_server_leaves_and_knows_why() -> None
             assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
             assert server.ended.wait(WAIT_S)
             # The loss of the connection is known, too.
-            wait_until(lambda: session._channel is None)
-            with pytest.raises(InterruptedRun, match=r"^server was stopped$"):
+            wait_until(lambda: session._uplink.channel is None)
+            with raises(InterruptedRun, Code.INTERRUPTED):
                 session.check()
         finally:
             session.close()
@@ -514,7 +499,7 @@ def test_a_second_signal_takes_back_nothing_that_was_said(monkeypatch: pytest.Mo
         )
         assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
         with monkeypatch.context() as patched:
-            patched.setattr(session._reader, "join", Mock(side_effect=KeyboardInterrupt))
+            patched.setattr(session._uplink.reader, "join", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 session.stopping()
         session.stopping()
@@ -622,10 +607,9 @@ def test_a_generation_ends_if_the_server_that_is_back_does_not_take_it_up(
         ended = happens.get(timeout=WAIT_S)
         if answers:
             assert isinstance(ended, PeerError)
-            assert "server goes on with another generation than p1" in str(ended)
         else:
             assert isinstance(ended, InterruptedRun)
-            assert str(ended) == "server was away for 2 s"
+        worded_as_before(str(ended))
         assert server.sessions == 2
         with pytest.raises(type(ended)):
             session.check()
@@ -653,6 +637,33 @@ class Flapping(GoneAndBack):
         yield from self._answers
 
 
+class Hanging(GoneAndBack):
+    """Takes the generation up only when a party asks a third time. Before, it says nothing."""
+
+    def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        if self.sessions not in (1, 2):
+            yield from super()._session(requests, context)
+            return
+        self.sessions += 1
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        assert control_pb2.PartyMessage.FromString(next(requests)).join.generation == 3
+        ended.wait(WAIT_S)
+
+
+def test_a_party_asks_again_if_the_server_that_is_back_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream can hang. The party would wait for its answer until the generation ends."""
+    monkeypatch.setattr("vfl_common.rpc.server_away.ANSWER_S", 0.2)
+    server = Hanging(goes_on(3))
+    server.answers.set()
+    with server.train(absent_s=WAIT_S) as (session, happens):
+        assert happens.get(timeout=WAIT_S) == "server_back"
+        session.check()
+        assert server.sessions == 4
+
+
 def test_one_thread_looks_for_a_server_that_goes_as_soon_as_it_is_back() -> None:
     server = Flapping()
     with server.train() as (session, happens):
@@ -672,9 +683,7 @@ def test_a_party_that_gives_the_generation_up_looks_for_the_server_as_ever() -> 
     server = GoneAndBack()
     server.answers.set()
     with server.train() as (session, happens):
-        with pytest.raises(
-            LostError, match="server has accepted the connection but said nothing for 2 s"
-        ):
+        with raises(LostError, Code.PARTY_LOST):
             session.join(Joining("passive", "{}", "train", 1, "cpu", checkpoints=("000001.a.1",)))
         # It has not looked for it to the end of its time.
         assert happens.empty()

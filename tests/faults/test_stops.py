@@ -5,6 +5,7 @@ resumes the run.
 from __future__ import annotations
 
 import itertools
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from tests.harness import cases
 from tests.harness.federation import RUN_S, Federation
+from tests.harness.sentences import worded_as_before
 from tests.integration.test_resume import (
     HANDSHAKE_BYTES,
     Parameters,
@@ -53,7 +55,7 @@ def stop(federation: Federation, victim: str, number: signal.Signals) -> None:
     program = federation.programs[victim]
     program.signal(number)
     assert program.wait(20.0) == 130
-    assert program.stderr.splitlines()[-1:] == ["stopped: the same command resumes the run"]
+    worded_as_before(program.stderr.splitlines()[-1])
 
 
 def start_again(federation: Federation, victim: str) -> None:
@@ -115,5 +117,8 @@ def test_within_a_step(
         assert_equal(parameters(federation), undisturbed)
         # Each has it in its log.
         for name in federation.names:
-            log = (federation.run_folder / name / "log.jsonl").read_text()
-            assert f"{victim} was stopped" in log or (name == victim and "stopped" in log), name
+            log = (federation.run_folder / name / "log.jsonl").read_text().splitlines()
+            event = "stopped" if name == victim else "interrupted"
+            (line,) = [each for each in map(json.loads, log) if each.get("event") == event]
+            assert name == victim or victim in line["message"]
+            worded_as_before(line["message"])

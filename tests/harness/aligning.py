@@ -22,8 +22,9 @@ from vfl_common.errors import InternalError, InterruptedRun, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.psi import MOST_ROWS
-from vfl_common.rpc.memory import MemoryHub, MemoryLink
-from vfl_party.align import digest, psi
+from vfl_common.rpc.exchange.hub import ExchangeHub
+from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
+from vfl_party.align import batches, digest, rounds
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.psi import PsiAlignment
 from vfl_party.base.step_timing import Clock
@@ -98,8 +99,8 @@ def small_batches(rows: int = 16) -> Any:
     @pytest.fixture(scope="module", autouse=True)
     def small() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(psi, "BATCH", rows)
-            patch.setattr(psi, "Masking", Direct)
+            patch.setattr(batches, "BATCH", rows)
+            patch.setattr(rounds, "Masking", Direct)
             patch.setitem(digest._SCRYPT, "n", 2)
             yield
 
@@ -169,7 +170,7 @@ class Parties:
         )
         return parse(Recipe, tables, "recipe")
 
-    def _aligning(self, name: str, ways: _Ways) -> Aligning:
+    def _aligning(self, name: str, connections: _Connections) -> Aligning:
         ids = self.sets[name]
         table = Table(
             f"{name}.csv", ids, labels=np.zeros(len(ids)) if name == next(iter(self.sets)) else None
@@ -177,12 +178,12 @@ class Parties:
         mine = self.credentials(name) if self.credentials is not None else None
         given = self.asks.get(name, {})
         return Aligning(
-            name, self.run_id, table, self.folder_of(name), ways, credentials=mine, **given
+            name, self.run_id, table, self.folder_of(name), connections, credentials=mine, **given
         )
 
     def kept(self, name: str) -> Aligned:
         """Returns what a party gets that comes back to a run under way."""
-        return PsiAlignment(self.recipe, AllowAll()).kept(self._aligning(name, _Ways()))
+        return PsiAlignment(self.recipe, AllowAll()).kept(self._aligning(name, _Connections()))
 
     def align(self) -> dict[str, Aligned]:
         """Returns what each party gets. Raises the first error."""
@@ -195,8 +196,8 @@ class Parties:
         """Returns what the parties get that get anything; and all errors, the first one first."""
         recipe = self.recipe
         ring = [name for name in self.sets if name not in self.left]
-        hub = MemoryHub(ring[0], ring[1:], timeout_s=WAIT_S)
-        server = MemoryHub(SERVER, ring, timeout_s=WAIT_S)
+        hub = ExchangeHub(MemoryPipe(ring[0], ring[1:]), timeout_s=WAIT_S)
+        server = ExchangeHub(MemoryPipe(SERVER, ring), timeout_s=WAIT_S)
         errors: list[BaseException] = []
 
         def guarded(act: Callable[[], Aligned | None]) -> Aligned | None:
@@ -209,14 +210,18 @@ class Parties:
                 return None
 
         def take_part(name: str) -> Aligned:
-            to_server = _Link(MemoryLink(server, name, timeout_s=WAIT_S), name, SERVER, self.tap)
-            ways = _Ways(hub=_Hub(hub, name, self.tap), server=to_server)
+            to_server = _Link(
+                MemoryLink(server.pipe, name, timeout_s=WAIT_S), name, SERVER, self.tap
+            )
+            connections = _Connections(hub=_Hub(hub, name, self.tap), server=to_server)
             if name != ring[0]:
-                link = MemoryLink(hub, name, timeout_s=WAIT_S)
-                ways = _Ways(link=_Link(link, name, ring[0], self.tap), server=to_server)
+                link = MemoryLink(hub.pipe, name, timeout_s=WAIT_S)
+                connections = _Connections(
+                    link=_Link(link, name, ring[0], self.tap), server=to_server
+                )
             self.folder_of(name).mkdir(parents=True, exist_ok=True)
             return PsiAlignment(recipe, AllowAll(), divides=self.divides).align(
-                self._aligning(name, ways)
+                self._aligning(name, connections)
             )
 
         def answer() -> None:
@@ -241,7 +246,7 @@ _OVER = InterruptedRun("the test is over")
 
 
 @dataclass
-class _Ways:
+class _Connections:
     link: Link | None = None
     hub: Hub | None = None
     server: Link | None = None
@@ -268,7 +273,7 @@ class _Link(Link):
 
 
 class _Hub(Hub):
-    def __init__(self, inner: MemoryHub, me: str, tap: Tap) -> None:
+    def __init__(self, inner: ExchangeHub[MemoryPipe], me: str, tap: Tap) -> None:
         self._inner, self._me, self._tap = inner, me, tap
 
     def collect(self, step: StepKey, *args: Any, **named: Any) -> dict[str, Bundle]:

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from tests.harness import crash
 from vfl_common.bundle import StepKey
-from vfl_party.align import psi
+from vfl_party.align import batches
 from vfl_party.psi.pool import Masking
 from vfl_server import intersection
 
 # The entry point's object; only the import counts.
 METHOD = None
-psi.BATCH = 20
+batches.BATCH = 20
 crash.STEPS |= {
     "ring": StepKey("align", 2, 8),
     "tags": StepKey("align", 3, 1),

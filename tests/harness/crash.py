@@ -21,14 +21,18 @@ from typing import Any
 from grpc import _server as grpc_server
 
 from vfl_common.bundle import StepKey
-from vfl_common.rpc.hub import ExchangeHub
-from vfl_common.rpc.link import ExchangeLink
+from vfl_common.rpc import session as sessions
+from vfl_common.rpc.exchange.hub import ExchangeHub
+from vfl_common.rpc.exchange.link import ExchangeLink
+from vfl_common.rpc.exchange.service import FramePipe
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import RunFolder
 from vfl_party.base.checkpoint import CheckpointStore
-from vfl_party.runtime.runner import Runner
+from vfl_party.runtime.run import PartyRun
 from vfl_server import app as server_app
+from vfl_server.control.conduct import Conduct
 from vfl_server.control.coordinator import Coordinator
+from vfl_server.control.presence import Presence
 
 # The round in whose middle processes die.
 EPOCH = 1
@@ -166,7 +170,7 @@ def _defect(*_: object) -> None:
 
 
 def _lying(start: Callable[..., None]) -> Callable[..., None]:
-    def outer(self: Coordinator, member: Any, *, returning: bool = False) -> None:
+    def outer(self: Conduct, member: Any, *, returning: bool = False) -> None:
         asked = Path("lie-returning")
         start(
             self,
@@ -181,21 +185,21 @@ def wrap_all() -> None:
     """Wraps the product's functions in this process."""
     for say in ("_send", "_say"):
         wrap(Session, say, after=_dropping_result(_said))
-    wrap(Session, "_checked", before=_at("start-received"))
+    wrap(sessions, "checked_start", before=_at("start-received"))
     wrap(Session, "report", after=_at("complete-heard"))
     wrap(ExchangeLink, "send", before=_step("before"))
     wrap(ExchangeLink, "receive", after=_dropping_result(_step("after")))
-    wrap(ExchangeHub, "deliver", before=_defect)
+    wrap(FramePipe, "deliver", before=_defect)
     wrap(ExchangeHub, "collect", before=_step("before"))
     wrap(ExchangeHub, "reply", after=_dropping_result(_step("after")))
-    wrap(Runner, "_save_ledger", before=_at("round-done"))
+    wrap(PartyRun, "_save_ledger", before=_at("round-done"))
     wrap(CheckpointStore, "_write", before=_half)
     wrap(Path, "rename", before=_renaming, after=_renamed)
     wrap(RunFolder, "note", before=_noted("before"), after=_dropping_result(_noted("after")))
     wrap(RunFolder, "finishing", before=_at("before-finished"))
-    Coordinator._start = _lying(Coordinator._start)  # type: ignore[method-assign]
-    wrap(Coordinator, "_begin", before=_at("before-start"), after=_at("after-start"))
-    wrap(Coordinator, "_lose", before=_at("lost"))
+    Conduct._start = _lying(Conduct._start)  # type: ignore[method-assign]
+    wrap(Conduct, "_begin", before=_at("before-start"), after=_at("after-start"))
+    wrap(Presence, "lost", before=_at("lost"))
     wrap(Coordinator, "handle", after=_dropping_result(_handled))
     wrap(Coordinator, "complete", before=_at("before-told"), after=_at("after-told"))
     wrap(grpc_server._Server, "stop", before=_at("closing"))

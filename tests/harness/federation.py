@@ -26,7 +26,8 @@ from typing import Any, Self, TextIO
 
 from torch import Tensor
 
-from tests.harness.sharing import ADDRESS, Joined, preloaded, program_environment
+from tests.harness.sentences import error_as_before
+from tests.harness.sharing import ADDRESS, FRESH, Joined, preloaded, program_environment
 from vfl.certs.authority import create_authority, issue
 from vfl.launcher.child import PROGRAMS
 from vfl.launcher.forks import Forked, Launcher
@@ -38,8 +39,6 @@ RUN_S = 120.0
 BIN = Path(sys.executable).parent
 # See ``preloaded``.
 FORKED = (*PROGRAMS, "ip", "torchrun", "vfl")
-# Start the installed commands, not forks of the launcher.
-FRESH = "VFL_TEST_FRESH" in os.environ
 
 
 @functools.cache
@@ -172,6 +171,29 @@ class Program:
         return Path(self._stderr.name).read_text()
 
 
+def refused(program: Program, *names: str, code: int = 2) -> str:
+    """Expects a program to end with one sentence, worded as before; returns the sentence.
+
+    Args:
+        program: the program, which may still run.
+        names: what the sentence names: files, keys, parties, values.
+        code: the exit code.
+    """
+    assert program.wait(60) == code, program.stderr
+    assert program.stderr.count("\n") == 1, program.stderr
+    sentence = error_as_before(program.stderr)
+    for name in names:
+        assert name in sentence, f"{name!r} is not in: {sentence}"
+    return sentence
+
+
+def reason_to_wait(program: Program, party: str) -> str:
+    """Waits until a program says why it waits for ``party`` alone; returns the reason."""
+    while not (why := program.wait_for("waiting", missing=[party]).get("why")):
+        pass
+    return str(why)
+
+
 def toml(value: Any) -> str:
     """Writes nested dicts, lists and scalars as a TOML document (with inline tables below the top
     level).
@@ -243,7 +265,7 @@ class Federation:
             "init": "recipe",
         }
         if any(phase.get("key_bits") == 1024 for phase in self.recipe["phases"]):
-            # A rehearsal.
+            # A trial on one machine may have short keys.
             file["trees"] = {"least_key_bits": 1024}
         path = self.folder / f"{name}.toml"
         path.write_text(toml(file | self.extra.get(name, {})))

@@ -38,12 +38,14 @@ from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.messages import Done, Joining
-from vfl_common.rpc.session import SERVICE, Session
+from vfl_common.rpc.session import Session
+from vfl_common.rpc.uplink import SERVICE
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import to_json
 from vfl_common.wire.frames import Assembly, announced, encode, parse_frame
-from vfl_server.control.coordinator import Coordinator, Member
-from vfl_server.control.run_state import RunState
+from vfl_server.control.coordinator import Coordinator
+from vfl_server.control.members import Member
+from vfl_server.control.run import RunHooks, RunState, ServedRun
 from vfl_server.control.service import ControlService, _parse
 from vfl_server.results import summarise
 
@@ -397,16 +399,8 @@ def coordinator(*, restarted: bool = False) -> Coordinator:
 
     def ignore(*_: object) -> None: ...
 
-    return Coordinator(
-        RECIPE,
-        "train",
-        "run",
-        int(restarted),
-        on_start=ignore,
-        on_plan=ignore,
-        under_way=restarted,
-        emit=shown,
-    )
+    run = ServedRun(RECIPE, "train", "run", generation=int(restarted), under_way=restarted)
+    return Coordinator(run, RunHooks(shown, on_start=ignore, on_plan=ignore))
 
 
 def joined(run: Coordinator) -> dict[str, Member]:
@@ -462,8 +456,9 @@ class _Hearing(Session):
             raise InputError(Code.UNREACHABLE, "the server has gone")
         messages, self.heard = self.heard, ()
         channel: Any = _Silent()
-        self._channel = channel
-        self._read(iter(messages), channel)
+        call: Any = iter(messages)
+        self._uplink.channel = channel
+        self._uplink.read(call, channel)
 
 
 P1 = keyring("p1")
@@ -482,10 +477,10 @@ def hear(heard: list[bytes]) -> object:
     )
     session.heard = heard
     try:
-        with patch.object(sessions, "_PAUSE_S", 0.0):
+        with patch.object(sessions, "PAUSE_S", 0.0):
             return session.join(JOINING)
     finally:
-        session._closed.set()
+        session._uplink.closed.set()
 
 
 def hear_server(outcomes: Outcomes, chance: Random) -> None:
@@ -593,7 +588,7 @@ def live_exchange(outcomes: Outcomes, chance: Random, streams: int) -> None:
         with _watched(outcomes), dial(found.address, credentials("p1"), ACTIVE) as channel:
             method = channel.stream_stream("/vfl.v1.Exchange/Swap")
             for _ in range(streams):
-                first = attach(found.hub.generation)
+                first = attach(found.hub.pipe.generation)
                 if chance.random() < 0.1:
                     first.attach.resume.phase, first.attach.resume.batch = step.phase, step.batch
                 hello = (
@@ -608,7 +603,7 @@ def live_exchange(outcomes: Outcomes, chance: Random, streams: int) -> None:
                 )
             # The hub that the last stream ended may be the one that this stream attaches to.
             for _ in range(5):
-                honest = [attach(found.hub.generation), *sent(step)[:-2]]
+                honest = [attach(found.hub.pipe.generation), *sent(step)[:-2]]
                 before = outcomes.counts["honest", "answered"]
                 _ask(
                     outcomes,

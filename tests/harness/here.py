@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tests.harness.federation import launcher
+from tests.harness.sharing import FRESH
 from vfl.cli import cli
 from vfl.launcher.forks import Launcher
 from vfl_common.process.program import exit_status
@@ -31,10 +32,10 @@ def _shared(_threads: int) -> Iterator[Launcher]:
 @contextlib.contextmanager
 def one_launcher() -> Iterator[None]:
     """Lets the tests' launcher fork the federations of the block: a launcher of its own would
-    import all again.
+    import all again. With ``FRESH``, each has its own.
     """
     with contextlib.ExitStack() as stack:
-        for name in LAUNCHING:
+        for name in () if FRESH else LAUNCHING:
             stack.enter_context(patch(name, _shared))
         yield
 

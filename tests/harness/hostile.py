@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -20,9 +23,10 @@ from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import VflError
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
+from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import dial
 from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_common.rpc.link import ExchangeLink
+from vfl_common.rpc.exchange.link import ExchangeLink
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.rpc.session import Session
 from vfl_common.stages import AggregationPlan
@@ -73,6 +77,10 @@ class HostilePassive:
             self.link.close()
         self.session.close()
 
+    def dial(self, address: str, peer: str) -> grpc.Channel:
+        """Opens a connection of its own to ``peer``, with this party's certificate."""
+        return dial(address, self._keyring.current(), peer)
+
     def join_with(self, **facts: Any) -> Start:
         """Joins with these facts beside the usual ones, and waits for the others."""
         joining = Joining("passive", self._recipe.canonical_json(), "train", os.getpid(), "cpu")
@@ -84,7 +92,7 @@ class HostilePassive:
         """Joins, attaches to the active party, and shows the right rows."""
         start = self.join_with()
         self.link = ExchangeLink(
-            lambda: dial(start.exchange_address, self._keyring.current(), "p0"),
+            lambda: self.dial(start.exchange_address, "p0"),
             me=self.name,
             peer="p0",
             run_id=start.run_id,
@@ -97,6 +105,10 @@ class HostilePassive:
         digest = torch.frombuffer(bytearray(rows_digest(start.run_id, ids)), dtype=torch.uint8)
         rows = to_bundle(Kind.ROWS, {"count": torch.tensor([len(ids)]), "digest": digest})
         self.link.swap(StepKey("open", 0, 0), rows, BundleSpec(Kind.ACK))
+
+    def send(self, message: control_pb2.PartyMessage) -> None:
+        """Sends the server any message in the party's session."""
+        self.session._send(message)
 
     def bundle(self, z: npt.NDArray[Any]) -> Bundle:
         """Makes an embedding bundle of any array."""
@@ -160,14 +172,14 @@ class AggregatingMember(HostilePassive):
 
     def vanish(self) -> None:
         """Breaks the connection as if the process had died."""
-        self.session._closed.set()
-        self.session._disconnect()
+        self.session._uplink.closed.set()
+        self.session._uplink.disconnect()
 
     def link_to(
         self, address: str, peer: str, start: Start, *, reconnect_s: float = 10.0
     ) -> ExchangeLink:
         return ExchangeLink(
-            lambda: dial(address, self._keyring.current(), peer),
+            lambda: self.dial(address, peer),
             me=self.name,
             peer=peer,
             run_id=start.run_id,
@@ -185,6 +197,12 @@ class AggregatingMember(HostilePassive):
         step = StepKey(aggregation.phase, round_, 0)
         bundle = self.link.swap(step, to_bundle(Kind.WEIGHTS, values), aggregation.spec)
         return to_tensors(bundle, torch.device("cpu"))
+
+
+def first_answer(call: Iterator[bytes], answers: queue.SimpleQueue[bytes]) -> None:
+    """Puts the first answer to a call into ``answers``, unless the call ends without one."""
+    with contextlib.suppress(grpc.RpcError, StopIteration):
+        answers.put(next(call))
 
 
 def aggregation(phase: str, rounds: int, **shapes: tuple[int, ...]) -> AggregationPlan:

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.harness.federation import BIN, FRESH, Program, toml
+from tests.harness.federation import BIN, Program, toml
+from tests.harness.sharing import FRESH
 from vfl.certs.authority import create_authority, issue
 from vfl.launcher.child import PROGRAMS
 

@@ -32,7 +32,7 @@ from vfl_party.data import Labels, Preprocessor, load_table
 from vfl_party.models import build_encoder, build_top, seeded
 
 
-class _OneParty:
+class OneParty:
     """A party's data, models, optimizer, and its own stream of random numbers (for dropout)."""
 
     def __init__(
@@ -81,7 +81,7 @@ class _OneParty:
         self._random = (
             torch.Generator().manual_seed(derive_seed(recipe.seed, "torch", name)).get_state()
         )
-        self.optimizer = _optimizer(settings, list(self.models.parameters()))
+        self.optimizer = optimizer_of(settings, list(self.models.parameters()))
 
     @contextmanager
     def own_random_numbers(self) -> Iterator[None]:
@@ -98,7 +98,8 @@ class _OneParty:
         return z
 
 
-def _optimizer(settings: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def optimizer_of(settings: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Makes the optimizer that a phase's table asks for."""
     kind, lr, decay = (
         settings.get("kind", "adam"),
         settings.get("lr", 1e-3),
@@ -143,9 +144,9 @@ def train(
     recipe = Recipe.model_validate(recipe_tables)
     phase = recipe.phases[0]
     settings, optimizer = phase.settings, phase.settings.get("optimizer", {})
-    with _one_thread():
+    with one_thread():
         parties = {
-            party.name: _OneParty(
+            party.name: OneParty(
                 recipe, party.name, DataSettings(**data[party.name]), optimizer, splits
             )
             for party in recipe.parties
@@ -158,7 +159,7 @@ def train(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Uses one thread, as the parties of the tests do, so that sums within an operation have the
     same order.
     """
@@ -175,7 +176,7 @@ def _train(
     phase: str,
     settings: dict[str, Any],
     optimizer: dict[str, Any],
-    parties: dict[str, _OneParty],
+    parties: dict[str, OneParty],
 ) -> None:
     active = parties[recipe.active.name]
     # The active party's embedding is first; the passive parties' follow in the roster's order.
@@ -196,13 +197,13 @@ def _train(
         )
         for batch, rows in enumerate(cut):
             outputs = _forward(recipe, active, ordered, rows, (epoch, batch))
-            loss = _loss(recipe, outputs, active.targets[torch.from_numpy(rows)])
+            loss = loss_of(recipe, outputs, active.targets[torch.from_numpy(rows)])
             for party in ordered:
                 party.optimizer.zero_grad()
             loss.backward()
             for party in ordered:
                 if "clip_norm" in optimizer:
-                    _clip(list(party.models.parameters()), optimizer["clip_norm"])
+                    clip_gradients(list(party.models.parameters()), optimizer["clip_norm"])
                 party.optimizer.step()
         if stopping is None:
             continue
@@ -226,7 +227,7 @@ def _train_without(
     recipe: Recipe,
     phase: str,
     settings: dict[str, Any],
-    parties: dict[str, _OneParty],
+    parties: dict[str, OneParty],
     away: Mapping[str, Away],
 ) -> None:
     """Trains as ``_train`` does, with something in the place of absent parties' embeddings.
@@ -283,7 +284,7 @@ def _train_without(
                 combined = reduce(torch.add, embeddings) / (
                     len(embeddings) if rule == "mean" else 1
                 )
-            loss = _loss(
+            loss = loss_of(
                 recipe, active.models["top"](combined), active.targets[torch.from_numpy(rows)]
             )
             for party in ordered:
@@ -311,8 +312,8 @@ class _Rounded(torch.autograd.Function):
 
 def _sent(
     recipe: Recipe,
-    party: _OneParty,
-    active: _OneParty,
+    party: OneParty,
+    active: OneParty,
     z_BD: Tensor | None,
     at: tuple[int, int] | None,
 ) -> Tensor | None:
@@ -334,8 +335,8 @@ def _sent(
 
 def _forward(
     recipe: Recipe,
-    active: _OneParty,
-    ordered: list[_OneParty],
+    active: OneParty,
+    ordered: list[OneParty],
     rows: np.ndarray[Any, Any],
     at: tuple[int, int] | None = None,
 ) -> Tensor:
@@ -353,7 +354,8 @@ def _forward(
     return outputs
 
 
-def _loss(recipe: Recipe, outputs: Tensor, targets: Tensor) -> Tensor:
+def loss_of(recipe: Recipe, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Returns the task's mean loss over the rows."""
     if recipe.task.kind == "multiclass":
         return F.cross_entropy(outputs, targets)
     if recipe.task.kind == "binary":
@@ -361,7 +363,7 @@ def _loss(recipe: Recipe, outputs: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(outputs, targets)
 
 
-def _clip(parameters: list[nn.Parameter], most: float) -> None:
+def clip_gradients(parameters: list[nn.Parameter], most: float) -> None:
     """Scales one party's gradient to an L2 norm of at most ``most``."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.sqrt(
@@ -373,7 +375,7 @@ def _clip(parameters: list[nn.Parameter], most: float) -> None:
 
 
 @torch.no_grad()
-def _validate(recipe: Recipe, active: _OneParty, ordered: list[_OneParty], metric: str) -> float:
+def _validate(recipe: Recipe, active: OneParty, ordered: list[OneParty], metric: str) -> float:
     for party in ordered:
         party.models.eval()
     rows = active.splits["validation"]
@@ -386,6 +388,6 @@ def _validate(recipe: Recipe, active: _OneParty, ordered: list[_OneParty], metri
         return (guess == targets).double().mean().item()
     if metric != "loss":
         raise ValueError(f"the reference does not know the metric {metric}")
-    return _loss(
+    return loss_of(
         recipe, outputs.double(), targets if targets.dtype == torch.int64 else targets.double()
     ).item()

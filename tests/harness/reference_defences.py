@@ -240,13 +240,13 @@ def train(
     """
     recipe = Recipe.model_validate(tables)
     phase, settings = recipe.phases[0].name, recipe.phases[0].settings
-    with reference._one_thread():
+    with reference.one_thread():
         doubled = recipe.model.model_copy(
             update={"embedding_size": 2 * recipe.model.embedding_size}
         )
         wide = recipe.model_copy(update={"model": doubled})
         parties = {
-            party.name: reference._OneParty(
+            party.name: reference.OneParty(
                 wide if draw is not None and party.role == "passive" else recipe,
                 party.name,
                 DataSettings(**data[party.name]),
@@ -280,7 +280,7 @@ def train(
                 outputs = active.models["top"](torch.cat([own, *came], dim=1))
                 each_class = [
                     torch.autograd.grad(
-                        reference._loss(recipe, outputs, torch.full_like(y, c)),
+                        reference.loss_of(recipe, outputs, torch.full_like(y, c)),
                         came,
                         retain_graph=True,
                     )
@@ -288,7 +288,7 @@ def train(
                 ]
                 for party in parties.values():
                     party.optimizer.zero_grad()
-                reference._loss(recipe, outputs, y).backward()
+                reference.loss_of(recipe, outputs, y).backward()
                 for number, (z, leaf) in enumerate(zip(made, came, strict=True)):
                     assert z is not None
                     assert leaf.grad is not None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from tests.harness.reference import _one_thread, _optimizer
+from tests.harness.reference import one_thread, optimizer_of
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
@@ -63,7 +63,7 @@ class _Party:
             for view in ("active", "passive"):
                 with seeded(derive_seed(recipe.seed, "init", name, phase, view)):
                     self.models[view] = nn.Linear(width, outputs)
-        self.optimizer = _optimizer(settings.get("optimizer", {}), list(self.models.parameters()))
+        self.optimizer = optimizer_of(settings.get("optimizer", {}), list(self.models.parameters()))
 
     def represent(self, rows: Rows) -> tuple[Tensor, Tensor]:
         inputs = self.features.inputs(rows)
@@ -123,7 +123,7 @@ def train(
     recipe = Recipe.model_validate(recipe_tables)
     phase, settings = recipe.phases[0].name, recipe.phases[0].settings
     found = []
-    with _one_thread():
+    with one_thread():
         a, b = (
             _Party(recipe, each.name, DataSettings(**data[each.name]), phase, settings)
             for each in recipe.parties

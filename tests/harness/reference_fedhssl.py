@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from tests.harness import wiring
-from tests.harness.reference import _one_thread
+from tests.harness.reference import one_thread
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
@@ -300,7 +300,7 @@ def pretrain(
     recipe = Recipe.model_validate(recipe_tables)
     phase = recipe.phases[0]
     settings = phase.settings
-    with _one_thread():
+    with one_thread():
         parties = [
             _Party(recipe, party.name, DataSettings(**data[party.name]), phase.name, settings)
             for party in recipe.parties

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from tests.harness import wiring
-from tests.harness.reference import _one_thread
+from tests.harness.reference import one_thread
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
@@ -37,7 +37,7 @@ def train(
     local, head = recipe.phases[:2]
     found: dict[str, dict[str, Tensor]] = {}
     uploaded: list[Tensor] = []
-    with _one_thread():
+    with one_thread():
         for party in recipe.parties:
             settings = DataSettings(**data[party.name])
             table = load_table(settings, with_label=party.role == "active")

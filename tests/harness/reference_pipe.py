@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from tests.harness.reference import _clip, _loss, _one_thread, _OneParty
+from tests.harness.reference import OneParty, clip_gradients, loss_of, one_thread
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches
@@ -34,14 +34,14 @@ def train(
     ``splitnn``.
     """
     recipe = Recipe.model_validate(recipe_tables)
-    with _one_thread():
+    with one_thread():
         run = _Run(recipe, data)
         for steps in _rounds(recipe, run.active):
             run.round(steps)
     return {name: dict(party.models.state_dict()) for name, party in run.parties.items()}
 
 
-def _rounds(recipe: Recipe, active: _OneParty) -> Iterator[list[tuple[int, Rows]]]:
+def _rounds(recipe: Recipe, active: OneParty) -> Iterator[list[tuple[int, Rows]]]:
     """Yields each round's (epoch, rows) of its batches: ``validate_every`` epochs, in parts of
     ``checkpoint_steps``.
     """
@@ -67,7 +67,7 @@ class _Run:
         self.recipe, self.settings = recipe, recipe.phases[0].settings
         self.optimizer = self.settings.get("optimizer", {})
         self.parties = {
-            party.name: _OneParty(
+            party.name: OneParty(
                 recipe, party.name, DataSettings(**data[party.name]), self.optimizer, {}
             )
             for party in recipe.parties
@@ -149,7 +149,7 @@ class _Run:
         with self.active.own_random_numbers():
             outputs = self.active.models["top"](combined)
         targets = self.active.targets[torch.from_numpy(rows)]
-        loss = _loss(self.recipe, outputs, targets)
+        loss = loss_of(self.recipe, outputs, targets)
         found = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True)
         if threshold is not None and stale is not None:
             weights = _cosines(
@@ -177,11 +177,11 @@ class _Run:
             return torch.cat(embeddings, dim=1)
         return reduce(torch.add, embeddings) / (len(embeddings) if rule == "mean" else 1)
 
-    def _update(self, party: _OneParty, gradients: dict[Tensor, Tensor]) -> None:
+    def _update(self, party: OneParty, gradients: dict[Tensor, Tensor]) -> None:
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.clone()
         if "clip_norm" in self.optimizer:
-            _clip(list(party.models.parameters()), self.optimizer["clip_norm"])
+            clip_gradients(list(party.models.parameters()), self.optimizer["clip_norm"])
         party.optimizer.step()
 
     def _rate(self, epoch: int) -> None:
@@ -197,9 +197,7 @@ class _Run:
                 group["lr"] = rate
 
 
-def _embed(
-    party: _OneParty, rows: Rows, ahead: int, last: list[Tensor]
-) -> tuple[nn.Module, Tensor]:
+def _embed(party: OneParty, rows: Rows, ahead: int, last: list[Tensor]) -> tuple[nn.Module, Tensor]:
     """Returns a copy of a party's encoder, and its embeddings. The original's statistics move on as
     the copy's do.
 

@@ -17,6 +17,8 @@ from vfl.launcher.forks import Launcher
 
 # The environment's variable with the socket's path.
 ADDRESS = "VFL_TEST_LAUNCHER"
+# Start the installed commands, not forks of a prepared launcher.
+FRESH = "VFL_TEST_FRESH" in os.environ
 PRELOADED = Path(__file__).parent / "preloaded"
 
 
@@ -30,8 +32,12 @@ def program_environment() -> dict[str, str]:
 
 
 def preloaded() -> Launcher:
-    """Starts a launcher that has imported all that parties need."""
+    """Starts a launcher that has imported all that parties need; with ``FRESH``, one as users
+    have it.
+    """
     given = program_environment()
+    if FRESH:
+        return Launcher(1, given)
     modules = filter(None, [str(PRELOADED), given.get("PYTHONPATH", "")])
     # That it is imported before it is run.
     given["PYTHONWARNINGS"] += ",ignore::RuntimeWarning:runpy"

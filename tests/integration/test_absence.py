@@ -17,6 +17,7 @@ import pytest
 from tests.harness import cases, reference
 from tests.harness.federation import RUN_S, Federation, Program
 from tests.harness.proxy import Proxy
+from tests.harness.sentences import worded_as_before
 from tests.harness.waiting import wait_until
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -166,8 +167,10 @@ def test_a_party_is_killed_and_comes_back_in_the_same_generation(
         # It was there at the end.
         assert max(steps) < (EPOCHS - 1, BATCHES - 1)
         assert_as_if_computed_without(federation, tables, absent, p2=death(federation, summary))
-        notes = (federation.run_folder / "p0" / "metrics.jsonl").read_text()
-        assert "went on without p2 for " in notes
+        rounds = (federation.run_folder / "p0" / "metrics.jsonl").read_text().splitlines()
+        notes = [note for line in rounds if (note := json.loads(line).get("note"))]
+        assert all("p2" in note for note in notes)
+        worded_as_before(notes[0])
         told = [
             event["event"]
             for event in federation.programs["p0"].seen()
@@ -203,8 +206,9 @@ def saved_by(federation: Federation, party: str = "p2") -> int:
     """The rounds that a party had done at the checkpoint from which it resumed; 0 if it had
     none.
     """
-    log = (federation.run_folder / party / "log.jsonl").read_text()
-    return int(*re.findall(r"resuming from \d+\.splitnn\.(\d+)", log))
+    log = map(json.loads, (federation.run_folder / party / "log.jsonl").read_text().splitlines())
+    resumed = [line["message"] for line in log if line.get("event") == "resumed"]
+    return int(*re.findall(r"\d+\.splitnn\.(\d+)", "".join(resumed)))
 
 
 def death(federation: Federation, summary: dict[str, Any]) -> dict[str, tuple[int, int]]:

@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 
 from tests.harness.cases import digits, recipe
-from tests.harness.federation import BIN, START_S, Federation, Program
+from tests.harness.federation import (
+    BIN,
+    START_S,
+    Federation,
+    Program,
+    reason_to_wait,
+    refused,
+)
+from tests.harness.sentences import worded_as_before
 from tests.harness.sharing import program_environment
 from tests.integration.test_resume import wait_for_checkpoints
 
@@ -110,27 +118,12 @@ def test_what_has_changed_is_refused_at_joining_in_one_sentence(
 ) -> None:
     tables = recipe(2, rows={"align": "psi"}) if what == "psi" else recipe(2) | {"phases": [TREES]}
     names = ["p1"] if older == "server" else ["p0", "p1"]
-    said = {
-        ("psi", "server"): "p1 speaks protocol 8, the server 7; install the same version",
-        ("trees", "server"): "p1 speaks protocol 8, the server 7; install the same version",
-        (
-            "psi",
-            "p1",
-        ): "p1 speaks protocol 7, and this recipe needs 8; install the server's version at p1",
-        (
-            "trees",
-            "p1",
-        ): "p1 speaks protocol 7, and p0 needs 8 for this recipe; install the version of p0 at p1",
-    }[what, older]
     with Mixed(tmp_path / "f", tables, digits(2)) as federation:
         federation.start_mixed(before, {older}, *names)
-        refused = federation.programs["p1"]
-        assert refused.wait() == 2
-        assert refused.stderr == f"error: server refused: {said}\n"
+        refused(federation.programs["p1"], "p1", "7", "8")
         # Who waits hears at once why.
         if older == "p1":
-            reason = "p1 was refused: it speaks another version of the protocol"
-            assert federation.programs["p0"].wait_for("waiting", why=reason)["missing"] == ["p1"]
+            worded_as_before(reason_to_wait(federation.programs["p0"], "p1"))
 
 
 def test_a_question_to_a_server_of_the_release_before_is_a_note(
@@ -143,7 +136,7 @@ def test_a_question_to_a_server_of_the_release_before_is_a_note(
         assert asked.wait() == 0, asked.stderr
         (line,) = [each["text"] for each in asked.seen() if " server " in each.get("text", "")[:20]]
         assert line.startswith("note  server")
-        assert "it is of an older release" in line
+        worded_as_before(line)
 
 
 def test_an_upgrade_resumes_an_unfinished_run(before: Path, tmp_path: Path) -> None:

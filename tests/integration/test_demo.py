@@ -19,8 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import load_digits
 
-from tests.harness.federation import BIN, FRESH, Program
+from tests.harness.federation import BIN, Program
 from tests.harness.here import vfl_here
+from tests.harness.sentences import error_as_before, worded_as_before
+from tests.harness.sharing import FRESH
 from tests.harness.waiting import wait_until
 from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES
 from vfl.library.model import Model
@@ -147,7 +149,8 @@ def test_the_demo(tmp_path: Path) -> None:
         assert (folder / name / "stderr").read_text() == ""
     # Nobody chooses by it.
     assert "test accuracy" not in result.stderr
-    assert "all parties have joined" in result.stderr
+    (joined,) = [line for line in result.stderr.splitlines() if "joined; they" in line]
+    worded_as_before(joined)
     assert "Warning" not in result.stderr
     assert processes_of(folder) == []
 
@@ -191,13 +194,10 @@ def test_own_files_end_to_end_with_a_table(tmp_path: Path) -> None:
     # are known.
     said = vfl_here("forecast", recipe, cwd=tmp_path)
     assert said.returncode == 0, said.stderr
-    for text in (
-        "600 rows",
-        "splitnn may end early, so its numbers are upper bounds",
-        "100 Mbit/s a link",
-        "round trips",
-    ):
+    for text in ("600 rows", "100 Mbit/s a link", "round trips"):
         assert text in said.stdout
+    (early,) = [line for line in said.stdout.splitlines() if "splitnn may " in line]
+    worded_as_before(early.strip())
     lines = (run_folder(tmp_path / "runs") / "bank" / "metrics.jsonl").read_text().splitlines()
     rounds = max(line["round"] for line in map(json.loads, lines) if line["phase"] == "splitnn")
     party = REPO / "examples" / "own-files" / "bank.toml"
@@ -207,22 +207,20 @@ def test_own_files_end_to_end_with_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "sentence"),
+    ("args", "name"),
     [
-        (["missing.toml"], "error: missing.toml: no such file"),
-        (
-            [REPO / "examples" / "digits.toml", "--bandwidth", "fast"],
-            "error: --bandwidth fast: give a number above 0",
-        ),
+        (["missing.toml"], "missing.toml"),
+        ([REPO / "examples" / "digits.toml", "--bandwidth", "fast"], "--bandwidth fast"),
     ],
+    ids=["file", "bandwidth"],
 )
 def test_a_forecast_that_cannot_be_made(
-    args: Sequence[str | Path], sentence: str, tmp_path: Path
+    args: Sequence[str | Path], name: str, tmp_path: Path
 ) -> None:
     result = vfl_here("forecast", *args, cwd=tmp_path)
     assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(sentence)
+    assert result.stderr.startswith(f"error: {name}: ")
+    assert result.stderr == f"{error_as_before(result.stderr)}\n"
     assert result.stdout == ""
 
 
@@ -240,41 +238,40 @@ OWN = str(REPO / "examples" / "own-files")
 
 
 @pytest.mark.parametrize(
-    ("example", "changes", "sentence"),
+    ("example", "changes", "names"),
     [
         pytest.param(
             "breast-cancer.toml",
             [("combine =", "combin =")],
-            "recipe.toml: model: unknown key 'combin'; did you mean 'combine'?",
+            ("recipe.toml: model: ", "'combin'", "'combine'"),
             id="unknown-key",
         ),
         pytest.param(
             "breast-cancer.toml",
             [("epochs = 30", "epoks = 30")],
-            ": recipe: phases: splitnn: unknown key 'epoks'; did you mean 'epochs'?",
+            ("phases: splitnn: ", "'epoks'", "'epochs'"),
             id="unknown-method-key",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "own-files/recipe.toml",
             [('"bank.csv"', f'"{OWN}/bank.csv"'), ('"hospital.csv"', '"gone.csv"')],
-            "error: hospital: {folder}/gone.csv: no such file or folder; correct data.source",
+            ("hospital: ", "gone.csv: ", "data.source"),
             id="missing-file",
             marks=pytest.mark.slow,
         ),
     ],
 )
 def test_bad_input_is_one_sentence(
-    tmp_path: Path, example: str, changes: Sequence[tuple[str, str]], sentence: str
+    tmp_path: Path, example: str, changes: Sequence[tuple[str, str]], names: Sequence[str]
 ) -> None:
     recipe = changed(tmp_path, example, *changes)
     result = vfl_here("simulate", recipe, "--out", tmp_path / "runs", "--json", cwd=tmp_path)
     assert result.returncode == 2, result.stderr
     assert result.stdout == ""
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert errors == result.stderr.splitlines()[-1:]
-    assert sentence.format(folder=tmp_path) in errors[0]
+    line = error_as_before(result.stderr)
+    assert line == result.stderr.splitlines()[-1]
+    assert all(name in line for name in names), line
     assert "Traceback" not in result.stderr
     if (tmp_path / "runs").exists():
         assert processes_of(run_folder(tmp_path / "runs")) == []
@@ -311,5 +308,5 @@ def test_nothing_is_left_when_the_launcher_is_stopped(
         launcher.signal(number)
         assert launcher.wait(30) == code
         if code == 130:
-            assert launcher.stderr.splitlines()[-1] == "stopped: the same command begins a new run"
+            worded_as_before(launcher.stderr.splitlines()[-1])
     wait_until(lambda: processes_of(folder), lambda left: not left)

@@ -12,14 +12,13 @@ import pytest
 import torch
 
 import vfl
+from benchmarks.boost import drift
 from tests.harness import cases
 from tests.harness.federation import Federation
 from tests.harness.memory import parameters
 from tests.integration import test_resume as resume
-from vfl.leak_meter.learn.boosted import drift
-from vfl.leak_meter.rehearsal import Rehearsal
-from vfl.library.simulate import rehearse
-from vfl_party.methods.splitnn.drift import Drift
+from vfl.leak_meter.rehearsal import Rehearsal, rehearse
+from vfl_party.phases.drift import Drift
 
 
 def tables(**more: Any) -> dict[str, Any]:

@@ -4,14 +4,20 @@ parties.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
+import vfl
+from tests.harness.here import one_launcher
+from tests.unit.repository.test_documents import NOTEBOOK, README, REPO, blocks
 from vfl.studies.plan import load_study
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_party.assembly.party import encoder_settings
+from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.trial import try_party
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -42,3 +48,34 @@ def test_every_run_of_a_study_can_be_made(path: Path) -> None:
     for chain in chains[: len(study.methods)]:
         for run in chain.runs:
             make_phases(run.recipe, (path.parent / study.recipe).parent)
+
+
+def test_the_lines_of_python_in_the_readme_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = blocks(README.read_text(), "python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    (tmp_path / "examples").symlink_to(REPO / "examples")
+    monkeypatch.chdir(tmp_path)
+    with one_launcher():
+        exec(code, {})  # noqa: S102 - our own document
+    before, after, scores, states = capsys.readouterr().out.splitlines()
+    assert before.split()[0] == after.split()[0]
+    together, joined = (float(number) for number in re.findall(r"0\.\d+|1\.0", scores))
+    assert together == pytest.approx(joined, abs=0.02)
+    assert states == "['scored', 'scored', 'scored']"
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_the_tutorial_of_frames_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    with one_launcher():
+        for code in blocks(NOTEBOOK.read_text(), "python"):
+            exec(code, names)  # noqa: S102 - our own document
+    assert names["auc"] > 0.95
+    assert names["gain"] > 0.0
+    assert isinstance(names["run"], vfl.Run)
+    scores: pd.DataFrame = names["scores"]
+    assert len(scores) == 60
+    assert set(scores["state"]) == {"scored"}

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import vfl
-from tests.harness.federation import BIN, FRESH, Program
+from tests.harness.federation import BIN, Program
 from tests.harness.here import vfl_here
-from tests.harness.sharing import program_environment
+from tests.harness.sharing import FRESH, program_environment
 from vfl.launcher.child import PROGRAMS
 
 REPO = Path(__file__).parents[2]

@@ -10,24 +10,36 @@ import threading
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import pyarrow.compute as pc
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as parquet
 import pytest
 import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+import vfl
 from tests.harness import cases
 from tests.harness.federation import Federation
 from tests.harness.memory import in_process, parameters
-from vfl_common.config.base import Section
+from tests.harness.sentences import raises
+from tests.unit.party.data.test_data_streams import frame, small_blocks
+from tests.unit.party.methods.test_probe import known, probe_of
+from vfl.simulation.inprocess import run_in_process
+from vfl_common.config.base import Section, read_toml
+from vfl_common.config.division import divide
 from vfl_common.config.models import ENCODERS, ModelSettings, OptimizerSettings, TopSettings
-from vfl_common.errors import InputError
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
 from vfl_common.ledger import read_entries
 from vfl_common.summary import Summary
-from vfl_party import methods
 from vfl_party.methods.splitnn.settings import CacheSettings, EarlyStopping, SplitNNSettings
 from vfl_party.models import InputSpec
 from vfl_party.outbound import codecs
 from vfl_party.outbound.codecs.bits import BitsSettings
 from vfl_party.outbound.codecs.topk import TopKSettings
+from vfl_party.phases.course import kinds
 
 FEW = ("unlabelled_batch_size", "own_batch_size")
 # A module in the folder, as people have it beside their recipe.
@@ -362,7 +374,7 @@ def test_every_setting_that_a_run_has_is_in_a_case() -> None:
     ]
     sections += [TopSettings, BitsSettings, TopKSettings]
     wanted = set().union(*map(possible, sections))
-    wanted |= {f"kind = {kind}" for kind in (*methods.REGISTRY.names(), *ENCODERS)}
+    wanted |= {f"kind = {kind}" for kind in (*kinds(), *ENCODERS)}
     wanted |= {f"codec = {name}" for name in codecs.REGISTRY.names() if name != "identity"}
     missing = (
         wanted - set().union(*(said(tables) for tables, _ in CASES.values())) - ELSEWHERE.keys()
@@ -391,7 +403,7 @@ class Failing(torch.nn.Module):
 def test_a_wrong_column_is_one_error_before_anything_runs(tmp_path: Path) -> None:
     tables, data = CASES["SS-VFL, a stratified split"]
     wrong = data | {"p1": data["p1"] | {"source": str(tmp_path / "none.csv")}}
-    with pytest.raises(InputError, match=r"none\.csv: no such file or folder"):
+    with raises(InputError, Code.FILE_INVALID):
         in_process(tmp_path / "run", tables, wrong)
     assert threading.active_count() == 1 or not [t for t in threading.enumerate() if t.name in data]
 
@@ -406,3 +418,77 @@ def test_somebody_who_stops_a_run_leaves_no_thread_behind(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         in_process(tmp_path / "run", tables, data, observe=stop)
     assert not [thread for thread in threading.enumerate() if thread.name in data]
+
+
+def test_a_run_says_what_its_time_was_for(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "breast-cancer.toml"
+    tables = read_toml(path)
+    train = {key: value for key, value in tables["phases"][0].items() if key != "early_stopping"}
+    tables["phases"][0] = train | {"epochs": 2}
+    recipe = Recipe.model_validate(tables)
+    summary = run_in_process(recipe, divide(recipe, path.parent), tmp_path / "run")
+    parties = [party for party in summary.parties if party.role != "server"]
+    assert parties
+    for party in parties:
+        by_phase = {each.phase: each for each in party.times}
+        assert list(by_phase) == [phase.name for phase in recipe.phases]
+        times = by_phase[recipe.phases[0].name]
+        assert times.steps > 0
+        assert min(times.encode_s, times.wait_s, times.decode_s, times.compute_s) > 0
+        whole_s = sum(
+            each.encode_s + each.wait_s + each.decode_s + each.compute_s for each in party.times
+        )
+        assert whole_s <= party.wall_s + 0.01
+        assert times.cpu_s == pytest.approx(
+            times.encode_s + times.decode_s + times.compute_s, abs=1e-5
+        )
+    took_s = [sum(each.cpu_s for each in party.times) for party in parties]
+    # They take turns.
+    assert sum(took_s) <= max(party.wall_s for party in parties) + 0.01
+
+
+def test_a_run_from_mapped_files_ends_with_the_same_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = cases.recipe(2, task={"kind": "binary"}, phase={"epochs": 2}, rows={"split": "column"})
+    recipe["phases"].append({"kind": "evaluate"})
+    own, other = tmp_path / "own.parquet", tmp_path / "other.csv"
+    table = frame().filter(pc.is_valid(frame()["id"]))
+    parquet.write_table(table, own)
+    arrow_csv.write_csv(table.select(["id", "a", "town"]), other)
+    shared = {"id": "id", "missing": "mean", "duplicates": "first"}
+    found = []
+    for memory in (256, 0):
+        more = {**shared, "memory_mib": memory, "scratch": str(tmp_path)}
+        data = {
+            "p0": vfl.Data(str(own), label="y", settings={**more, "split": "part"}),
+            "p1": vfl.Data(str(other), settings=more),
+        }
+        found.append(vfl.simulate(recipe, data, out=tmp_path / str(memory), quiet=True))
+        small_blocks(monkeypatch)
+    for party in ("p0", "p1"):
+        one, two = (run.model(party) for run in found)
+        for left, right in ((one.encoder, two.encoder), (one.top, two.top)):
+            assert (left is None) == (right is None)
+            if left is not None and right is not None:
+                assert list(left.state_dict()) == list(right.state_dict())
+                same_weights = zip(
+                    left.state_dict().values(), right.state_dict().values(), strict=True
+                )
+                assert all(torch.equal(*pair) for pair in same_weights)
+    assert found[0].metrics == found[1].metrics
+
+
+def test_few_rows_are_learnt_as_well_as_by_another_program(tmp_path: Path) -> None:
+    probe = probe_of(tmp_path, embedding=64)
+    x, y = (
+        torch.tensor(load_digits().data / 16, dtype=torch.float32),
+        torch.tensor(load_digits().target),
+    )
+    train, test = slice(0, 540), slice(540, 1140)
+    steps, _ = probe._train(known(x[train]), y[train])
+    assert steps == 4000
+    with torch.no_grad():
+        found = (probe._party.outputs(x[test]).argmax(1) == y[test]).float().mean().item()
+    want = LogisticRegression(max_iter=1000).fit(x[train], y[train]).score(x[test], y[test])
+    assert found > want - 0.03

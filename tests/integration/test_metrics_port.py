@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from tests.harness import cases
-from tests.harness.federation import Federation
+from tests.harness.federation import Federation, refused
 from tests.harness.proxy import Proxy
 from tests.harness.scrape import Samples, key, scrape
 from tests.harness.waiting import wait_until
@@ -76,11 +76,7 @@ def test_party_and_server_tell_what_they_count(tmp_path: Path) -> None:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             address = f"127.0.0.1:{taken.getsockname()[1]}"
-            refused = federation.start_party("p0", "--metrics", address)
-            assert refused.wait(60) == 2
-            assert refused.stderr.startswith(
-                f"error: --metrics: cannot listen on {address}: another program is using"
-            )
+            refused(federation.start_party("p0", "--metrics", address), "--metrics: ", address)
 
         active = federation.start_party("p0", *options)
         proxy.target = active.wait_for("ready")["address"]

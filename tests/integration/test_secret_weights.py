@@ -16,17 +16,22 @@ from torch import Tensor
 
 from tests.harness import cases, kills
 from tests.harness.memory import in_process, parameters
+from tests.harness.sentences import raises, worded_as_before
 from tests.integration.test_exact import largest_deviation
+from vfl.leak_meter.scene.observer import observe
+from vfl.leak_meter.scene.readable import readable
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import InputError
+from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
-from vfl_party.assembly.party import Assembled, encoder_settings
+from vfl_party.assembly.models import encoder_settings
+from vfl_party.assembly.party import Assembled
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.base.seeds import secret_seed
 from vfl_party.models import InputSpec
+from vfl_party.outbound.filter import Passage, Tensors
 from vfl_party.phases.context import MakeEncoder
-from vfl_party.runtime import job
+from vfl_party.runtime import generation
 
 MLP = {"kind": "mlp", "hidden": [12], "dropout": 0.3}
 BINARY: dict[str, Any] = {"kind": "binary"}
@@ -89,6 +94,24 @@ FIRST = "split training with dropout"
 # ----------------------------------------------------------------------
 
 
+class FirstSent:
+    """Keeps the columns of the first batch that a party sends, and the embeddings."""
+
+    def __init__(self, assembled: Assembled, found: dict[str, Tensor]) -> None:
+        self._party, self._found = assembled.party, found
+        self._of = readable(assembled.party, assembled.phases[0])
+
+    def leaves(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
+        if "z" not in self._found:
+            rows = self._of.rows_at("embedding", at.step)
+            assert rows is not None
+            self._found["x"] = self._party.need_features().inputs(rows)[0]
+            self._found["z"] = sent["z"].clone()
+
+    def comes(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
+        """Keeps nothing of what comes back."""
+
+
 def first_message(folder: Path, secrets: dict[str, bytes] | None) -> tuple[Tensor, Tensor]:
     """Runs a federation; returns the columns of p1's first batch, and the embeddings that it sent
     of them.
@@ -102,18 +125,7 @@ def first_message(folder: Path, secrets: dict[str, bytes] | None) -> tuple[Tenso
         (opened,) = [
             each for (_, exchange), each in party.party.exchanges.items() if exchange == "embedding"
         ]
-        rows_at = party.phases[0].rows_at
-
-        def tap(what: str, step: Any, _peer: str, tensors: Any, _payload_bytes: int = 0) -> None:
-            if what == "sent" and "z" not in found:
-                rows = rows_at("embedding", step)
-                assert rows is not None
-                found["x"], found["z"] = (
-                    party.party.need_features().inputs(rows)[0],
-                    tensors["z"].clone(),
-                )
-
-        opened.tap = tap
+        observe(opened, lambda _chains: FirstSent(party, found))
 
     in_process(folder, tables, data, attach=attach, secrets=secrets)
     return found["x"], found["z"]
@@ -131,7 +143,7 @@ def test_the_first_message_follows_from_the_recipe_or_from_a_secret(tmp_path: Pa
     x, z = first_message(tmp_path / "recipe", None)
     assert torch.equal(rebuilt(x), z)
     some = [
-        first_message(tmp_path / run, {name: job.new_secret() for name in TABLE})
+        first_message(tmp_path / run, {name: generation.new_secret() for name in TABLE})
         for run in ("one", "other")
     ]
     assert all(torch.equal(x, each) for each, _ in some)
@@ -188,7 +200,7 @@ def undisturbed(folder: Path, case: str, of: Path) -> None:
         folder,
         tables,
         data,
-        secrets={name: (of / name / job.INIT_SECRET).read_bytes() for name in data},
+        secrets={name: (of / name / generation.INIT_SECRET).read_bytes() for name in data},
     )
 
 
@@ -213,7 +225,7 @@ def test_a_killed_party_goes_on_with_its_secret_bit_for_bit(
         federation.plugin = plugin
         kills.survive(federation, (victim,), moment)
     run = federation.run_folder
-    secrets = {name: run / name / job.INIT_SECRET for name in federation.names}
+    secrets = {name: run / name / generation.INIT_SECRET for name in federation.names}
     assert len({path.read_bytes() for path in secrets.values()}) == len(secrets)
     undisturbed(tmp_path / "whole", case, run)
     for name, path in secrets.items():
@@ -243,7 +255,8 @@ def test_a_run_goes_on_as_it_began_and_says_so(tmp_path: Path, plugin: dict[str,
     ]
     said = [line for line in log if line.get("event") == "init"]
     assert said[0]["init"] == "secret"
-    assert "this run goes on as it began, with init = 'secret'" in said[-1]["message"]
+    assert "init = 'secret'" in said[-1]["message"]
+    worded_as_before(said[-1]["message"])
 
 
 # -- what the folder keeps
@@ -265,34 +278,40 @@ def test_a_run_has_one_secret_and_each_run_its_own(
 ) -> None:
     caplog.set_level(logging.INFO)
     one, other = (folder(tmp_path / name, checkpoints=0) for name in ("one", "other"))
-    first = job.own_secret(one, "secret", b"1" * 32)
-    assert first == job.own_secret(one, "secret", b"2" * 32) == secret_seed(b"1" * 32)
-    assert first == job.own_secret(one, "recipe", b"2" * 32)
-    assert job.own_secret(other, "secret", b"2" * 32) not in (None, first)
+    first = generation.own_secret(one, "secret", b"1" * 32)
+    assert first == generation.own_secret(one, "secret", b"2" * 32) == secret_seed(b"1" * 32)
+    assert first == generation.own_secret(one, "recipe", b"2" * 32)
+    assert generation.own_secret(other, "secret", b"2" * 32) not in (None, first)
     assert not any(
         str(first) in record.getMessage() or "1" * 32 in record.getMessage()
         for record in caplog.records
     )
-    assert job.own_secret(folder(tmp_path / "plain", checkpoints=0), "recipe", b"1" * 32) is None
-    assert not (tmp_path / "plain" / job.INIT_SECRET).exists()
+    assert (
+        generation.own_secret(folder(tmp_path / "plain", checkpoints=0), "recipe", b"1" * 32)
+        is None
+    )
+    assert not (tmp_path / "plain" / generation.INIT_SECRET).exists()
 
 
 def test_a_run_of_an_earlier_release_goes_on_with_the_recipe_s_seed(tmp_path: Path) -> None:
-    assert job.own_secret(folder(tmp_path / "begun", checkpoints=1), "secret", b"1" * 32) is None
-    assert job.own_secret(folder(tmp_path / "not", checkpoints=0), "secret", b"1" * 32) is not None
+    assert (
+        generation.own_secret(folder(tmp_path / "begun", checkpoints=1), "secret", b"1" * 32)
+        is None
+    )
+    assert (
+        generation.own_secret(folder(tmp_path / "not", checkpoints=0), "secret", b"1" * 32)
+        is not None
+    )
 
 
 def test_a_lost_secret_is_not_replaced(tmp_path: Path) -> None:
     run = folder(tmp_path / "run", checkpoints=0)
-    job.own_secret(run, "secret", b"1" * 32)
+    generation.own_secret(run, "secret", b"1" * 32)
     assert run.checkpoints is not None
     run.checkpoints.save("000001.splitnn.1", {})
-    (run.path / job.INIT_SECRET).unlink()
-    with pytest.raises(
-        InputError,
-        match="init-secret: is missing, and the run's checkpoints rest on it; restore it",
-    ):
-        job.own_secret(run, "secret", b"2" * 32)
-    (run.path / job.INIT_SECRET).write_bytes(b"short")
-    with pytest.raises(InputError, match="init-secret: has 5 bytes, not 32; restore it"):
-        job.own_secret(run, "secret", b"2" * 32)
+    (run.path / generation.INIT_SECRET).unlink()
+    with raises(InputError, Code.FILE_INVALID):
+        generation.own_secret(run, "secret", b"2" * 32)
+    (run.path / generation.INIT_SECRET).write_bytes(b"short")
+    with raises(InputError, Code.FILE_INVALID):
+        generation.own_secret(run, "secret", b"2" * 32)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.harness import cases
-from tests.harness.federation import Federation
+from tests.harness.federation import Federation, refused
 from vfl_party.base.checkpoint import CheckpointStore
 
 DATA = cases.digits(2)
@@ -45,21 +45,17 @@ def test_encoders_are_those_of_the_earlier_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "changes", "words"),
+    ("run", "changes", "names"),
     [
-        ("gone", {}, ("start.run", "gone", "holds no run of p1")),
-        ("begun", {}, ("start.run", "begun", "was not finished")),
-        ("../elsewhere", {}, ("start.run", "write the name of a folder of runs")),
-        (
-            None,
-            {"model": {"encoder": {"kind": "mlp", "hidden": [9]}}},
-            ("start.run", "differs from what this recipe"),
-        ),
+        ("gone", {}, ("start.run", "gone", "p1")),
+        ("begun", {}, ("start.run", "begun")),
+        ("../elsewhere", {}, ("start.run",)),
+        (None, {"model": {"encoder": {"kind": "mlp", "hidden": [9]}}}, ("start.run",)),
     ],
     ids=["missing", "unfinished", "no-plain-name", "other-model"],
 )
 def test_a_run_that_cannot_be_started_from_is_one_sentence(
-    tmp_path: Path, finished: Path, run: str | None, changes: dict[str, Any], words: tuple[str, ...]
+    tmp_path: Path, finished: Path, run: str | None, changes: dict[str, Any], names: tuple[str, ...]
 ) -> None:
     begun = tmp_path / "runs" / "begun" / "p1"
     begun.mkdir(parents=True)
@@ -68,16 +64,7 @@ def test_a_run_that_cannot_be_started_from_is_one_sentence(
     with Federation(tmp_path, start_from(run or finished.name, **changes), DATA) as federation:
         # Nobody is asked.
         federation.address = "127.0.0.1:9"
-        party = federation.start_party("p1")
-        assert party.wait() == 2, party.stderr
-    told = [line for line in party_errors(tmp_path) if line.startswith("error: ")]
-    assert len(told) == 1
-    for word in words:
-        assert word in told[0]
-
-
-def party_errors(folder: Path) -> list[str]:
-    return (folder / "p1.stderr").read_text().splitlines()
+        refused(federation.start_party("p1"), *names)
 
 
 @pytest.fixture(scope="module")

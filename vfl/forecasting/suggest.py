@@ -167,6 +167,7 @@ def suggestions(
     tried.
     """
     from vfl_party.forecast.count import forecast_of
+    from vfl_party.phases.course import Course
 
     scope, recipe = _scope(party), party.recipe
     plain = forecast_of(party, rows, ended)
@@ -191,7 +192,7 @@ def suggestions(
             try:
                 changed = with_settings(recipe, scope, bits, in_flight)
                 found = found or forecast_of(
-                    replace(party, recipe=changed, exchanges={}), rows, ended
+                    replace(party, course=Course(changed), exchanges={}), rows, ended
                 )
             except InputError as error:
                 refused[str(error)] = None
@@ -236,16 +237,14 @@ def _scope(party: Party) -> Scope:
     """Finds what phases exchange. One whose exchanges are not known can have neither codec nor
     steps in flight.
     """
-    from vfl_party.methods import load_method, parse_settings
-
     piped, coded = list[str](), dict[tuple[str, str | None], None]()
-    for phase in party.recipe.phases:
-        method, settings = load_method(phase.kind), parse_settings(phase)
-        if method.traffic is None:
+    for phase in party.course.phases:
+        traffic = phase.method.traffic(party, phase.name, phase.settings)
+        if traffic is None:
             continue
-        if "in_flight" in method.settings.model_fields:
+        if "in_flight" in phase.method.settings.model_fields:
             piped.append(phase.name)
-        for each in method.traffic(party, phase.name, settings).occurrences:
+        for each in traffic.occurrences:
             exchange = each.exchange
             what = (phase.name, exchange.name if exchange.asks == "server" else None)
             if what in coded:

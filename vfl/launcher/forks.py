@@ -210,13 +210,13 @@ def import_programs() -> None:
         # For the children:
         import vfl_server.app
         import vfl_server.cli  # noqa: F401
-        from vfl_party import methods
         from vfl_party.models import metrics
+        from vfl_party.phases.course import kinds, load_method
 
-        for kind in methods.kinds():
+        for kind in kinds():
             # The party whose recipe names it reports what is wrong.
             with contextlib.suppress(Exception):
-                methods.load_method(kind)
+                load_method(kind)
         metrics.functional()
     gc.collect()
     # A child that looked through all this would copy every page.

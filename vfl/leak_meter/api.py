@@ -20,7 +20,6 @@ from vfl.leak_meter.report.result import (
 )
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
-from vfl.library.simulate import rehearse
 from vfl_common.config.party import Init
 from vfl_common.config.recipe import naming
 from vfl_common.errors import Code, InputError, VflError
@@ -157,7 +156,7 @@ def _rehearsed(
 
     ``several``: whether other runs go before or after.
     """
-    from vfl.leak_meter.rehearsal import Rehearsal
+    from vfl.leak_meter.rehearsal import Rehearsal, rehearse
     from vfl.leak_meter.wiretap.sizes import MessageSizes
     from vfl.leak_meter.wiretap.times import Times
 

@@ -37,15 +37,16 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
 from vfl_common.process.program import EXIT_CODES, run_program
 from vfl_common.text import to_json
-from vfl_party.assembly.party import Training, build_models, expected_rows, load_models, open_party
+from vfl_party.assembly.models import build_models, load_models
+from vfl_party.assembly.party import TRAINING, expected_rows, open_party
 from vfl_party.base.devices import float32_in_full, resolve_device
 from vfl_party.base.seeds import Rows, derive_seed, permutation
 from vfl_party.data import Features, Preprocessor, Table, load_table
 from vfl_party.data.rows import Prepared
-from vfl_party.methods import parse_settings
 from vfl_party.methods.mocosfl.likeness import window
 from vfl_party.models import forward
 from vfl_party.phases.context import MakeEncoder
+from vfl_party.phases.course import Course
 from vfl_party.predict.prediction import TrainedRun, load_trained
 
 # Images that the bottom sees at once.
@@ -118,7 +119,7 @@ def attack(
     if preprocessor is None or features is None or preprocessor.image_shape is None:
         raise _no_images(party)
     make = MakeEncoder(trained.recipe, party, trained.encoder, preprocessor.spec)
-    models = build_models(trained.recipe, party, make)
+    models = build_models(Course(trained.recipe), party, make)
     load_models(models, trained.state)
     bottom = models["encoder"].to(device).eval()
 
@@ -164,7 +165,7 @@ def _no_images(party: str) -> InputError:
 def _rows_of(trained: TrainedRun, party: str, data: DataSettings) -> Prepared:
     """Returns the party's rows as the run had them. Raises InputError if they are others."""
     opened = open_party(trained.recipe, party, data, trained.encoder)
-    prepared = Training(trained.recipe).prepare(opened, expected_rows(opened))
+    prepared = TRAINING.prepare(opened, expected_rows(opened))
     if prepared.fingerprint != trained.state["data"]:
         text = (
             f"{opened.table.source}: these are not the rows with which {party} took part in "
@@ -261,8 +262,9 @@ def _depth(recipe: Recipe) -> dict[str, Any]:
     """Returns how many convolutions the bottom has, and its bottleneck; None if the encoder is not
     a cut network's.
     """
-    for phase in (*(recipe.start.phases if recipe.start is not None else ()), *recipe.phases):
-        settings = parse_settings(phase)
+    course = Course(recipe)
+    for phase in (*course.before, *course.phases):
+        settings = phase.settings
         if hasattr(settings, "cut"):
             neck = getattr(settings, "bottleneck", None)
             return {

@@ -83,7 +83,7 @@ def simulate(
             Code.CONFIG_INVALID,
             "on_round: parties in processes call nothing here; set processes=False",
         )
-    how = partial(_in_processes, quiet) if processes else partial(_in_process, quiet, on_round)
+    how = partial(_in_processes, quiet) if processes else partial(in_process, quiet, on_round)
     return carry_out(Recipe.of(recipe), data, how, baseline=baseline, out=out)
 
 
@@ -177,13 +177,16 @@ def _place(out: str | Path | None) -> Iterator[tuple[Path, bool]]:
         raise
 
 
-def _in_process(
+def in_process(
     quiet: bool,
     on_round: Callable[[Round], None] | None,
     order: Order,
     attach: Attach | None = None,
     secrets: Mapping[str, bytes] | None = None,
 ) -> None:
+    """Makes a run in this process; the arguments are those of ``simulate`` and ``run_in_process``.
+    Raises VflError.
+    """
     from vfl.simulation.inprocess import run_in_process
     from vfl.simulation.live import View, view
     from vfl_party.data import loading
@@ -220,27 +223,9 @@ def run_files(tables: dict[str, Any], base: Path, folder: Path) -> None:
     VflError.
     """
     settings = parse(Settings, tables, "recipe")
-    _in_process(
+    in_process(
         True, None, Order(tables, settings, divide(settings, base), base, folder, tables, None, {})
     )
-
-
-def rehearse(
-    recipe: Recipe,
-    data: Mapping[str, Any],
-    out: Path,
-    attach: Attach,
-    *,
-    quiet: bool,
-    secrets: Mapping[str, bytes] | None = None,
-) -> Run:
-    """Runs a recipe in this process, as ``simulate`` does; ``attach``: called with each party once
-    it is assembled.
-
-    ``secrets``: see ``run_in_process``.
-    """
-    how = partial(_in_process, quiet, None, attach=attach, secrets=secrets)
-    return carry_out(recipe, data, how, baseline=None, out=out)
 
 
 class ours:  # noqa: N801 - reads as a word in a with statement

@@ -21,9 +21,9 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, first_rows, load_table, read_rows, tabulate
 from vfl_party.data.checks import marked
-from vfl_party.data.collect import Columns, Rows
+from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.notes.smells import smells
-from vfl_party.data.notes.target_leakage import leaks
+from vfl_party.data.notes.target_leakage import target_leakage
 from vfl_party.data.table import counted
 
 # Rows in which values are counted before anybody has named a column.
@@ -169,7 +169,9 @@ def look(
         ids=table.ids,
         notes=table.notes,
         odd=tuple(smell.text for smell in found if smell.mostly or smell.column not in useless),
-        told=tuple(leak.text for leak in leaks(rows, label or "") if leak.column not in useless),
+        told=tuple(
+            each.text for each in target_leakage(rows, label or "") if each.column not in useless
+        ),
         drop=useless,
         labels=_counts(table),
     )

@@ -1,5 +1,5 @@
 """The argument RUN of commands: the folder of a run; the newest finished run of a federation if it
-is left out.
+is left out. The option --out of commands that make runs.
 """
 
 from __future__ import annotations
@@ -25,4 +25,11 @@ def _or_newest(_context: click.Context, _parameter: click.Parameter, given: Path
 
 run_argument = click.argument(
     "run", required=False, type=click.Path(path_type=Path), callback=_or_newest
+)
+out_option = click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=RUNS,
+    show_default=True,
+    help="Folder of runs; each run gets its own folder in it.",
 )

@@ -76,7 +76,7 @@ class Federation:
             "out": str(self.out.resolve()),
             "alignments_a_day": _OFTEN,
             "peer_rows_at_most": _OFTEN,
-            # A rehearsal.
+            # A trial on one machine may have short keys.
             "trees": {"least_key_bits": 1024},
             # So that runs of one recipe are equal.
             "init": "recipe",

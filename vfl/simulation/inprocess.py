@@ -25,7 +25,8 @@ from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.process import garbage
 from vfl_common.process.logs import NOTICED, Console, noticed
-from vfl_common.rpc.memory import MemoryHub, MemoryLink
+from vfl_common.rpc.exchange.hub import ExchangeHub
+from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
 from vfl_common.run_folder import RunFolder, create
 from vfl_common.summary import Summary
 from vfl_party.base.step_timing import Clock
@@ -34,13 +35,12 @@ from vfl_server.in_process import LocalServer
 if TYPE_CHECKING:
     import torch
 
-    from vfl_party.assembly.party import Assembled, Load, Opened, Work
+    from vfl_common.rpc.messages import Start
+    from vfl_party.assembly.party import Assembled, JobName, Load, Opened
     from vfl_party.base.turns import TakingTurns
     from vfl_party.data import Table
     from vfl_party.predict.results import Output, Predicted
-    from vfl_party.runtime.participation import JobName, Part
-
-    Cast = tuple[Opened, Work]
+    from vfl_party.runtime.run import PartyRun
 
 Event = dict[str, Any]
 Observe = Callable[[str, str, int, int, dict[str, dict[str, float]]], None]
@@ -73,12 +73,12 @@ class PartyConsole(Console):
 
 @dataclass
 class MemoryTransport:
-    """One party's exchange in memory; see ``vfl_party.runtime.job.Transport``."""
+    """One party's exchange in memory; see ``vfl_party.runtime.generation.Transport``."""
 
     hub: Hub | None
     link: Link | None
     server: Link | None
-    ends: list[MemoryHub | MemoryLink] = field(default_factory=list)
+    ends: list[ExchangeHub[MemoryPipe] | MemoryLink] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     protocol: int = PROTOCOL
 
@@ -124,25 +124,19 @@ def run_in_process(
     """
     with garbage.unsearched():
         from vfl_party.assembly import party as assembly
-        from vfl_party.base.checkpoint import CheckpointStore
-        from vfl_party.runtime.participation import training
+        from vfl_party.assembly.models import encoder_settings
+        from vfl_party.runtime.joining import training
 
-    def cast(name: str) -> Cast:
+    def cast(name: str) -> Opened:
         settings = recipe.party(name)
         own = data[name] if settings is not None and settings.features else ids_only(data[name])
-        encoder = assembly.encoder_settings(recipe, name, None)
-        opened = assembly.open_party(recipe, name, own, encoder, load or assembly.load)
-        return opened, training(recipe, name, folder.parent)
-
-    def note(opened: RunFolder) -> None:
-        opened.note(job="train")
-        opened.checkpoints = CheckpointStore(
-            opened.path / "checkpoints", recipe.run.kept_checkpoints
-        )
+        encoder = encoder_settings(recipe, name, None)
+        work = training(recipe, name, folder.parent)
+        return assembly.open_party(recipe, name, own, encoder, load or assembly.load, work)
 
     with _federation(recipe, "train", folder, modules, show, observe) as federation:
         federation.attach, federation.secrets = attach, secrets
-        return federation.run(cast, note)
+        return federation.run(cast, {"job": "train"})
 
 
 def predict_in_process(
@@ -197,24 +191,23 @@ def predict_in_process(
     tables: dict[str, Table] = {}
     new: list[str] = []
 
-    def cast(name: str) -> Cast:
+    def cast(name: str) -> Opened:
         settings = recipe.party(name)
         assert settings is not None  # noqa: S101 - its folder is in the run's
         own = prediction_data(data[name], None, trained[name].state)
+        work = Prediction(trained[name], settings, id_names(own), outputs)
         opened = assembly.open_party(
-            recipe, name, own, trained[name].encoder, load or assembly.load, labels=False
+            recipe, name, own, trained[name].encoder, load or assembly.load, work
         )
         versions.require_same(trained[name].path, trained[name].plugins, versions.modelling(opened))
         tables[name] = opened.table
         new.extend(
             f"{name}: {text}" for text in unseen(trained[name], opened.table) if settings.features
         )
-        return opened, Prediction(trained[name], settings, id_names(own), outputs)
+        return opened
 
     with _federation(recipe, "predict", folder, modules, lambda _event: None, None) as federation:
-        summary = federation.run(
-            cast, lambda opened: opened.note(job="predict", trained_run=run.name)
-        )
+        summary = federation.run(cast, {"job": "predict", "trained_run": run.name})
     table, said = tables[active], next(each for each in summary.parties if each.name == active)
     predicted = Predicted.of(table, said.common_rows if said.rows else len(table))
     return (
@@ -291,21 +284,21 @@ class _Federation:
         self.secrets: Mapping[str, bytes] | None = None
         self._ledgers = {party.name: Ledger() for party in recipe.parties}
         active = recipe.active.name
-        from vfl_party.methods import in_flight
 
-        self._exchange = MemoryHub(
+        from vfl_party.phases.course import Course
+
+        # They compute one after the other.
+        self._timeout_s = recipe.run.step_timeout_s * (1 + len(recipe.parties))
+        exchange = MemoryPipe(
             active,
             [party.name for party in recipe.passives],
-            # They compute one after the other.
-            timeout_s=recipe.run.step_timeout_s * (1 + len(recipe.parties)),
             ledger=self._ledgers[active],
             turns=turns,
-            punctual=True,
-            in_flight=in_flight(recipe),
+            in_flight=Course(recipe).in_flight,
         )
-        self._weights = MemoryHub(
-            recipe.server, list(self._ledgers), timeout_s=math.inf, turns=turns, punctual=True
-        )
+        weights = MemoryPipe(recipe.server, list(self._ledgers), turns=turns)
+        self._exchange = ExchangeHub(exchange, timeout_s=self._timeout_s, punctual=True)
+        self._weights = ExchangeHub(weights, timeout_s=math.inf, punctual=True)
         opened = create(folder.parent, folder.name, recipe.server, recipe)
         opened.note(job=job)
         self._server = LocalServer(
@@ -318,13 +311,13 @@ class _Federation:
             partial(turns.join, helps=True),
         )
 
-    def run(self, cast: Callable[[str], Cast], note: Callable[[RunFolder], None]) -> Summary:
-        """Runs all to the end. ``cast``: gives a party's data and work; ``note``: prepares a
-        party's folder.
+    def run(self, cast: Callable[[str], Opened], facts: Mapping[str, str]) -> Summary:
+        """Runs all to the end. ``cast``: gives a party's data; ``facts``: noted in each party's
+        folder.
         """
         server = self._server
         # All parties are made before any of them runs: they share torch's generators.
-        parts = {name: self._part(name, *cast(name), note) for name in self._ledgers}
+        parts = {name: self._part(name, cast(name), facts) for name in self._ledgers}
         for name, part in parts.items():
             self._turns.join(name, partial(self._take_part, name, part))
         try:
@@ -340,74 +333,65 @@ class _Federation:
         server.folder.finishing()()
         return server.summary
 
-    def _part(
-        self, name: str, opened: Opened, work: Work, note: Callable[[RunFolder], None]
-    ) -> Part:
+    def _part(self, name: str, opened: Opened, facts: Mapping[str, str]) -> PartyRun:
         """Makes a party, as before joining."""
-        from vfl_party.align import Aligned, alignment_of
+
+        from vfl_party.align import Aligned
         from vfl_party.assembly.party import assemble
-        from vfl_party.outbound.policies.allow_all import AllowAll
         from vfl_party.runtime import versions
-        from vfl_party.runtime.job import Jobs
-        from vfl_party.runtime.participation import Part
+        from vfl_party.runtime.folders import Folders
+        from vfl_party.runtime.generation import Preparation
         from vfl_party.runtime.progress import Progress
+        from vfl_party.runtime.run import PartyRun
 
         recipe, ledger, plugins = self._recipe, self._ledgers[name], versions.shared(opened)
 
         def make(aligned: Aligned, secret: int | None) -> Assembled:
-            assembled = assemble(opened, aligned, work, device=self._devices[name], secret=secret)
+            assembled = assemble(opened, aligned, device=self._devices[name], secret=secret)
             if self.attach is not None:
                 self.attach(name, assembled)
             return assembled
 
-        def open_folder(run_id: str) -> RunFolder:
-            folder = create(self._folder.parent, run_id, name, recipe)
-            note(folder)
-            folder.note(plugins=plugins | versions.modelling(opened))
-            return folder
-
-        alignment = alignment_of(recipe, AllowAll(), divides=opened.divides)
-        jobs = Jobs(
-            opened, alignment, make, secret=self.secrets[name] if self.secrets is not None else None
+        prepared = Preparation(
+            opened,
+            make,
+            plugins,
+            self._devices[name],
+            secret=self.secrets[name] if self.secrets is not None else None,
+        )
+        folders = Folders(
+            self._folder.parent,
+            name,
+            recipe,
+            {**facts, "plugins": plugins | versions.modelling(opened)},
+            # But at the end of each phase: nothing here can be resumed.
+            checkpoint_every=_NEVER,
+            logs=False,
         )
         session, console = self._server.session(name, ledger), PartyConsole(name, self._show)
         opened.tell(console.show)
         progress = Progress(console, session, ledger, name == recipe.active.name, Clock(used=None))
         if self._observe is not None:
             progress.watchers.append(partial(self._tell, self._observe, name))
-        return Part(
-            recipe,
-            name,
-            self._job,
-            session,
-            jobs,
-            progress,
-            console,
-            self._devices[name],
-            transport=lambda _start: self._transport(name, ledger),
-            open_folder=open_folder,
-            plugins=plugins,
-            trained=work.run_id,
-            plan=jobs.expected.plan,
-            # But at the end of each phase: nothing here can be resumed.
-            checkpoint_every=_NEVER,
-        )
+        connect = partial(self._transport, name, ledger)
+        return PartyRun(prepared, folders, session, connect, progress)
 
     def _tell(self, observe: Observe, *said: Any) -> None:
         """Calls a watcher with what it may keep and change."""
         self._turns.aside(partial(observe, *copy.deepcopy(said)))
 
-    def _take_part(self, name: str, part: Part) -> None:
+    def _take_part(self, name: str, part: PartyRun) -> None:
         try:
             _, folder = part.run()
             folder.finishing()()
         except BaseException as error:  # noqa: BLE001 - raised where the run was asked for
             self._server.fail(name, error)
 
-    def _transport(self, name: str, ledger: Ledger) -> MemoryTransport:
+    def _transport(self, name: str, ledger: Ledger, start: Start, clock: Clock) -> MemoryTransport:
+        _ = start
         exchange = self._exchange
-        server = MemoryLink(self._weights, name, timeout_s=math.inf, ledger=ledger)
-        if name == exchange.name:
-            return MemoryTransport(exchange, None, server, [exchange, server])
-        link = MemoryLink(exchange, name, timeout_s=exchange.timeout_s, ledger=ledger)
-        return MemoryTransport(None, link, server, [link, server])
+        server = MemoryLink(self._weights.pipe, name, timeout_s=math.inf, ledger=ledger)
+        if name == exchange.pipe.name:
+            return MemoryTransport(exchange, None, server, [exchange, server], clock)
+        link = MemoryLink(exchange.pipe, name, timeout_s=self._timeout_s, ledger=ledger)
+        return MemoryTransport(None, link, server, [link, server], clock)

@@ -24,7 +24,7 @@ from vfl.simulation.own_files import of_party_files
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.kind_of_file import kind_of, read_tables
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, naming
 from vfl_common.files import require_folder
 from vfl_common.process.logs import NOTICED, noticed
 from vfl_common.psi import MOST_ROWS
@@ -77,11 +77,22 @@ def simulate(
     folder = out / new_run_id(recipe.name, baseline)
     # Reports wrong settings before anything starts.
     divide(recipe, base)
-    require_folder(out)
-    with launching(settings_of(recipe).threads) as launcher, view(recipe) as screen:
-        screen.say(f"run {folder.name}: all its files are in {folder}")
-        run_federation(tables, recipe, base, folder, screen, launcher, keep_going=keep_going)
+    with launching(settings_of(recipe).threads) as launcher:
+        # While the launcher imports what every party needs.
+        check_phases(recipe, recipe_path)
+        require_folder(out)
+        with view(recipe) as screen:
+            screen.say(f"run {folder.name}: all its files are in {folder}")
+            run_federation(tables, recipe, base, folder, screen, launcher, keep_going=keep_going)
     return folder
+
+
+def check_phases(recipe: Recipe, path: Path) -> None:
+    """Raises InputError if the phases of the recipe in ``path`` do not fit together."""
+    with naming(path):
+        from vfl_party.phases.course import Course
+
+        Course(recipe).check()
 
 
 def run_federation(

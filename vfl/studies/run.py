@@ -25,7 +25,8 @@ from vfl.simulation.live import View, view
 from vfl.simulation.run import run_federation
 from vfl.studies.plan import Pipeline, PlannedRun, StudyFile, load_study
 from vfl.studies.report import Cost, FineTuned, cost_of, write_csv
-from vfl_common.config.recipe import first_difference, recorded_recipe
+from vfl_common.config.recipe import recorded_recipe
+from vfl_common.config.spelling import first_difference
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import require_folder
 from vfl_common.summary import Summary, load_summary

@@ -203,8 +203,8 @@ class TaskSettings(Section):
     metrics: tuple[KindName, ...] = ()
     """Metrics of plug-ins, beside our own."""
     positive: bool | int | float | str | None = None
-    """``binary``: the class that scores, AUC and f1 are of. Default: the second one in sorted
-    order.
+    """``binary``: the class whose probability a score is, and for which AUC and f1 are computed.
+    Default: the second one in sorted order.
     """
 
     def model_post_init(self, _context: Any) -> None:

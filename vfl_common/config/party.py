@@ -76,7 +76,7 @@ class TreeLimits(Section):
     that asks for more is refused. Default: no limit.
     """
     least_key_bits: Literal[1024, 2048, 3072, 4096] = 2048
-    """The shortest key that may encrypt gradients, in bits; 1024 is for rehearsals."""
+    """The shortest key that may encrypt gradients, in bits; 1024 is for trials."""
 
 
 class PartyFile(Section):

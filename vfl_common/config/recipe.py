@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from vfl_common.config.base import Section, parse
 from vfl_common.config.kind_of_file import read_tables
@@ -29,49 +27,15 @@ from vfl_common.config.recipe_tables import (
     StartSettings,
     WireSettings,
 )
-from vfl_common.config.stands_alone import has_no_encoder
+from vfl_common.config.spelling import Spelling, leaves, without_newer
 from vfl_common.errors import VflError
-
-# A party's name also serves as a host name and a folder.
-
 
 # The runner's own, in step keys and the ledger.
 RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})
 # Beside the parties' folders of a simulated run.
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})
-# {table: the keys that the canonical form has at their defaults, too}. A key that is added later is
-# in none of them: it stands in the canonical form only with another value than its default, so that
-# digests stay what they were. If its default ever changes, it is added here: a run that began with
-# the former default is then not resumed with the other.
-_FIRST = {
-    table: frozenset(keys.split())
-    for table, keys in {
-        "": "name preset seed server task parties rows model phases start run",
-        "task": "kind classes metrics",
-        "parties": "name role features encoder",
-        "rows": "split validation test aligned labelled",
-        "model": "embedding_size combine encoder top precision",
-        "encoder": "kind hidden activation batch_norm dropout category_size channels shared "
-        "small_images factory"
-        " options settings",
-        "top": "hidden dropout",
-        "phases": "kind name codec transforms settings",
-        "transforms": "kind exchange sent_by settings",
-        "wire": "codec phase exchange direction settings",
-        "start": "run phases tower",
-        "run": "rejoin_deadline_s join_deadline_s step_timeout_s heartbeat_s lost_after_s "
-        "server_absent_s"
-        " checkpoint_every kept_checkpoints",
-    }.items()
-}
-# Kinds, or (kind, objective), that read `preset`.
-_OF_PRESET = (
-    "fedcvt",
-    "fedhssl",
-    "mocosfl",
-    "contrastive",
-    ("fedonce", "contrastive"),
-)
+# The kind of phase that measures what the others have trained.
+_MEASURES = "evaluate"
 
 
 class Recipe(Section):
@@ -79,15 +43,19 @@ class Recipe(Section):
 
     The active party may be the only one: a baseline for one party, or for all columns in one place
     (Solo, Combine).
+
+    ``model``: a recipe of one phase may lack it. Whether that phase can do without encoders, only
+    the parties know: see ``vfl_party.phases.course``.
     """
 
     name: Name
     """The recipe's name, which begins the id of each run."""
     preset: Literal["paper", "released"] = "paper"
-    """Which one to follow if a method's paper and its released code differ."""
+    """What a method follows if its paper and its released code differ."""
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
-    """The seed of the split and the batches; also of initial weights, dropout and what else a party
-    draws alone, if its file says ``init = "recipe"``, and in ``vfl simulate``.
+    """The seed of the split and the batches. In ``vfl simulate``, and at a party whose file says
+    ``init = "recipe"``, also the seed of initial weights, dropout and all else that a party draws
+    alone.
     """
     server: Name = "server"
     """The name in the server's certificate."""
@@ -97,13 +65,14 @@ class Recipe(Section):
     """The parties. Exactly one is active; it may be alone."""
     rows: RowsSettings = RowsSettings()
     """How the parties find and divide their rows."""
-    model: ModelSettings
-    """The model. Phases that train no encoder do not need it."""
+    model: ModelSettings = ModelSettings(embedding_size=1)
+    """The model. Only a single phase that trains no encoder can do without it."""
     phases: Annotated[tuple[PhaseSettings, ...], Field(min_length=1)]
-    """What is done, in this order."""
+    """What the run does, in this order."""
     wire: tuple[WireSettings, ...] = ()
-    """Codecs of what crosses, by phase, exchange and direction. A table that names the phase goes
-    before one that does not, then one that names the exchange, then one that names the direction.
+    """Codecs of what crosses, by phase, exchange and direction. If several tables fit, the one that
+    names the phase counts; if that leaves several, the one that names the exchange; then the one
+    that names the direction.
     """
     start: StartSettings | None = None
     """The finished run from which the parties take their encoders."""
@@ -123,10 +92,14 @@ class Recipe(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _supply_model(cls, value: Any) -> Any:
-        """Supplies the table ``model`` if the only phase is of a kind that trains no encoder."""
-        if isinstance(value, dict) and has_no_encoder(value) and "model" not in value:
-            return value | {"model": {"embedding_size": 1}}
+    def _need_model(cls, value: Any) -> Any:
+        """Refuses a recipe of several phases without the table ``model``."""
+        if isinstance(value, dict) and "model" not in value:
+            phases = value.get("phases")
+            if isinstance(phases, (list, tuple)) and len(phases) > 1:
+                raise ValidationError.from_exception_data(
+                    "model", [{"type": "missing", "loc": ("model",), "input": value}]
+                )
         return value
 
     @model_validator(mode="after")
@@ -220,18 +193,7 @@ class Recipe(Section):
     def method(self) -> str:
         """The kinds of the phases that train, in order: ``fedhssl → head``."""
         kinds = dict.fromkeys(phase.kind for phase in self.phases)
-        return " → ".join([kind for kind in kinds if kind != "evaluate"] or kinds)
-
-    @property
-    def follows_preset(self) -> bool:
-        """Whether ``preset`` changes what a phase does, of this run or of the one that it starts
-        from.
-        """
-        phases = (*(self.start.phases if self.start is not None else ()), *self.phases)
-        return any(
-            p.kind in _OF_PRESET or (p.kind, p.settings.get("objective")) in _OF_PRESET
-            for p in phases
-        )
+        return " → ".join([kind for kind in kinds if kind != _MEASURES] or kinds)
 
     @property
     def active(self) -> PartySettings:
@@ -261,7 +223,7 @@ class Recipe(Section):
         """
         full = self.model_dump(mode="json", exclude={"simulate"})
         least = self.model_dump(mode="json", exclude={"simulate"}, exclude_defaults=True)
-        return json.dumps(_without_newer(full, least), sort_keys=True, separators=(",", ":"))
+        return json.dumps(without_newer(full, least), sort_keys=True, separators=(",", ":"))
 
     def spelling(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> Spelling:
         """Returns the recipe for a comparison with that of another release. See
@@ -272,7 +234,7 @@ class Recipe(Section):
         """
         full = self.model_dump(mode="json", exclude={"simulate"})
         written = self.model_dump(mode="json", exclude={"simulate"}, exclude_unset=True)
-        return Spelling(_leaves(dict(defaults)) | _leaves(full), frozenset(_leaves(written)))
+        return Spelling(leaves(dict(defaults)) | leaves(full), frozenset(leaves(written)))
 
     def digest(self) -> str:
         """Returns the SHA-256 of the canonical form, hexadecimal."""
@@ -311,95 +273,3 @@ def naming(path: Path) -> Iterator[None]:
         if text.startswith("recipe: "):
             error.privately(f"{path}: {text.removeprefix('recipe: ')}")
         raise
-
-
-def first_difference(ours: str, theirs: str) -> tuple[str, Any, Any] | None:
-    """Finds the first key, in sorted order, by which two canonical JSON texts differ: (dotted key,
-    our value, theirs).
-
-    A value that is missing on one side is ``None``. Returns None if the texts are equal.
-    """
-    left, right = _flatten(json.loads(ours)), _flatten(json.loads(theirs))
-    for key in sorted(left.keys() | right.keys()):
-        if left.get(key) != right.get(key):
-            return key, left.get(key), right.get(key)
-    return None
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """A recipe as one side has it. ``filled``: {dotted key: value}, with defaults. ``written``:
-    keys of its file.
-    """
-
-    filled: Mapping[str, Any]
-    written: frozenset[str]
-
-    def difference(self, theirs: Spelling) -> tuple[str, Any, Any] | None:
-        """Finds a key by which the recipes of two releases differ: (dotted key, our value, theirs).
-        None: they agree.
-
-        A key that both know must have one value, written or not. A key that only one of them knows
-        must not be written there: its default is what the other does. What is missing on one side
-        is ``None`` in the result.
-        """
-        ours, others = self.filled, theirs.filled
-        for key in sorted(ours.keys() | others.keys()):
-            if key in ours and key in others:
-                if ours[key] != others[key]:
-                    return key, ours[key], others[key]
-            elif key in (self.written if key in ours else theirs.written):
-                return key, ours.get(key), others.get(key)
-        # A default that is a table in one release alone.
-        for key in _tables(ours, others):
-            return key, ours[key], "a table"
-        for key in _tables(others, ours):
-            return key, "a table", others[key]
-        return None
-
-
-def _without_newer(full: Any, least: Any, table: str = "") -> Any:
-    """Returns ``full`` without the keys that ``least``, which has no defaults, and ``_FIRST`` both
-    lack.
-    """
-    if isinstance(full, list):
-        items = least if isinstance(least, list) else [{}] * len(full)
-        return [_without_newer(each, few, table) for each, few in zip(full, items, strict=True)]
-    if not isinstance(full, dict):
-        return full
-    few, first = least if isinstance(least, dict) else {}, _FIRST.get(table, frozenset())
-    kept = (key for key in full if key in few or key in first)
-    return {key: _without_newer(full[key], few.get(key), key) for key in kept}
-
-
-def _tables(keys: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
-    """Returns those of ``keys``, sorted, that are tables in ``others``."""
-    known = sorted(others)
-    after = {key: bisect.bisect_left(known, f"{key}.") for key in sorted(keys)}
-    return [
-        key
-        for key, place in after.items()
-        if place < len(known) and known[place].startswith(f"{key}.")
-    ]
-
-
-def _leaves(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens tables as ``_flatten`` does; a list without tables stays one value."""
-    return _flatten(value, whole=True)
-
-
-def _flatten(value: Any, prefix: str = "", *, whole: bool = False) -> dict[str, Any]:
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list) and not (
-        whole and not any(isinstance(each, dict) for each in value)
-    ):
-        items = ((str(index), item) for index, item in enumerate(value))  # type: ignore[assignment]
-    else:
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, item in items:
-        # People write no "settings".
-        path = prefix if key == "settings" else f"{prefix}.{key}" if prefix else str(key)
-        flat |= _flatten(item, path, whole=whole)
-    return flat

@@ -72,11 +72,12 @@ class RowsSettings(Section):
     holds other rows of the same columns.
     """
     at_least: CountOrShare = 1
-    """With psi: the least common rows, a number, or a share of each party's rows. With fewer the
-    run ends before any party learns which rows are common.
+    """With psi: how many rows must be common, as a number, or as a share of each party's rows. If
+    there are fewer, the run ends before any party learns which rows are common.
     """
     alignment: RunName | None = None
-    """With psi: an earlier run of the same parties and tables, whose common rows are taken again.
+    """With psi: the id of an earlier run of the same parties and tables. This run takes its common
+    rows, and aligns nothing.
     """
     split: Literal["random", "stratified", "column"] = "random"
     """How rows are divided. ``random``: every party draws it from the seed. ``stratified``: the
@@ -105,7 +106,7 @@ class TransformSettings(Section):
     exchange: str
     """The name of the exchange, as ``vfl-party check`` prints it."""
     sent_by: Literal["passive", "active"] = "passive"
-    """Who applies it: passive parties to what they ask with, or the active party to its answers."""
+    """Who applies it: passive parties to what they send, or the active party to its answers."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """The transform's own settings."""
 
@@ -195,9 +196,11 @@ class StartSettings(Section):
     trained (mocosfl).
     """
     phases: tuple[PhaseSettings, ...] = ()
-    """The phases of that run's recipe, if they decide the encoder's structure."""
+    """The phases of that run's recipe. Needed if they decide the encoder's structure."""
     tower: Literal["cross", "local"] | None = None
-    """The one of FedHSSL's two encoders to start from. Default: as that run hands them on."""
+    """Take only this one of FedHSSL's two encoders. Default: what FedHSSL hands to the phase after
+    it.
+    """
 
 
 class RunSettings(Section):
@@ -222,8 +225,8 @@ class RunSettings(Section):
     weights.
     """
     resume_within_s: Annotated[float, Field(ge=0.0, le=1e8)] = 86_400.0
-    """Seconds after its last training for which an interrupted run is kept although rows or columns
-    have changed. After that the same commands begin a new run.
+    """If rows or columns have changed since a run was interrupted, the run is refused for so many
+    seconds after its last training. After that the same commands begin a new run.
     """
     checkpoint_every: PositiveInt = 1
     """Rounds between two checkpoints, beside those at the ends of phases."""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vfl_common.config.recipe import Spelling
+from vfl_common.config.spelling import Spelling
 from vfl_common.errors import Code, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.text import clean

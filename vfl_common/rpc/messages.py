@@ -21,7 +21,7 @@ from vfl_common.text import to_json
 STATES = ("waiting", "running", "completed", "failed")
 # All that a party says to the server: {message: in words, with every field}. A test holds it to the
 # schema.
-SAID: dict[str, dict[str, str]] = {
+PARTY_MESSAGES: dict[str, dict[str, str]] = {
     "join": {
         "role": "active or passive",
         "protocol": "the newest protocol that it speaks",
@@ -72,6 +72,7 @@ SAID: dict[str, dict[str, str]] = {
         "common_rows": "how many of them all parties hold",
         "times_json": "seconds of each phase: encoding, waiting, decoding, computing",
         "returns": "how often it came back to others that had gone on",
+        "follows_preset": "active party: the recipe's preset changes what a phase does",
     },
     "abort": {
         "code": "why it stops",
@@ -82,8 +83,8 @@ SAID: dict[str, dict[str, str]] = {
     "stopping": {},
     "lenient": {"on": "active party: whether it goes on without a passive party"},
 }
-# What a message without content says by its coming.
-SIGNS = {
+# What a message without fields says by its coming.
+EMPTY_MESSAGES = {
     "heartbeat": "it is alive",
     "alone": "active party: it needs nobody any more",
     "stopping": "somebody has stopped it",
@@ -176,6 +177,7 @@ class PartyReport:
     ``skipped_rounds``: those whose updates it has lost. ``rows``, ``common_rows``: how many rows it
     holds, and how many of them all parties hold, if they have found these. ``times_json``: what its
     steps took their time for. ``returns``: how often it came back to others that had gone on.
+    ``follows_preset``: the recipe's preset changes what a phase does; from the active party.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -192,6 +194,7 @@ class PartyReport:
     common_rows: int = 0
     times_json: str = ""
     returns: int = 0
+    follows_preset: bool = False
 
     def message(self, ledger: Ledger, meter: TcpMeter) -> control_pb2.PartyMessage:
         """Returns what the server gets: the results, with the party's ledger and the kernel's
@@ -211,6 +214,7 @@ class PartyReport:
             common_rows=self.common_rows,
             times_json=self.times_json,
             returns=self.returns,
+            follows_preset=self.follows_preset,
         )
         if self.peak_memory_bytes is not None:
             report.peak_memory_bytes = self.peak_memory_bytes

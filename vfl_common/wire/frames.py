@@ -74,7 +74,7 @@ def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> lis
         nbytes = sum(piece.nbytes for piece in pieces)
         envelope = _frame(step, header, index, len(chunks)).SerializeToString()
         data = b"".join((envelope, _data_prefix(nbytes), *pieces))
-        frames.append(Encoded(data, nbytes, step.phase, bundle.kind.label))
+        frames.append(Encoded(data, nbytes, step.phase, LABELS[bundle.kind]))
     return frames
 
 

@@ -15,7 +15,7 @@ from vfl_common.psi import MOST_ROWS
 from vfl_party.data import Table
 from vfl_party.data.rows import is_division
 from vfl_party.outbound.declared import Occurrence
-from vfl_party.outbound.exchange import Ways
+from vfl_party.outbound.exchange import Connections
 
 # {split: how many rows}.
 Holding = Mapping[str, int]
@@ -85,7 +85,7 @@ class Aligning:
         run_id: the run, so that what is sent has no meaning outside it.
         table: this party's rows, in canonical order.
         folder: this party's folder of the run.
-        ways: to the others.
+        connections: to the others.
         workers: how many processes may compute.
         credentials: with which this party shows the others who it is; None if all are in one
             process.
@@ -102,7 +102,7 @@ class Aligning:
     run_id: str
     table: Table
     folder: Path
-    ways: Ways
+    connections: Connections
     workers: int = 1
     credentials: Credentials | None = None
     begins: Callable[[], None] = lambda: None

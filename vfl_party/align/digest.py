@@ -81,7 +81,7 @@ class DigestAlignment:
         return self.expected(at.table).with_kept(at.folder)
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
-        if at.ways.protocol < SHOWN_AGAIN_SINCE:
+        if at.connections.protocol < SHOWN_AGAIN_SINCE:
             return
         asking = self._asking(at, len(aligned.ids))
         asking.lenient = True
@@ -93,7 +93,7 @@ class DigestAlignment:
     def _asking(self, at: Aligning, rows: int) -> Asking:
         chains = make_chains(self._recipe, OPENING, self._exchange, "passive", self._policy)
         active = self._recipe.active.name
-        return Asking(self._exchange, OPENING, chains, at.ways, active, CPU, {"rows": rows})
+        return Asking(self._exchange, OPENING, chains, at.connections, active, CPU, {"rows": rows})
 
     def align(self, at: Aligning) -> Aligned:
         """Compares: each passive party sends the number and the keyed digest of its ids to the
@@ -117,7 +117,7 @@ class DigestAlignment:
                 )
             return Aligned(ids, division)
         chains = make_chains(self._recipe, OPENING, self._exchange, "active", self._policy)
-        answering = Answering(self._exchange, OPENING, chains, at.ways, CPU, {})
+        answering = Answering(self._exchange, OPENING, chains, at.connections, CPU, {})
         received = answering.collect(step)
         for party, rows in received.items():
             count = int(rows["count"][0])
@@ -130,7 +130,7 @@ class DigestAlignment:
                 text = f"different row sets: {party} and {name} hold {what}; {self._remedy}"
                 public = f"different row sets: {party} and {name} do not hold the same ids"
                 raise PeerError(Code.ROWS_DIFFER, public, party=party).privately(text)
-        if at.ways.protocol >= SHOWN_AGAIN_SINCE:
+        if at.connections.protocol >= SHOWN_AGAIN_SINCE:
             answering.hub.ask_again(AGAIN)
         aligned = self.expected(table)
         if aligned.division is None:
@@ -143,7 +143,7 @@ class DigestAlignment:
 
 def _shown(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
     """Returns what a passive party shows of its rows."""
-    said = rows_digest(at.run_id, ids, at.salt, protocol=at.ways.protocol)
+    said = rows_digest(at.run_id, ids, at.salt, protocol=at.connections.protocol)
     return {
         "count": torch.tensor([len(ids)]),
         "digest": torch.frombuffer(bytearray(said), dtype=torch.uint8),

@@ -73,9 +73,9 @@ class OwnRows:
 
         Raises PeerError (MALFORMED_MESSAGE) if a number makes no sense.
         """
-        name, ways, step, active = (
+        name, connections, step, active = (
             at.name,
-            at.ways,
+            at.connections,
             StepKey(OPENING, 0, 0),
             self._recipe.active.name,
         )
@@ -86,7 +86,9 @@ class OwnRows:
         )
         parties = len(self._passives)
         if role == "passive":
-            asking = Asking(HOLDINGS, OPENING, chains, ways, active, CPU, {"parties": parties})
+            asking = Asking(
+                HOLDINGS, OPENING, chains, connections, active, CPU, {"parties": parties}
+            )
             held = mine.holdings[name]
             rows = torch.tensor([held[split] for split in SPLITS])
             told = asking.swap(step, {"rows": rows})["rows"]
@@ -101,7 +103,7 @@ class OwnRows:
                     party=active,
                 )
             return Aligned(mine.ids, mine.division, found)
-        answering = Answering(HOLDINGS, OPENING, chains, ways, CPU, {})
+        answering = Answering(HOLDINGS, OPENING, chains, connections, CPU, {})
         received = answering.collect(step)
         found = {party: _read(party, party, of["rows"].tolist()) for party, of in received.items()}
         table = torch.tensor(

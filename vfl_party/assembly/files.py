@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -20,10 +21,12 @@ from vfl_common.identity.credentials import BOTH, DIALS
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import members_of
 from vfl_common.rpc.channel import means_all_addresses
-from vfl_party.assembly.party import Load, Opened, encoder_settings, load, open_party
+from vfl_party.assembly.models import encoder_settings
+from vfl_party.assembly.party import TRAINING, Load, Opened, Work, load, open_party
 from vfl_party.base.devices import resolve_device
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies import load as load_policy
+from vfl_party.phases.course import Course
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,14 @@ class PartyFiles:
         """
         return load_policy(self.file.policy, f"party {self.name}: policy")
 
-    def open(self, load: Load = load) -> Opened:
+    @cached_property
+    def course(self) -> Course:
+        """What the recipe has its parties do."""
+        return Course(self.recipe)
+
+    def open(self, load: Load = load, work: Work = TRAINING) -> Opened:
         """Reads the data, with ``load``. Raises InputError."""
-        return open_party(self.recipe, self.name, self.data, self.encoder, load)
+        return open_party(self.recipe, self.name, self.data, self.encoder, load, work)
 
     @property
     def data(self) -> DataSettings:

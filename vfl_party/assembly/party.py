@@ -1,10 +1,11 @@
 """A party, assembled in one place: open its data, align its rows, assemble models and phases.
 
-    opened  = open_party(recipe, name, data, encoder)           # data; no network
-    aligned = alignment_of(recipe).align(…)                     # with the others
-    party   = assemble(opened, aligned, …)                      # rows, models, phases, plan: pure
+    opened = open_party(recipe, name, data, encoder)    # data; no network
+    aligned = alignment_of(recipe).align(...)           # with the others
+    party = assemble(opened, aligned)                   # rows, models, phases, plan, privacy: pure
 
-`vfl-party check`, a forecast, a study's trial and a run work with the same `Assembled`.
+Before joining, ``expected_rows(opened)`` stands for ``aligned``. ``vfl-party check``, a forecast, a
+study's trial and a run work with the same ``Assembled``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,102 +26,38 @@ from vfl_common.errors import ChangedError, Code, InputError
 from vfl_common.stages import AggregationPlan, Planned
 from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned, alignment_of
+from vfl_party.assembly.models import build_models, load_models
 from vfl_party.base.phase import Phase, Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.data import Table, load_table, read_table
 from vfl_party.data.rows import Prepared, prepare
-from vfl_party.methods import build_phases, handed_on, own_of, upper_of, with_own_passes
-from vfl_party.models import InputSpec, begin, build_top, check_encoder, combined_size, seeded
+from vfl_party.models import InputSpec, begin
 from vfl_party.outbound.chains import PASSIVES, coding_of, summarised
-from vfl_party.outbound.exchange import Ways
+from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.outbound.sent import SentBefore
 from vfl_party.phases.advice import label_taken
-from vfl_party.phases.context import Hooks, MakeEncoder, Party
+from vfl_party.phases.context import Hooks, MakeEncoder, Party, PartyData
+from vfl_party.phases.course import Course
 from vfl_party.ranks import check_spread
 
 log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
+JobName = Literal["train", "predict"]
 Load = Callable[[DataSettings, bool], Table]
 Spread = Callable[[nn.Module, InputSpec], Callable[..., Tensor]]
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A party's data, read and checked, before any contact with the others.
-
-    ``table``: the rows to align, with labels at the active party; ``unaligned``: rows that only
-    this party has. ``divides``: false for rows to predict, which have no splits. ``advice``: a note
-    for the person here, which the log has. ``sent``: what this process sends, for the generations
-    to come.
-    """
-
-    recipe: Recipe
-    name: str
-    settings: DataSettings
-    encoder: EncoderSettings
-    table: Table
-    unaligned: Table | None = None
-    divides: bool = True
-    advice: str = ""
-    sent: SentBefore = field(default_factory=SentBefore, compare=False)
-
-    def tell(self, show: Callable[..., None]) -> None:
-        """Shows the person here which rows are left out, and the advice; the log has both."""
-        for table in (self.table, self.unaligned):
-            if table is not None and table.counts is not None and table.counts.left_out:
-                show("left_out", source=table.source, why=table.counts.left_out)
-        if self.advice:
-            show("advice", said=self.advice)
-
-
-def load(data: DataSettings, with_label: bool) -> Table:
-    """Reads a table. Raises InputError."""
-    return load_table(data, with_label=with_label)
-
-
-def open_party(
-    recipe: Recipe,
-    name: str,
-    data: DataSettings,
-    encoder: EncoderSettings,
-    load: Load = load,
-    *,
-    labels: bool = True,
-) -> Opened:
-    """Reads the data of a party. ``labels``: false for rows to predict. Raises InputError."""
-    data = data.ruled(recipe.rows.id_rules)
-    if own_of(recipe):
-        data = data.with_missing()
-    active = name == recipe.active.name
-    if active:
-        data = data.keeping_rows()
-    # Every party divides its own rows.
-    if not active and recipe.rows.align == "none" and data.split is not None:
-        data = data.model_copy(update={"label": None})
-    table = read_table(data, labels and active, load)
-    more = unaligned_of(data) if labels else None
-    unaligned = load(more, False) if more is not None else None
-    advice = label_taken(name, data) if labels and not active else ""
-    if advice:
-        log.warning("%s: %s", shown(data.source), advice, extra={"event": "advice"})
-    return Opened(recipe, name, data, encoder, table, unaligned, labels, advice)
-
-
-def expected_rows(opened: Opened) -> Aligned:
-    """Returns the rows that a party expects to train on, before any contact with the others: at
-    most all of its own.
-    """
-    return alignment_of(opened.recipe, divides=opened.divides).expected(opened.table)
-
-
 class Work(Protocol):
-    """The purpose that a party is assembled for: training, or prediction with a trained run.
+    """What a party is opened for: training, or prediction with a trained run.
 
-    ``run_id``: the trained run; '' for training.
+    ``job``: the word for it. ``run_id``: the trained run; '' for training.
     """
+
+    @property
+    def job(self) -> JobName: ...
 
     @property
     def run_id(self) -> str: ...
@@ -146,15 +83,22 @@ class Training:
     models.
     """
 
-    recipe: Recipe
     begin_with: Callable[[dict[str, nn.Module]], None] | None = None
-    run_id: str = ""
+
+    job: ClassVar[JobName] = "train"
+    run_id: ClassVar[str] = ""
 
     def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
-        table = aligned.of(opened.table)
-        own = [each for each in (aligned.rest(opened.table), opened.unaligned) if each is not None]
+        rest = (aligned.rest(opened.table), opened.unaligned)
         return prepare(
-            self.recipe, opened.name, table, opened.settings, opened.encoder, own, aligned.division
+            opened.recipe,
+            opened.name,
+            aligned.of(opened.table),
+            opened.settings,
+            opened.encoder,
+            [each for each in rest if each is not None],
+            aligned.division,
+            tabular=opened.course.lone_phase is None,
         )
 
     def begin(self, models: dict[str, nn.Module]) -> None:
@@ -163,7 +107,98 @@ class Training:
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
         _ = prepared
-        return build_phases(self.recipe, party)
+        return party.course.build(party)
+
+
+# From the beginning.
+TRAINING = Training()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A party's data, read and checked, before any contact with the others.
+
+    Args:
+        course: the recipe.
+        name: the party's, in the recipe.
+        settings: where the data lie, and how they are read.
+        encoder: of this party.
+        table: the rows to align, with labels at the active party.
+        work: what the rows are for.
+        unaligned: rows that only this party has.
+        advice: a note for the person here, which the log has.
+        sent: what this process sends, for the generations to come.
+    """
+
+    course: Course
+    name: str
+    settings: DataSettings
+    encoder: EncoderSettings
+    table: Table
+    work: Work
+    unaligned: Table | None = None
+    advice: str = ""
+    sent: SentBefore = field(default_factory=SentBefore, compare=False)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.course.recipe
+
+    @property
+    def divides(self) -> bool:
+        """Whether the rows have splits; rows to predict have none."""
+        return self.work.job == "train"
+
+    def tell(self, show: Callable[..., None]) -> None:
+        """Shows the person here which rows are left out, and the advice; the log has both."""
+        for table in (self.table, self.unaligned):
+            if table is not None and table.counts is not None and table.counts.left_out:
+                show("left_out", source=table.source, why=table.counts.left_out)
+        if self.advice:
+            show("advice", said=self.advice)
+
+
+def load(data: DataSettings, with_label: bool) -> Table:
+    """Reads a table. Raises InputError."""
+    return load_table(data, with_label=with_label)
+
+
+def open_party(
+    recipe: Recipe,
+    name: str,
+    data: DataSettings,
+    encoder: EncoderSettings,
+    load: Load = load,
+    work: Work = TRAINING,
+) -> Opened:
+    """Reads the data of a party. Rows to predict have no labels. Raises InputError."""
+    course, labels = Course(recipe), work.job == "train"
+    if labels:
+        # Before a large table is read.
+        course.check()
+    data = data.ruled(recipe.rows.id_rules)
+    if course.own_models():
+        data = data.with_missing()
+    active = name == recipe.active.name
+    if active:
+        data = data.keeping_rows()
+    # Every party divides its own rows.
+    if not active and recipe.rows.align == "none" and data.split is not None:
+        data = data.model_copy(update={"label": None})
+    table = read_table(data, labels and active, load)
+    more = unaligned_of(data) if labels else None
+    unaligned = load(more, False) if more is not None else None
+    advice = label_taken(name, data) if labels and not active else ""
+    if advice:
+        log.warning("%s: %s", shown(data.source), advice, extra={"event": "advice"})
+    return Opened(course, name, data, encoder, table, work, unaligned, advice)
+
+
+def expected_rows(opened: Opened) -> Aligned:
+    """Returns the rows that a party expects to train on, before any contact with the others: at
+    most all of its own.
+    """
+    return alignment_of(opened.recipe, divides=opened.divides).expected(opened.table)
 
 
 @dataclass
@@ -249,12 +284,11 @@ class Assembled:
         )
         return [line for line in self.exchanges if line.sender in mine]
 
-    def connect(self, ways: Ways | None, hooks: Hooks) -> None:
+    def connect(self, connections: Connections | None, hooks: Hooks) -> None:
         """Connects the phases to the others, and sets torch's generator to its state after they
         were made.
         """
-        self.party.ways = ways
-        self.party.tick, self.party.lenient, self.party.show = hooks.tick, hooks.lenient, hooks.show
+        self.party.connect(connections, hooks)
         torch.set_rng_state(self.generator)
 
     def state(self) -> Tree:
@@ -307,7 +341,6 @@ class Assembled:
 def assemble(
     opened: Opened,
     aligned: Aligned,
-    work: Work | None = None,
     *,
     device: torch.device = CPU,
     policy: Policy | None = None,
@@ -321,7 +354,6 @@ def assemble(
     Args:
         opened: the party's data.
         aligned: the rows that all parties hold.
-        work: training or prediction; None: training from the beginning.
         device: for models and rows.
         policy: decides what may leave the party; None: everything may.
         spread: puts the encoder on several GPUs.
@@ -330,48 +362,52 @@ def assemble(
 
     Raises InputError.
     """
-    recipe, name = opened.recipe, opened.name
-    work = work if work is not None else Training(recipe)
+    course, name, work = opened.course, opened.name, opened.work
     prepared = work.prepare(opened, aligned)
     # Of dropout.
-    seed = derive_seed(recipe.seed if secret is None else secret, "torch", name)
+    seed = derive_seed(course.recipe.seed if secret is None else secret, "torch", name)
     torch.manual_seed(seed % 2**63)
     begin(torch.default_generator, seed)
     features = prepared.features
     make = (
-        MakeEncoder(recipe, name, opened.encoder, features.spec, secret)
+        MakeEncoder(course.recipe, name, opened.encoder, features.spec, secret)
         if features is not None
         else None
     )
-    models = build_models(recipe, name, make, secret)
+    models = build_models(course, name, make, secret)
     work.begin(models)
+    models = {key: model.to(device) for key, model in models.items()}
+    more: dict[str, Any] = {}
+    if spread is not None and features is not None and "encoder" in models:
+        more["encode"] = spread(models["encoder"], features.spec)
     party = Party(
         name=name,
-        recipe=recipe,
+        course=course,
         device=device,
-        models={key: model.to(device) for key, model in models.items()},
-        features=features.to(device) if features is not None else None,
-        labels=prepared.labels,
-        targets=prepared.targets.to(device) if prepared.targets is not None else None,
-        splits=prepared.splits,
-        ids=prepared.table.ids,
-        holdings=aligned.holdings,
-        make_encoder=make,
-        columns=prepared.cells if features is not None else None,
+        models=models,
+        data=PartyData(
+            splits=prepared.splits,
+            features=features.to(device) if features is not None else None,
+            labels=prepared.labels,
+            targets=prepared.targets.to(device) if prepared.targets is not None else None,
+            ids=prepared.table.ids,
+            holdings=aligned.holdings,
+            columns=prepared.cells if features is not None else None,
+        ),
         policy=policy if policy is not None else AllowAll(),
         sent=opened.sent,
         trees=trees,
         secret=secret,
+        make_encoder=make,
+        **more,
     )
-    if spread is not None and features is not None and "encoder" in party.models:
-        party.encode = spread(party.models["encoder"], features.spec)
     phases = work.phases(party, prepared)
     return Assembled(opened, prepared, party, phases, torch.get_rng_state())
 
 
 def check_ranks(party: Party, *, trains: bool) -> None:
     """Raises InputError if a phase or the encoder can run in only one process of a party."""
-    own = with_own_passes(party.recipe) if trains else None
+    own = party.course.own_passes if trains else None
     if own is not None:
         text = (
             f"recipe: phases: {own.name}: a phase of kind {own.kind!r} runs in only one "
@@ -380,88 +416,3 @@ def check_ranks(party: Party, *, trains: bool) -> None:
         raise InputError(Code.CONFIG_INVALID, f"{text}; start {party.name} without torchrun")
     spec = party.features.spec if party.features is not None else None
     check_spread(party.models.get("encoder"), spec, party.device, party.name)
-
-
-def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
-    """Returns the party file's encoder, else the recipe's for this party, else the recipe's for
-    all.
-
-    Raises InputError if it is a plug-in's that is not installed here, or has other settings.
-    """
-    place = recipe.party(name)
-    found, where = recipe.model.encoder, "recipe: model.encoder"
-    if own is not None:
-        found, where = own, f"party {name}: encoder"
-    elif place is not None and place.encoder is not None:
-        found, where = place.encoder, f"recipe: parties.{name}.encoder"
-    if place is None or place.features:
-        check_encoder(found, where)
-    return found
-
-
-def build_models(
-    recipe: Recipe, name: str, make_encoder: MakeEncoder | None, secret: int | None = None
-) -> dict[str, nn.Module]:
-    """Makes this party's models on the CPU, with initial weights that follow from a seed and the
-    party's name.
-
-    ``make_encoder``: None for an active party with labels only. ``secret``: see ``Party``. The
-    phases share the one encoder. A method with a model of its own needs neither encoder nor top.
-    """
-    seed = recipe.seed if secret is None else secret
-    models, size = own_of(recipe), recipe.model.embedding_size
-    if models:
-        return models
-    if make_encoder is not None:
-        models["encoder"] = handed_on(recipe, make_encoder)
-    if name == recipe.active.name:
-        models |= upper_of(recipe, seed)
-        parts = len(recipe.passives) + recipe.active.features
-        width = size if "tail" in models else combined_size(recipe.model.combine, parts, size)
-        with seeded(derive_seed(seed, "init", name, "top")):
-            models["top"] = build_top(recipe.model.top, width, recipe.task.outputs)
-    return models
-
-
-def load_models(models: dict[str, nn.Module], tree: Tree) -> None:
-    """Loads weights from a job's state. Raises InputError if they do not fit the models."""
-    try:
-        for name, model in models.items():
-            model.load_state_dict(tree["models"][name])
-    except (KeyError, RuntimeError):
-        raise InputError(
-            Code.CHECKPOINT_INVALID,
-            "the checkpoint holds other models than the recipe and the data produce; use "
-            "those of the trained run",
-        ) from None
-
-
-def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: str | None) -> None:
-    """Loads only the encoder of another run's job: this run makes its own preprocessing and top
-    model.
-
-    ``tower``: loads only this tower, of an encoder that has two. Raises InputError if it does not
-    fit.
-    """
-    try:
-        if "tail" in models:
-            models["tail"].load_state_dict(tree["models"]["tail"])
-        if "bottom" in models:
-            models["bottom"].load_state_dict(tree["models"]["encoder"])
-        if "encoder" in models:
-            weights = tree["models"]["encoder"]
-            if tower is not None:
-                prefix = f"{tower}."
-                weights = {
-                    name[len(prefix) :]: each
-                    for name, each in weights.items()
-                    if name.startswith(prefix)
-                }
-            models["encoder"].load_state_dict(weights)
-    except (KeyError, RuntimeError):
-        raise InputError(
-            Code.CHECKPOINT_INVALID,
-            f"recipe: start.run: the encoder of {run_id} differs from what this recipe and "
-            "data produce; give both "
-            "recipes the same model and columns, and start.phases that run's phases",
-        ) from None

@@ -15,17 +15,9 @@ from vfl_common.config.division import divide
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party.assembly.party import (
-    Assembled,
-    Load,
-    assemble,
-    encoder_settings,
-    expected_rows,
-    load,
-    open_party,
-)
+from vfl_party.assembly.models import encoder_settings
+from vfl_party.assembly.party import Assembled, Load, assemble, expected_rows, load, open_party
 from vfl_party.data import Table
-from vfl_party.methods import evaluated
 from vfl_party.outbound.policies import Policy
 
 
@@ -98,7 +90,7 @@ def try_all(recipes: Sequence[Tried], folder: Path) -> None:
             try:
                 parties = try_parties(each.recipe, folder, once)
                 if each.tested:
-                    _check_tested(each.recipe, parties[each.recipe.active.name])
+                    _check_tested(parties[each.recipe.active.name])
             except VflError as error:
                 raise InputError(error.code, f"{each.title}: {error}") from None
 
@@ -123,12 +115,12 @@ def modules_of(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _check_tested(recipe: Recipe, party: Assembled) -> None:
-    if "test" not in evaluated(recipe):
+def _check_tested(party: Assembled) -> None:
+    if "test" not in party.party.course.evaluated:
         text = "no phase evaluates the test rows; give finetune one of kind 'evaluate'"
         raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
     # If the parties hold different rows.
-    held = party.party.holdings.values()
+    held = party.party.data.holdings.values()
     if not (any(rows["test"] for rows in held) if held else len(party.party.rows("test"))):
         raise InputError(
             Code.CONFIG_INVALID,

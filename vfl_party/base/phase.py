@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from vfl_common.bundle import StepKey
 from vfl_common.summary import Absence
 from vfl_party.base.seeds import Rows
 
@@ -49,13 +48,13 @@ class RoundReport:
 
 
 class Phase(ABC):
-    """One side of one stage. The runner calls ``run_round`` for round 0, 1, … and writes a
+    """One side of one stage. A run calls ``run_round`` for round 0, 1, … and writes a
     checkpoint after each.
 
     A phase returns and restores its whole state (optimizer, schedule, generators, queues, the best
-    weights so far). So a resumed run ends with the same parameters as an uninterrupted one. The job
-    keeps the parameters of the party's models and torch's own generators: see
-    ``vfl_party.runtime.runner.Job``.
+    weights so far). So a resumed run ends with the same parameters as an uninterrupted one. The
+    generation keeps the parameters of the party's models and torch's own generators: see
+    ``vfl_party.runtime.generation.Generation``.
     """
 
     # In the recipe; part of every step key, checkpoint label and ledger entry.
@@ -77,31 +76,9 @@ class Phase(ABC):
     # (``vfl_common.link.Lenience``). So a passive party may resume at any later round of the phase.
     lenient: bool = False
 
-    # Exchanges whose messages a rehearsal of attacks keeps as they are
-    # (``vfl.leak_meter.rehearsal``).
-    overheard: frozenset[str] = frozenset()
-
     @abstractmethod
     def run_round(self, round_: int) -> RoundReport:
         """Runs one round. Raises InterruptedRun, PeerError, LostError as Link and Hub do."""
-
-    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        """Returns the rows that an exchange is about at a step, in order; None if the phase does
-        not say.
-
-        Only a rehearsal of attacks asks: it judges by the truth.
-        """
-        _ = exchange, step
-        return None
-
-    def behind(self, exchange: str) -> Tensor | None:
-        """Returns what the newest message of an exchange is about, and does not say; None if the
-        phase does not say.
-
-        Only a rehearsal of attacks asks: it judges by the truth.
-        """
-        _ = exchange
-        return None
 
     def state(self) -> Tree:
         """Returns everything that the next round depends on, beyond the models."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from vfl_common.errors import Code, InputError, VflError
@@ -184,12 +183,12 @@ class Registry(PlugIns):
     """A package in which every module, or folder, exports one thing; other projects add to it.
 
     Args:
-        package: the package.
+        package: the package's name; it is imported when it is first looked at.
         attribute: the name of each module's export; an entry point names the export itself.
         shelves: the folders of the package hold the modules, and are no exports themselves.
     """
 
-    package: ModuleType
+    package: str
     attribute: str
     shelves: bool = False
 
@@ -215,15 +214,15 @@ class Registry(PlugIns):
 
 
 @cache
-def _modules_of(package: ModuleType, shelves: bool) -> dict[str, str]:
+def _modules_of(package: str, shelves: bool) -> dict[str, str]:
     """Returns a package's modules by name. Reads its folder once, which every phase would otherwise
     do.
     """
     found: dict[str, str] = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        path = f"{package.__name__}.{module.name}"
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        path = f"{package}.{module.name}"
         if shelves and module.ispkg:
-            found |= _modules_of(importlib.import_module(path), False)
+            found |= _modules_of(path, False)
         else:
             found[module.name] = path
     return found

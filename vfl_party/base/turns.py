@@ -20,7 +20,7 @@ from greenlet import getcurrent, greenlet
 from torch import Tensor
 
 from vfl_common.errors import InternalError
-from vfl_common.rpc.memory import Turns
+from vfl_common.rpc.exchange.memory import Turns
 from vfl_party.base.devices import float32_in_full, set_threads
 
 _MKLDNN: Any = torch.backends.mkldnn

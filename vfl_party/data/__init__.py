@@ -1,7 +1,8 @@
 """Reads a party's own rows, checks them, and turns them into encoder inputs and targets."""
 
+from vfl_party.data.inputs.features import Features
 from vfl_party.data.inputs.labels import Labels
-from vfl_party.data.inputs.preprocess import Features, Preprocessor
+from vfl_party.data.inputs.preprocess import Preprocessor
 from vfl_party.data.join import read_table
 from vfl_party.data.load import (
     TABLES,

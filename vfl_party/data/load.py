@@ -21,13 +21,14 @@ from vfl_common.errors import VflError
 from vfl_common.passwords import hidden
 from vfl_party.base.plugins import PlugIns, where_it_failed
 from vfl_party.data import checks
-from vfl_party.data.collect import Columns, Rows, collect
+from vfl_party.data.collect import collect
+from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, normalised
 from vfl_party.data.notes.odd_ids import refuse_rounded
 from vfl_party.data.row_arrays import Space
 from vfl_party.data.sources.arrays import read_npz
 from vfl_party.data.sources.databases.reader import open_database
-from vfl_party.data.sources.excel.workbook import open_excel
+from vfl_party.data.sources.excel.reader import open_excel
 from vfl_party.data.sources.frames import frame_rows
 from vfl_party.data.sources.images import read_image_folder, to_unit
 from vfl_party.data.sources.named import read_sklearn, read_torchvision

@@ -14,7 +14,6 @@ from torch import Tensor
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.stands_alone import has_no_encoder
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import (
     Rows,
@@ -183,12 +182,15 @@ def prepare(
     encoder: EncoderSettings,
     unaligned: Sequence[Table] = (),
     division: bytes | None = None,
+    *,
+    tabular: bool = True,
 ) -> Prepared:
     """Splits the rows and learns statistics, vocabularies and classes from the training rows.
     Raises InputError.
 
     ``unaligned``: rows that not all parties have; they come after those of ``table``, in the split
     ``local``. ``division``: the active party's, see ``division_of``; None: drawn here.
+    ``tabular``: whether the columns are for an encoder.
     """
     if recipe.rows.align == "none" and unaligned:
         text = (
@@ -208,7 +210,7 @@ def prepare(
             one_hot=encoder.kind != "tabular",
             flatten=encoder.kind in ("mlp", "tabular"),
             settings=settings,
-            tabular=not has_no_encoder(recipe.model_dump(include={"phases"})),
+            tabular=tabular,
         )
         if (
             recipe.rows.align == "none"

@@ -22,20 +22,21 @@ from vfl_common.errors import Code, InputError
 from vfl_common.summary import ExchangeSummary, LinkBytes
 from vfl_common.wire.frames import sizes
 from vfl_party.align import alignment_of
-from vfl_party.assembly.party import Load, encoder_settings, load
+from vfl_party.assembly.models import encoder_settings
+from vfl_party.assembly.party import Load, load
 from vfl_party.assembly.trial import try_parties, try_party
 from vfl_party.base.plugins import blaming
 from vfl_party.data.rows import divide_rows
 from vfl_party.forecast.result import CountedForecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
-from vfl_party.methods import check_fit, check_together, load_method, parse_settings, upper_of
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.chains import summarised
 from vfl_party.outbound.declared import Occurrence, Traffic
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies import load as load_policy
 from vfl_party.outbound.policies.allow_all import AllowAll
-from vfl_party.phases.context import Party
+from vfl_party.phases.context import Party, PartyData
+from vfl_party.phases.course import Course
 
 # Of a phase: counting them takes about half a minute.
 MOST_STEPS = 1_000_000
@@ -107,23 +108,23 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     all parties and one of them would refuse the recipe.
     """
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
-    check_fit(recipe)
+    course = Course(recipe)
+    course.check()
     if rows is not None:
         splits = divide_rows(recipe, rows)
         holders = [each.name for each in recipe.passives] if recipe.rows.align == "none" else []
-        check_together(recipe, len(splits["train"]))
+        course.check(len(splits["train"]))
         party = Party(
             name=name,
-            recipe=recipe,
+            course=course,
             device=torch.device("cpu"),
             # Which know the size of what crosses the cut.
-            models=upper_of(recipe, recipe.seed) if holders else {},
-            features=None,
-            labels=None,
-            targets=None,
-            splits=splits,
+            models=course.upper(recipe.seed) if holders else {},
+            data=PartyData(
+                splits,
+                holdings={each: {key: len(of) for key, of in splits.items()} for each in holders},
+            ),
             policy=outlook.policy,
-            holdings={each: {split: len(of) for split, of in splits.items()} for each in holders},
         )
         return party, rows
     if (
@@ -142,12 +143,10 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     if recipe.simulate is not None and outlook.folder is not None:
         # What another party would refuse is refused here too.
         tried = try_parties(recipe, outlook.folder, outlook.load)
-        assembled = tried[name]
-        assembled.party.others = {
-            other: each.party for other, each in tried.items() if other != name
-        }
-    else:
-        assembled = try_party(recipe, name, data, outlook.encoder, policy=outlook.policy)
+        others = {other: each.party for other, each in tried.items() if other != name}
+        party = replace(tried[name].party, others=others)
+        return party, len(tried[name].prepared.table)
+    assembled = try_party(recipe, name, data, outlook.encoder, policy=outlook.policy)
     return assembled.party, len(assembled.prepared.table)
 
 
@@ -176,9 +175,9 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
         runs = count.add(party, of, in_flight=0)
         phases.append(PhaseForecast(name=name, kind=name, round_trips=_trips(runs), runs=runs))
     limits = dict(ended or {})
-    for phase in recipe.phases:
-        stated, settings = load_method(phase.kind).traffic, parse_settings(phase)
-        traffic = stated(party, phase.name, settings) if stated is not None else Traffic()
+    for phase in party.course.phases:
+        stated = phase.method.traffic(party, phase.name, phase.settings)
+        traffic = stated if stated is not None else Traffic()
         most = limits.pop(phase.name, None) if traffic.may_end_early else None
         runs = count.of(party, traffic, most)
         phases.append(

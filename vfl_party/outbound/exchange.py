@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Literal, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,34 +18,11 @@ from vfl_common.errors import Code, InputError, InternalError, PeerError
 from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_party.base.step_timing import DECODE, ENCODE, WAIT, Clock, spends
 from vfl_party.outbound.chain import Chain, Chains
-from vfl_party.outbound.declared import TORCH, WIRE, Exchange
+from vfl_party.outbound.declared import TORCH, WIRE, Exchange, Sent
 from vfl_party.outbound.filter import Passage, Tensors
 
 
-class Tap(Protocol):
-    """Hears what a rehearsal of attacks records (``vfl.leak_meter.rehearsal``); in a real run
-    nobody listens.
-    """
-
-    def __call__(
-        self,
-        what: Literal["came", "meant", "sent"],
-        step: StepKey,
-        peer: str,
-        tensors: Tensors,
-        payload_bytes: int = 0,
-        /,
-    ) -> None:
-        """Hears what has come from ``peer``, what was meant for it before this party's chain, or
-        what is asked of it.
-
-        ``sent``: of an asking side, as it leaves, after the chain. ``payload_bytes``: of what has
-        come, on the wire.
-        """
-        ...
-
-
-class Ways(Protocol):
+class Connections(Protocol):
     """The links and the hub of one generation; a phase looks them up when it runs."""
 
     @property
@@ -76,8 +53,8 @@ class Ways(Protocol):
         ...
 
 
-class Asking:
-    """The asking side of one exchange of a phase; tensors arrive on ``device``, checked to be
+class _Side:
+    """What both sides of one exchange of a phase share; tensors arrive on ``device``, checked to be
     finite.
     """
 
@@ -86,28 +63,64 @@ class Asking:
         exchange: Exchange,
         phase: str,
         chains: Chains,
-        ways: Ways,
-        peer: str,
+        connections: Connections,
         device: torch.device,
         sizes: Mapping[str, int],
     ) -> None:
-        self.exchange, self.phase, self.chains, self.peer = exchange, phase, chains, peer
-        self.tap: Tap | None = None
-        # The peer may go on without this party, which then gets StepPassed.
-        self.lenient = False
-        self._ways, self._device, self._sizes = ways, device, sizes
+        self.exchange, self.phase, self.chains = exchange, phase, chains
+        self._connections, self._device, self._sizes = connections, device, sizes
+        self._specs: dict[tuple[tuple[str, int], ...], _Specs] = {}
 
     @property
     def clock(self) -> Clock:
         """Returns the clock of this generation."""
-        return self._ways.clock
+        return self._connections.clock
+
+    def _expected(self, sent: Sent, chain: Chain, sizes: Mapping[str, int]) -> _Specs:
+        """Returns the specs of what arrives with these sizes; a phase has few, for thousands of
+        steps.
+        """
+        key = tuple(sizes.items())
+        known = self._specs.get(key)
+        if known is None:
+            spec = self.exchange.spec(sent, self.phase, {**self._sizes, **sizes})
+            known = self._specs[key] = _Specs(spec, chain.wire_spec(spec))
+        return known
+
+
+class _Specs(NamedTuple):
+    """The spec of tensors before their sender's chain, and as they cross the wire."""
+
+    meant: BundleSpec
+    wire: BundleSpec
+
+
+class Asking(_Side):
+    """The asking side of one exchange of a phase."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        phase: str,
+        chains: Chains,
+        connections: Connections,
+        peer: str,
+        device: torch.device,
+        sizes: Mapping[str, int],
+    ) -> None:
+        super().__init__(exchange, phase, chains, connections, device, sizes)
+        self.peer = peer
+        # The peer may go on without this party, which then gets StepPassed.
+        self.lenient = False
 
     @property
     def link(self) -> Link:
         """Returns the link. Raises InputError if there is none: the active party asks only the
         server.
         """
-        link = self._ways.server if self.exchange.asks == "server" else self._ways.link
+        link = (
+            self._connections.server if self.exchange.asks == "server" else self._connections.link
+        )
         if link is None:
             text = f"{self.exchange.name}: this party has no link to {self.peer}"
             raise InputError(Code.ROLE_MISMATCH, text)
@@ -125,8 +138,6 @@ class Asking:
         """
         at = Passage(step, self.chains.party, self.peer)
         leaves = self.chains.up.apply(tensors, at)
-        if self.tap is not None:
-            self.tap("sent", step, self.peer, leaves)
         self.link.send(step, to_bundle(self.exchange.up.kind, leaves))
 
     @spends(WAIT)
@@ -134,9 +145,8 @@ class Asking:
         """Waits for the reply and returns the peer's tensors, without gradient. Raises as
         ``Link.receive``.
         """
-        spec = self.exchange.spec(self.exchange.down, self.phase, {**self._sizes, **sizes})
+        spec, wire = self._expected(self.exchange.down, self.chains.down, sizes)
         try:
-            wire = self.chains.down.wire_spec(spec)
             bundle = self.link.receive(step, wire)
         except StepPassed as passed:
             if self.lenient:
@@ -148,43 +158,20 @@ class Asking:
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self.peer) from None
         self.clock.to(DECODE)
         at = Passage(step, self.peer, self.chains.party)
-        found = _arrived(self.chains.down, bundle, at, spec, self._device)
-        if self.tap is not None:
-            self.tap("came", step, self.peer, found, wire.payload_bytes)
-        return found
+        return _arrived(self.chains.down, bundle, at, spec, self._device)
 
 
-class Answering:
-    """The computing side of one exchange of a phase; tensors arrive on ``device``, checked to be
-    finite.
-    """
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        phase: str,
-        chains: Chains,
-        ways: Ways,
-        device: torch.device,
-        sizes: Mapping[str, int],
-    ) -> None:
-        self.exchange, self.phase, self.chains = exchange, phase, chains
-        self.tap: Tap | None = None
-        self._ways, self._device, self._sizes = ways, device, sizes
-
-    @property
-    def clock(self) -> Clock:
-        """Returns the clock of this generation."""
-        return self._ways.clock
+class Answering(_Side):
+    """The computing side of one exchange of a phase."""
 
     @property
     def hub(self) -> Hub:
         """Returns the hub. Raises InputError at a passive party."""
-        if self._ways.hub is None:
+        if self._connections.hub is None:
             raise InputError(
                 Code.ROLE_MISMATCH, f"{self.exchange.name}: this party is not the active party"
             )
-        return self._ways.hub
+        return self._connections.hub
 
     @spends(WAIT)
     def collect(
@@ -202,31 +189,21 @@ class Answering:
 
         Raises as ``Hub.collect``.
         """
-
-        up = self.chains.up
-
-        def spec_of(own: Mapping[str, int]) -> BundleSpec:
-            return self.exchange.spec(self.exchange.up, self.phase, {**self._sizes, **sizes, **own})
-
-        spec = spec_of({}) if each is None else {party: spec_of(own) for party, own in each.items()}
-        wire = (
-            up.wire_spec(spec)
-            if isinstance(spec, BundleSpec)
-            else {name: up.wire_spec(spec[name]) for name in spec}
-        )
+        sent, up = self.exchange.up, self.chains.up
         received: dict[str, dict[str, Tensor]] = {}
+        alike = self._expected(sent, up, sizes) if each is None else None
+        specs = {
+            name: self._expected(sent, up, {**sizes, **own}) for name, own in (each or {}).items()
+        }
 
         def arrived(party: str, bundle: Bundle) -> None:
             self.clock.to(DECODE)
-            at, of = (
-                Passage(step, party, self.chains.party),
-                spec if isinstance(spec, BundleSpec) else spec[party],
-            )
-            received[party] = _arrived(up, bundle, at, of, self._device)
-            if self.tap is not None:
-                crossed = wire if isinstance(wire, BundleSpec) else wire[party]
-                self.tap("came", step, party, received[party], crossed.payload_bytes)
+            spec = (alike or specs[party]).meant
+            at = Passage(step, party, self.chains.party)
+            received[party] = _arrived(up, bundle, at, spec, self._device)
             self.clock.to(WAIT)
+
+        wire = alike.wire if alike is not None else {name: specs[name].wire for name in specs}
 
         return {
             party: received[party]
@@ -252,8 +229,6 @@ class Answering:
         # Holds the tensors, so that no id is reused.
         encoded: dict[_Ids, tuple[Tensors, Bundle]] = {}
         for party, each in tensors.items():
-            if self.tap is not None:
-                self.tap("meant", step, party, each)
             if party in beside:
                 down.tell(beside[party])
             given = _ids(each)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +24,18 @@ from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Features, Labels
 from vfl_party.models import InputSpec, checked_encoder, forward, seeded
+from vfl_party.models.precision import Precision
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.chains import make_chains
 from vfl_party.outbound.declared import Exchange, Role
-from vfl_party.outbound.exchange import Answering, Asking, Ways
+from vfl_party.outbound.exchange import Answering, Asking, Connections
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.outbound.sent import SentBefore
-from vfl_party.phases.absence import LatePolicy
 from vfl_party.privacy.plan import PrivacyPlan
+
+if TYPE_CHECKING:
+    from vfl_party.phases.course import Course
 
 # Numbers, codes, names.
 Columns = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]
@@ -88,82 +93,58 @@ class Hooks:
     show: Callable[..., None] = field(default=lambda _event, **_facts: None)
 
 
-@dataclass
-class Party:
-    """One party in one generation of a run. Row numbers are positions in the canonical order of the
-    aligned ids.
+@dataclass(frozen=True)
+class PartyData:
+    """The rows of a party, ready for phases. Row numbers are positions in the canonical order of
+    the aligned ids.
 
-    ``models``: ``encoder`` (if the party has features), ``top`` at the active party, and what
-    ``Method.upper`` makes there; on ``device``. ``targets``: the encoded labels of all rows at the
-    active party. ``splits``: see ``vfl_party.base.seeds.split_rows``; ``local`` may end with rows
-    that only this party has. ``ids``: of the rows that are in ``splits``, but for those that only
-    this party has. ``holdings``: {passive party: {split: rows}}, if the parties hold different
-    rows; else empty. ``others``: {other party: as it is before it joins}, in a forecast that has
-    all parties' data; else empty. ``make_encoder``: for methods that train other encoders beside
-    the party's own. ``encode``: the encoder, called with the inputs of a batch: embeddings, float32
-    [B, D], in the recipe's precision and on all of the party's GPUs; by default
-    ``models["encoder"]`` on one. ``columns``: gives the aligned rows' cells as the table has them,
-    see ``Prepared.cells``; None without features. ``tick``, ``lenient``, ``show``: see ``Hooks``.
-    ``policy``: decides what may leave this party. ``sent``: what has left in earlier generations.
-    ``trees``: what the party file asks of trees; None in a rehearsal, which asks for nothing.
-    ``privacy``: the budget of the phases with differential privacy; None if there are none.
-    ``late_policy``: of the first phase that goes on without a party; ``wait`` if there is none.
-    ``sent_noise``: σ of the noise on the embeddings that a passive party sends for evaluation and
-    prediction. ``protected``: how its encoders protect embeddings, in words: see
-    ``Method.protects``. ``secret``: the root of the seeds that only this party can derive; None:
-    all follow from the recipe's seed. ``ways``: the links and the hub of this generation; None
-    before the party is connected. ``exchanges``: {(phase, exchange's name): its asking or answering
-    side}, as the phases have opened them.
+    Args:
+        splits: {name: row numbers}, see ``vfl_party.base.seeds.split_rows``; ``local`` may end with
+            rows that only this party has.
+        features: the encoders' inputs; None at an active party with labels only.
+        labels: the classes, or the scale of a regression; None at a passive party.
+        targets: the encoded labels of all rows at the active party, in training.
+        ids: of the rows that are in ``splits``, without those that only this party has.
+        holdings: {passive party: {split: number of rows}}, if the parties hold different rows; else
+            empty.
+        columns: gives the aligned rows' cells as the table has them, see ``Prepared.cells``; None
+            without features.
     """
 
-    name: str
-    recipe: Recipe
-    device: torch.device
-    models: dict[str, nn.Module]
-    features: Features | None
-    labels: Labels | None
-    targets: Tensor | None
-    splits: dict[str, Rows]
+    splits: Mapping[str, Rows]
+    features: Features | None = None
+    labels: Labels | None = None
+    targets: Tensor | None = None
     ids: Sequence[str] = ()
     holdings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    others: Mapping[str, Party] = field(default_factory=dict)
-    make_encoder: MakeEncoder | None = None
-    encode: Callable[..., Tensor] = field(default=_without_encoder)
     columns: Callable[[], Columns] | None = None
-    tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
-    lenient: Callable[[bool], None] = field(default=lambda _on: None)
-    show: Callable[..., None] = field(default=lambda _event, **_facts: None)
-    policy: Policy = field(default_factory=AllowAll)
-    sent: SentBefore = field(default_factory=SentBefore)
-    trees: TreeLimits | None = None
-    privacy: PrivacyPlan | None = None
-    late_policy: LatePolicy = "wait"
-    sent_noise: float = 0.0
-    protected: str = ""
-    secret: int | None = None
-    ways: Ways | None = None
-    exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
-    # Of the first embeddings.
-    _width: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.encode is _without_encoder and "encoder" in self.models:
-            self.encode = self._encode
 
-    # -- what the phases exchange
-    # ----------------------------------------------------------------------
+def _forward(model: nn.Module, precision: Precision, *inputs: Tensor) -> Tensor:
+    """Passes inputs through a model in the recipe's precision."""
+    if precision == "float32":
+        found: Tensor = model(*inputs)
+        return found
+    return forward(model, *inputs, precision=precision)
 
-    def _encode(self, *inputs: Tensor) -> Tensor:
-        """Passes inputs through the encoder, which may be the user's own. Raises InputError if it
-        fails.
-        """
+
+class _OneDevice:
+    """A party's encoder on one device, which may be the user's own: checks what it gives."""
+
+    def __init__(self, encoder: nn.Module, precision: Precision, party: str) -> None:
+        self._encoder, self._precision, self._party = encoder, precision, party
+        # Of the first embeddings.
+        self._width: tuple[int, ...] = ()
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Passes inputs through the encoder. Raises InputError if it fails."""
         try:
-            z = forward(self.models["encoder"], *inputs, precision=self.recipe.model.precision)
+            z = _forward(self._encoder, self._precision, *inputs)
         except VflError:
             raise
         except Exception as error:
             raise InputError(
-                Code.MODEL_INVALID, f"the encoder of {self.name} failed {where_it_failed(error)}"
+                Code.MODEL_INVALID, f"the encoder of {self._party} failed {where_it_failed(error)}"
             ) from error
         rows, shape = inputs[0].shape[0], tuple(z.shape) if isinstance(z, Tensor) else ()
         self._width = self._width or shape[-1:]
@@ -174,18 +155,94 @@ class Party:
                 else f"a {type(z).__name__}"
             )
             wanted = [rows, *self._width]
-            text = (
-                f"the encoder of {self.name} gives {what} for {rows} rows, and {wanted} is wanted"
-            )
-            raise InputError(Code.MODEL_INVALID, f"{text}; correct the encoder")
+            text = f"the encoder of {self._party} gives {what} for {rows} rows, and {wanted}"
+            raise InputError(Code.MODEL_INVALID, f"{text} is wanted; correct the encoder")
         return z
+
+
+@dataclass
+class Party:
+    """One party in one generation of a run, as its phases see it.
+
+    Args:
+        name: in the recipe.
+        course: the recipe, with what its phases ask of all.
+        device: of models and rows.
+        models: ``encoder`` (if the party has features), ``top`` at the active party, and what
+            ``Method.upper`` makes there; or those of ``Method.own_models``.
+        data: its rows.
+        policy: decides what may leave this party.
+        sent: what has left in earlier generations.
+        trees: what the party file asks of trees; None: nothing.
+        secret: the root of the seeds that only this party can derive; None: all follow from the
+            recipe's seed.
+        make_encoder: for methods that train other encoders beside the party's own; None without
+            features.
+        encode: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the
+            recipe's precision and on all of the party's GPUs; by default ``models["encoder"]`` on
+            one.
+        others: {other party: as it is before it joins}, in a forecast that has all parties' data;
+            else empty.
+        exchanges: {(phase, exchange's name): its asking or answering side}, as the phases have
+            opened them.
+
+    ``connections``: the links and the hub of this generation; None before ``connect``. ``hooks``:
+    what the party calls while a phase runs.
+    """
+
+    name: str
+    course: Course
+    device: torch.device
+    models: dict[str, nn.Module]
+    data: PartyData
+    policy: Policy = field(default_factory=AllowAll)
+    sent: SentBefore = field(default_factory=SentBefore)
+    trees: TreeLimits | None = None
+    secret: int | None = None
+    make_encoder: MakeEncoder | None = None
+    encode: Callable[..., Tensor] = field(default=_without_encoder)
+    others: Mapping[str, Party] = field(default_factory=dict)
+    exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
+    connections: Connections | None = field(default=None, init=False)
+    hooks: Hooks = field(default_factory=Hooks, init=False)
+
+    def __post_init__(self) -> None:
+        if self.encode is _without_encoder and "encoder" in self.models:
+            precision = self.recipe.model.precision
+            self.encode = _OneDevice(self.models["encoder"], precision, self.name)
+
+    # -- the run
+    # ----------------------------------------------------------------------
+
+    def connect(self, connections: Connections | None, hooks: Hooks) -> None:
+        """Connects the phases to the other parties, and to the program that runs them."""
+        self.connections, self.hooks = connections, hooks
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.course.recipe
+
+    def tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
+        """See ``Hooks``."""
+        self.hooks.tick(phase, round_, rounds, batch, batches)
+
+    def lenient(self, on: bool) -> None:
+        """See ``Hooks``."""
+        self.hooks.lenient(on)
+
+    def show(self, event: str, **facts: Any) -> None:
+        """See ``Hooks``."""
+        self.hooks.show(event, **facts)
+
+    # -- what the phases exchange
+    # ----------------------------------------------------------------------
 
     @property
     def encodes_here(self) -> bool:
         """Whether ``encode`` is the encoder on one device, and no other process has a part in
         it.
         """
-        return self.encode == self._encode
+        return isinstance(self.encode, _OneDevice)
 
     @property
     def own_seed(self) -> int:
@@ -200,28 +257,28 @@ class Party:
 
     @property
     def link(self) -> Link | None:
-        """See ``Ways``."""
-        return self.ways.link if self.ways is not None else None
+        """See ``Connections``."""
+        return self.connections.link if self.connections is not None else None
 
     @property
     def hub(self) -> Hub | None:
-        """See ``Ways``."""
-        return self.ways.hub if self.ways is not None else None
+        """See ``Connections``."""
+        return self.connections.hub if self.connections is not None else None
 
     @property
     def server(self) -> Link | None:
-        """See ``Ways``."""
-        return self.ways.server if self.ways is not None else None
+        """See ``Connections``."""
+        return self.connections.server if self.connections is not None else None
 
     @property
     def clock(self) -> Clock:
-        """See ``Ways``."""
-        return self.ways.clock if self.ways is not None else Clock()
+        """See ``Connections``."""
+        return self.connections.clock if self.connections is not None else Clock()
 
     @property
     def protocol(self) -> int:
-        """See ``Ways``."""
-        return self.ways.protocol if self.ways is not None else PROTOCOL
+        """See ``Connections``."""
+        return self.connections.protocol if self.connections is not None else PROTOCOL
 
     def chains(self, phase: str, exchange: Exchange) -> Chains:
         """Makes the chains of an exchange of ``phase``: transforms, this party's policy, the
@@ -274,7 +331,15 @@ class Party:
         """Returns the top model's outputs for combined embeddings, float32 [B, O], in the recipe's
         precision.
         """
-        return forward(self.models["top"], z_BD, precision=self.recipe.model.precision)
+        return _forward(self.models["top"], self.recipe.model.precision, z_BD)
+
+    @cached_property
+    def privacy(self) -> PrivacyPlan | None:
+        """The budget of the phases with differential privacy; None if no phase trains with it.
+        Raises InputError if the phases do not fit together.
+        """
+        train = self.data.splits.get("train")
+        return self.course.privacy(len(train)) if train is not None else None
 
     def need_privacy(self) -> PrivacyPlan:
         """Returns the budget of the phases with differential privacy. Raises InternalError if
@@ -286,6 +351,10 @@ class Party:
             )
         return self.privacy
 
+    @property
+    def features(self) -> Features | None:
+        return self.data.features
+
     def need_features(self) -> Features:
         if self.features is None:
             raise InputError(
@@ -294,21 +363,30 @@ class Party:
             )
         return self.features
 
+    def own_embeddings(self, rows: Rows) -> list[Tensor]:
+        """Returns this party's embeddings of ``rows``, [B, D], as a list of one; without features,
+        of none.
+        """
+        if self.features is None:
+            return []
+        return [self.encode(*self.features.inputs(rows))]
+
     def need_labels(self) -> tuple[Labels, Tensor]:
         """Returns the label encoder and the encoded labels of all rows. Raises InputError if there
         are none.
         """
-        if self.labels is None or self.targets is None:
+        labels, targets = self.data.labels, self.data.targets
+        if labels is None or targets is None:
             raise InputError(
                 Code.DATA_INVALID, f"{self.name} has no labels; set data.label in its party file"
             )
-        return self.labels, self.targets
+        return labels, targets
 
     def rows(self, split: str) -> Rows:
         """Returns a split, ascending: ``train``, ``aligned``, ``local``, ``validation``, ``test``,
         or ``all``.
         """
-        return self.splits[split]
+        return self.data.splits[split]
 
     def ticker(self, phase: str, round_: int, rounds: int, batches: int) -> Callable[[], None]:
         """Returns a function to call after each of the ``batches`` of a round."""

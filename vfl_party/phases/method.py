@@ -1,96 +1,183 @@
-"""Method: the type that a method's folder, or a plug-in, exports."""
+"""Method: what a method's folder, or a plug-in, exports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Generic, Literal, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from vfl_common.config.base import Section
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.link import OLDEST
 from vfl_party.base.phase import Phase
-from vfl_party.base.seeds import Rows
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.context import MakeEncoder, Party
+from vfl_party.phases.scoring import Scorer
 from vfl_party.privacy.plan import PrivatePhase
 
 S = TypeVar("S", bound=Section)
 
 
-class Scores(Protocol):
-    """One party's side of a joint prediction: ``scores`` at the active party, ``answer`` at the
-    others.
-    """
-
-    def scores(self, round_: int, batch: int, rows: Rows) -> tuple[Tensor, int]:
-        """Returns the outputs [N, O] for ``rows``, and the next batch number."""
-        ...
-
-    def answer(self, round_: int, batch: int, rows: Rows) -> int:
-        """Helps to score ``rows``; returns the next batch number."""
-        ...
-
-
 @dataclass(frozen=True)
 class Method(Generic[S]):
-    """A method, as its folder or an entry point of ``vfl.methods`` exports it: settings, and a side
-    for each role.
+    """A method: its settings and a side for each role. A subclass overrides what it does otherwise.
 
-    ``encoder``: makes the encoder that the phase trains and later phases use. Without it, or if it
-    returns None, the next phase's method is asked, and in the end it is a single encoder. ``part``:
-    (that encoder, a name) -> one of its parts, for a run that starts with only that part; raises
-    ValueError that says what is wrong and what to do. ``upper``: makes what the active party has of
-    a network whose lower half is the encoder, {name: model}, from its settings, the recipe and the
-    root of the party's own seeds (see ``Party.own_seed``): the top model gets the features of
-    ``tail``; ``bottom``, if any, starts as the encoder of the run that this one starts from.
-    ``own``: makes a model of every party that is no encoder and no top, {name: model}; its phase
-    must be the only one. ``scores``: a party's side of the joint prediction with that model; the
-    phase's name is that of the prediction's. ``rows``: what it trains on: ``aligned`` rows, of
-    which each party has other columns, or each party's ``own``, with the same columns. ``noise``: σ
-    of the noise on the embeddings that a passive party sends for evaluation and prediction, if any.
-    ``protects``: how the encoders that it makes protect the embeddings that they give, in words; ''
-    if they do not. ``private``: (the phase's name, its settings, the recipe, the number of training
-    rows) -> the phase's privacy budget, if its settings have ``dp``. ``late``: what stands in for a
-    passive party that is late or away, if the phase goes on without it. ``in_flight``: the most
-    exchanges of one passive party that may be under way. ``trains``: whether rows leave a trace in
-    the models. ``kept``: whether the party's models hold what it learns; if not, it must be the
-    recipe's only phase. ``traffic``: the exchanges of the phase, for a forecast; the function
-    exchanges nothing, and must work for a party without features and models. ``protocol``: the
-    oldest protocol (``vfl_common.link.PROTOCOL``) with which it can be run, training and
-    prediction. ``encodes``: all its forward passes are ``Party.encode`` and ``Party.outputs``,
-    which apply the recipe's precision and use all of a party's GPUs.
+    Its folder exports an instance as ``METHOD``; an entry point of ``vfl.methods`` names one.
+    What a method says is equal at every party, unless it is about the party itself.
+
+    Args:
+        settings: the model of the phase's keys.
+        active: makes the active party's side from the party, the phase's name and its settings.
+        passive: makes a passive party's side, from the same.
+        rows: what it trains on: ``aligned`` rows, of which each party has other columns; or each
+            party's ``own`` rows, with the same columns.
+        model: what it trains: ``shared``, the encoder and the top model, with which other phases
+            work too; ``own``, the models that ``own_models`` makes; ``none``, nothing that is kept
+            after the phase. A phase whose model is not shared is the recipe's only one.
+        trains: whether rows leave a trace in the models.
+        encodes: whether all its forward passes are ``Party.encode`` and ``Party.outputs``. These
+            apply the recipe's precision and use all of a party's GPUs.
+        protocol: the oldest protocol (``vfl_common.link.PROTOCOL``) with which it can be run,
+            in training and prediction.
     """
 
     settings: type[S]
-    # Party, the phase's name, its settings.
     active: Callable[[Party, str, S], Phase]
     passive: Callable[[Party, str, S], Phase]
-    encoder: Callable[[S, MakeEncoder], nn.Module | None] | None = None
-    part: Callable[[nn.Module, str], nn.Module] | None = None
-    upper: Callable[[S, Recipe, int], dict[str, nn.Module]] | None = None
-    own: Callable[[], dict[str, nn.Module]] | None = None
-    scores: Callable[[Party, str, S], Scores] | None = None
+    _: KW_ONLY
     rows: Literal["aligned", "own"] = "aligned"
-    noise: Callable[[S], float] | None = None
-    protects: Callable[[S], str] | None = None
-    private: Callable[[str, S, Recipe, int], PrivatePhase | None] | None = None
-    late: Callable[[S], LatePolicy] | None = None
-    in_flight: Callable[[S], int] | None = None
+    model: Literal["shared", "own", "none"] = "shared"
     trains: bool = True
-    kept: bool = True
-    traffic: Callable[[Party, str, S], Traffic] | None = None
-    protocol: int = OLDEST
     encodes: bool = False
+    protocol: int = OLDEST
+
+    def __new__(cls, *args: Any, **named: Any) -> Method[S]:
+        """Makes the instance. Raises TypeError if it is given what a subclass overrides now."""
+        if len(args) > len(_PLACES):
+            text = f"{cls.__name__} takes {', '.join(_PLACES)} by place, and all else by name"
+            raise TypeError(f"{text}; override its methods in a subclass")
+        moved = [name for name in named if name in _FORMER or callable(getattr(cls, name, None))]
+        if moved:
+            name = _FORMER.get(moved[0], f"override {moved[0]}() in a subclass of Method")
+            raise TypeError(f"{cls.__name__} takes no {moved[0]!r} any more; {name}")
+        return super().__new__(cls)
+
+    # -- models
+    # ----------------------------------------------------------------------
+
+    def encoder(self, settings: S, make: MakeEncoder) -> nn.Module | None:
+        """Makes the encoder that the phase trains and later phases use. None: the next phase's
+        method is asked, and at last it is a single encoder.
+
+        Raises InputError.
+        """
+        _ = settings, make
+        return None
+
+    def part(self, encoder: nn.Module, name: str) -> nn.Module | None:
+        """Returns the part ``name`` of the encoder, for a run that starts with that part alone.
+        None: this method's encoder has no parts.
+
+        Raises ValueError that says what is wrong and what to do.
+        """
+        _ = encoder, name
+        return None
+
+    def upper(self, settings: S, recipe: Recipe, seed: int) -> dict[str, nn.Module]:
+        """Makes what the active party has of a network whose lower half is the encoder.
+
+        Args:
+            settings: the phase's.
+            recipe: the whole recipe.
+            seed: the root of the party's own seeds, see ``Party.own_seed``.
+
+        Returns:
+            {name: model}: the top model gets the features of ``tail``; ``bottom``, if there is
+            one, starts as the encoder of the run that this one starts from. Empty: the network is
+            not cut.
+        """
+        _ = settings, recipe, seed
+        return {}
+
+    def own_models(self) -> dict[str, nn.Module]:
+        """Makes the models of every party, {name: model}, if ``model`` is ``own``."""
+        return {}
+
+    # -- what crosses
+    # ----------------------------------------------------------------------
+
+    def scores(self, party: Party, phase: str, settings: S) -> Scorer | None:
+        """Makes a party's side of the joint prediction with the models of ``own_models``. None: the
+        parties embed, and the active party scores.
+
+        ``phase``: the name of the prediction's phase.
+        """
+        _ = party, phase, settings
+        return None
+
+    def noise(self, settings: S) -> float:
+        """Returns σ of the noise on the embeddings that a passive party sends for evaluation and
+        prediction.
+        """
+        _ = settings
+        return 0.0
+
+    def protects(self, settings: S) -> str:
+        """Says how the encoders that it makes protect the embeddings that they give; '' if they
+        do not.
+        """
+        _ = settings
+        return ""
+
+    def traffic(self, party: Party, phase: str, settings: S) -> Traffic | None:
+        """Returns the exchanges of the phase, for a forecast. None: they are not known.
+
+        It exchanges nothing, and works for a party without features and models.
+        """
+        _ = party, phase, settings
+        return None
+
+    def in_flight(self, settings: S) -> int:
+        """Returns how many exchanges of one passive party may be under way."""
+        _ = settings
+        return 1
+
+    # -- how it trains
+    # ----------------------------------------------------------------------
+
+    def private(self, phase: str, settings: S, recipe: Recipe, rows: int) -> PrivatePhase | None:
+        """Returns the phase's privacy budget over ``rows`` training rows. None: its settings have
+        no ``dp``.
+        """
+        _ = phase, settings, recipe, rows
+        return None
+
+    def late_policy(self, settings: S) -> LatePolicy:
+        """Returns what stands in for a passive party that is late or away. ``wait``: the phase
+        waits for it.
+        """
+        _ = settings
+        return "wait"
+
+    def follows_preset(self, written: Mapping[str, Any]) -> bool:
+        """Returns whether the recipe's ``preset`` changes what the phase does. ``written``: the
+        phase's keys, as the recipe has them.
+        """
+        _ = written
+        return False
 
 
-def silent(_party: Party, _phase: str, _settings: Section) -> Traffic:
-    """Returns the traffic of a phase in which every party works alone."""
-    return Traffic()
+_PLACES = ("settings", "active", "passive")
+# What the constructor took before, beside the names of today's methods.
+_FORMER = {
+    "own": 'give model = "own", and override own_models() in a subclass of Method',
+    "late": "override late_policy() in a subclass of Method",
+    "kept": 'give model = "none" instead of kept = False',
+}
 
 
 def need_data(party: Party, phase: str, what: str) -> None:

@@ -1,14 +1,22 @@
-"""The joint forward pass without training, both sides: validation, test and prediction share it."""
+"""The joint forward pass without training: rows in, scores and who took part out.
+
+Validation, evaluation and prediction share it. A scorer knows models and an exchange, and nothing
+of runs, generations and alignment: the rows are positions in what each party holds, and the parties
+agree on them and on the first step before they call it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
+from vfl_common.errors import InternalError
 from vfl_common.link import Lenience, StepPassed
 from vfl_party.base.seeds import Rows
 from vfl_party.models import combine
@@ -18,6 +26,143 @@ from vfl_party.phases.absence import Following, LatePolicy, filled
 from vfl_party.phases.context import Party
 
 CHUNK_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a joint forward pass has found.
+
+    ``outputs``: the model's, [N, O], in the order of the rows. ``without``: {passive party: how
+    many rows were scored without it}; who is not in it took part in all. ``steps``: how many steps
+    were exchanged.
+    """
+
+    outputs: Tensor
+    without: Mapping[str, int]
+    steps: int
+
+
+class Scorer(Protocol):
+    """One party's side of the joint forward pass: the active party scores, the others answer.
+
+    All give the same rows, and the same first step; the following steps count its batch up.
+    """
+
+    def score(self, rows: Rows, first: StepKey) -> Scored:
+        """Scores ``rows`` with the others: the active party. Raises as ``Answering.collect``."""
+        ...
+
+    def answer(self, rows: Rows, first: StepKey) -> int:
+        """Helps to score ``rows``: a passive party. Returns the number of steps. Raises as
+        ``Asking.swap``.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """All parties' embeddings [B, D] of some rows; None for a party that is absent."""
+
+    own: list[Tensor]
+    others: dict[str, Tensor | None]
+    rows: int = 0
+
+    def without(self, party: str) -> Chunk:
+        """Returns the embeddings as if ``party`` were absent."""
+        return Chunk(self.own, {**self.others, party: None}, self.rows)
+
+
+class SplitScorer:
+    """The ``Scorer`` of encoders and a top model, which work in eval mode, a chunk of rows a step.
+
+    Args:
+        exchange: as ``scoring`` declares it; opened here, for this party's role.
+        policy: what stands in for absent parties (``cached`` means zeros here); None: that of the
+            first phase that goes on without one.
+        following: a passive party's place, if the others may go on without it.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        phase: str,
+        exchange: Exchange,
+        *,
+        policy: LatePolicy | None = None,
+        following: Following | None = None,
+    ) -> None:
+        self._party, self._policy, self._following = party, policy, following
+        opened = party.answering if party.role == "active" else party.asking
+        self._side: Answering | Asking = opened(phase, exchange, width=party.embedding_size)
+        if isinstance(self._side, Asking):
+            self._side.lenient = following is not None
+
+    def score(self, rows: Rows, first: StepKey, lenience: Lenience | None = None) -> Scored:
+        """See ``Scorer.score``. ``lenience``: lets it go on without parties; see
+        ``Answering.collect``.
+        """
+        return self.scored(self.embeddings(rows, first, lenience))
+
+    def embeddings(
+        self, rows: Rows, first: StepKey, lenience: Lenience | None = None
+    ) -> Iterator[Chunk]:
+        """Yields all parties' embeddings of ``rows``, a chunk a step: the first half of
+        ``score``.
+        """
+        if not isinstance(self._side, Answering):
+            raise InternalError(f"{self._party.name} is a passive party, and cannot score")
+        return self._collected(self._side, rows, first, lenience)
+
+    @torch.no_grad()
+    def _collected(
+        self, side: Answering, rows: Rows, first: StepKey, lenience: Lenience | None
+    ) -> Iterator[Chunk]:
+        party = self._party
+        if party.features is not None:
+            party.models["encoder"].eval()
+        for step, chunk in _steps(rows, first):
+            own = party.own_embeddings(chunk)
+            received = side.collect(step, lenience=lenience, rows=len(chunk))
+            side.acknowledge(step, received)
+            z_BD = {
+                each.name: received[each.name]["z"] if each.name in received else None
+                for each in party.recipe.passives
+            }
+            yield Chunk(own, z_BD, len(chunk))
+
+    @torch.no_grad()
+    def scored(self, found: Iterable[Chunk]) -> Scored:
+        """Returns the top model's scores for embeddings: the second half of ``score``."""
+        party, policy = self._party, self._policy or self._party.course.late_policy
+        rule, top = party.recipe.model.combine, party.models["top"]
+        top.eval()
+        outputs, without = [], Counter[str]()
+        for each in found:
+            z_BD = combine(rule, filled(policy, rule, each.own, each.others))
+            outputs.append(party.outputs(z_BD))
+            without.update({name: each.rows for name, z in each.others.items() if z is None})
+        empty = torch.empty(0, party.recipe.task.outputs, device=party.device)
+        return Scored(torch.cat(outputs) if outputs else empty, without, len(outputs))
+
+    @torch.no_grad()
+    def answer(self, rows: Rows, first: StepKey) -> int:
+        """Embeds ``rows`` and sends them; see ``Scorer.answer``."""
+        party, side, following = self._party, self._side, self._following
+        if not isinstance(side, Asking):
+            raise InternalError(f"{party.name} is the active party, and has nobody to answer")
+        features = party.need_features()
+        party.models["encoder"].eval()
+        for step, chunk in _steps(rows, first):
+            if following is not None and following.is_over(step):
+                continue
+            z_BD = party.encode(*features.inputs(chunk))
+            try:
+                side.swap(step, {"z": z_BD})
+            except StepPassed as passed:
+                if following is None:
+                    raise
+                following.skip(step, passed)
+        return len(chunks(rows))
 
 
 def scoring(
@@ -30,6 +175,18 @@ def scoring(
     """
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=sigma), how=how)
     return Exchange(name, up, when=f"{when}, {CHUNK_ROWS:,} rows a message")
+
+
+def scoring_traffic(
+    party: Party, phase: str, exchange: Exchange, round_: int, first_batch: int, rows: Rows
+) -> list[Occurrence]:
+    """Returns the exchanges of the joint forward pass over ``rows``; ``exchange``: as ``scoring``
+    made it.
+    """
+    return [
+        Occurrence.of(exchange, step, rows=len(chunk), width=party.embedding_size)
+        for step, chunk in _steps(rows, StepKey(phase, round_, first_batch))
+    ]
 
 
 def chunks(rows: Rows) -> list[Rows]:
@@ -45,117 +202,9 @@ def embed(party: Party, rows: Rows) -> Tensor:
     return torch.cat(found) if found else torch.empty(0, party.embedding_size, device=party.device)
 
 
-@torch.no_grad()
-def send_embeddings(
-    party: Party,
-    scores: Asking,
-    round_: int,
-    first_batch: int,
-    rows: Rows,
-    following: Following | None = None,
-) -> int:
-    """Embeds ``rows`` in eval mode and sends them, a chunk a step: the passive side. Returns the
-    next batch number.
-
-    ``scores``: the asking side of the exchange ``scoring``. ``following``: this party's place, if
-    the others may go on without it.
-    """
-    features = party.need_features()
-    party.models["encoder"].eval()
-    for batch, chunk in enumerate(chunks(rows), first_batch):
-        step = StepKey(scores.phase, round_, batch)
-        if following is not None and following.is_over(step):
-            continue
-        z_BD = party.encode(*features.inputs(chunk))
-        try:
-            scores.swap(step, {"z": z_BD})
-        except StepPassed as passed:
-            if following is None:
-                raise
-            following.skip(step, passed)
-    return first_batch + len(chunks(rows))
-
-
-def scoring_traffic(
-    party: Party, phase: str, exchange: Exchange, round_: int, first_batch: int, rows: Rows
-) -> list[Occurrence]:
-    """Returns the exchanges of the joint forward pass over ``rows``; ``exchange``: as ``scoring``
-    made it.
-    """
+def _steps(rows: Rows, first: StepKey) -> list[tuple[StepKey, Rows]]:
+    """Returns the chunks of ``rows``, each with its step."""
     return [
-        Occurrence.of(
-            exchange, StepKey(phase, round_, batch), rows=len(chunk), width=party.embedding_size
-        )
-        for batch, chunk in enumerate(chunks(rows), first_batch)
+        (StepKey(first.phase, first.round, batch), chunk)
+        for batch, chunk in enumerate(chunks(rows), first.batch)
     ]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """All parties' embeddings [B, D] of some rows; None for a party that is absent."""
-
-    own: list[Tensor]
-    others: dict[str, Tensor | None]
-
-    def without(self, party: str) -> Chunk:
-        """Returns the embeddings as if ``party`` were absent."""
-        return Chunk(self.own, {**self.others, party: None})
-
-
-@torch.no_grad()
-def joint_embeddings(
-    party: Party,
-    scores: Answering,
-    round_: int,
-    first_batch: int,
-    rows: Rows,
-    lenience: Lenience | None = None,
-) -> Iterator[Chunk]:
-    """Yields all parties' embeddings of ``rows``, a chunk a step: the active side."""
-    if party.features is not None:
-        party.models["encoder"].eval()
-    for batch, chunk in enumerate(chunks(rows), first_batch):
-        step = StepKey(scores.phase, round_, batch)
-        own = [party.encode(*party.features.inputs(chunk))] if party.features is not None else []
-        received = scores.collect(step, lenience=lenience, rows=len(chunk))
-        scores.acknowledge(step, received)
-        z = {
-            each.name: received[each.name]["z"] if each.name in received else None
-            for each in party.recipe.passives
-        }
-        yield Chunk(own, z)
-
-
-@torch.no_grad()
-def outputs_of(party: Party, found: Iterable[Chunk], policy: LatePolicy | None = None) -> Tensor:
-    """Returns the top model's outputs [N, O] for embeddings, in eval mode.
-
-    ``policy``: what stands in for absent parties (``cached`` means zeros here); None: that of the
-    first phase that goes on without one.
-    """
-    rule, policy = party.recipe.model.combine, policy or party.late_policy
-    party.models["top"].eval()
-    outputs = [
-        party.outputs(combine(rule, filled(policy, rule, each.own, each.others))) for each in found
-    ]
-    return (
-        torch.cat(outputs)
-        if outputs
-        else torch.empty(0, party.recipe.task.outputs, device=party.device)
-    )
-
-
-def joint_outputs(
-    party: Party,
-    scores: Answering,
-    round_: int,
-    first_batch: int,
-    rows: Rows,
-    lenience: Lenience | None = None,
-    policy: LatePolicy | None = None,
-) -> tuple[Tensor, int]:
-    """Returns the top model's outputs [N, O] for ``rows`` in eval mode, and the next batch number:
-    the active side.
-    """
-    found = joint_embeddings(party, scores, round_, first_batch, rows, lenience)
-    return outputs_of(party, found, policy), first_batch + len(chunks(rows))

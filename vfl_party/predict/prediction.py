@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
+from vfl_common.bundle import StepKey
 from vfl_common.config.data import DataSettings, ids_only, shown
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
@@ -22,18 +23,19 @@ from vfl_common.run_folder import RunFolder, planned
 from vfl_common.stages import position_of
 from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned
-from vfl_party.assembly.party import Opened, encoder_settings, load_models
+from vfl_party.assembly.models import encoder_settings, load_models
+from vfl_party.assembly.party import JobName, Opened
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.data.join import own_columns
 from vfl_party.data.rows import Prepared
-from vfl_party.methods import nothing_kept, own_scores, protected, sent_noise
 from vfl_party.outbound.chains import PASSIVES, summarised
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import joint_outputs, scoring, send_embeddings
+from vfl_party.phases.course import Course
+from vfl_party.phases.scoring import Scorer, SplitScorer, scoring
 from vfl_party.predict.results import Output, listed_rows, result_columns
 
 PHASE = "predict"
@@ -72,7 +74,7 @@ def load_trained(run: Path, name: str) -> TrainedRun:
             f"{path}: this run was not finished; finish it, or give another",
         )
     recipe = folder.recipe()
-    left = nothing_kept(recipe)
+    left = Course(recipe).keeps_nothing
     if left is not None:
         text = f"{path}: its phase {left} keeps no model; give a run of another method"
         raise InputError(Code.CHECKPOINT_INVALID, text)
@@ -261,18 +263,26 @@ def embeddings(party: Party) -> Exchange:
     """Declares the exchange of the rows to predict, with the noise that the phases of training ask
     for.
     """
-    recipe = party.recipe
-    return scoring(sent_noise(recipe), name="embedding", when="once", how=protected(recipe))
+    course = party.course
+    return scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
+
+
+def scorer(party: Party) -> Scorer:
+    """Opens a party's side of the joint prediction: its method's own, or that of encoders and a top
+    model. Raises InputError.
+    """
+    own = party.course.scores(party, PHASE)
+    return own if own is not None else SplitScorer(party, PHASE, embeddings(party))
 
 
 def predicted(party: Party) -> list[ExchangeSummary]:
     """Returns what a party would send for a prediction with the trained model; empty if it would
     send nothing.
     """
-    if nothing_kept(party.recipe) is not None or party.recipe.rows.align == "none":
+    if party.course.keeps_nothing is not None or party.recipe.rows.align == "none":
         return []
     before = set(party.exchanges)
-    if own_scores(party, PHASE) is not None:
+    if party.course.scores(party, PHASE) is not None:
         new = [party.exchanges.pop(key) for key in [*party.exchanges] if key not in before]
         lines = [
             line
@@ -295,15 +305,10 @@ class PassivePredict(Phase):
 
     def __init__(self, party: Party) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
-        self._own = own_scores(party, PHASE)
-        if self._own is None:
-            self._scores = party.asking(PHASE, embeddings(party), width=party.embedding_size)
+        self._scorer = scorer(party)
 
     def run_round(self, round_: int) -> RoundReport:
-        if self._own is not None:
-            self._own.answer(round_, 0, self._party.rows("all"))
-            return RoundReport(0)
-        send_embeddings(self._party, self._scores, round_, 0, self._party.rows("all"))
+        self._scorer.answer(self._party.rows("all"), StepKey(PHASE, round_, 0))
         return RoundReport(0)
 
 
@@ -317,21 +322,16 @@ class ActivePredict(Phase):
     ) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
         self._ids, self._table, self._outputs = ids, table, outputs
-        self._own = own_scores(party, PHASE)
-        if self._own is None:
-            self._scores = party.answering(PHASE, embeddings(party), width=party.embedding_size)
+        self._scorer = scorer(party)
 
     def run_round(self, round_: int) -> RoundReport:
         party = self._party
-        if self._own is not None:
-            outputs, _ = self._own.scores(round_, 0, party.rows("all"))
-        else:
-            outputs, _ = joint_outputs(party, self._scores, round_, 0, party.rows("all"))
-        if party.labels is None:
+        outputs = self._scorer.score(party.rows("all"), StepKey(PHASE, round_, 0)).outputs
+        if party.data.labels is None:
             raise InputError(
                 Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes"
             )
-        columns = result_columns(party.recipe, party.labels, outputs)
+        columns = result_columns(party.recipe, party.data.labels, outputs)
         found = listed_rows(self._ids, self._table, columns)
         for output in self._outputs:
             output.write(found, self._table.own)
@@ -351,6 +351,8 @@ class Prediction:
     settings: PartySettings
     ids: Sequence[str]
     outputs: Sequence[Output]
+
+    job: ClassVar[JobName] = "predict"
 
     @property
     def run_id(self) -> str:

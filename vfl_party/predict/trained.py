@@ -26,7 +26,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_common.run_folder import RunFolder
-from vfl_party.assembly.party import build_models, load_models
+from vfl_party.assembly.models import build_models, load_models
 from vfl_party.base.phase import Tree
 from vfl_party.data import Labels, Preprocessor, Table, loading
 from vfl_party.data.sources.arrays import channels_first, row_ids
@@ -34,6 +34,7 @@ from vfl_party.data.sources.frames import as_arrow, is_arrays
 from vfl_party.data.sources.images import to_unit
 from vfl_party.models import deterministic, forward
 from vfl_party.phases.context import MakeEncoder
+from vfl_party.phases.course import Course
 from vfl_party.phases.scoring import chunks
 from vfl_party.predict.prediction import load_trained
 
@@ -236,7 +237,7 @@ def _made(about: About, state: Tree) -> TrainedParty:
     make = None
     if preprocessor is not None:
         make = MakeEncoder(about.recipe, about.party, about.encoder, preprocessor.spec)
-    models = build_models(about.recipe, about.party, make)
+    models = build_models(Course(about.recipe), about.party, make)
     load_models(models, state)
     labels = Labels.from_state(about.labels) if about.labels is not None else None
     return TrainedParty(

@@ -17,37 +17,28 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 from vfl_common.ledger import Ledger
 from vfl_common.process import garbage
-from vfl_common.process.logs import Console, log_to, version
+from vfl_common.process.logs import Console, version
 from vfl_common.process.program import resumable
 from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_common.rpc.messages import Start
-from vfl_common.rpc.service import ExchangeService
+from vfl_common.rpc.exchange.service import ExchangeService
 from vfl_common.rpc.session import Session
-from vfl_common.run_folder import RunFolder, create, find_finished, find_unfinished
-from vfl_party.align import Aligned, Aligning, alignment_of, quota
+from vfl_common.run_folder import RunFolder, find_unfinished
+from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
-from vfl_party.assembly.party import (
-    Assembled,
-    Opened,
-    Spread,
-    Work,
-    assemble,
-    check_ranks,
-    open_party,
-)
-from vfl_party.base.checkpoint import CheckpointStore
+from vfl_party.assembly.party import Assembled, JobName, Opened, Spread, assemble, open_party
 from vfl_party.base.devices import float32_in_full, keep_freed_memory, set_threads
-from vfl_party.methods import handed_on
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
 from vfl_party.predict.results import Output, Predicted, id_names
 from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, follow
 from vfl_party.runtime import versions
-from vfl_party.runtime.job import Jobs, new_secret
-from vfl_party.runtime.participation import JobName, Part, joining_of, training
+from vfl_party.runtime.folders import Folders, store_of
+from vfl_party.runtime.generation import Preparation, new_secret
+from vfl_party.runtime.joining import joining_of, training
+from vfl_party.runtime.outcome import Outcome
 from vfl_party.runtime.progress import Progress
-from vfl_party.runtime.runner import Outcome
+from vfl_party.runtime.run import PartyRun
 from vfl_party.runtime.transport import Transports
 
 log = logging.getLogger(__name__)
@@ -81,27 +72,30 @@ class PartyApp:
         files = self.files
         # Refuses a bad address before the data are read.
         self._metrics_address()
-        opened = files.open()
-        plugins = versions.shared(opened) | versions.modelling(opened)
         out = Path(files.file.out)
+        opened = files.open(work=training(files.recipe, files.name, out))
+        plugins = versions.shared(opened) | versions.modelling(opened)
         resume = None if fresh else find_unfinished(out, files.name, files.recipe)
+        folders = Folders(
+            out,
+            files.name,
+            files.recipe,
+            {
+                "job": "train",
+                "encoder": files.encoder.model_dump(mode="json"),
+                "plugins": plugins,
+            },
+            resume,
+            checkpoint_every=files.recipe.run.checkpoint_every,
+        )
         if resume is not None:
             resume.lock()
             # For what is damaged there.
-            log_to(resume.path / "log.jsonl", run=resume.run_id, party=files.name)
-            resume.checkpoints = self._store(resume)
+            folders.log(resume)
+            resume.checkpoints = store_of(resume, files.recipe)
             versions.require_same(resume.path, resume.facts().get("plugins", {}), plugins)
-
-        def open_folder(run_id: str) -> RunFolder:
-            folder = create(out, run_id, files.name, files.recipe)
-            folder.note(job="train", encoder=files.encoder.model_dump(mode="json"), plugins=plugins)
-            folder.checkpoints = self._store(folder)
-            return folder
-
         with resumable(fresh=fresh):
-            return self._run(
-                "train", opened, training(files.recipe, files.name, out), open_folder, resume
-            )
+            return self._run(opened, folders)
 
     def predict(
         self, trained: TrainedRun, data: DataSettings, output: Output
@@ -112,7 +106,8 @@ class PartyApp:
         Returns how many rows of this party's are predicted, too.
         """
         files = self.files
-        opened = open_party(files.recipe, files.name, data, files.encoder, labels=False)
+        work = Prediction(trained, files.settings, id_names(data), (output,))
+        opened = open_party(files.recipe, files.name, data, files.encoder, work=work)
         if len(opened.table) < (least := files.file.predict.at_least):
             text = (
                 f"{opened.table.source}: has {len(opened.table):,} rows to predict; "
@@ -127,36 +122,18 @@ class PartyApp:
             log.warning("%s", said, extra={"event": "unseen"})
             self.console.show("unseen", said=said)
 
-        def open_folder(run_id: str) -> RunFolder:
-            folder = create(Path(files.file.out), run_id, files.name, files.recipe)
-            folder.note(job="predict", trained_run=trained.run_id)
-            return folder
-
-        work = Prediction(trained, files.settings, id_names(data), (output,))
-        outcome, folder = self._run("predict", opened, work, open_folder, None)
+        folders = Folders(
+            Path(files.file.out),
+            files.name,
+            files.recipe,
+            {"job": "predict", "trained_run": trained.run_id},
+        )
+        outcome, folder = self._run(opened, folders)
         return Predicted.of(
             opened.table, outcome.common_rows if outcome.rows else len(opened.table)
         ), folder
 
-    def _finished(self, job: JobName, run_id: str) -> RunFolder | None:
-        files = self.files
-        return (
-            find_finished(Path(files.file.out), run_id, files.name, files.recipe)
-            if job == "train"
-            else None
-        )
-
-    def _store(self, folder: RunFolder) -> CheckpointStore:
-        return CheckpointStore(folder.path / "checkpoints", self.files.recipe.run.kept_checkpoints)
-
-    def _run(
-        self,
-        job: JobName,
-        opened: Opened,
-        work: Work,
-        open_folder: Callable[[str], RunFolder],
-        resume: RunFolder | None,
-    ) -> tuple[Outcome, RunFolder]:
+    def _run(self, opened: Opened, folders: Folders) -> tuple[Outcome, RunFolder]:
         files, recipe = self.files, self.files.recipe
         set_threads(files.file.threads)
         float32_in_full()
@@ -165,21 +142,31 @@ class PartyApp:
         opened.tell(self.console.show)
 
         def make(aligned: Aligned, secret: int | None, spread: Spread | None = None) -> Assembled:
-            of, policy, trees = (opened, aligned, work), files.policy(), files.file.trees
             return assemble(
-                *of, device=files.device, policy=policy, spread=spread, trees=trees, secret=secret
+                opened,
+                aligned,
+                device=files.device,
+                policy=files.policy(),
+                spread=spread,
+                trees=files.file.trees,
+                secret=secret,
             )
 
-        spread = partial(self._spread, make, self.ranks) if self.ranks is not None else None
-        alignment = alignment_of(recipe, files.policy(), divides=opened.divides)
-        secret = new_secret() if job == "train" and files.file.init == "secret" else None
-        jobs = Jobs(opened, alignment, make, spread, resume, partial(self._aligning, job), secret)
-        if self.ranks is not None:
-            check_ranks(jobs.expected.party, trains=job == "train")
-        plan = jobs.expected.plan
+        trains, plugins = opened.work.job == "train", versions.shared(opened)
+        prepared = Preparation(
+            opened,
+            make,
+            plugins,
+            files.device,
+            policy=files.policy(),
+            ranks=self.ranks.size if self.ranks is not None else 1,
+            spread=partial(self._spread, make, self.ranks) if self.ranks is not None else None,
+            resume=folders.resume,
+            secret=new_secret() if trains and files.file.init == "secret" else None,
+            complete=partial(self._aligning, opened.work.job),
+        )
         ledger, meter = Ledger(), TcpMeter()
-        plugins = versions.shared(opened)
-        joining = joining_of(recipe, files.settings.role, plugins)
+        joining = joining_of(opened.course, files.settings.role, plugins)
         transports = Transports(files, self.console, ledger, meter, joining)
         session = Session(
             files.file.server,
@@ -190,7 +177,7 @@ class PartyApp:
             heartbeat_s=recipe.run.heartbeat_s,
             wait_s=self.wait_s,
             on_waiting=transports.waiting,
-            absent_s=recipe.run.server_absent_s if job == "train" else 0.0,
+            absent_s=recipe.run.server_absent_s if trains else 0.0,
             back_s=recipe.run.rejoin_deadline_s,
             emit=self.console.emit,
         )
@@ -199,31 +186,13 @@ class PartyApp:
             transports.listening() as (service, address),
             self._exposed(session, progress, service),
         ):
-
-            def begun(start: Start, folder: RunFolder) -> None:
-                log_to(folder.path / "log.jsonl", run=start.run_id, party=files.name)
-                files.keyring.tell()
-
-            outcome, folder = Part(
-                recipe,
-                files.name,
-                job,
+            outcome, folder = PartyRun(
+                prepared,
+                folders,
                 session,
-                jobs,
+                partial(transports.transport, service),
                 progress,
-                self.console,
-                files.device,
-                transport=lambda start: transports.transport(start, service),
-                open_folder=open_folder,
-                plugins=plugins,
-                trained=work.run_id,
-                devices="" if self.ranks is None else f"{self.ranks.size} x {files.device.type}",
                 address=files.file.advertise or address,
-                begun=begun,
-                plan=plan,
-                resume=resume,
-                finished=partial(self._finished, job),
-                checkpoint_every=recipe.run.checkpoint_every,
             ).run()
         # Only the active party has it; on one machine the server writes the same file.
         if outcome.summary_json:
@@ -314,6 +283,6 @@ def lend(files: PartyFiles, ranks: Ranks) -> None:
     float32_in_full()
 
     def make_encoder(spec: InputSpec) -> nn.Module:
-        return handed_on(files.recipe, MakeEncoder(files.recipe, files.name, files.encoder, spec))
+        return files.course.encoder(MakeEncoder(files.recipe, files.name, files.encoder, spec))
 
     follow(ranks, make_encoder, files.recipe.model.precision)

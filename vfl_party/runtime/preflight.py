@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from vfl_common.identity.credentials import BOTH, DIALS, Credentials, ends_soon,
 from vfl_common.identity.members import members_of
 from vfl_common.rpc.ask import ask
 from vfl_common.rpc.channel import check_address
-from vfl_common.rpc.messages import SAID, SIGNS, Joining
-from vfl_common.rpc.service import SERVICE as EXCHANGE
-from vfl_common.rpc.session import SERVICE as SESSIONS
+from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
+from vfl_common.rpc.messages import EMPTY_MESSAGES, PARTY_MESSAGES, Joining
+from vfl_common.rpc.uplink import SERVICE as SESSIONS
 from vfl_common.text import percent
 from vfl_party.align import alignment_of
 from vfl_party.assembly.files import PartyFiles, read_files
@@ -29,13 +29,13 @@ from vfl_party.base.devices import resolve_device
 from vfl_party.data import Table, describe, read_rows, tabulate
 from vfl_party.data.ids import Ids, about_zeros, choices, normalised
 from vfl_party.data.notes.smells import smells
-from vfl_party.data.notes.target_leakage import leaks
-from vfl_party.methods import check_fit, parse_settings
+from vfl_party.data.notes.target_leakage import target_leakage
 from vfl_party.phases.advice import few_rows
+from vfl_party.phases.course import Course
 from vfl_party.predict.prediction import predicted
 from vfl_party.predict.results import computed_cells, label_name
 from vfl_party.runtime import versions
-from vfl_party.runtime.participation import joining_of, training
+from vfl_party.runtime.joining import joining_of, training
 
 _CONNECT_S = 3.0
 # At the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason.
@@ -110,8 +110,9 @@ def _phases(recipe: Recipe) -> str:
     """Names the phases. Raises InputError if the settings of one are wrong, or if they do not fit
     together.
     """
-    names = [phase.name for phase in recipe.phases if parse_settings(phase)]
-    check_fit(recipe)
+    course = Course(recipe)
+    names = [phase.name for phase in course.phases if phase.settings]
+    course.check()
     return ", ".join(names)
 
 
@@ -162,7 +163,7 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
         notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
         found = list(smells(rows, data))
         if with_label and files.recipe.task.kind != "regression":
-            found += leaks(rows, label_name(data))
+            found += target_leakage(rows, label_name(data))
         notes.extend(Finding("data", True, smell.text, note=True) for smell in found)
         computed = sum(
             map(computed_cells, (*rows.ids, *([rows.labels] if rows.labels is not None else [])))
@@ -216,12 +217,11 @@ def _plugins(opened: Opened, shared: Mapping[str, str]) -> Iterator[Finding]:
 
 def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     """Yields what the rows, models and phases are, and what leaves the party. Raises InputError."""
-    work = training(files.recipe, files.name, Path(files.file.out))
+    opened = replace(opened, work=training(files.recipe, files.name, Path(files.file.out)))
     alignment = alignment_of(files.recipe)
     party = assemble(
         opened,
         alignment.expected(opened.table),
-        work,
         policy=files.policy(),
         trees=files.file.trees,
     )
@@ -270,8 +270,8 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     for each in predicted(party.party):
         what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
         yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
-    for message, fields in SAID.items():
-        said = "; ".join(fields.values()) or f"no content ({SIGNS[message]})"
+    for message, fields in PARTY_MESSAGES.items():
+        said = "; ".join(fields.values()) or f"no content ({EMPTY_MESSAGES[message]})"
         yield Finding("leaves", True, f"session with {files.recipe.server}: {message}: {said}")
 
 
@@ -307,7 +307,7 @@ def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> It
     if offline:
         return
     try:
-        joining = joining_of(files.recipe, files.settings.role, plugins)
+        joining = joining_of(files.course, files.settings.role, plugins)
     except VflError:
         # Of the recipe, and said above: nobody can be asked.
         return

@@ -67,7 +67,7 @@ class Progress:
         self.watchers: list[Callable[[str, int, int, dict[str, dict[str, float]]], None]] = []
         self.clock = clock if clock is not None else Clock()
         self._steps = Steps()
-        self._console, self._session, self._ledger, self._is_active = (
+        self.console, self._session, self._ledger, self._is_active = (
             console,
             session,
             ledger,
@@ -86,7 +86,7 @@ class Progress:
         self._path, self._generation = path, start.generation
         self.standing.generation, self.standing.without = start.generation, ()
         self._began_s = time.monotonic()
-        self._console.emit(
+        self.console.emit(
             "started",
             run_id=start.run_id,
             generation=start.generation,
@@ -177,7 +177,7 @@ class Progress:
         # The others keep its pace.
         if (self._is_active and not idle) or progress.metrics or progress.note:
             self._session.progress(progress)
-        self._console.emit("progress", **asdict(progress))
+        self.console.emit("progress", **asdict(progress))
 
 
 _SHOWN = frozenset({"loss", "accuracy", "auc", "rmse", "variance_kept"})

@@ -19,15 +19,14 @@ from vfl_common.process.logs import Console
 from vfl_common.rpc.ask import MAX_QUESTIONS
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.exchange.hub import ExchangeHub
+from vfl_common.rpc.exchange.link import ExchangeLink
+from vfl_common.rpc.exchange.service import MAX_STREAMS, ExchangeService, FramePipe
+from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
 from vfl_common.rpc.health import MAX_CHECKS, Health
-from vfl_common.rpc.hub import ExchangeHub
-from vfl_common.rpc.link import ExchangeLink
 from vfl_common.rpc.messages import Joining, Start
-from vfl_common.rpc.service import MAX_STREAMS, ExchangeService
-from vfl_common.rpc.service import SERVICE as EXCHANGE
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.step_timing import Clock
-from vfl_party.methods import in_flight
 
 # Allowed to the passive parties to end their streams.
 _CLOSE_S = 5.0
@@ -38,7 +37,7 @@ _COME_S = 10.0
 
 @dataclass
 class GrpcTransport:
-    """One generation's exchange over gRPC; see ``vfl_party.runtime.job.Transport``."""
+    """One generation's exchange over gRPC; see ``vfl_party.runtime.generation.Transport``."""
 
     me: str
     service: ExchangeService | None
@@ -46,7 +45,7 @@ class GrpcTransport:
     hub: Hub | None = None
     link: Link | None = None
     server: Link | None = None
-    grpc_hub: ExchangeHub | None = None
+    grpc_hub: ExchangeHub[FramePipe] | None = None
     grpc_links: Sequence[ExchangeLink] = ()
     roll_call: threading.Timer | None = None
     clock: Clock = field(default_factory=Clock)
@@ -72,7 +71,7 @@ class GrpcTransport:
         if self.roll_call is not None:
             self.roll_call.cancel()
         if self.grpc_hub is not None and error is None:
-            self.grpc_hub.wait_for_late()
+            self.grpc_hub.pipe.wait_for_late()
         if self.service is not None and error is None:
             self.service.wait_until_idle(_CLOSE_S)
         # Closing the sockets loses the kernel's counts.
@@ -139,32 +138,34 @@ class Transports:
             finally:
                 service.close()
 
-    def transport(self, start: Start, service: ExchangeService | None) -> GrpcTransport:
+    def transport(
+        self, service: ExchangeService | None, start: Start, clock: Clock
+    ) -> GrpcTransport:
         """Makes a generation's links, and the active party's hub; nothing is dialled before the
-        first bundle.
+        first bundle. ``clock``: the party's.
 
         Raises PeerError if neither the server nor the party file names an address of the active
         party.
         """
         files, recipe = self.files, self.files.recipe
+        files.keyring.tell()
         # The server waits the whole step timeout for a late party and then names it: we wait for
         # that.
         patience_s = 2 * recipe.run.step_timeout_s
         server = self._link(files.file.server, recipe.server, start, patience_s)
         if service is not None:
             roster = [party.name for party in recipe.passives if party.name not in start.left]
-            hub = ExchangeHub(
+            pipe = FramePipe(
                 start.run_id,
                 start.generation,
                 roster,
-                self.ledger,
-                timeout_s=recipe.run.step_timeout_s,
-                allocate=self._allocate,
-                in_flight=in_flight(recipe),
+                in_flight=files.course.in_flight,
                 protocol=start.protocol,
+                allocate=self._allocate,
             )
+            hub = ExchangeHub(pipe, timeout_s=recipe.run.step_timeout_s)
             service.use(hub)
-            roll_call = self._roll_call(hub)
+            roll_call = self._roll_call(pipe)
             return GrpcTransport(
                 files.name,
                 service,
@@ -174,6 +175,7 @@ class Transports:
                 grpc_hub=hub,
                 grpc_links=[server],
                 roll_call=roll_call,
+                clock=clock,
                 protocol=start.protocol,
             )
         address, peer = files.file.active or start.exchange_address, recipe.active.name
@@ -190,18 +192,19 @@ class Transports:
             link=link,
             server=server,
             grpc_links=links,
+            clock=clock,
             protocol=start.protocol,
         )
 
-    def _roll_call(self, hub: ExchangeHub) -> threading.Timer:
+    def _roll_call(self, pipe: FramePipe) -> threading.Timer:
         """Reports after ``_COME_S`` who is missing: this side can only name them, the passive
         parties know why.
         """
         left_s = max(0.0, self.files.recipe.run.rejoin_deadline_s - _COME_S)
 
         def tell() -> None:
-            if hub.absent:
-                self.waiting(hub.absent, left_s)
+            if pipe.absent:
+                self.waiting(pipe.absent, left_s)
 
         timer = threading.Timer(_COME_S, tell)
         timer.daemon = True

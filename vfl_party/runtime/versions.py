@@ -9,12 +9,12 @@ from pathlib import Path
 
 from vfl_common.config.data import reader_of
 from vfl_common.errors import Code, InputError
-from vfl_party import methods
 from vfl_party.assembly.party import Opened
 from vfl_party.data import load as data
 from vfl_party.models import metrics
 from vfl_party.models.encoders import plugin
 from vfl_party.outbound import codecs, transforms
+from vfl_party.phases.course import REGISTRY
 
 
 def shared(opened: Opened) -> dict[str, str]:
@@ -62,9 +62,9 @@ def require_same(path: Path, then: Mapping[str, str], now: Mapping[str, str]) ->
 
 
 def _of_methods(opened: Opened) -> dict[str, str]:
-    recipe, found = opened.recipe, dict[str, str]()
-    for phase in (*(recipe.start.phases if recipe.start is not None else ()), *recipe.phases):
-        found |= methods.REGISTRY.version(phase.kind)
+    course, found = opened.course, dict[str, str]()
+    for phase in (*course.before, *course.phases):
+        found |= REGISTRY.version(phase.kind)
     return found
 
 

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, InputError, InternalError, InterruptedRun, VflError
-from vfl_common.ledger import Ledger
 from vfl_common.link import Hub
 from vfl_common.packing.bundles import decode, encode
-from vfl_common.rpc.hub import ExchangeHub
+from vfl_common.rpc.exchange.hub import ExchangeHub
+from vfl_common.rpc.exchange.service import FramePipe
 from vfl_common.stages import AggregationPlan, rounds_done
 from vfl_server.aggregation.mean import mean, outlier
 
@@ -64,7 +64,6 @@ class Aggregator:
         roster: Sequence[str],
         passives: Sequence[str],
         phases: Sequence[str],
-        ledger: Ledger,
         *,
         timeout_s: float,
         fail: Callable[[VflError], None],
@@ -74,7 +73,7 @@ class Aggregator:
     ) -> None:
         self._service, self._run_id, self._roster, self._phases = service, run_id, roster, phases
         self._passives = passives
-        self._ledger, self._timeout_s, self._fail, self._align = ledger, timeout_s, fail, align
+        self._timeout_s, self._fail, self._align = timeout_s, fail, align
         self._lock = threading.Lock()
         self._make_hub = make_hub if make_hub is not None else self._over_grpc
         self._start = start if start is not None else self._in_a_thread
@@ -144,15 +143,9 @@ class Aggregator:
         self._thread = threading.Thread(target=act, name=name, daemon=True)
         self._thread.start()
 
-    def _over_grpc(self, generation: int) -> ExchangeHub:
-        return ExchangeHub(
-            self._run_id,
-            generation,
-            self._roster,
-            self._ledger,
-            timeout_s=self._timeout_s,
-            from_first=True,
-        )
+    def _over_grpc(self, generation: int) -> ExchangeHub[FramePipe]:
+        pipe = FramePipe(self._run_id, generation, self._roster)
+        return ExchangeHub(pipe, timeout_s=self._timeout_s, from_first=True)
 
     def end(self, error: VflError) -> None:
         """Ends the generation, from any thread; waiting parties get ``error``. Does nothing if

@@ -1,22 +1,28 @@
-"""Checks that a party's Join message fits the recipe and the run. Pure functions."""
+"""Checks that a party's Join message fits the recipe and the run, and says why not. Pure
+functions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from vfl_common.config.recipe import Recipe, first_difference
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.spelling import first_difference
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.agreement import at, range_of, require_alike, spelling_of
+from vfl_common.summary import PartySummary
 from vfl_common.text import clean
 
-# Characters of a device, a run or an address.
+# Characters of a device, a run, an address or a reason.
 MAX_TEXT = 200
 # A party's recipe that is longer than ours by more characters is not compared key by key.
 MAX_RECIPE = 16_384
 # That a party names.
 MAX_PLUGINS = 100
+# So often a party may join again into a running generation: 20 times, then 10 a minute.
+AGAIN_S, AGAIN = 6.0, 20
 
 
 def admit(
@@ -82,6 +88,125 @@ def admit(
 def agreed(joined: Collection[control_pb2.Join]) -> int:
     """Returns the protocol that all of ``joined`` speak with each other and with this server."""
     return min([PROTOCOL, *(join.protocol for join in joined)])
+
+
+def offers_of(join: control_pb2.Join, run_id: str) -> tuple[str, ...]:
+    """Returns the labels at which a party can resume run ``run_id``; '' is its beginning."""
+    return tuple(join.checkpoints) if join.run_id == run_id else ("",)
+
+
+def identity_of(name: str, join: control_pb2.Join) -> PartySummary:
+    """Returns what the summary says of a party that has joined."""
+    return PartySummary(
+        name=name,
+        role="active" if join.role == "active" else "passive",
+        pid=join.pid,
+        device=join.device,
+        device_name=join.device_name,
+        version=join.version,
+    )
+
+
+def facts_of(join: control_pb2.Join) -> dict[str, str | int]:
+    """Returns what people are told of a party that has joined."""
+    version = {"version": clean(join.version)} if join.version else {}
+    return {"role": join.role, "device": join.device, **version, "protocol": join.protocol}
+
+
+def require_return(name: str, join: control_pb2.Join, run_id: str, spoken: int) -> None:
+    """Returns if a party can come back to the generation under way.
+
+    Args:
+        spoken: the protocol of that generation.
+
+    Raises:
+        PeerError: CHECKPOINT_INVALID, PROTOCOL_DIFFERS.
+    """
+    if join.unfit or join.run_id != run_id:
+        raise lacking(name, run_id, "the step that is under way")
+    least, most = range_of(join)
+    if not least <= spoken <= most:
+        text = (
+            f"{name} speaks protocol {most}, and the generation that is under way {spoken}; "
+            "install the version that it had"
+        )
+        raise PeerError(Code.PROTOCOL_DIFFERS, text, party=name)
+
+
+def lacking(name: str, run_id: str, label: str) -> PeerError:
+    """Returns the refusal of a party that cannot resume where the others can."""
+    text = (
+        f"{name} cannot resume run {run_id} at {label}, as the others can; start it "
+        "with the folder of runs that it had before, or begin a new run with "
+        "vfl-server serve --fresh"
+    )
+    return PeerError(Code.CHECKPOINT_INVALID, text, party=name)
+
+
+def bound(name: str, other: str, run_id: str, server: str, *, begun: bool) -> PeerError:
+    """Returns the error of a party that has checkpoints of the unfinished run ``other``.
+
+    ``begun``: this run has begun, so that party alone is wrong; else this run must not begin.
+    """
+    text = f"{name} has checkpoints of run {clean(other, 80)}, which has not ended, and {server} "
+    if begun:
+        text += f"is in run {run_id}; start it with the folder of runs that it had before"
+    else:
+        text += (
+            "has not; start the server with the folder of runs that it had before, or begin a "
+            "new run with vfl-server serve --fresh"
+        )
+    return PeerError(Code.CHECKPOINT_INVALID, text, party=name)
+
+
+def why_unfit(name: str, join: control_pb2.Join) -> str:
+    """Says why a party cannot resume its run."""
+    return f"{name} cannot resume run {join.run_id}: {clean(join.unfit, MAX_TEXT)}"
+
+
+def unfit(name: str, why: str, within_s: float) -> PeerError:
+    """Returns the error of a run that a party cannot resume, and that is too young to be set aside.
+
+    ``within_s``: how old a run must be for that, in seconds after it trained last.
+    """
+    text = (
+        f"{why}; restore them, or begin a new run with vfl-server serve --fresh, at the server "
+        f"alone (the same commands do so from run.resume_within_s, {within_s:g} s after the run "
+        "trained last)"
+    )
+    return PeerError(Code.DATA_INVALID, text, party=name)
+
+
+def taken(name: str) -> PeerError:
+    """Returns the refusal of a second session of a living party."""
+    text = f"a party named {name} has already joined and is alive"
+    return PeerError(Code.NAME_TAKEN, text, party=name)
+
+
+def done(name: str, run_id: str) -> PeerError:
+    """Returns the refusal of a party that has left the run."""
+    text = (
+        f"{name} has finished its part of run {run_id}, which continues without it; nothing to do"
+    )
+    return PeerError(Code.NAME_TAKEN, text, party=name)
+
+
+def too_often(name: str) -> PeerError:
+    """Returns the refusal of a party that would end one generation after another."""
+    text = (
+        f"{name} has joined again {AGAIN} times in a short time, and may not stop the others now; "
+        "start it again in a minute"
+    )
+    return PeerError(Code.NAME_TAKEN, text, party=name)
+
+
+def require_place(name: str, recipe: Recipe) -> None:
+    """Raises PeerError (NOT_IN_RECIPE) if ``name`` has no part in a run of ``recipe``."""
+    if recipe.party(name) is None:
+        text = f"{name} is not a party of recipe {recipe.name}"
+        # A stranger does not learn who they are.
+        here = f"{text} (parties: {', '.join(party.name for party in recipe.parties)})"
+        raise PeerError(Code.NOT_IN_RECIPE, text, party=name).privately(here)
 
 
 def _compare_protocols(name: str, join: control_pb2.Join, oldest: int) -> None:

@@ -12,7 +12,14 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import PartySummary
-from vfl_server.control.coordinator import Left
+
+
+@dataclass(frozen=True)
+class Left:
+    """A party that has reported and left: it exchanges nothing in the rest of the run."""
+
+    identity: PartySummary
+    report: control_pb2.Report
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Decides what to do next: pure functions of who has joined. The clock is an argument."""
+"""Decides whether a run may begin, and where: pure functions of who has joined. The clock is an
+argument.
+"""
 
 from __future__ import annotations
 
@@ -86,19 +88,6 @@ def decide(
     return GiveUp(missing, f"{', '.join(missing)} did not come within {deadline_s:g} s")
 
 
-def goes_on(
-    party: str, claimed: tuple[str, int], under_way: tuple[str, int], missed: Collection[str]
-) -> bool:
-    """Returns whether a party that joins again is still in the generation that is under way.
-
-    Args:
-        claimed: the run and the generation in which the party says that it is.
-        under_way: the run and its generation; 0: it is in none.
-        missed: the parties that are in the generation and have lost their sessions.
-    """
-    return claimed == under_way and party in missed
-
-
 def newest_common(
     offered: Collection[Sequence[str]], held: Collection[Sequence[str]] = ()
 ) -> str | None:
@@ -123,17 +112,3 @@ def most_offered(offered: Mapping[str, Sequence[str]], active: str) -> str:
     return max(
         votes, key=lambda label: (votes[label], label in offered.get(active, ()), label), default=""
     )
-
-
-def silent(now_s: float, heard_s: Mapping[str, float], lost_after_s: float) -> tuple[str, ...]:
-    """Returns the parties that have sent nothing, not even a heartbeat, for ``lost_after_s``."""
-    return tuple(party for party, last_s in heard_s.items() if now_s - last_s > lost_after_s)
-
-
-def unplanned(now_s: float, began_s: Mapping[str, float], timeout_s: float) -> tuple[str, ...]:
-    """Returns the parties that have not said, ``timeout_s`` after their start, what they are going
-    to do.
-
-    ``began_s``: {party that has not said it: when it was told to start}.
-    """
-    return tuple(party for party, then_s in began_s.items() if now_s - then_s > timeout_s)

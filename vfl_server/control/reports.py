@@ -1,16 +1,20 @@
-"""Reads and checks the parties' reports at the end of a run. Pure functions."""
+"""Reads and checks the parties' reports, at the end of a run and when one stops it. Pure
+functions.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from pydantic import TypeAdapter
 
+from vfl_common.errors import Code, PeerError
 from vfl_common.ledger import Entry, InterfaceCount, TcpCount
-from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.stages import MOST_ROUNDS
 from vfl_common.summary import Absence, ExchangeSummary, PhaseTimes, Privacy
-from vfl_common.text import number
+from vfl_common.text import clean, number
 
 # Characters of a name.
 MAX_TEXT = 200
@@ -129,3 +133,38 @@ def times_of(report: control_pb2.Report) -> list[PhaseTimes] | None:
         return TypeAdapter(list[PhaseTimes]).validate_json(report.times_json or "[]")
     except ValueError:
         return None
+
+
+def stopped_by(
+    sender: str, failure: failure_pb2.Failure, active: str, roster: Collection[str]
+) -> PeerError | None:
+    """Returns the error with which a party stops the run; None if it only repeats another's.
+
+    The active party sees the others' data and may blame them; a passive party speaks only for
+    itself.
+    """
+    try:
+        code = Code(failure.code)
+    except ValueError:
+        code = Code.INTERNAL
+    if code is Code.INTERRUPTED:
+        code = Code.ABORTED
+    # It ends because of another party, which says itself why: the cause is to be told, not its
+    # echo.
+    elif code is Code.ABORTED and failure.party != sender:
+        return None
+    late = code in (Code.PARTY_LOST, Code.STEP_TIMEOUT)
+    # An echo too: the active party, or the server, has found out, and says so.
+    if late and not _exchanges(sender, failure.party, active, roster):
+        return None
+    blames = sender == active and failure.party in roster
+    text = clean(failure.message)
+    error = PeerError(code, text, party=failure.party if blames else sender)
+    return error.privately(f"{sender} stopped the run: {text}")
+
+
+def _exchanges(name: str, missed: str, active: str, roster: Collection[str]) -> bool:
+    """Whether ``name`` exchanges anything with ``missed``: passive parties do not with each
+    other.
+    """
+    return name == active or missed in ("", name, active) or missed not in roster

@@ -19,8 +19,9 @@ from vfl_common.rpc.channel import Context, Handler, Places, caller, stream_hand
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.guard.refusals import Refusals
-from vfl_common.rpc.session import SERVICE
-from vfl_server.control.coordinator import Coordinator, Member
+from vfl_common.rpc.uplink import SERVICE
+from vfl_server.control.coordinator import Coordinator
+from vfl_server.control.members import Member
 
 # For a party to end the session once it has read the server's last word.
 _LAST_WORD_S = 1.5

@@ -1,8 +1,40 @@
-"""Prepares a launcher of the tests, on whose path this folder is: Python imports a module of this
-name when it starts.
+"""Prepares the launcher that forks the programs of the tests. ``VFL_TEST_FRESH=1`` switches it off.
 
-It imports what most parties load after they are forked. It can run a program with plug-ins, on a
-host of ``tests.harness.hosts``, and ``vfl`` and ``torchrun``, whose processes are forks then, too.
+A program that is started anew imports torch and gRPC for 4 s; a fork of a process that has them
+costs 0.2 s. So most tests fork their programs from one launcher (``vfl.launcher.forks``), as
+``vfl simulate`` does.
+
+**When.** Python imports a module with this name when it starts, if it finds one. It finds this one
+in the launcher alone: ``tests.harness.sharing.preloaded`` puts this folder on that one process's
+``PYTHONPATH``, and this module takes it away again. pytest, the product, and a program that is
+started anew never see it.
+
+**What, at the import.** It imports what most parties load after the fork, keeps the two tables of
+scikit-learn that most tests read (``remembered``), and puts its memory into huge pages
+(``hugepages``). Then it adds to ``vfl.launcher.child.PROGRAMS`` what the launcher can run beside
+``vfl-server`` and ``vfl-party``:
+
+==============  ==============================================================================
+``plugged``     A program with another ``PYTHONPATH``, whose plug-ins it imports first.
+``ip``          A program on a host of ``tests.harness.hosts``. The fork enters the network
+                namespace itself and mounts the host's own ``/etc/hosts``, as ``ip netns exec``
+                does.
+``vfl``         The command. The launcher that it would start is a fork: the name
+                ``subprocess`` in ``vfl.launcher.forks`` gets another ``Popen``.
+``torchrun``    Its ranks are forks: torch's ``subprocess_handler`` gets another ``Popen``.
+``shared``      A launcher for another worker of pytest-xdist (``tests.harness.sharing``).
+==============  ==============================================================================
+
+**What is replaced.** The two functions of scikit-learn are replaced in the launcher, and so in all
+forks. Each ``Popen`` is replaced in the fork that runs the program, and ends with it. ``_Forked`` is
+a ``subprocess.Popen`` with one changed method: it forks, where the original executes a file.
+
+**Debugging.** With ``VFL_TEST_FRESH=1`` this folder is on no path. Programs are the installed
+commands, and ``vfl`` starts its own launcher. If a test passes so and fails otherwise, look here.
+An exception in this module does not end the launcher: Python writes ``Error in sitecustomize`` to
+its standard error and goes on, and programs then end with a ``KeyError``. This shows the traceback:
+
+    .venv/bin/python tests/harness/preloaded/sitecustomize.py
 """
 
 # ruff: noqa: F401 - for the children
@@ -60,7 +92,7 @@ _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 
 def _on_host() -> None:
     """Does in a fork what ``ip netns exec SPACE PROGRAM …`` does: enters the host, with its own
-    ``/etc/hosts``.
+    ``/etc/hosts``, and runs the program.
     """
     libc = ctypes.CDLL(None, use_errno=True)
 

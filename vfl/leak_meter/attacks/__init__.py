@@ -4,12 +4,10 @@ those of plug-ins.
 
 from __future__ import annotations
 
-import sys
-
 from vfl.leak_meter.scene.scene import Attack
 from vfl_party.base.plugins import Registry
 
-REGISTRY = Registry("vfl.attacks", "attack", sys.modules[__name__], "ATTACK", shelves=True)
+REGISTRY = Registry("vfl.attacks", "attack", __name__, "ATTACK", shelves=True)
 
 
 def load(kind: str, where: str) -> Attack:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 
+# Phase, exchange, sender, receiver.
+Way = tuple[str, str, str, str]
 # Bytes that are held before they are written.
 _AT_ONCE = 32 * 2**20
 
@@ -33,6 +35,39 @@ class Key:
     receiver: str
     meant: bool = False
     tensor: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One message as the network sees it, with the phase and the exchange, which its place in the
+    run gives away.
+    """
+
+    phase: str
+    exchange: str
+    sender: str
+    receiver: str
+    round: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
+class Passed:
+    """One message as the network sees it pass, with what its place in the run gives away. ``at_s``:
+    on one clock.
+    """
+
+    phase: str
+    exchange: str
+    sender: str
+    receiver: str
+    round: int
+    at_s: float
+
+    @property
+    def way(self) -> Way:
+        """The exchange and the direction."""
+        return self.phase, self.exchange, self.sender, self.receiver
 
 
 @dataclass

@@ -242,8 +242,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Attack:
-    """The type that a module of ``kinds`` exports as ``ATTACK``, and an entry point of
-    ``vfl.attacks`` names.
+    """The type that a module of ``vfl.leak_meter.attacks`` exports as ``ATTACK``, and an entry
+    point of ``vfl.attacks`` names.
 
     ``about``: one sentence. ``by``: the role of the attacker; ``party``: any party. ``play``:
     returns its figures, or raises UnfitError. ``reads``: ``gradients`` or ``embeddings`` whose rows

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from vfl.leak_meter.scene.record import Seen
+
 
 @dataclass(frozen=True)
 class MessageSizes:
@@ -24,20 +26,6 @@ class MessageSizes:
     rounds: int
     sizes: tuple[tuple[int, int], ...]
     tells: str
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One message as the network sees it, with the phase and the exchange, which its place in the
-    run gives away.
-    """
-
-    phase: str
-    exchange: str
-    sender: str
-    receiver: str
-    round: int
-    payload_bytes: int
 
 
 def told(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:

@@ -15,33 +15,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from vfl.leak_meter.scene.record import Passed, Way
 from vfl.leak_meter.scene.scores import auc, middle_and_high
 
-# Phase, exchange, sender, receiver.
-Way = tuple[str, str, str, str]
 # Answers at least, to call a party slower.
 _FEW = 5
 # Times as long, and so much longer, to be called slower.
 _CLEAR, _LEAST_S = 1.5, 0.001
-
-
-@dataclass(frozen=True)
-class Passed:
-    """One message as the network sees it pass, with what its place in the run gives away. ``at_s``:
-    on one clock.
-    """
-
-    phase: str
-    exchange: str
-    sender: str
-    receiver: str
-    round: int
-    at_s: float
-
-    @property
-    def way(self) -> Way:
-        """The exchange and the direction."""
-        return self.phase, self.exchange, self.sender, self.receiver
 
 
 @dataclass(frozen=True)

@@ -5,99 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from vfl_common.config.data import DataSettings
-from vfl_party.base.devices import index_on
 from vfl_party.data import checks
 from vfl_party.data.cells.number_formats import SIGNS
+from vfl_party.data.inputs.features import (
+    HIDDEN,
+    MISSING,
+    RESERVED,
+    UNKNOWN,
+    Codes,
+    Features,
+    Floats,
+)
 from vfl_party.data.inputs.ranges import Span, outside, spans_of
+from vfl_party.data.inputs.statistics import Filled, fill_values, scaling
 from vfl_party.data.join import part_of
-from vfl_party.data.row_arrays import MappedArray, Space, parts, release
+from vfl_party.data.row_arrays import parts, release
 from vfl_party.data.table import Categories, Table, counted
 from vfl_party.models import InputSpec
 
-# Codes: a category not seen in training; no category; one that augmentation hides; the first
-# category.
-UNKNOWN, MISSING, HIDDEN, RESERVED = 0, 1, 2, 3
 # Columns; more are probably a mistake.
 MOST_ONE_HOT = 4096
-# Rows that are summed at once.
-CHUNK = 4096
-MEDIAN_BYTES = 1 << 28
-
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
-Codes = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Features:
-    """Encoder inputs of all rows, on one device; in a mapped file if there are many.
-
-    x: float32 [N, F] or [N, C, H, W]; categories: int64 [N, K] codes below ``cardinalities``, or
-    None. Code 0 is a category not seen in training, 1 a missing one, 2 one that augmentation hides
-    (self-supervised methods alone). arrays: the same as NumPy has them, if they are on the CPU.
-    """
-
-    x: torch.Tensor
-    categories: torch.Tensor | None = None
-    cardinalities: tuple[int, ...] = ()
-    arrays: tuple[npt.NDArray[Any], ...] = ()
-
-    @classmethod
-    def of(
-        cls, x: Floats, categories: Codes | None = None, cardinalities: tuple[int, ...] = ()
-    ) -> Features:
-        """Returns the encoder inputs in arrays, which are not copied."""
-        codes = None if categories is None else torch.from_numpy(categories)
-        arrays = (x,) if categories is None else (x, categories)
-        return cls(torch.from_numpy(x), codes, cardinalities, arrays)
-
-    @property
-    def spec(self) -> InputSpec:
-        return InputSpec(tuple(self.x.shape[1:]), self.cardinalities)
-
-    def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
-        """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there
-        are any.
-        """
-        if self._mapped:
-            wanted = np.asarray(rows)
-            found = (
-                each.rows(wanted) if isinstance(each, MappedArray) else each[wanted]
-                for each in self.arrays
-            )
-            return tuple(map(torch.from_numpy, found))
-        index = index_on(torch.as_tensor(rows), self.x.device)
-        x_B = self.x.index_select(0, index)
-        return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
-
-    @cached_property
-    def _mapped(self) -> bool:
-        """Whether rows are read from files when they are wanted."""
-        return any(isinstance(each, MappedArray) for each in self.arrays)
-
-    def followed_by(self, other: Features, space: Space) -> Features:
-        """Returns these rows, then the rows of ``other``, which must be prepared alike. Raises
-        InputError.
-        """
-        x, *categories = (
-            space.concatenated(each) for each in zip(self.arrays, other.arrays, strict=True)
-        )
-        return Features.of(x, categories[0] if categories else None, self.cardinalities)
-
-    def to(self, device: torch.device | str) -> Features:
-        """Returns the same rows on a device."""
-        if torch.device(device) == self.x.device:
-            return self
-        categories = None if self.categories is None else self.categories.to(device)
-        return Features(self.x.to(device), categories, self.cardinalities)
 
 
 @dataclass(frozen=True)
@@ -175,8 +108,8 @@ class Preprocessor:
         fill, shift, scale = None, np.zeros(0), np.zeros(0)
         if values is not None:
             if settings.missing != "error":
-                fill = _fill_values(values, train_rows, settings.missing)
-            shift, scale = _scaling(_Filled(table, values, fill), train_rows, settings.scale)
+                fill = fill_values(values, train_rows, settings.missing)
+            shift, scale = scaling(Filled(table, values, fill), train_rows, settings.scale)
         vocabularies = []
         for k, name in enumerate(table.categorical_names):
             assert table.categorical is not None  # noqa: S101 - it has a name for each column
@@ -252,7 +185,7 @@ class Preprocessor:
         table = self._aligned(table)
         values, words, space, n = _values(table), table.categorical, table.space, len(table)
         fill = None if self.fill is None else np.array(self.fill)
-        filled = None if values is None else _Filled(table, values, fill)
+        filled = None if values is None else Filled(table, values, fill)
         places = (
             []
             if words is None
@@ -417,100 +350,6 @@ def _check_kinds(
 
 def _values(table: Table) -> Floats | None:
     return table.numeric_NF if table.images_NCHW is None else table.images_NCHW
-
-
-class _Filled:
-    """Values of which some rows are read at a time, with ``fill`` in the place of what is
-    missing.
-    """
-
-    def __init__(self, table: Table, values: Floats, fill: Doubles | None) -> None:
-        self.shape = values.shape
-        self._source, self._values = table.source, values
-        self._fill = None if fill is None else fill.astype(np.float32).reshape(values.shape[1:])
-
-    def __getitem__(self, rows: Codes | slice) -> Floats:
-        values = self._values[rows]
-        release(self._values)
-        missing = np.isnan(values)
-        if not missing.any():
-            return values
-        if self._fill is None:
-            text = "has missing values, but training had none; fill them"
-            raise checks.unusable(self._source, text)
-        filled: Floats = np.where(missing, self._fill, values)
-        return filled
-
-
-def _fill_values(values: Floats, rows: Codes, policy: str) -> Doubles:
-    """Returns [F]: mean or median of the present values, zero if there are none."""
-    values_NF = values.reshape(len(values), -1)
-    width = values_NF.shape[1]
-    fill_F = np.zeros(width)
-    if policy == "zero":
-        return fill_F
-    if policy == "mean":
-        counts, sums = np.zeros(width), np.zeros(width)
-        for part in parts(len(rows)):
-            values_BF = values_NF[rows[part]]
-            present = ~np.isnan(values_BF)
-            counts += present.sum(axis=0)
-            sums += np.where(present, values_BF, 0.0).sum(axis=0, dtype=np.float64)
-            release(values)
-        return np.divide(sums, counts, out=fill_F, where=counts > 0)
-    # Columns whose training rows are in memory at once.
-    step = max(1, MEDIAN_BYTES // (4 * max(1, len(rows))))
-    for start in range(0, width, step):
-        columns = np.concatenate(
-            [values_NF[rows[part], start : start + step] for part in parts(len(rows))]
-        )
-        release(values)
-        present = ~np.isnan(columns).all(axis=0)
-        fill_F[start : start + step][present] = np.nanmedian(columns[:, present], axis=0)
-    return fill_F
-
-
-def _scaling(values: _Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
-    """Returns shift and scale by column or channel. Constant ones are only shifted; ``minmax``
-    keeps pixels in 0..1.
-    """
-    axes = tuple(axis for axis in range(len(values.shape)) if axis != 1)
-    chunks = [rows[part] for part in parts(len(rows), CHUNK)]
-    found = [_summed(values[chunk], axes) for chunk in chunks]
-    low = np.min([each.low for each in found], axis=0).astype(np.float64)
-    high = np.max([each.high for each in found], axis=0).astype(np.float64)
-    zero, one = np.zeros_like(low), np.ones_like(low)
-    if policy == "none":
-        return zero, one
-    if policy == "minmax":
-        if len(values.shape) == 4 and low.min() >= 0.0 and high.max() <= 1.0:
-            return zero, one
-        shift, scale = low, high - low
-    else:
-        count = len(rows) * math.prod(values.shape[2:])
-        shift = np.sum([each.total for each in found], axis=0) / count
-        centre = shift.reshape(1, -1, *(1 for _ in values.shape[2:]))
-        scale = np.sqrt(
-            np.sum([((values[chunk] - centre) ** 2).sum(axis=axes) for chunk in chunks], axis=0)
-            / count
-        )
-    constant = low == high
-    return np.where(constant, low, shift), np.where(constant, one, scale)
-
-
-@dataclass(frozen=True)
-class _Summed:
-    """Least, greatest and total value of each column or channel in some rows."""
-
-    low: Floats
-    high: Floats
-    total: Doubles
-
-
-def _summed(values_B: Floats, axes: tuple[int, ...]) -> _Summed:
-    return _Summed(
-        values_B.min(axis=axes), values_B.max(axis=axes), values_B.sum(axis=axes, dtype=np.float64)
-    )
 
 
 def _places(words: tuple[str, ...], vocabulary: tuple[str, ...]) -> Codes:

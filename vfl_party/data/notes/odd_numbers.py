@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_party.data.checks import marked
-from vfl_party.data.collect import Columns
+from vfl_party.data.columns import Columns
 
 _STAND_INS = (-9, -99, -999, -9999, -99999, 999, 9999, 99999, 999999)
 # First rows.

@@ -18,7 +18,7 @@ from vfl_common.config.data import DataSettings, shown
 from vfl_party.data import checks
 from vfl_party.data.cells import number_formats
 from vfl_party.data.cells.dates import Dates, look_like_dates
-from vfl_party.data.collect import Columns, Rows
+from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import IdCounts, in_order, normalised
 from vfl_party.data.notes.odd_ids import odd_ids
 from vfl_party.data.notes.odd_numbers import odd_numbers

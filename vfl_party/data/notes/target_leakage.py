@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_party.data.collect import Columns, Rows
+from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.notes.smells import Smell
 from vfl_party.data.row_arrays import parts, release
 
@@ -26,7 +26,7 @@ _SAMPLED = 1_000
 Codes = npt.NDArray[np.int32]
 
 
-def leaks(rows: Rows, label: str) -> Iterator[Smell]:
+def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
     """Yields a sentence for each column that tells the class of every row; it shows no cell.
 
     Such a column has far fewer values than rows, each of them in rows of one class only. Or it is a

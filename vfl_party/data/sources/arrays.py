@@ -14,7 +14,9 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.choice import choose_features, reads_split
-from vfl_party.data.collect import Columns, Rows, columns_of, id_texts, label_values, split_values
+from vfl_party.data.collect import columns_of, label_values, split_values
+from vfl_party.data.columns import Columns, Rows
+from vfl_party.data.reading import id_texts
 
 
 def read_npz(settings: DataSettings, with_label: bool) -> Rows:

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.collect import Rows, collect
+from vfl_party.data.collect import collect
+from vfl_party.data.columns import Rows
 from vfl_party.data.sources.arrays import array_rows
 from vfl_party.data.stream import Stream
 

@@ -12,7 +12,8 @@ from PIL import Image
 
 from vfl_common.config.data import IMAGES, DataSettings
 from vfl_party.data import checks
-from vfl_party.data.collect import Columns, Rows, collect
+from vfl_party.data.collect import collect
+from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.sources.text import open_text
 
 FILE = "file"

@@ -14,7 +14,8 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.choice import choose_features
-from vfl_party.data.collect import Rows, columns_of
+from vfl_party.data.collect import columns_of
+from vfl_party.data.columns import Rows
 from vfl_party.data.sources.arrays import channels_first, row_ids
 
 SKLEARN = ("breast_cancer", "diabetes", "digits", "iris", "wine")

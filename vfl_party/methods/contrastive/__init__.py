@@ -7,12 +7,14 @@ training (``splitnn``).
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from vfl_common.config.models import Probability, Temperature
 from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
-from vfl_party.phases.method import Method, silent
+from vfl_party.phases.method import Method
 from vfl_party.selfsup.local import LocalSelfSup
 from vfl_party.selfsup.plan import make_plan
 from vfl_party.selfsup.report import report
@@ -63,4 +65,16 @@ class Contrastive(Phase):
             self._local.load_state(tree)
 
 
-METHOD = Method(ContrastiveSettings, Contrastive, Contrastive, traffic=silent)
+class ContrastiveLearning(Method[ContrastiveSettings]):
+    """Every party works on its own. The preset decides the augmentations."""
+
+    def traffic(self, party: Party, phase: str, settings: ContrastiveSettings) -> Traffic:
+        _ = party, phase, settings
+        return Traffic()
+
+    def follows_preset(self, written: Mapping[str, Any]) -> bool:
+        _ = written
+        return True
+
+
+METHOD = ContrastiveLearning(ContrastiveSettings, Contrastive, Contrastive)

@@ -16,14 +16,7 @@ from vfl_party.models.metrics import evaluate
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.method import Method
-from vfl_party.phases.scoring import (
-    chunks,
-    joint_embeddings,
-    outputs_of,
-    scoring,
-    scoring_traffic,
-    send_embeddings,
-)
+from vfl_party.phases.scoring import SplitScorer, scoring, scoring_traffic
 
 
 class EvaluateSettings(Section):
@@ -35,7 +28,8 @@ class EvaluateSettings(Section):
 
 def embeddings(party: Party) -> Exchange:
     """Declares the exchange of the rows of each split, with the noise of the phases before."""
-    return scoring(party.sent_noise, name="embedding", when="once", how=party.protected)
+    course = party.course
+    return scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
 
 
 class ActiveEvaluate(Phase):
@@ -46,7 +40,7 @@ class ActiveEvaluate(Phase):
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
-        self._scores = party.answering(name, embeddings(party), width=party.embedding_size)
+        self._scorer = SplitScorer(party, name, embeddings(party))
 
     def run_round(self, round_: int) -> RoundReport:
         party, batch = self._party, 0
@@ -58,12 +52,13 @@ class ActiveEvaluate(Phase):
         some = party.features is not None or len(party.recipe.passives) > 1
         away = (
             [each.name for each in party.recipe.passives]
-            if party.late_policy != "wait" and some
+            if party.course.late_policy != "wait" and some
             else []
         )
         for split in self._settings.splits:
             rows = party.rows(split)
-            found = [*joint_embeddings(party, self._scores, round_, batch, rows)]
+            first = StepKey(self.name, round_, batch)
+            found = [*self._scorer.embeddings(rows, first)]
             batch += len(found)
             if not len(rows):
                 continue
@@ -71,18 +66,12 @@ class ActiveEvaluate(Phase):
                 f"{split} without {name}": [each.without(name) for each in found] for name in away
             }
             for name, each in of.items():
-                outputs = outputs_of(party, each)
+                outputs = self._scorer.scored(each).outputs
                 metrics[name] = evaluate(
                     party.recipe.task, outputs, party.take(targets, rows), labels.unscale
                 )
                 predictions[name] = rows, outputs
         return RoundReport(0, metrics, predictions=predictions)
-
-    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        _ = exchange
-        return [
-            chunk for split in self._settings.splits for chunk in chunks(self._party.rows(split))
-        ][step.batch]
 
 
 class PassiveEvaluate(Phase):
@@ -91,24 +80,25 @@ class PassiveEvaluate(Phase):
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
-        self._scores = party.asking(name, embeddings(party), width=party.embedding_size)
+        self._scorer = SplitScorer(party, name, embeddings(party))
 
     def run_round(self, round_: int) -> RoundReport:
-        party, batch = self._party, 0
+        batch = 0
         for split in self._settings.splits:
-            batch = send_embeddings(party, self._scores, round_, batch, party.rows(split))
+            first = StepKey(self.name, round_, batch)
+            batch += self._scorer.answer(self._party.rows(split), first)
         return RoundReport(0)
 
 
-def traffic(party: Party, name: str, settings: EvaluateSettings) -> Traffic:
-    """See ``Method.traffic``."""
-    found: list[Occurrence] = []
-    exchange = embeddings(party)
-    for split in settings.splits:
-        found += scoring_traffic(party, name, exchange, 0, len(found), party.rows(split))
-    return Traffic(found)
+class Evaluate(Method[EvaluateSettings]):
+    """Nothing is trained: every party encodes the rows of each split, and the active one scores."""
+
+    def traffic(self, party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
+        found: list[Occurrence] = []
+        exchange = embeddings(party)
+        for split in settings.splits:
+            found += scoring_traffic(party, phase, exchange, 0, len(found), party.rows(split))
+        return Traffic(found)
 
 
-METHOD = Method(
-    EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, traffic=traffic, encodes=True
-)
+METHOD = Evaluate(EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, encodes=True)

@@ -2,13 +2,35 @@
 labelled rows.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
 from vfl_party.methods.fedcvt.active import ActiveFedCVT
 from vfl_party.methods.fedcvt.encoders import two_networks
 from vfl_party.methods.fedcvt.passive import PassiveFedCVT
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.traffic import traffic
+from vfl_party.outbound.declared import Traffic
+from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method
 
-METHOD = Method(
-    FedCVTSettings, ActiveFedCVT, PassiveFedCVT, two_networks, traffic=traffic, encodes=True
-)
+
+class FedCVT(Method[FedCVTSettings]):
+    """Each party has two networks in one encoder. The preset decides the losses' details."""
+
+    def encoder(self, settings: FedCVTSettings, make: MakeEncoder) -> nn.Module:
+        return two_networks(settings, make)
+
+    def traffic(self, party: Party, phase: str, settings: FedCVTSettings) -> Traffic:
+        return traffic(party, phase, settings)
+
+    def follows_preset(self, written: Mapping[str, Any]) -> bool:
+        _ = written
+        return True
+
+
+METHOD = FedCVT(FedCVTSettings, ActiveFedCVT, PassiveFedCVT, encodes=True)

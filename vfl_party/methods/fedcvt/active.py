@@ -19,7 +19,7 @@ from vfl_party.models import forward, seeded
 from vfl_party.models.metrics import evaluate
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_sums
-from vfl_party.phases.scoring import joint_outputs
+from vfl_party.phases.scoring import SplitScorer
 
 
 class ActiveFedCVT(Phase):
@@ -36,7 +36,7 @@ class ActiveFedCVT(Phase):
         self._theirs = settings.own_batch("passive")
         sizes = {"width": party.embedding_size, "own": self._theirs}
         self._representations = party.answering(name, representations(settings), **sizes)
-        self._validation = party.answering(name, VALIDATION, width=party.embedding_size)
+        self._validation = SplitScorer(party, name, VALIDATION)
         recipe, precision = party.recipe, party.recipe.model.precision
         self._objective = Objective(
             recipe.task,
@@ -95,7 +95,7 @@ class ActiveFedCVT(Phase):
 
     def _validate(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> None:
         party, rows = self._party, self._party.rows("validation")
-        outputs, _ = joint_outputs(party, self._validation, round_, batch, rows)
+        outputs = self._validation.score(rows, StepKey(self.name, round_, batch)).outputs
         if len(rows):
             labels, targets = party.need_labels()
             metrics["validation"] = evaluate(

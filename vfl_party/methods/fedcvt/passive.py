@@ -14,7 +14,7 @@ from vfl_party.methods.fedcvt.training import FedCVTTraining
 from vfl_party.models.backward import backward
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_own
-from vfl_party.phases.scoring import send_embeddings
+from vfl_party.phases.scoring import SplitScorer
 
 
 class PassiveFedCVT(Phase):
@@ -26,7 +26,7 @@ class PassiveFedCVT(Phase):
         self.name, self.rounds = name, self._training.batches.rounds
         sizes = {"width": party.embedding_size, "own": settings.own_batch("passive")}
         self._representations = party.asking(name, representations(settings), **sizes)
-        self._validation = party.asking(name, VALIDATION, width=party.embedding_size)
+        self._validation = SplitScorer(party, name, VALIDATION)
 
     def run_round(self, round_: int) -> RoundReport:
         party, training, features = self._party, self._training, self._party.need_features()
@@ -47,7 +47,7 @@ class PassiveFedCVT(Phase):
             training.step(last=each.last)
             tick()
         training.check(StepKey(self.name, round_, len(steps)))
-        send_embeddings(party, self._validation, round_, len(steps), party.rows("validation"))
+        self._validation.answer(party.rows("validation"), StepKey(self.name, round_, len(steps)))
         return RoundReport(len(steps))
 
     def state(self) -> Tree:

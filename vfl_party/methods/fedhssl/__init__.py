@@ -2,12 +2,37 @@
 sub-procedures.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
 from vfl_party.methods.fedhssl.encoders import kept_encoder, part_of
 from vfl_party.methods.fedhssl.phase import ActiveFedHSSL, PassiveFedHSSL
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.methods.fedhssl.traffic import traffic
+from vfl_party.outbound.declared import Traffic
+from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method
 
-METHOD = Method(
-    FedHSSLSettings, ActiveFedHSSL, PassiveFedHSSL, kept_encoder, part_of, traffic=traffic
-)
+
+class FedHSSLMethod(Method[FedHSSLSettings]):
+    """Each party has two encoders, across parties and its own, of which it may keep one."""
+
+    def encoder(self, settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
+        return kept_encoder(settings, make)
+
+    def part(self, encoder: nn.Module, name: str) -> nn.Module:
+        return part_of(encoder, name)
+
+    def traffic(self, party: Party, phase: str, settings: FedHSSLSettings) -> Traffic:
+        return traffic(party, phase, settings)
+
+    def follows_preset(self, written: Mapping[str, Any]) -> bool:
+        _ = written
+        return True
+
+
+METHOD = FedHSSLMethod(FedHSSLSettings, ActiveFedHSSL, PassiveFedHSSL)

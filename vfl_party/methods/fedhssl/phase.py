@@ -23,7 +23,6 @@ class FedHSSL(Phase):
     """
 
     side: type[CrossStep]
-    overheard = frozenset({"weights"})
 
     def __init__(self, party: Party, name: str, settings: FedHSSLSettings) -> None:
         self.name, self.rounds = name, settings.rounds

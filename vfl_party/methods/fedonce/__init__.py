@@ -6,23 +6,47 @@ Alg. 1, lines 2 to 15: every passive party learns alone, nothing crosses a wire.
 ``splitnn`` after it is multi-round FedOnce.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
 from vfl_common.config.recipe import Recipe
 from vfl_party.methods.fedonce.encoders import learnt_encoder
 from vfl_party.methods.fedonce.phase import FedOnce
 from vfl_party.methods.fedonce.settings import FedOnceSettings
-from vfl_party.phases.method import Method, silent
+from vfl_party.outbound.declared import Traffic
+from vfl_party.phases.context import MakeEncoder, Party
+from vfl_party.phases.method import Method
 from vfl_party.privacy.plan import PrivatePhase
 
 
-def _private(
-    name: str, settings: FedOnceSettings, recipe: Recipe, _rows: int
-) -> PrivatePhase | None:
-    if settings.dp is None:
-        return None
-    learn = [party.name for party in recipe.passives]
-    if settings.active and recipe.active.features:
-        learn.append(recipe.active.name)
-    return PrivatePhase(name, settings.dp, tuple(learn), settings.batch_size, settings.epochs)
+class FedOnceMethod(Method[FedOnceSettings]):
+    """Every party works on its own."""
+
+    def encoder(self, settings: FedOnceSettings, make: MakeEncoder) -> nn.Module | None:
+        return learnt_encoder(settings, make)
+
+    def traffic(self, party: Party, phase: str, settings: FedOnceSettings) -> Traffic:
+        _ = party, phase, settings
+        return Traffic()
+
+    def private(
+        self, phase: str, settings: FedOnceSettings, recipe: Recipe, rows: int
+    ) -> PrivatePhase | None:
+        _ = rows
+        if settings.dp is None:
+            return None
+        learn = [party.name for party in recipe.passives]
+        if settings.active and recipe.active.features:
+            learn.append(recipe.active.name)
+        return PrivatePhase(phase, settings.dp, tuple(learn), settings.batch_size, settings.epochs)
+
+    def follows_preset(self, written: Mapping[str, Any]) -> bool:
+        # The augmentations of views, which only one objective draws.
+        return written.get("objective") == "contrastive"
 
 
-METHOD = Method(FedOnceSettings, FedOnce, FedOnce, learnt_encoder, private=_private, traffic=silent)
+METHOD = FedOnceMethod(FedOnceSettings, FedOnce, FedOnce)

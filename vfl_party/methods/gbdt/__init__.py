@@ -7,6 +7,17 @@ crosses, and no later phase gets anything: the trees end with the phase.
 
 from vfl_party.methods.gbdt.phase import ActiveGbdt, PassiveGbdt
 from vfl_party.methods.gbdt.settings import GbdtSettings
-from vfl_party.phases.method import Method, silent
+from vfl_party.outbound.declared import Traffic
+from vfl_party.phases.context import Party
+from vfl_party.phases.method import Method
 
-METHOD = Method(GbdtSettings, ActiveGbdt, PassiveGbdt, kept=False, traffic=silent)
+
+class Gbdt(Method[GbdtSettings]):
+    """Only the active party works."""
+
+    def traffic(self, party: Party, phase: str, settings: GbdtSettings) -> Traffic:
+        _ = party, phase, settings
+        return Traffic()
+
+
+METHOD = Gbdt(GbdtSettings, ActiveGbdt, PassiveGbdt, model="none")

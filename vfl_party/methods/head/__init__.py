@@ -13,24 +13,30 @@ from vfl_party.methods.head.active import ActiveHead
 from vfl_party.methods.head.passive import PassiveHead
 from vfl_party.methods.head.settings import HeadSettings
 from vfl_party.methods.head.upload import traffic
+from vfl_party.outbound.declared import Traffic
+from vfl_party.phases.context import Party
 from vfl_party.phases.method import Method
 from vfl_party.privacy.plan import PrivatePhase
 
 
-def _noise(settings: HeadSettings) -> float:
-    return settings.noise
+class Head(Method[HeadSettings]):
+    """One upload, and training at the active party."""
+
+    def noise(self, settings: HeadSettings) -> float:
+        return settings.noise
+
+    def traffic(self, party: Party, phase: str, settings: HeadSettings) -> Traffic:
+        return traffic(party, phase, settings)
+
+    def private(
+        self, phase: str, settings: HeadSettings, recipe: Recipe, rows: int
+    ) -> PrivatePhase | None:
+        if settings.dp is None:
+            return None
+        # A row's label depends on no other row: nothing is matched.
+        dp = settings.dp.model_copy(update={"mode": "fixed"})
+        epochs = settings.epochs_over(rows)
+        return PrivatePhase(phase, dp, (recipe.active.name,), settings.batch_size, epochs)
 
 
-def _private(name: str, settings: HeadSettings, recipe: Recipe, rows: int) -> PrivatePhase | None:
-    if settings.dp is None:
-        return None
-    # A row's label depends on no other row: nothing is matched.
-    dp = settings.dp.model_copy(update={"mode": "fixed"})
-    return PrivatePhase(
-        name, dp, (recipe.active.name,), settings.batch_size, settings.epochs_over(rows)
-    )
-
-
-METHOD = Method(
-    HeadSettings, ActiveHead, PassiveHead, noise=_noise, private=_private, traffic=traffic
-)
+METHOD = Head(HeadSettings, ActiveHead, PassiveHead)

@@ -69,7 +69,7 @@ class ActiveHead(Phase):
                 party.need_privacy(), name, party.name, *trained, size, norm
             )
         self._upload = party.answering(
-            name, upload(settings, party.protected), width=party.embedding_size
+            name, upload(settings, party.course.protected), width=party.embedding_size
         )
         # {passive party: its representations of the training rows, [N, D]}.
         self._r: dict[str, Tensor] = {}
@@ -80,11 +80,6 @@ class ActiveHead(Phase):
     @property
     def _trained(self) -> tuple[str, ...]:
         return ("encoder", "top") if self._trains_encoder else ("top",)
-
-    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        return (
-            self._rows if exchange == self._upload.exchange.name and step.round == UPLOAD else None
-        )
 
     def run_round(self, round_: int) -> RoundReport:
         if round_ == UPLOAD:

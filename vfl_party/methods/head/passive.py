@@ -22,7 +22,7 @@ class PassiveHead(Phase):
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
         self.name, self.rounds, self._party = name, 2, party
         self._upload = party.asking(
-            name, upload(settings, party.protected), width=party.embedding_size
+            name, upload(settings, party.course.protected), width=party.embedding_size
         )
 
     def run_round(self, round_: int) -> RoundReport:

@@ -36,7 +36,7 @@ def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
     """See ``Method.traffic``."""
     sizes = {"rows": len(party.rows("train")), "width": party.embedding_size}
     return Traffic(
-        [Occurrence.of(upload(settings, party.protected), StepKey(name, UPLOAD, 0), **sizes)]
+        [Occurrence.of(upload(settings, party.course.protected), StepKey(name, UPLOAD, 0), **sizes)]
     )
 
 

@@ -8,6 +8,9 @@ SplitFed's two servers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import nn
 
 from vfl_common.config.recipe import Recipe
@@ -19,6 +22,7 @@ from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.single_party import AloneMocoSFL
 from vfl_party.methods.mocosfl.steps import build_bottom, build_tail, hands_out
 from vfl_party.methods.mocosfl.traffic import traffic
+from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method
 
@@ -31,23 +35,24 @@ def _active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
     )
 
 
-def _upper(settings: MocoSFLSettings, recipe: Recipe, seed: int) -> dict[str, nn.Module]:
-    found: dict[str, nn.Module] = {"tail": build_tail(recipe, settings, seed)}
-    return found | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
+class MocoSFL(Method[MocoSFLSettings]):
+    """The encoder is the bottom of a network whose tail the active party has."""
+
+    def encoder(self, settings: MocoSFLSettings, make: MakeEncoder) -> nn.Module:
+        if make.settings != make.recipe.model.encoder:
+            raise other_encoder(f"party {make.party}: encoder")
+        return build_bottom(make.recipe, settings)
+
+    def upper(self, settings: MocoSFLSettings, recipe: Recipe, seed: int) -> dict[str, nn.Module]:
+        found: dict[str, nn.Module] = {"tail": build_tail(recipe, settings, seed)}
+        return found | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
+
+    def traffic(self, party: Party, phase: str, settings: MocoSFLSettings) -> Traffic:
+        return traffic(party, phase, settings)
+
+    def follows_preset(self, written: Mapping[str, Any]) -> bool:
+        _ = written
+        return True
 
 
-def _encoder(settings: MocoSFLSettings, make: MakeEncoder) -> nn.Module:
-    if make.settings != make.recipe.model.encoder:
-        raise other_encoder(f"party {make.party}: encoder")
-    return build_bottom(make.recipe, settings)
-
-
-METHOD = Method(
-    MocoSFLSettings,
-    _active,
-    PassiveMocoSFL,
-    encoder=_encoder,
-    upper=_upper,
-    rows="own",
-    traffic=traffic,
-)
+METHOD = MocoSFL(MocoSFLSettings, _active, PassiveMocoSFL, rows="own")

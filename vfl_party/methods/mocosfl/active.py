@@ -12,7 +12,7 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.memory import TrainedTail, zero
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import Course, averaged, build_bottom, halves_of
+from vfl_party.methods.mocosfl.steps import StepPlan, averaged, build_bottom, halves_of
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_sums
 
@@ -25,7 +25,7 @@ class ActiveMocoSFL(Phase):
     def __init__(self, party: Party, name: str, settings: MocoSFLSettings) -> None:
         self.name, self.rounds = name, settings.rounds
         self._party, self._settings = party, settings
-        self._course = Course.of(party, name, settings)
+        self._course = StepPlan.of(party, name, settings)
         self._tail = TrainedTail(party, name, settings)
         channels, height, width = halves_of(party.recipe, settings).latent
         sizes = {"channels": channels, "height": height, "width": width}

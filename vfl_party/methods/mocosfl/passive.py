@@ -10,7 +10,7 @@ from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import Course, averaged, halves_of, momentum_of
+from vfl_party.methods.mocosfl.steps import StepPlan, averaged, halves_of, momentum_of
 from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.methods.mocosfl.views import Views
 from vfl_party.models.backward import backward
@@ -30,7 +30,7 @@ class PassiveMocoSFL(Phase):
         self.name, self.rounds = name, settings.rounds
         self._party, self._settings = party, settings
         self._views = Views(party, name, settings)
-        self._course = Course.of(party, name, settings)
+        self._course = StepPlan.of(party, name, settings)
         released = party.recipe.preset == "released"
         self._bottom = party.models["encoder"]
         self._half = TrainedHalf(

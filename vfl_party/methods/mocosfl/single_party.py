@@ -123,7 +123,7 @@ def _is_unit(party: Party) -> bool:
     """Whether all pixels that the bottom gets are from 0 to 1."""
     rows = party.rows("local")
     # Others are of data.unaligned, and scaled as these are.
-    rows = rows[rows < len(party.ids)]
+    rows = rows[rows < len(party.data.ids)]
     for start in range(0, len(rows), _AT_ONCE):
         low, high = torch.aminmax(party.need_features().inputs(rows[start : start + _AT_ONCE])[0])
         if low.item() < -_ROUNDING or high.item() > 1.0 + _ROUNDING:

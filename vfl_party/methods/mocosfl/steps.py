@@ -77,7 +77,7 @@ def momentum_of(module: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Course:
+class StepPlan:
     """What all parties know of a phase.
 
     ``holdings``: {party: {split: rows}} of the passive parties. ``hands_out``: the phase begins
@@ -91,7 +91,7 @@ class Course:
     untrained: bool
 
     @classmethod
-    def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> Course:
+    def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> StepPlan:
         """Returns the course as ``party`` knows it. Raises InputError if a party has less than a
         batch.
         """
@@ -103,7 +103,7 @@ class Course:
             raise InputError(
                 Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; remove it here"
             )
-        for name, rows in party.holdings.items():
+        for name, rows in party.data.holdings.items():
             if rows["local"] < settings.batch_size:
                 text = (
                     f"batch_size = {settings.batch_size} is more than the {rows['local']} "
@@ -116,8 +116,10 @@ class Course:
         check_phase(party.recipe, phase, settings)
         first = first_phase(party.recipe) == phase
         begins = first and hands_out(party.recipe)
-        found = cls(phase, settings, party.holdings, begins, first and party.recipe.start is None)
-        if party.holdings and settings.averages_per_epoch > found.steps_per_epoch:
+        found = cls(
+            phase, settings, party.data.holdings, begins, first and party.recipe.start is None
+        )
+        if party.data.holdings and settings.averages_per_epoch > found.steps_per_epoch:
             text = (
                 f"averages_per_epoch = {settings.averages_per_epoch}, but an epoch has "
                 f"{found.steps_per_epoch} steps"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vfl_common.bundle import StepKey
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import Course, averaged, build_bottom, halves_of
+from vfl_party.methods.mocosfl.steps import StepPlan, averaged, build_bottom, halves_of
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
 
@@ -26,7 +26,7 @@ def traffic(party: Party, name: str, settings: MocoSFLSettings) -> Traffic:
 def _occurrences(
     party: Party, name: str, settings: MocoSFLSettings, weights: Exchange | None
 ) -> Iterator[Occurrence]:
-    course, of = Course.of(party, name, settings), latents(settings)
+    course, of = StepPlan.of(party, name, settings), latents(settings)
     channels, height, width = halves_of(party.recipe, settings).latent
     sizes = {"rows": settings.batch_size, "channels": channels, "height": height, "width": width}
     if course.hands_out:

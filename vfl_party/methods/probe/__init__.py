@@ -6,6 +6,16 @@ from vfl_party.methods.probe.active import ActiveProbe
 from vfl_party.methods.probe.exchanges import traffic
 from vfl_party.methods.probe.passive import PassiveProbe
 from vfl_party.methods.probe.settings import ProbeSettings
+from vfl_party.outbound.declared import Traffic
+from vfl_party.phases.context import Party
 from vfl_party.phases.method import Method
 
-METHOD = Method(ProbeSettings, ActiveProbe, PassiveProbe, rows="own", traffic=traffic)
+
+class Probe(Method[ProbeSettings]):
+    """Passive parties send frozen features, and the active party learns from them."""
+
+    def traffic(self, party: Party, phase: str, settings: ProbeSettings) -> Traffic:
+        return traffic(party, phase, settings)
+
+
+METHOD = Probe(ProbeSettings, ActiveProbe, PassiveProbe, rows="own")

@@ -119,11 +119,12 @@ class ActiveProbe(Phase):
             }
         party, found = self._party, dict[str, list[Known]]()
         number_of = {
-            bytes(each): row for row, each in enumerate(digests(party.recipe, party.ids).numpy())
+            bytes(each): row
+            for row, each in enumerate(digests(party.recipe, party.data.ids).numpy())
         }
-        seen = {each: np.zeros(len(party.ids), bool) for each in party.holdings}
-        count = sum(parts_in(split, party.holdings, self._size) for split in self._splits)
-        plan = steps(self.name, self._settings, party.holdings, self._size)
+        seen = {each: np.zeros(len(party.data.ids), bool) for each in party.data.holdings}
+        count = sum(parts_in(split, party.data.holdings, self._size) for split in self._splits)
+        plan = steps(self.name, self._settings, party.data.holdings, self._size)
         for number, (split, step, _, senders) in enumerate(plan, 1):
             received = self._latents.collect(
                 step, each={each: {"rows": rows} for each, rows in senders.items()}

@@ -128,7 +128,7 @@ def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
     size, sizes = rows_a_message(latent), sizes_of(latent)
     found = [
         replace(Occurrence.of(LATENTS, step, rows=rows, **sizes), party=sender)
-        for _, step, _, senders in steps(name, settings, party.holdings, size)
+        for _, step, _, senders in steps(name, settings, party.data.holdings, size)
         for sender, rows in senders.items()
     ]
     return Traffic(found)

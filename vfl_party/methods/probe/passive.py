@@ -35,14 +35,15 @@ class PassiveProbe(Phase):
         party, bottom = self._party, self._party.models["encoder"]
         bottom.eval()
         splits = (TRAINING, *self._settings.splits)
-        count = sum(parts_in(split, party.holdings, self._size) for split in splits)
-        plan = steps(self.name, self._settings, party.holdings, self._size)
+        count = sum(parts_in(split, party.data.holdings, self._size) for split in splits)
+        plan = steps(self.name, self._settings, party.data.holdings, self._size)
         for number, (split, step, part, senders) in enumerate(plan, 1):
             if party.name in senders:
                 rows = party.rows(split)[part * self._size : (part + 1) * self._size]
                 z = bottom(*party.need_features().inputs(rows))
                 self._latents.swap(
-                    step, {"z": z, "ids": digests(party.recipe, [party.ids[row] for row in rows])}
+                    step,
+                    {"z": z, "ids": digests(party.recipe, [party.data.ids[row] for row in rows])},
                 )
             party.tick(self.name, round_, self.rounds, number, count)
         return RoundReport(0)

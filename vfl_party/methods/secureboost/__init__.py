@@ -14,24 +14,24 @@ from vfl_party.methods.secureboost.passive import PassiveSecureBoost
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.traffic import traffic
 from vfl_party.methods.secureboost.tree.forest import NAME, Forest
+from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.method import Method
 
 
-def _own() -> dict[str, nn.Module]:
-    return {NAME: Forest()}
+class SecureBoost(Method[SecureBoostSettings]):
+    """Every party keeps its own part of one forest, and all walk through it together."""
+
+    def own_models(self) -> dict[str, nn.Module]:
+        return {NAME: Forest()}
+
+    def scores(self, party: Party, phase: str, settings: SecureBoostSettings) -> Walk:
+        return Walk(party, phase, settings, "once")
+
+    def traffic(self, party: Party, phase: str, settings: SecureBoostSettings) -> Traffic:
+        return traffic(party, phase, settings)
 
 
-def _scores(party: Party, phase: str, settings: SecureBoostSettings) -> Walk:
-    return Walk(party, phase, settings, "once")
-
-
-METHOD = Method(
-    SecureBoostSettings,
-    ActiveSecureBoost,
-    PassiveSecureBoost,
-    own=_own,
-    scores=_scores,
-    traffic=traffic,
-    protocol=8,
+METHOD = SecureBoost(
+    SecureBoostSettings, ActiveSecureBoost, PassiveSecureBoost, model="own", protocol=8
 )

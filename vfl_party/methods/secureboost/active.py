@@ -24,7 +24,7 @@ from vfl_party.methods.secureboost.common import (
     opened,
     routed,
 )
-from vfl_party.methods.secureboost.exchanges import BEST, OVERHEARD, STOP
+from vfl_party.methods.secureboost.exchanges import BEST, STOP
 from vfl_party.methods.secureboost.homomorphic import (
     CipherError,
     Integers,
@@ -36,17 +36,15 @@ from vfl_party.methods.secureboost.homomorphic import (
     make_keys,
     together,
 )
-from vfl_party.methods.secureboost.homomorphic.none import PlainAdder
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.tree.entries import Layout, Plan, summed
+from vfl_party.methods.secureboost.tree.entries import Layout, Plan
 from vfl_party.methods.secureboost.tree.forest import Tree
 from vfl_party.methods.secureboost.tree.gains import BestSplit, Gains, Sums
 from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
 from vfl_party.methods.secureboost.tree.objective import Doubles, Fixed, base, derivatives
 from vfl_party.methods.secureboost.tree.positions import (
-    SETTLED,
     Bools,
     open_nodes,
     packed_bytes,
@@ -63,21 +61,19 @@ log = logging.getLogger(__name__)
 class ActiveSecureBoost(Phase):
     """One round grows the trees of one round of boosting."""
 
-    overheard = OVERHEARD
-
     def __init__(self, party: Party, name: str, settings: SecureBoostSettings) -> None:
         self.name, self.rounds = name, settings.trees
         self._party, self._settings, self._forest = party, settings, forest_of(party)
         begin(party, name, settings)
         where_ = f"recipe: phases: {name}"
-        if party.columns is None and settings.first_tree_own:
+        if party.data.columns is None and settings.first_tree_own:
             text = f"{where_}: first_tree_own, but {party.name} has no columns"
             raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
         self._train, self._routed = party.rows("train"), routed(party, settings)
         self._y_N = self._targets()
         self._columns = (
             learn(party, settings.bins, self._train)
-            if party.columns is not None
+            if party.data.columns is not None
             else list[Column]()
         )
         note_constant(party, name, self._columns)
@@ -170,12 +166,13 @@ class ActiveSecureBoost(Phase):
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         for split in settings.splits:
             rows = party.rows(split)
-            scores, self._batch = self._walk.scores(round_, self._batch, rows)
+            found = self._walk.score(rows, StepKey(self.name, round_, self._batch))
+            self._batch += found.steps
             if len(rows):
                 metrics[split] = evaluate(
-                    party.recipe.task, scores, party.take(targets, rows), labels.unscale
+                    party.recipe.task, found.outputs, party.take(targets, rows), labels.unscale
                 )
-                predictions[split] = rows, scores
+                predictions[split] = rows, found.outputs
         note_importance(party, self.name, self._forest.importance(), "gain")
         count = len(self._forest.trees)
         sent = f"; gradients {settings.protection}" if party.recipe.passives else ""
@@ -252,6 +249,7 @@ class ActiveSecureBoost(Phase):
         sizes = self._send(round_, g, h) if with_others else {}
         return GrowingTree(
             Tree(),
+            settings,
             Gains(settings, fixed),
             rows,
             np.stack([g, h], axis=1),
@@ -288,9 +286,9 @@ class ActiveSecureBoost(Phase):
             present = open_nodes(of.nodes)
             entries = self._collect(of, round_, present)
             step_sums = self._step(round_, -1)
-            best = self._best_splits(of, present, entries)
+            best = of.best_splits(present, entries)
             self._tell(of, step_sums, present, best)
-            self._settle(of, level + 1, self._move(of, level, present, best, round_))
+            of.settle(level + 1, self._move(of, level, present, best, round_))
             if of.sizes:
                 last = level + 1 == self._settings.depth
                 moved = torch.from_numpy(of.nodes[:0] if last else of.nodes.copy())
@@ -304,7 +302,7 @@ class ActiveSecureBoost(Phase):
         """Returns {party: {node: the sums of its entries}}, this party first; brothers' by
         subtraction.
         """
-        found = {self._party.name: self._own_sums(of, present)}
+        found = {self._party.name: of.own_sums(present, self._codes_NF)}
         if not of.sizes:
             return found
         wanted = to_sum(of.nodes, of.in_sample)
@@ -333,19 +331,6 @@ class ActiveSecureBoost(Phase):
         of.sums = found
         return found
 
-    def _own_sums(self, of: GrowingTree, present: list[int]) -> dict[int, Sums]:
-        """Returns {node: the sums of this party's own entries}."""
-        none = np.empty(0, np.int64)
-        if not of.layout.entries:
-            return {node: Sums(none, none) for node in present}
-        codes_RF, nodes_R = self._codes_NF[of.rows], of.nodes[of.rows]
-        found = {}
-        for node in present:
-            own = np.flatnonzero(nodes_R == node)
-            pairs = summed(PlainAdder(), of.pairs, own, codes_RF, of.plan)
-            found[node] = Sums(pairs[:, 0], pairs[:, 1])
-        return found
-
     def _read(self, party: str, wire: Wire, count: int) -> Sums:
         assert self._keys is not None  # noqa: S101 - made by run_round
         try:
@@ -361,29 +346,6 @@ class ActiveSecureBoost(Phase):
             raise self._wrong(
                 party, "sends sums of categories that do not add up to those of all rows"
             )
-
-    def _best_splits(
-        self, of: GrowingTree, present: list[int], entries: dict[str, dict[int, Sums]]
-    ) -> dict[int, tuple[str, BestSplit]]:
-        """Returns {node: (the owner of its best split, the split)}: as many as ``leaves`` allows,
-        best first.
-        """
-        found: dict[int, tuple[str, BestSplit]] = {}
-        for node in present:
-            total = of.total(node)
-            for party, sums_ in entries.items():
-                sizes = of.sizes[party] if party in of.sizes else list(of.layout.sizes)
-                best = of.gains.best(total, sums_[node], sizes)
-                if best is not None and (
-                    node not in found or _better(best.gain, found[node][1].gain)
-                ):
-                    found[node] = party, best
-        most = self._settings.leaves or 1 << self._settings.depth
-        kept = sorted(found, key=lambda node: (-found[node][1].gain, node))[
-            : max(0, most - of.leaves)
-        ]
-        of.leaves += len(kept)
-        return {node: found[node] for node in sorted(kept)}
 
     def _tell(
         self,
@@ -447,29 +409,8 @@ class ActiveSecureBoost(Phase):
                         )
         for node in present:
             if node not in lefts:
-                self._leaf(of, level, node)
+                of.leaf(level, node)
         return lefts
-
-    def _leaf(self, of: GrowingTree, level: int, node: int) -> None:
-        """Makes an open node a leaf."""
-        value = of.gains.leaf(of.total(node))
-        of.tree.leaves[level, node] = value
-        rows = of.nodes == node
-        of.values[rows], of.nodes[rows] = value, SETTLED
-
-    def _settle(self, of: GrowingTree, level: int, lefts: dict[int, Bools]) -> None:
-        """Moves the rows of split nodes to the next level; nodes that cannot be split become
-        leaves.
-        """
-        moved = of.nodes.copy()
-        for node, left in lefts.items():
-            moved[of.nodes == node] = np.where(left, 2 * node, 2 * node + 1)
-        of.nodes[:] = moved
-        most = self._settings.leaves or 1 << self._settings.depth
-        for node in sorted(child for parent in lefts for child in (2 * parent, 2 * parent + 1)):
-            light = of.gains.weight(of.total(node)) < 2 * self._settings.min_child_weight
-            if level == self._settings.depth or light or of.leaves >= most:
-                self._leaf(of, level, node)
 
     # -- small things
     # ------------------------------------------------------------
@@ -495,8 +436,3 @@ class ActiveSecureBoost(Phase):
         facts = tree.get("offers", {})
         found = {name: Offer.read(each, self._settings) for name, each in facts.items()}
         self._offers = {name: offer for name, offer in found.items() if offer is not None}
-
-
-def _better(gain: float, than: float) -> bool:
-    """Whether a gain is better, and not only by rounding."""
-    return gain > than + 1e-10 * abs(than)

@@ -55,11 +55,11 @@ def cells(party: Party) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64],
     """Returns the party's numbers [N, F], NaN if missing, its categories' codes [N, K], and all
     names.
     """
-    if party.columns is None:
+    if party.data.columns is None:
         raise InputError(
             Code.DATA_INVALID, f"{party.name} has no features; its party file needs a [data] table"
         )
-    return party.columns()
+    return party.data.columns()
 
 
 def learn(party: Party, bins: int, rows: Rows) -> list[Column]:

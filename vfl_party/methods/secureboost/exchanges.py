@@ -14,8 +14,6 @@ BEST, STOP = 1, 2
 MOST_ENTRIES = 1 << 17
 # Columns of numbers, their splits, columns of categories by their number of entries.
 FACTS = 2 + MOST_CODES + 1
-# What attacks of a rehearsal look at.
-OVERHEARD = frozenset({"sums", "partition"})
 
 KEY = Exchange(
     "key",

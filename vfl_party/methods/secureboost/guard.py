@@ -67,7 +67,7 @@ def most_bits(task: TaskSettings, settings: SecureBoostSettings) -> int:
 
 
 def check_asked(party: Party, phase: str, settings: SecureBoostSettings) -> None:
-    """Raises InputError if the recipe gives less than the party's own file asks for; a rehearsal
+    """Raises InputError if the recipe gives less than the party's own file asks for; a simulation
     asks for nothing.
     """
     asked, task = party.trees, party.recipe.task
@@ -80,7 +80,7 @@ def check_asked(party: Party, phase: str, settings: SecureBoostSettings) -> None
             f"{asked.least_key_bits} {own}"
         )
         raise InputError(
-            Code.REFUSED, f"{text}; take longer keys: short ones are for rehearsals on one machine"
+            Code.REFUSED, f"{text}; take longer keys: short ones are for trials on one machine"
         )
     if party.role == "active":
         return

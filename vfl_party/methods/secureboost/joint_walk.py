@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, PeerError
@@ -21,6 +20,7 @@ from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.forest import NAME, Forest, Tree
 from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes, packed_bytes
 from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import Scored
 
 Places = npt.NDArray[np.int64]
 # Rows times trees of a message.
@@ -59,7 +59,7 @@ def _entrance(tree: Tree, level: int, node: int) -> int:
 
 
 class Walk:
-    """One party's side. ``rows`` of a call are the same at all parties, and so are the steps.
+    """A party's ``Scorer``: it walks the rows through all trees with the others.
 
     ``answered``: what a passive party has been asked before in this run.
     """
@@ -87,14 +87,13 @@ class Walk:
 
     def _codes(self) -> Codes:
         """Returns the codes of all the party's rows; without columns if it has no features."""
-        if self._party.columns is None:
+        if self._party.data.columns is None:
             return np.empty((0, 0), np.int8)
         return coded(self._party, self._forest.columns)
 
-    def answer(self, round_: int, batch: int, rows: Rows) -> int:
-        """Says where the rows go at this party's nodes. Returns the next batch number. Raises
-        PeerError.
-        """
+    def answer(self, rows: Rows, first: StepKey) -> int:
+        """Says where the rows go at this party's nodes; see ``Scorer.answer``. Raises PeerError."""
+        batch = first.batch
         codes_NF, trees = self._codes(), len(self._forest.trees)
         for chunk in self._chunks(rows):
             bits = np.empty(0, bool)
@@ -102,7 +101,7 @@ class Walk:
             for level in range(self._depth + 1):
                 left = torch.from_numpy(np.packbits(bits))
                 last = level == self._depth
-                step = StepKey(self._phase, round_, batch)
+                step = StepKey(first.phase, first.round, batch)
                 reply = self._asking.swap(
                     step, {"left": left}, rows=0 if last else len(chunk), trees=trees
                 )
@@ -111,7 +110,7 @@ class Walk:
                     nodes_BT = reply["nodes"].cpu().numpy()
                     bits = self._own_bits(nodes_BT, level, codes_NF[chunk], path_BT)
                     self._pin(nodes_BT)
-        return batch
+        return batch - first.batch
 
     def _pin(self, nodes_BT: Nodes) -> None:
         """Notes where rows stand. Raises PeerError if they stood elsewhere before an
@@ -152,20 +151,20 @@ class Walk:
             Code.MALFORMED_MESSAGE, f"{peer} asks {self._party.name} {what}", party=peer
         )
 
-    def scores(self, round_: int, batch: int, rows: Rows) -> tuple[Tensor, int]:
-        """Returns the scores [N, K] of the rows, and the next batch number."""
-        codes_NF = self._codes()
+    def score(self, rows: Rows, first: StepKey) -> Scored:
+        """Returns the scores [N, K] of the rows; see ``Scorer.score``. Nobody may be absent."""
+        codes_NF, at = self._codes(), first
         found = [np.empty((0, len(self._forest.base)))]
         for chunk in self._chunks(rows):
-            scores_BK, batch = self._scored(
-                round_, batch, len(chunk), codes_NF[chunk] if len(codes_NF) else codes_NF
-            )
+            codes_BF = codes_NF[chunk] if len(codes_NF) else codes_NF
+            scores_BK, at = self._scored(at, len(chunk), codes_BF)
             found.append(scores_BK)
-        return torch.from_numpy(np.concatenate(found)), batch
+        return Scored(torch.from_numpy(np.concatenate(found)), {}, at.batch - first.batch)
 
     def _scored(
-        self, round_: int, batch: int, count: int, codes_BF: Codes
-    ) -> tuple[npt.NDArray[np.float64], int]:
+        self, step: StepKey, count: int, codes_BF: Codes
+    ) -> tuple[npt.NDArray[np.float64], StepKey]:
+        """Returns the scores [B, K] of a chunk, and the step after it."""
         forest, parties = self._forest, [each.name for each in self._party.recipe.passives]
         trees, outputs = forest.trees, len(forest.base)
         at_BT = np.zeros((count, len(trees)), np.int64)
@@ -173,12 +172,8 @@ class Walk:
         values_BT = np.zeros((count, len(trees)))
         asked: dict[str, Bools] = {}
         for level in range(self._depth + 1):
-            step, packed = (
-                StepKey(self._phase, round_, batch),
-                packed_bytes(count * len(trees)) if level else 0,
-            )
+            packed = packed_bytes(count * len(trees)) if level else 0
             received = self._answering.collect(step, packed=packed) if parties else {}
-            batch += 1
             if level:
                 left_BT = self._own_lefts(level - 1, at_BT, codes_BF)
                 for party, tensors in received.items():
@@ -208,11 +203,12 @@ class Walk:
             }
             if parties:
                 self._answering.reply(step, replies)
+            step = StepKey(step.phase, step.round, step.batch + 1)
         scores_BK = np.tile(np.array(forest.base), (count, 1))
         # In the order in which they grew, as while training.
         for number in range(len(trees)):
             scores_BK[:, number % outputs] += values_BT[:, number]
-        return scores_BK, batch
+        return scores_BK, step
 
     def _own_lefts(self, level: int, at_BT: npt.NDArray[np.int64], codes_BF: Codes) -> Bools:
         """Returns where rows go left at this party's own splits of a level."""

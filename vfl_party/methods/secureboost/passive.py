@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, PeerError
@@ -30,7 +29,6 @@ from vfl_party.methods.secureboost.common import (
 )
 from vfl_party.methods.secureboost.exchanges import (
     BEST,
-    OVERHEARD,
     STOP,
 )
 from vfl_party.methods.secureboost.guard import LOST, Answered, fewest_rows, wrong_children
@@ -83,8 +81,6 @@ class Shuffled:
 class PassiveSecureBoost(Phase):
     """One round grows the trees of one round of boosting."""
 
-    overheard = OVERHEARD
-
     def __init__(self, party: Party, name: str, settings: SecureBoostSettings) -> None:
         self.name, self.rounds = name, settings.trees
         self._party, self._settings, self._forest = party, settings, forest_of(party)
@@ -105,7 +101,7 @@ class PassiveSecureBoost(Phase):
         self._bits_N = np.zeros(len(self._routed), np.int64)
         self._adder: Adder | None = None
         # Of the tree that grows.
-        self._offered: Shuffled | None = None
+        self.offered: Shuffled | None = None
         self._best = 0
         self._batch = 0
 
@@ -131,7 +127,8 @@ class PassiveSecureBoost(Phase):
             if settings.early_stopping is not None:
                 del self._forest.trees[self._best * outputs :]
             for split in settings.splits:
-                self._batch = self._walk.answer(round_, self._batch, party.rows(split))
+                first = StepKey(self.name, round_, self._batch)
+                self._batch += self._walk.answer(party.rows(split), first)
             note_importance(party, self.name, self._forest.importance(), "number of splits")
             self._note_bits()
         return RoundReport(outputs, done=done)
@@ -176,7 +173,7 @@ class PassiveSecureBoost(Phase):
 
     def _grow(self, tree: Tree, own: Adder, entries: Shuffled, rows: Rows, round_: int) -> None:
         """Takes part in the growth of one tree."""
-        self._offered = entries
+        self.offered = entries
         depth, count = self._settings.depth, len(self._routed)
         sizes = torch.tensor(entries.sizes)
         reply = self._swaps.gradients.swap(self._step(round_), {"sizes": sizes}, rows=len(rows))
@@ -318,18 +315,6 @@ class PassiveSecureBoost(Phase):
     def _step(self, round_: int) -> StepKey:
         self._batch += 1
         return StepKey(self.name, round_, self._batch - 1)
-
-    def behind(self, exchange: str) -> Tensor | None:
-        """See ``Phase``: of the sums of a tree, the column of each entry of a number in the order
-        of the wire.
-        """
-        if exchange != "sums" or self._offered is None:
-            return None
-        of = self._offered
-        numbers = of.order[: of.sizes[0]]
-        return torch.tensor(
-            [of.layout.numbers[place].column for place in numbers], dtype=torch.int64
-        )
 
     def keep(self, folder: Path) -> None:
         self._answered.keep(folder)

@@ -69,10 +69,10 @@ class SecureBoostSettings(Section):
     """
     encryption: Encryption = "paillier"
     """How gradients are encrypted: Paillier, Okamoto-Uchiyama (``ou``), or not at all (``none``,
-    for rehearsals).
+    for trials).
     """
     key_bits: Literal[1024, 2048, 3072, 4096] = 2048
-    """Bits of the key; 1024 is for rehearsals."""
+    """Bits of the key; 1024 is for trials."""
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
     """The splits to evaluate after the last tree."""
 

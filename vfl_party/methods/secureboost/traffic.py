@@ -45,7 +45,7 @@ def traffic(party: Party, name: str, settings: SecureBoostSettings) -> Traffic:
     known = {
         each.name: learn(each, settings.bins, each.rows("train"))
         for each in (party, *party.others.values())
-        if each.role == "passive" and each.columns is not None
+        if each.role == "passive" and each.data.columns is not None
     }
     unknown = [each.name for each in party.recipe.passives if each.name not in known]
     growth = Growth(party, name, settings, known)

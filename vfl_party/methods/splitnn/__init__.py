@@ -2,21 +2,38 @@
 top model.
 """
 
+from __future__ import annotations
+
+from torch import nn
+
 from vfl_party.methods.splitnn.active import ActiveSplitNN
 from vfl_party.methods.splitnn.mid import drawn, stochastic_encoder
 from vfl_party.methods.splitnn.passive import PassiveSplitNN
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.traffic import traffic
+from vfl_party.outbound.declared import Traffic
+from vfl_party.phases.absence import LatePolicy
+from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method
 
-METHOD = Method(
-    SplitNNSettings,
-    ActiveSplitNN,
-    PassiveSplitNN,
-    stochastic_encoder,
-    late=lambda settings: settings.late_policy,
-    in_flight=lambda settings: settings.under_way,
-    traffic=traffic,
-    protects=drawn,
-    encodes=True,
-)
+
+class SplitNN(Method[SplitNNSettings]):
+    """Embeddings go up and gradients come back, step by step."""
+
+    def encoder(self, settings: SplitNNSettings, make: MakeEncoder) -> nn.Module | None:
+        return stochastic_encoder(settings, make)
+
+    def protects(self, settings: SplitNNSettings) -> str:
+        return drawn(settings)
+
+    def traffic(self, party: Party, phase: str, settings: SplitNNSettings) -> Traffic:
+        return traffic(party, phase, settings)
+
+    def in_flight(self, settings: SplitNNSettings) -> int:
+        return settings.under_way
+
+    def late_policy(self, settings: SplitNNSettings) -> LatePolicy:
+        return settings.late_policy
+
+
+METHOD = SplitNN(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, encodes=True)

@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.dcor import with_labels
-from vfl_party.methods.splitnn.drift import Drift
-from vfl_party.methods.splitnn.exchanges import BEST, STOP, VERDICT, embedding, validation
-from vfl_party.methods.splitnn.local import ActiveLocal
-from vfl_party.methods.splitnn.row_facts import OF_CLASS, told
+from vfl_party.methods.splitnn.exchanges import embedding, validation
+from vfl_party.methods.splitnn.local import ActiveLocal, Swapped
+from vfl_party.methods.splitnn.row_facts import OF_CLASS, RowFacts
 from vfl_party.methods.splitnn.settings import SplitNNSettings
+from vfl_party.methods.splitnn.stopping import Judge
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.methods.splitnn.without_passives import Absent
 from vfl_party.models import Combined
 from vfl_party.models.backward import backward
-from vfl_party.models.metrics import evaluate, loss_fn, lower_is_better
+from vfl_party.models.metrics import evaluate, loss_fn
+from vfl_party.outbound.filter import Tensors
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import chunks, joint_embeddings, outputs_of
+from vfl_party.phases.drift import Drift
+from vfl_party.phases.scoring import SplitScorer
 
 
 class ActiveSplitNN(Phase):
-    """One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of them."""
+    """One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of them.
+
+    A step is one batch: the parties' embeddings, one loss, each party's own update (Gupta and
+    Raskar 2018; as Algorithm 1 of FedBCD, arXiv 1912.11187, with Q = 1). What a recipe may add is
+    an object each, which is None by default.
+    """
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
         self._party, self._settings = party, settings
         self._training = OwnTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
-        width = party.embedding_size
-        self._embedding = party.answering(name, embedding(settings), width=width)
-        self._validation = party.answering(name, validation(settings), width=width)
-        self._verdicts = (
-            party.answering(name, VERDICT) if settings.early_stopping is not None else None
-        )
+        self._embedding = party.answering(name, embedding(settings), width=party.embedding_size)
+        self._scorer = SplitScorer(party, name, validation(settings), policy=settings.late_policy)
         self._loss = loss_fn(party.recipe.task)
-        if settings.dcor and OF_CLASS in self._embedding.chains.down.knows:
+        knows = self._embedding.chains.down.knows
+        if settings.dcor and OF_CLASS in knows:
             text = (
                 f"recipe: phases: {name}: dcor tells the labels in a gradient that the "
                 "transform label_dp does not"
@@ -48,170 +54,120 @@ class ActiveSplitNN(Phase):
                 Code.CONFIG_INVALID,
                 f"{text} cover, so its epsilon would not hold; remove one of them",
             )
+        # Defences that depend on labels want to be told more about the rows of a gradient.
+        self._facts = RowFacts(knows, party.recipe.task) if knows else None
+        # A late policy goes on without a passive party.
         self._absent = Absent(party, name, settings) if settings.late_policy != "wait" else None
         self.lenient = self._absent is not None
+        # Further updates of a batch without an exchange: FedBCD and CELU-VFL.
         self._local = ActiveLocal(party, settings, self._training) if settings.local else None
-        self._drift = Drift(party.name)
-        # It looks at training steps if there is no validation to compare; with ``mid`` two draws
-        # always differ.
-        self._watches = len(party.rows("validation")) == 0 and not settings.mid
-        # With early stopping: value, round, metrics.
-        self._best: dict[str, Any] | None = None
-        rule, task = settings.early_stopping, party.recipe.task
-        if rule is not None and rule.metric not in task.all_metrics:
-            text = (
-                f"recipe: phases: {name}: early_stopping.metric: a {task.kind} task has no "
-                f"{rule.metric}"
-            )
-            text = f"{text} (it has {', '.join(task.all_metrics)})"
-            raise InputError(Code.CONFIG_INVALID, text)
-        if rule is not None and len(party.rows("validation")) == 0:
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"phases: {name}: early_stopping needs validation rows; set "
-                "rows.validation, or data.split",
-            )
+        stopping = settings.early_stopping
+        self._judge = Judge(party, name, stopping, self._training) if stopping is not None else None
+        # With ``mid`` two draws always differ, and their distance says nothing.
+        self._drift = Drift(party.name, compares=not settings.mid)
+        # Training steps are looked at if there is no validation to compare.
+        validates = len(party.rows("validation")) > 0
+        self._watch = None if validates or settings.mid else self._drift
 
     def run_round(self, round_: int) -> RoundReport:
-        party, training, rule = self._party, self._training, self._party.recipe.model.combine
-        _, targets = party.need_labels()
+        party, training = self._party, self._training
         training.train_mode()
-        batches = training.batches.planned(round_)
-        steps, exchange = len(batches), 0
-        total = torch.zeros((), device=party.device)
-        absent = self._absent
-        for batch, planned in enumerate(batches):
+        batches, exchanges = training.batches.planned(round_), 0
+        loss = torch.zeros((), device=party.device)
+        for number, batch in enumerate(batches, 1):
             training.zero_grad()
             swapped = []
-            for rows in planned.parts:
-                step = StepKey(self.name, round_, exchange)
-                y_B = party.take(targets, rows)
-                own = (
-                    [party.encode(*party.features.inputs(rows))]
-                    if party.features is not None
-                    else []
-                )
-                lenience = absent.lenience if absent is not None else None
-                received = self._embedding.collect(step, lenience=lenience, rows=len(rows))
-                if absent is not None:
-                    absent.all_here()
-                z_BD = {name: tensors["z"] for name, tensors in received.items()}
-                there = (
-                    [*own, *z_BD.values()] if absent is None else absent.fill(step, rows, own, z_BD)
-                )
-                combined = Combined(rule, there, z_BD)
-                outputs = party.outputs(combined.value)
-                loss = self._loss(outputs, y_B)
-                share = len(rows) / len(planned.rows)
-                beside = told(
-                    self._embedding.chains.down, party.recipe.task, combined, outputs, y_B, share
-                )
-                # The parts' losses add to the mean over the batch.
-                if len(planned.parts) > 1:
-                    loss = loss * share
-                backward(loss)
-                # The parties proceed while the top model is updated: each gradient is of the
-                # weights before the update.
-                dz_BD = combined.gradients()
-                if self._settings.dcor:
-                    dz_BD = with_labels(dz_BD, z_BD, y_B, self._settings.dcor)
-                self._embedding.reply(
-                    step, {name: {"dz": dz} for name, dz in dz_BD.items()}, beside
-                )
-                if self._watches:
-                    self._drift.batch(own, z_BD)
-                swapped.append((z_BD, dz_BD))
-                total += loss.detach()
-                exchange += 1
+            # The losses of a batch's parts add to the mean over the batch; one part is the rule.
+            for rows in batch.parts:
+                step = StepKey(self.name, round_, exchanges)
+                part_loss, part = self._exchange(step, rows, len(rows) / len(batch.rows))
+                swapped.append(part)
+                loss += part_loss
+                exchanges += 1
             training.step()
             if self._local is not None:
-                self._local.update(planned.rows, swapped)
-            if planned.last:
+                self._local.update(batch.rows, swapped)
+            if batch.last:
                 training.end_epoch()
-            party.tick(self.name, round_, self.rounds, batch + 1, steps)
-        metrics = {"train": {"loss": total.item() / max(1, steps)}}
-        validates = training.batches.validates(round_)
-        after = self._validate(round_, exchange, metrics) if validates else exchange
-        moved = self._drift.moved() if validates and not self._settings.mid else {}
-        if absent is not None:
-            return RoundReport(
-                steps, metrics, note=absent.words(round_, steps), absences=absent.found, drift=moved
-            )
-        if not validates:
-            return RoundReport(steps, metrics)
-        stop = self._verdict(round_, after, metrics)
-        if (
-            self._best is None
-            or not (stop or round_ + 1 == self.rounds)
-            or self._best["round"] == round_
-        ):
-            return RoundReport(steps, metrics, done=stop, drift=moved)
-        kept = f"keeps the weights of round {self._best['round'] + 1}"
-        note = (
-            f"{self.name} {'stops early after' if stop else 'ends with'} round {round_ + 1} "
-            f"and {kept}"
-        )
-        return RoundReport(
-            steps, metrics, done=stop, kept=self._best["metrics"], note=note, drift=moved
-        )
+            party.tick(self.name, round_, self.rounds, number, len(batches))
+        metrics = {"train": {"loss": loss.item() / max(1, len(batches))}}
+        return self._report(StepKey(self.name, round_, exchanges), len(batches), metrics)
 
-    def _validate(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> int:
+    def _exchange(self, step: StepKey, rows: Rows, share: float) -> tuple[Tensor, Swapped]:
+        """Runs one exchange: takes embeddings, adds the gradient of the loss to the parameters',
+        and answers with that of each party's embeddings.
+
+        Returns the loss, of which ``share`` counts, and what was exchanged.
+        """
         party = self._party
-        rows = party.rows("validation")
+        _, targets = party.need_labels()
+        y_B = party.take(targets, rows)
+        own = party.own_embeddings(rows)
         lenience = self._absent.lenience if self._absent is not None else None
-        policy = self._settings.late_policy
-        found = joint_embeddings(party, self._validation, round_, batch, rows, lenience)
-        outputs = outputs_of(party, self._drift.chunks(found), policy)
+        received = self._embedding.collect(step, lenience=lenience, rows=len(rows))
+        z_BD = {name: tensors["z"] for name, tensors in received.items()}
+        all_BD = [*own, *z_BD.values()]
+        if self._absent is not None:
+            all_BD = self._absent.fill(step, rows, own, z_BD)
+        combined = Combined(party.recipe.model.combine, all_BD, z_BD)
+        outputs = party.outputs(combined.value)
+        loss = self._loss(outputs, y_B)
+        if share < 1.0:
+            loss = loss * share
+        facts: Mapping[str, Tensors] = {}
+        if self._facts is not None:
+            facts = self._facts.of(combined, outputs, y_B, share)
+        backward(loss)
+        # The parties proceed while the top model is updated: each gradient is of the weights before
+        # the update.
+        dz_BD = combined.gradients()
+        if self._settings.dcor:
+            dz_BD = with_labels(dz_BD, z_BD, y_B, self._settings.dcor)
+        self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()}, facts)
+        if self._watch is not None:
+            self._watch.batch(own, z_BD)
+        return loss.detach(), Swapped(rows, z_BD, dz_BD)
+
+    def _report(
+        self, step: StepKey, steps: int, metrics: dict[str, dict[str, float]]
+    ) -> RoundReport:
+        """Ends a round of ``steps`` steps, with validation if it is due; ``step``: the next one."""
+        report = RoundReport(steps, metrics)
+        validates = self._training.batches.validates(step.round)
+        if validates:
+            step = self._validate(step, metrics)
+            report = replace(report, drift=self._drift.moved())
+        if self._absent is not None:
+            note = self._absent.words(step.round, steps)
+            return replace(report, note=note, absences=self._absent.found)
+        if self._judge is not None and validates:
+            return self._judge.judged(report, step, self.rounds)
+        return report
+
+    def _validate(self, first: StepKey, metrics: dict[str, dict[str, float]]) -> StepKey:
+        """Adds the metrics of the validation rows, if there are any; returns the step after it."""
+        party, rows = self._party, self._party.rows("validation")
+        lenience = self._absent.lenience if self._absent is not None else None
+        found = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
+        scored = self._scorer.scored(found)
         if len(rows):
             labels, targets = party.need_labels()
             metrics["validation"] = evaluate(
-                party.recipe.task, outputs, party.take(targets, rows), labels.unscale
+                party.recipe.task, scored.outputs, party.take(targets, rows), labels.unscale
             )
-        return batch + len(chunks(rows))
-
-    def _verdict(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> bool:
-        """Decides whether this round is the best so far and whether to stop, and tells the passive
-        parties.
-        """
-        rule = self._settings.early_stopping
-        if rule is None or self._verdicts is None:
-            return False
-        value = metrics["validation"].get(rule.metric)
-        if value is None:
-            names = ", ".join(metrics["validation"])
-            text = (
-                f"phases: {self.name}: early_stopping.metric: this task has no {rule.metric} "
-                f"(it has {names})"
-            )
-            raise InputError(Code.CONFIG_INVALID, text)
-        best, falls = self._best, lower_is_better(self._party.recipe.task, rule.metric)
-        if best is None or (value < best["value"] if falls else value > best["value"]):
-            best = self._best = {"value": value, "round": round_, "metrics": metrics}
-            self._training.keep_as_best()
-        validations = self._training.batches.validations
-        stop = bool(validations(round_) - validations(best["round"]) >= rule.patience)
-        verdict = (BEST if best["round"] == round_ else 0) | (STOP if stop else 0)
-        step = StepKey(self.name, round_, batch)
-        parties = self._verdicts.collect(step)
-        self._verdicts.reply_all(
-            step, parties, {"verdict": torch.tensor([verdict], dtype=torch.uint8)}
-        )
-        return stop
-
-    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        return self._training.rows_at(exchange, step)
+        return StepKey(first.phase, first.round, first.batch + scored.steps)
 
     def state(self) -> Tree:
         absent = self._absent.state() if self._absent is not None else None
         local = self._local.state() if self._local is not None else {}
+        best = self._judge.best if self._judge is not None else None
         watched = {"drift": self._drift.state()}
-        return (
-            self._training.state() | {"best_epoch": self._best, "absent": absent} | watched | local
-        )
+        return self._training.state() | {"best_epoch": best, "absent": absent} | watched | local
 
     def load_state(self, tree: Tree) -> None:
         self._training.load_state(tree)
-        self._best = tree["best_epoch"]
+        if self._judge is not None:
+            self._judge.best = tree["best_epoch"]
         # A checkpoint of an earlier version has none.
         if "drift" in tree:
             self._drift.load_state(tree["drift"])

@@ -1,5 +1,5 @@
 """The exchanges of split training: embeddings and gradients of each batch, embeddings for
-validation, verdicts.
+validation. The verdicts of early stopping are in ``stopping``.
 """
 
 from __future__ import annotations
@@ -8,12 +8,8 @@ from vfl_common.bundle import Kind
 from vfl_party.methods.splitnn.mid import drawn
 from vfl_party.methods.splitnn.row_facts import BESIDE
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.outbound.declared import NOTHING, Exchange, Sent, f32, noise, u8
+from vfl_party.outbound.declared import Exchange, Sent, f32, noise
 from vfl_party.phases.scoring import scoring
-
-# Bits of the active party's verdict on a round.
-BEST, STOP = 1, 2
-VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")
 
 
 def embedding(settings: SplitNNSettings) -> Exchange:

@@ -75,19 +75,13 @@ class Local(ABC):
         self._party, self._training, self._settings = party, training, settings
         self._ring = Ring(settings.cache) if settings.cache is not None else None
 
-    def update(
-        self, rows: Rows, parts: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
-    ) -> None:
-        """Makes the updates that follow an exchange. ``parts``: {party: z} and {party: dz} of each
-        part of it.
-        """
-        (z_BD, dz_BD), *others = parts
-        if others:
-            z_BD, dz_BD = (
-                {name: torch.cat([each[i][name] for each in parts]) for name in z_BD}
-                for i in (0, 1)
-            )
-        swapped = Swapped(rows, {name: z.detach() for name, z in z_BD.items()}, dz_BD)
+    def update(self, rows: Rows, parts: Sequence[Swapped]) -> None:
+        """Makes the updates that follow the exchange of a batch, which had these parts."""
+        swapped = Swapped(
+            rows,
+            {name: z.detach() for name, z in _joined([each.z for each in parts]).items()},
+            _joined([each.dz for each in parts]),
+        )
         if self._ring is None:
             for _ in range(self._settings.local_updates - 1):
                 self._again(swapped, None)
@@ -137,11 +131,7 @@ class ActiveLocal(Local):
     def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
         party = self._party
         y_B = party.take(party.need_labels()[1], swapped.rows)
-        own = (
-            [party.encode(*party.features.inputs(swapped.rows))]
-            if party.features is not None
-            else []
-        )
+        own = party.own_embeddings(swapped.rows)
         z_BD = [z.detach().requires_grad_(threshold is not None) for z in swapped.z.values()]
         outputs = party.outputs(combine(party.recipe.model.combine, [*own, *z_BD]))
         loss = loss_fn(party.recipe.task)(outputs, y_B)
@@ -155,6 +145,14 @@ class ActiveLocal(Local):
             torch.cat(now, dim=1), torch.cat(list(swapped.dz.values()), dim=1), threshold
         )
         backward(outputs, w_B1 * of_outputs_BO)
+
+
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    """Returns {party: its rows of all parts}."""
+    first, *others = parts
+    if not others:
+        return first
+    return {name: torch.cat([each[name] for each in parts]) for name in first}
 
 
 def row_weights(now_BD: Tensor, stale_BD: Tensor, threshold: float) -> Tensor:

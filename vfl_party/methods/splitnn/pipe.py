@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.splitnn.batches import Batch
-from vfl_party.methods.splitnn.local import PassiveLocal
+from vfl_party.methods.splitnn.local import PassiveLocal, Swapped
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.models.backward import backward
@@ -196,7 +196,8 @@ class Pipe:
             training.step()
         if self._local is not None:
             me = self._party.name
-            parts = [({me: z}, {me: dz}) for z, dz in zip(sent.z, dz_BD, strict=True)]
+            swaps = zip(batch.parts, sent.z, dz_BD, strict=True)
+            parts = [Swapped(rows, {me: z}, {me: dz}) for rows, z, dz in swaps]
             self._local.update(batch.rows, parts)
 
     def state(self) -> dict[str, Any]:

@@ -12,35 +12,37 @@ from torch import Tensor
 from vfl_common.config.models import TaskSettings
 from vfl_party.models import Combined
 from vfl_party.models.metrics import loss_fn
-from vfl_party.outbound.chain import Chain
 from vfl_party.outbound.filter import Tensors
 
 LABELS, OF_CLASS = "labels", "class gradients"
 BESIDE = frozenset({LABELS, OF_CLASS})
 
 
-def told(
-    chain: Chain,
-    task: TaskSettings,
-    combined: Combined,
-    outputs: Tensor,
-    y_B: Tensor,
-    share: float = 1.0,
-) -> Mapping[str, Tensors]:
-    """Returns {party: what the chain wants to know of its rows}; before the loss's own backward
-    pass.
-
-    ``share``: by which the loss of these rows counts, which may be a part of a batch.
+class RowFacts:
+    """Finds the facts that a chain ``knows`` (see ``Chain.knows``).
 
     ``labels``: the batch's targets. ``class gradients``: [classes, B, D], the gradients if all rows
     had one class.
     """
-    known: dict[str, dict[str, Tensor]] = {}
-    if LABELS in chain.knows:
-        known = {name: {LABELS: y_B} for name in combined.received}
-    if OF_CLASS in chain.knows:
-        loss = loss_fn(task)
-        losses = [share * loss(outputs, torch.full_like(y_B, c)) for c in range(task.classes or 2)]
-        for name, gradients in combined.gradients_of(losses).items():
-            known.setdefault(name, {})[OF_CLASS] = gradients
-    return known
+
+    def __init__(self, knows: frozenset[str], task: TaskSettings) -> None:
+        self._knows, self._task, self._loss = knows, task, loss_fn(task)
+
+    def of(
+        self, combined: Combined, outputs: Tensor, y_B: Tensor, share: float
+    ) -> Mapping[str, Tensors]:
+        """Returns {party: the facts of its rows}; before the loss's own backward pass.
+
+        ``share``: by which the loss of these rows counts, which may be a part of a batch.
+        """
+        known: dict[str, dict[str, Tensor]] = {}
+        if LABELS in self._knows:
+            known = {name: {LABELS: y_B} for name in combined.received}
+        if OF_CLASS in self._knows:
+            losses = [
+                share * self._loss(outputs, torch.full_like(y_B, c))
+                for c in range(self._task.classes or 2)
+            ]
+            for name, gradients in combined.gradients_of(losses).items():
+                known.setdefault(name, {})[OF_CLASS] = gradients
+        return known

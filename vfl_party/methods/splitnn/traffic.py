@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from vfl_common.bundle import StepKey
 from vfl_party.methods.splitnn.batches import Batches
-from vfl_party.methods.splitnn.exchanges import VERDICT, embedding, validation
+from vfl_party.methods.splitnn.exchanges import embedding, validation
 from vfl_party.methods.splitnn.settings import SplitNNSettings
+from vfl_party.methods.splitnn.stopping import VERDICT
 from vfl_party.outbound.declared import Occurrence, Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import scoring_traffic

@@ -9,15 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.outbound import transforms
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import chunks
 
 
 class OwnTraining:
@@ -70,15 +67,6 @@ class OwnTraining:
         self._optimizer = build_optimizer(self._settings, self._params)
         self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
         self._best: dict[str, Tensor] | None = None
-
-    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        """See ``Phase.rows_at``."""
-        steps = [part for each in self.batches.planned(step.round) for part in each.parts]
-        if exchange == "embedding":
-            return steps[step.batch]
-        return (
-            chunks(self._validation)[step.batch - len(steps)] if exchange == "validation" else None
-        )
 
     def train_mode(self) -> None:
         self._models.train()

@@ -46,7 +46,9 @@ class Absent:
         self.lenience: Lenience | None = None
         self._cache: Cache | None = None
         if self._policy == "cached" and self._names:
-            n = 1 + max((int(rows.max()) for rows in party.splits.values() if len(rows)), default=0)
+            n = 1 + max(
+                (int(rows.max()) for rows in party.data.splits.values() if len(rows)), default=0
+            )
             self._cache = Cache(self._names, n, party.embedding_size, party.device)
         self._absences = Absences(phase)
         self._shows = Rate(_SHOW_S, _SHOWN)
@@ -55,20 +57,17 @@ class Absent:
         # Who was absent in the round before.
         self._told: frozenset[str] = frozenset()
 
-    def all_here(self) -> None:
-        """Notes that a step is under way with all parties: from now on the phase goes on without
-        one.
-        """
-        if self.lenience is None:
-            self.lenience = self._allowed
-            self._party.lenient(True)
-
     def fill(
         self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]
     ) -> list[Tensor]:
         """Returns the embeddings [B, D] to combine for a batch: the own ones, those that came, and
         what stands in.
+
+        The first step of a generation had all parties: from now on the phase goes on without one.
         """
+        if self.lenience is None:
+            self.lenience = self._allowed
+            self._party.lenient(True)
         found: dict[str, Tensor | None] = {name: z_BD.get(name) for name in self._names}
         missing = [name for name, z in found.items() if z is None]
         self._missed.update(missing)

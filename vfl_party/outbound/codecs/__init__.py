@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -48,7 +47,7 @@ class Codec(Generic[S]):
     make: Callable[[S, Place], Filter]
 
 
-REGISTRY = Registry("vfl.codecs", "codec", sys.modules[__name__], "CODEC")
+REGISTRY = Registry("vfl.codecs", "codec", __name__, "CODEC")
 
 
 def make(

@@ -4,7 +4,6 @@ chooses its own.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,7 +11,7 @@ from vfl_party.base.plugins import Registry
 from vfl_party.outbound.declared import Exchange, Sent
 from vfl_party.outbound.filter import Filter
 
-REGISTRY = Registry("vfl.policies", "policy", sys.modules[__name__], "POLICY")
+REGISTRY = Registry("vfl.policies", "policy", __name__, "POLICY")
 
 
 class Policy(Protocol):

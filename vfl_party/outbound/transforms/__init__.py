@@ -4,7 +4,6 @@ name.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -33,7 +32,7 @@ class Transform(Generic[S]):
     of_row: bool = False
 
 
-REGISTRY = Registry("vfl.transforms", "transform", sys.modules[__name__], "TRANSFORM")
+REGISTRY = Registry("vfl.transforms", "transform", __name__, "TRANSFORM")
 
 
 def load(kind: str, where: str) -> Transform[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vfl_party.data.inputs.preprocess import HIDDEN
+from vfl_party.data.inputs.features import HIDDEN
 from vfl_party.selfsup.augment.draws import happens
 from vfl_party.selfsup.augment.settings import AugmentSettings
 

@@ -2,7 +2,7 @@
 others have added up.
 
 A scheme is chosen by name: ``ou`` (Okamoto-Uchiyama) and ``paillier`` encrypt; ``none`` does not,
-for rehearsals.
+for trials.
 """
 
 from vfl_party.methods.secureboost.homomorphic.buckets import bucket_sums

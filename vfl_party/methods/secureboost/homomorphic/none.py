@@ -1,4 +1,4 @@
-"""No encryption, in the form of a scheme: for rehearsals, in which the passive parties may read
+"""No encryption, in the form of a scheme: for trials, in which the passive parties may read
 every gradient.
 """
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from vfl_party.base.seeds import Rows
+from vfl_party.methods.secureboost.columns import Codes
 from vfl_party.methods.secureboost.homomorphic import Integers
-from vfl_party.methods.secureboost.tree.entries import Layout, Plan
+from vfl_party.methods.secureboost.homomorphic.none import PlainAdder
+from vfl_party.methods.secureboost.settings import SecureBoostSettings
+from vfl_party.methods.secureboost.tree.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.tree.forest import Tree
-from vfl_party.methods.secureboost.tree.gains import Gains, Sums
+from vfl_party.methods.secureboost.tree.gains import BestSplit, Gains, Sums
 from vfl_party.methods.secureboost.tree.objective import Doubles
-from vfl_party.methods.secureboost.tree.positions import Bools, Nodes
+from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes
 
 
 @dataclass
@@ -26,6 +30,7 @@ class GrowingTree:
     """
 
     tree: Tree
+    settings: SecureBoostSettings
     gains: Gains
     rows: Rows
     pairs: Integers
@@ -83,3 +88,69 @@ class GrowingTree:
                 if flags[begin:end].any()
             ]
         return any((found == each).all() for each in told)
+
+    def own_sums(self, present: Sequence[int], codes_NF: Codes) -> dict[int, Sums]:
+        """Returns {node: the sums of this party's own entries}. ``codes_NF``: the bins of its
+        columns, of the routed rows.
+        """
+        none = np.empty(0, np.int64)
+        if not self.layout.entries:
+            return {node: Sums(none, none) for node in present}
+        codes_RF, nodes_R = codes_NF[self.rows], self.nodes[self.rows]
+        found = {}
+        for node in present:
+            own = np.flatnonzero(nodes_R == node)
+            pairs = summed(PlainAdder(), self.pairs, own, codes_RF, self.plan)
+            found[node] = Sums(pairs[:, 0], pairs[:, 1])
+        return found
+
+    def best_splits(
+        self, present: Sequence[int], entries: Mapping[str, Mapping[int, Sums]]
+    ) -> dict[int, tuple[str, BestSplit]]:
+        """Returns {node: (the owner of its best split, the split)}: as many as ``leaves`` allows,
+        best first.
+        """
+        found: dict[int, tuple[str, BestSplit]] = {}
+        for node in present:
+            total = self.total(node)
+            for party, sums_ in entries.items():
+                sizes = self.sizes[party] if party in self.sizes else list(self.layout.sizes)
+                best = self.gains.best(total, sums_[node], sizes)
+                if best is not None and (
+                    node not in found or _better(best.gain, found[node][1].gain)
+                ):
+                    found[node] = party, best
+        kept = sorted(found, key=lambda node: (-found[node][1].gain, node))
+        kept = kept[: max(0, self._most_leaves - self.leaves)]
+        self.leaves += len(kept)
+        return {node: found[node] for node in sorted(kept)}
+
+    def leaf(self, level: int, node: int) -> None:
+        """Makes an open node a leaf."""
+        value = self.gains.leaf(self.total(node))
+        self.tree.leaves[level, node] = value
+        rows = self.nodes == node
+        self.values[rows], self.nodes[rows] = value, SETTLED
+
+    def settle(self, level: int, lefts: Mapping[int, Bools]) -> None:
+        """Moves the rows of split nodes to the next level; nodes that cannot be split become
+        leaves. ``lefts``: {node: whether each of its rows goes left}.
+        """
+        moved = self.nodes.copy()
+        for node, left in lefts.items():
+            moved[self.nodes == node] = np.where(left, 2 * node, 2 * node + 1)
+        self.nodes[:] = moved
+        least = 2 * self.settings.min_child_weight
+        for node in sorted(child for parent in lefts for child in (2 * parent, 2 * parent + 1)):
+            light = self.gains.weight(self.total(node)) < least
+            if level == self.settings.depth or light or self.leaves >= self._most_leaves:
+                self.leaf(level, node)
+
+    @property
+    def _most_leaves(self) -> int:
+        return self.settings.leaves or 1 << self.settings.depth
+
+
+def _better(gain: float, than: float) -> bool:
+    """Whether a gain is better, and not only by rounding."""
+    return gain > than + 1e-10 * abs(than)

@@ -1,0 +1,77 @@
+"""Party files of a whole federation, tried on one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.sentences import raises
+from tests.unit.vfl.test_new import BANK, SHOP, run, table
+from vfl.simulation.own_files import of_party_files
+from vfl.simulation.run import simulate
+from vfl_common.config.division import divide, settings_of
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+
+
+@pytest.fixture(autouse=True)
+def _federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of a bank and a shop in the working folder; nobody has keys."""
+    monkeypatch.chdir(tmp_path)
+    table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{('yes', 'no')[n % 2]}")
+    table("shop.csv", "client_no,orders", lambda n: f"k{n},{n % 9}")
+    run(*BANK)
+    Path("shop").mkdir()
+    Path("shop.csv").rename("shop/shop.csv")
+    run(*[each if each != "shop.csv" else "shop/shop.csv" for each in SHOP], "--out", "shop")
+
+
+def change(path: str, old: str, new: str) -> None:
+    text = Path(path).read_text()
+    assert old in text
+    Path(path).write_text(text.replace(old, new))
+
+
+def test_what_the_files_say_is_used(tmp_path: Path) -> None:
+    with Path("shop/shop.toml").open("a") as file:
+        file.write('threads = 3\nencoder = { kind = "mlp", hidden = [7] }\n')
+    tables, base = of_party_files([Path("bank.toml"), Path("shop/shop.toml")])
+    assert base == tmp_path
+    recipe = Recipe.model_validate(tables)
+    data = divide(recipe, base)
+    assert {name: (Path(each.source), each.id, each.label) for name, each in data.items()} == {
+        "bank": (tmp_path / "bank.csv", ("customer",), "default"),
+        "shop": (tmp_path / "shop" / "shop.csv", ("client_no",), None),
+    }
+    assert settings_of(recipe).threads == 3
+    shop, bank = recipe.party("shop"), recipe.party("bank")
+    assert shop is not None
+    assert bank is not None
+    assert shop.encoder is not None
+    assert shop.encoder.kind == "mlp"
+    assert bank.encoder is None
+
+
+def test_every_party_has_one_file_and_all_the_same_recipe() -> None:
+    bank, shop = Path("bank.toml"), Path("shop/shop.toml")
+    with raises(InputError, Code.CONFIG_INVALID):
+        of_party_files([bank])
+    Path("again.toml").write_text(bank.read_text())
+    with raises(InputError, Code.NOT_IN_RECIPE):
+        of_party_files([bank, shop, Path("again.toml")])
+    with raises(InputError, Code.CONFIG_INVALID):
+        of_party_files([bank, Path("recipe.toml")])
+    with raises(InputError, Code.CONFIG_INVALID):
+        simulate(bank, Path("runs"))
+    Path("other.toml").write_text(
+        Path("recipe.toml").read_text().replace("epochs = ", "epochs = 1")
+    )
+    change("shop/shop.toml", "../recipe.toml", "../other.toml")
+    with raises(InputError, Code.CONFIG_INVALID):
+        of_party_files([bank, shop])
+    change("shop/shop.toml", "../other.toml", "../recipe.toml")
+    change("shop/shop.toml", 'name = "shop"', 'name = "hop"')
+    with raises(InputError, Code.NOT_IN_RECIPE):
+        of_party_files([bank, shop])
+    assert not Path("runs").exists()

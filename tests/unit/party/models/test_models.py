@@ -1,0 +1,346 @@
+"""Encoders, top models, combination: shapes, seeds, gradients by hand, and every refusal in one
+sentence.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import nn
+
+from tests.harness.sentences import raises
+from vfl_common.config.models import (
+    CnnSettings,
+    CustomSettings,
+    EncoderSettings,
+    MlpSettings,
+    ResNet18Settings,
+    TabularSettings,
+    TopSettings,
+)
+from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import SECRET, derive_seed, secret_seed
+from vfl_party.models import (
+    Combined,
+    InputSpec,
+    build_encoder,
+    build_top,
+    checked_encoder,
+    combine,
+    combined_size,
+    generator,
+    seeded,
+)
+from vfl_party.models.backward import backward
+from vfl_party.models.combine import Rule
+
+FLAT, IMAGE, MIXED = InputSpec((5,)), InputSpec((1, 9, 9)), InputSpec((3,), (4, 2))
+FITTING = [
+    (
+        {"kind": "mlp", "hidden": [7, 6], "batch_norm": True, "dropout": 0.5, "activation": "gelu"},
+        FLAT,
+    ),
+    ({"kind": "mlp", "hidden": []}, IMAGE),
+    ({"kind": "tabular", "hidden": [7], "batch_norm": True, "dropout": 0.1}, MIXED),
+    ({"kind": "tabular"}, FLAT),
+    ({"kind": "tabular"}, InputSpec((0,), (4, 2))),
+    ({"kind": "cnn", "channels": [4, 4, 4, 4, 4]}, IMAGE),
+    ({"kind": "cnn", "channels": [4], "batch_norm": False}, InputSpec((3, 1, 8))),
+    ({"kind": "resnet18"}, IMAGE),
+]
+
+
+def settings(values: dict[str, object]) -> EncoderSettings:
+    parsed: EncoderSettings = TypeAdapter(EncoderSettings).validate_python(values)
+    return parsed
+
+
+def rows(spec: InputSpec, n: int = 4) -> list[torch.Tensor]:
+    inputs = [torch.randn(n, *spec.shape)]
+    if spec.cardinalities:
+        inputs.append(torch.stack([torch.randint(c, (n,)) for c in spec.cardinalities], dim=1))
+    return inputs
+
+
+@pytest.mark.parametrize(("values", "spec"), FITTING)
+def test_an_encoder_gives_the_embedding_and_trains_every_parameter(
+    values: dict[str, object], spec: InputSpec
+) -> None:
+    encoder = checked_encoder(settings(values), spec, 6, party="hospital")
+    assert encoder.training
+    z_BD = encoder(*rows(spec))
+    assert z_BD.shape == (4, 6)
+    z_BD.square().sum().backward()
+    assert all(p.grad is not None for p in encoder.parameters())
+
+
+@pytest.mark.parametrize(("values", "spec"), FITTING)
+def test_a_seed_decides_the_weights_and_the_generator_stays(
+    values: dict[str, object], spec: InputSpec
+) -> None:
+    before = torch.get_rng_state()
+    states = []
+    for seed in (1, 1, 2**63 - 1):
+        # Whatever was drawn before.
+        torch.rand(seed % 5)
+        with seeded(seed):
+            states.append(build_encoder(settings(values), spec, 6).state_dict())
+    torch.set_rng_state(before)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not all(torch.equal(states[0][name], states[2][name]) for name in states[0])
+    with seeded(3):
+        torch.rand(5)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_check_leaves_generator_and_batch_norm_as_they_were() -> None:
+    encoder_settings = MlpSettings(batch_norm=True, dropout=0.5)
+    with seeded(1):
+        plain, after_plain = build_encoder(encoder_settings, FLAT, 6), torch.get_rng_state()
+    with seeded(1):
+        checked, after_checked = (
+            checked_encoder(encoder_settings, FLAT, 6, party="a"),
+            torch.get_rng_state(),
+        )
+    assert torch.equal(after_plain, after_checked)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(plain.state_dict().values(), checked.state_dict().values(), strict=True)
+    )
+
+
+def test_layers_are_those_of_the_settings() -> None:
+    encoder = build_encoder(
+        MlpSettings(hidden=(7,), activation="tanh", batch_norm=True, dropout=0.5), FLAT, 6
+    )
+    assert [type(m).__name__ for m in encoder.children()] == [
+        "Flatten",
+        "Linear",
+        "BatchNorm1d",
+        "Tanh",
+        "Dropout",
+        "Linear",
+    ]
+    assert [type(m).__name__ for m in build_top(TopSettings(), 12, 3).children()] == ["Linear"]
+    top = build_top(TopSettings(hidden=(8,)), 12, 3)
+    assert [type(m).__name__ for m in top.children()] == ["Linear", "ReLU", "Linear"]
+    assert top(torch.zeros(2, 12)).shape == (2, 3)
+
+
+def test_categories_have_a_table_a_column() -> None:
+    encoder = build_encoder(TabularSettings(kind="tabular", hidden=(), category_size=2), MIXED, 7)
+    with torch.no_grad():
+        encoder.mlp[0].weight.copy_(torch.eye(7))  # type: ignore[union-attr, index]
+        encoder.mlp[0].bias.zero_()  # type: ignore[union-attr, index]
+    table = encoder.get_parameter("table.weight")
+    x_BF, categories_BK = torch.randn(2, 3), torch.tensor([[3, 0], [0, 1]])
+    expected = torch.stack(
+        [torch.cat([x_BF[0], table[3], table[4]]), torch.cat([x_BF[1], table[0], table[5]])]
+    )
+    torch.testing.assert_close(encoder(x_BF, categories_BK), expected)
+
+
+def test_resnet18_has_the_stem_of_its_settings() -> None:
+    small = build_encoder(ResNet18Settings(kind="resnet18"), IMAGE, 6)
+    assert small.conv1.stride == (1, 1)
+    assert isinstance(small.maxpool, nn.Identity)
+    large = build_encoder(
+        ResNet18Settings(kind="resnet18", small_images=False), InputSpec((4, 64, 64)), 6
+    )
+    assert large.conv1.weight.shape == (64, 4, 7, 7)  # type: ignore[union-attr]
+    assert isinstance(large.maxpool, nn.MaxPool2d)
+
+
+@pytest.mark.parametrize(
+    ("values", "spec"),
+    [
+        ({"kind": "mlp"}, MIXED),
+        ({"kind": "cnn"}, InputSpec((1, 9, 9), (2,))),
+        ({"kind": "cnn"}, FLAT),
+        ({"kind": "resnet18"}, FLAT),
+        ({"kind": "tabular"}, IMAGE),
+        ({"kind": "custom", "factory": "no_such_module_xyz:make"}, FLAT),
+        ({"kind": "custom", "factory": "user_models:missing"}, FLAT),
+        ({"kind": "custom", "factory": "user_models:number"}, FLAT),
+        ({"kind": "custom", "factory": "user_models:fails"}, FLAT),
+        ({"kind": "custom", "factory": "user_models:linear", "options": {"x": 1}}, FLAT),
+        ({"kind": "custom", "factory": "user_models:linear", "options": {"out": 32}}, FLAT),
+        ({"kind": "custom", "factory": "user_models:flat"}, FLAT),
+        ({"kind": "custom", "factory": "user_models:pair"}, FLAT),
+        ({"kind": "custom", "factory": "user_models:double"}, FLAT),
+        ({"kind": "custom", "factory": "user_models:linear", "options": {"wide": 9}}, FLAT),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(
+    values: dict[str, object], spec: InputSpec, user_models: None
+) -> None:
+    with raises(InputError, Code.MODEL_INVALID) as caught:
+        checked_encoder(settings(values), spec, 6, party="hospital")
+    assert caught.value.code is Code.MODEL_INVALID
+    assert "\n" not in str(caught.value)
+
+
+def test_a_custom_encoder_takes_its_options(user_models: None) -> None:
+    custom = CustomSettings(kind="custom", factory="user_models:linear", options={"out": 6})
+    assert checked_encoder(custom, FLAT, 6, party="a")(torch.zeros(3, 5)).shape == (3, 6)
+
+
+@pytest.fixture
+def user_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "user_models.py").write_text(
+        """
+import torch
+from torch import nn
+
+class Lambda(nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+    def forward(self, x):
+        return self.f(x)
+
+def linear(spec, size, out=None, wide=0): return nn.Linear(spec.shape[0] + wide, out or size)
+def number(spec, size): return 3
+def fails(spec, size): raise RuntimeError("no\\nreally")
+def flat(spec, size): return Lambda(lambda x: torch.zeros(60))
+def pair(spec, size): return Lambda(lambda x: (x, x))
+def double(spec, size): return Lambda(lambda x: torch.zeros(2, size).double())
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "user_models", raising=False)
+
+
+@pytest.mark.parametrize("of", ["gradient", "loss"])
+def test_a_backward_pass_is_torchs(of: str) -> None:
+    layer, x_BF, dz_BD = torch.nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 2)
+    given = dz_BD if of == "gradient" else None
+
+    def value() -> torch.Tensor:
+        z_BD: torch.Tensor = layer(x_BF)
+        return z_BD if of == "gradient" else z_BD.square().mean()
+
+    value().backward(given)
+    want = [each.grad for each in layer.parameters()]
+    layer.zero_grad()
+    backward(value(), given)
+    for each, grad in zip(layer.parameters(), want, strict=True):
+        assert each.grad is not None
+        assert grad is not None
+        assert torch.equal(each.grad, grad)
+    with raises(RuntimeError):
+        backward(layer(x_BF), dz_BD[:3])
+
+
+A = torch.tensor([[1.0, 5.0, 2.0]])
+B = torch.tensor([[3.0, 5.0, 0.0]])
+WEIGHT = torch.tensor([[1.0, 10.0, 100.0]])
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "grad_a", "grad_b"),
+    [
+        ("sum", [[4.0, 10.0, 2.0]], [[1.0, 10.0, 100.0]], [[1.0, 10.0, 100.0]]),
+        ("mean", [[2.0, 5.0, 1.0]], [[0.5, 5.0, 50.0]], [[0.5, 5.0, 50.0]]),
+        # The tie goes to the first whole.
+        ("max", [[3.0, 5.0, 2.0]], [[0.0, 10.0, 100.0]], [[1.0, 0.0, 0.0]]),
+    ],
+)
+def test_combination_and_its_gradient_by_hand(
+    rule: str, value: list[list[float]], grad_a: list[list[float]], grad_b: list[list[float]]
+) -> None:
+    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+    out = combine(rule, [a, b])  # type: ignore[arg-type]
+    assert out.tolist() == value
+    assert out.shape[1] == combined_size(rule, 2, 3)  # type: ignore[arg-type]
+    (out * WEIGHT).sum().backward()
+    assert a.grad is not None
+    assert b.grad is not None
+    assert a.grad.tolist() == grad_a
+    assert b.grad.tolist() == grad_b
+
+
+@pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max"])
+@pytest.mark.parametrize("own", [True, False])
+def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(
+    rule: Rule, own: bool
+) -> None:
+    x, y, w = (
+        torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)
+    )
+    mine = [w.clone().requires_grad_() * 3] if own else []
+    leaves = {"p1": x.clone().requires_grad_(), "p2": y.clone().requires_grad_()}
+    combine(rule, [*(each.detach() for each in mine), *leaves.values()]).tanh().sum().backward()
+
+    received = {"p1": x.clone(), "p2": y.clone()}
+    combined = Combined(rule, [*mine, *received.values()], received)
+    assert torch.equal(combined.value, combine(rule, [*mine, *received.values()]))
+    combined.value.tanh().sum().backward()
+    found = combined.gradients()
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None
+        assert torch.equal(found[name], leaf.grad)
+    assert (found["p1"] is found["p2"]) == (rule in ("sum", "mean"))
+
+
+@pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max"])
+def test_gradients_are_zeros_if_the_loss_does_not_depend_on_the_embeddings(rule: Rule) -> None:
+    received = {"p1": A.clone()}
+    assert torch.equal(
+        Combined(rule, [*received.values()], received).gradients()["p1"], torch.zeros_like(A)
+    )
+
+
+def test_concatenation_keeps_the_order_and_splits_the_gradient() -> None:
+    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+    out = combine("concat", [a, b])
+    assert out.tolist() == [[1.0, 5.0, 2.0, 3.0, 5.0, 0.0]]
+    assert combined_size("concat", 2, 3) == 6
+    (out * torch.arange(6.0)).sum().backward()
+    assert a.grad is not None
+    assert b.grad is not None
+    assert (a.grad.tolist(), b.grad.tolist()) == ([[0.0, 1.0, 2.0]], [[3.0, 4.0, 5.0]])
+
+
+def test_cnn_stops_pooling_at_one_pixel() -> None:
+    encoder = build_encoder(CnnSettings(kind="cnn", channels=(2, 2, 2, 2)), InputSpec((1, 4, 9)), 3)
+    # 4x9, 2x4, 1x2.
+    assert sum(isinstance(m, nn.MaxPool2d) for m in encoder.children()) == 2
+    assert encoder(torch.zeros(2, 1, 4, 9)).shape == (2, 3)
+
+
+def test_all_bits_of_a_secret_seed_count_and_those_of_the_recipe_draw_as_torch_does() -> None:
+    """torch itself takes 32 bits of a seed: two seeds that differ in the others would draw the same
+    numbers.
+    """
+    plain, high = derive_seed(7, "init", "p1", "encoder"), 1 << 40
+    assert torch.equal(
+        torch.randn(5, generator=generator(plain)),
+        torch.randn(5, generator=torch.Generator().manual_seed(plain)),
+    )
+    assert torch.equal(
+        torch.randn(5, generator=generator(3)), torch.randn(5, generator=generator(3 + high))
+    )
+    one, other = (torch.randn(700, generator=generator(SECRET | each)) for each in (3, 3 + high))
+    assert (one == other).sum() < 3
+    again = torch.randn(700, generator=generator(SECRET | 3))
+    assert torch.equal(one, again)
+    assert abs(one.mean().item()) < 0.15
+    assert abs(one.std().item() - 1) < 0.1
+    with seeded(SECRET | 3):
+        assert torch.equal(torch.randn(700), one)
+
+
+def test_what_follows_from_a_secret_seed_is_as_long() -> None:
+    root = secret_seed(b"1" * 32)
+    derived = [derive_seed(root, "init", name) for name in ("p1", "p2")]
+    assert all(SECRET <= each < 1 << 128 for each in (root, *derived))
+    assert len({root, *derived, secret_seed(b"2" * 32)}) == 4
+    assert all(derive_seed(each, "batches", 1) >= SECRET for each in derived)
+    assert derive_seed(7, "init") < 1 << 63
+    assert len(np.random.Philox(key=derived[0]).random_raw(3)) == 3

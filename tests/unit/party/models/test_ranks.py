@@ -1,0 +1,206 @@
+"""What several processes of a party need: fair shares, encoders that can be shared out, devices by
+rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from tests.harness.sentences import raises
+from vfl_common.errors import Code, InputError
+from vfl_party.base.devices import launched, resolve_device
+from vfl_party.models import InputSpec
+from vfl_party.ranks import check_spread, reduce
+from vfl_party.ranks.group import RankLost, shares, together
+from vfl_party.ranks.leader import _seed
+
+CPU, SPEC = torch.device("cpu"), InputSpec((6,))
+
+
+class _Odd(nn.Module):
+    """Fails without rows, or has a layer that nothing goes through."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.used, self.spare, self.fails = nn.Linear(6, 4), nn.Linear(6, 4), fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.used(x)
+        return z - z[0] if self.fails else z
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(0, 2), (1, 3), (7, 3), (1024, 8)])
+def test_shares_differ_by_one_row_at_most(rows: int, ranks: int) -> None:
+    found = shares(rows, ranks)
+    assert (sum(found), len(found)) == (rows, ranks)
+    assert max(found) - min(found) <= 1
+    # Rank 0 has rows where there are any.
+    assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "spec"),
+    [
+        (None, None),
+        (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), SPEC),
+        (nn.Identity(), SPEC),
+        (_Odd(), SPEC),
+        (_Odd(fails=True), SPEC),
+    ],
+)
+def test_an_encoder_that_cannot_be_shared_out_is_refused(encoder: Any, spec: Any) -> None:
+    with raises(InputError, Code.MODEL_INVALID):
+        check_spread(encoder, spec, CPU, "p1")
+
+
+def test_an_encoder_is_looked_at_without_a_trace() -> None:
+    encoder = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
+    before, state = (
+        torch.get_rng_state(),
+        {name: each.clone() for name, each in encoder.state_dict().items()},
+    )
+    check_spread(encoder, SPEC, CPU, "p1")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert encoder.training
+    assert all(each.grad is None for each in encoder.parameters())
+    assert all(torch.equal(each, state[name]) for name, each in encoder.state_dict().items())
+
+
+def test_the_others_dropout_follows_from_rank_0_s_generator_without_a_draw() -> None:
+    torch.manual_seed(3)
+    first = _seed(CPU)
+    assert _seed(CPU) == first
+    torch.rand(1)
+    assert _seed(CPU) != first
+    torch.manual_seed(3)
+    assert _seed(CPU) == first
+
+
+def test_a_connection_that_breaks_ends_the_process_and_not_the_run() -> None:
+    said = (
+        "[/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: "
+        "Connection reset by peer\nmore"
+    )
+    with (
+        raises(RankLost),
+        together(),
+    ):
+        raise RuntimeError(said)
+    with raises(RankLost), together():
+        raise dist.DistBackendError("NCCL error")
+    # The run fails by it, as by that of one process.
+    with pytest.raises(torch.OutOfMemoryError), together():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    # The runner would tell the server that the run has failed.
+    assert not issubclass(RankLost, Exception)
+    with pytest.raises(InputError), together():
+        check_spread(None, None, CPU, "p1")
+
+
+def test_under_torchrun_each_process_has_the_gpu_of_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert launched() == (0, 1, 0)
+    for name, value in {
+        "TORCHELASTIC_RUN_ID": "x",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"NVIDIA H{i}")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert launched() == (1, 2, 1)
+    assert resolve_device("cuda") == torch.device("cuda:1")
+    assert resolve_device("cpu") == CPU
+    with raises(InputError, Code.CONFIG_INVALID):
+        resolve_device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with raises(InputError, Code.DEVICE_MISSING):
+        resolve_device("cuda")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"RANK": None},
+        {"WORLD_SIZE": "-3"},
+        {"RANK": "5"},
+    ],
+)
+def test_variables_that_torchrun_would_not_set_are_refused(
+    changed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    for name, value in (names | changed).items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with raises(InputError, Code.CONFIG_INVALID):
+        launched()
+
+
+@pytest.fixture
+def alone() -> Iterator[dist.ProcessGroup]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def _step(module: nn.Module) -> list[Tensor]:
+    """The gradients of one backward pass."""
+    module.zero_grad()
+    module(torch.ones(3, 6)).sum().backward()
+    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+
+
+def test_each_gradient_is_a_message_of_its_own_in_every_step(
+    alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a sum's last bits depend on the layout of DistributedDataParallel's buckets, which
+    changes once.
+    """
+    encoder = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    wrapped = reduce.parallel(encoder, CPU, alone)
+    messages: list[torch.Size] = []
+    really = dist.reduce
+
+    def noted(tensor: Tensor, **how: Any) -> Any:
+        messages.append(tensor.shape)
+        return really(tensor, **how)
+
+    monkeypatch.setattr(dist, "reduce", noted)
+    want = _step(encoder)
+    for _ in range(3):
+        messages.clear()
+        got = _step(wrapped)
+        assert all(map(torch.equal, got, want))
+        assert sorted(messages) == sorted(parameter.shape for parameter in encoder.parameters())
+
+
+def test_a_sum_that_fails_is_no_gradient(
+    alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapped = reduce.parallel(nn.Linear(6, 4), CPU, alone)
+
+    class Failed:
+        def get_future(self) -> torch.futures.Future[Any]:
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            future.set_exception(
+                RuntimeError("/gloo/transport/tcp/pair.cc: Connection reset by peer")
+            )
+            return future
+
+    monkeypatch.setattr(dist, "reduce", lambda tensor, **how: Failed())
+    with raises(RankLost), together():
+        _step(wrapped)

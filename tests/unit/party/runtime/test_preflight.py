@@ -1,0 +1,308 @@
+"""What ``vfl-party check`` says, in words for a person."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.harness import cases
+from tests.harness.federation import toml
+from tests.harness.sentences import raises, worded_as_before
+from vfl.certs.authority import create_authority, issue
+from vfl_common.errors import Code, InputError
+from vfl_party.cli import cli
+from vfl_party.forecast.count import read_outlook
+from vfl_party.runtime.preflight import Finding, check
+
+
+def federation(folder: Path, *, phase: dict[str, Any] | None = None, **splits: Any) -> Path:
+    """Writes the files of p0, the active party, and of p1; returns the folder."""
+    create_authority(folder / "certs", "f")
+    recipe = cases.recipe(2, phase=phase, rows={"validation": 0.1, "test": 0.2, **splits})
+    (folder / "recipe.toml").write_text(toml(recipe))
+    for name, data in cases.digits(2).items():
+        tls = issue(folder / "certs", name).model_dump(mode="json", exclude_defaults=True)
+        party = {
+            "name": name,
+            "recipe": "recipe.toml",
+            "server": "127.0.0.1:9",
+            "tls": tls,
+            "data": data,
+        }
+        (folder / f"{name}.toml").write_text(toml(party))
+    return folder
+
+
+def checked(path: Path, **keys: Any) -> list[Finding]:
+    """What ``check`` finds about a party file with other keys."""
+    path.write_text(toml(tomllib.loads(path.read_text()) | keys))
+    return list(check(path, None, offline=True))
+
+
+def said(folder: Path, about: str, **splits: Any) -> list[str]:
+    """What ``check`` finds at p1 about one subject."""
+    found = checked(federation(folder, **splits) / "p1.toml")
+    assert all(finding.fine for finding in found), found
+    return [finding.text for finding in found if finding.about == about]
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7001", "[::]:7001", "[0:0::0]:0"])
+def test_an_address_that_nobody_can_dial_is_not_relayed(tmp_path: Path, listen: str) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    (found,) = [finding for finding in checked(path, listen=listen) if not finding.fine]
+    worded_as_before(found.text)
+    (found,) = [
+        finding for finding in checked(path, listen=listen, advertise=listen) if not finding.fine
+    ]
+
+
+@pytest.mark.parametrize(("place", "module"), [("model", "code_of_all"), ("party", "code_of_p1")])
+def test_code_that_a_recipe_names_needs_the_party_s_word(
+    place: str, module: str, tmp_path: Path
+) -> None:
+    path = federation(tmp_path) / "p1.toml"
+    (tmp_path / f"{module}.py").write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path)!r}, 'ran').touch()\n"
+    )
+    recipe = tomllib.loads((tmp_path / "recipe.toml").read_text())
+    holder = recipe["model"] if place == "model" else recipe["parties"][1]
+    holder["encoder"] = {"kind": "custom", "factory": f"{module}:make"}
+    (tmp_path / "recipe.toml").write_text(toml(recipe))
+    for allowed in ([], ["code"], [f"{module}:other"], [f"{module}.make"]):
+        (found,) = [finding for finding in checked(path, allow_code=allowed) if not finding.fine]
+        worded_as_before(found.text)
+        with raises(InputError, Code.CONFIG_INVALID):
+            read_outlook(path)
+    assert not (tmp_path / "ran").exists()
+    for allowed in ([module], [f"{module}:make"]):
+        (found,) = [finding for finding in checked(path, allow_code=allowed) if not finding.fine]
+    assert (tmp_path / "ran").exists()
+    assert all(finding.fine for finding in checked(path, allow_code=[], encoder={"kind": "mlp"}))
+
+
+def test_the_relayed_address_is_said(tmp_path: Path) -> None:
+    found = checked(
+        federation(tmp_path) / "p0.toml", listen="0.0.0.0:0", advertise="bank.example.org:7001"
+    )
+    text = "0.0.0.0:0 is free; passive parties must be able to reach it at bank.example.org:7001"
+    assert [finding.text for finding in found if finding.about == "listen"] == [text]
+    assert all(finding.fine for finding in found)
+    # At a passive party the key has no effect.
+    assert all(finding.fine for finding in checked(tmp_path / "p1.toml", listen="0.0.0.0:7001"))
+
+
+@pytest.mark.parametrize(
+    ("phase", "about", "text"),
+    [
+        (
+            {"codec": "float61"},
+            "recipe",
+            "phases: splitnn: exchange embedding: there is no codec 'float61'; did you",
+        ),
+        (
+            {"early_stopping": {"metric": "rmse"}},
+            "recipe",
+            "phases: splitnn: early_stopping.metric: a multiclass task",
+        ),
+        ({"epochs": 0}, "phases", "phases: splitnn: epochs: must be greater than 0, and is 0"),
+        ({"kind": "Split"}, "recipe", "phases.0.kind: 'Split' cannot be used"),
+    ],
+)
+def test_an_error_in_the_recipe_names_its_file(
+    tmp_path: Path, phase: dict[str, Any], about: str, text: str
+) -> None:
+    path = federation(tmp_path, phase=phase) / "p0.toml"
+    (found,) = [finding for finding in checked(path) if not finding.fine]
+    assert found.about == about
+    assert found.text.startswith(f"{tmp_path / 'recipe.toml'}: {text}")
+
+
+def test_an_error_in_the_data_is_about_them(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    (found,) = [finding for finding in checked(path, data={"source": "x.csv"}) if not finding.fine]
+    assert found.about == "data"
+
+
+def test_what_each_rule_and_policy_keeps_is_counted_without_an_id(tmp_path: Path) -> None:
+    path = federation(tmp_path, id_rules=["trim", "casefold"]) / "p1.toml"
+    (tmp_path / "own.csv").write_text('who,x\n A,1\na,2\nB ,3\n"  ",4\nSECRET,5\n')
+    data = {"source": "own.csv", "id": "who"}
+    found = checked(path, data=data | {"duplicates": "first"})
+    worded_as_before("\n".join(finding.text for finding in found if finding.about == "ids"))
+    assert "rows: 3" in [finding.text for finding in found if finding.about == "data"]
+    assert not [finding for finding in found if "secret" in finding.text.lower()]
+    refused = checked(path, data=data | {"duplicates": "error"})
+    (error,) = [finding for finding in refused if not finding.fine]
+    assert [finding for finding in refused if finding.about == "ids"][-1] is error
+    assert not [finding for finding in refused if finding.fine and "refused" in finding.text]
+    worded_as_before(error.text)
+    # This party's ids need none.
+    own = checked(path, data=data | {"id_rules": []})
+    worded_as_before([finding.text for finding in own if finding.about == "ids"][-1])
+
+
+def test_initial_weights_that_all_can_compute_are_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p1.toml"
+    notes = {
+        init: [each.text for each in checked(path, init=init) if each.note]
+        for init in ("secret", "recipe")
+    }
+    assert not [text for text in notes["secret"] if "initial weights" in text]
+    assert any(
+        text.startswith('init = "recipe": every party can compute') for text in notes["recipe"]
+    )
+
+
+def test_how_ids_look_is_said_before_and_after_the_rules(tmp_path: Path) -> None:
+    path = federation(tmp_path, id_rules=["trim", "casefold", "zeros"]) / "p1.toml"
+    (tmp_path / "own.csv").write_text(
+        "who,x\n" + "".join(f"AT-{number:06},{number}\n" for number in range(100, 200))
+    )
+    found = [finding.text for finding in checked(path, data={"source": "own.csv", "id": "who"})]
+    looks = [
+        "shapes as they come: AA-000000; a number begins with 0 in 100 %",
+        "shapes after the rules: AA-000; shapes and shares should be about the same at "
+        "every party: ask the others",
+    ]
+    assert [text for text in found if text.startswith("shapes")] == looks
+
+
+def test_zeros_that_another_party_may_have_lost_are_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path, id_rules=["trim"]) / "p1.toml"
+    (tmp_path / "own.csv").write_text(
+        "who,x\n" + "".join(f"KD-{number:06},1\n" for number in range(99_900, 100_100))
+    )
+    (tmp_path / "bare.csv").write_text(
+        "who,x\n" + "".join(f"{number},1\n" for number in range(1, 847))
+    )
+    said = "numbers in the ids begin with 0: if the table of another party has lost these zeros"
+    said = f'{said}, add "zeros" to rows.id_rules'
+    for source, notes in (("own.csv", [said]), ("bare.csv", [])):
+        found = checked(path, data={"source": source, "id": "who"})
+        assert [
+            finding.text for finding in found if finding.note and finding.about == "ids"
+        ] == notes
+
+
+def test_what_a_table_holds_reaches_the_terminal_printable_and_short(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    rows = "".join(
+        f"{number},1,{'+no' if number % 2 else chr(27) + '[31mno'}\n" for number in range(60)
+    )
+    (tmp_path / "own.csv").write_text(f"who,{'x' * 5000},y\n{rows}")
+    recipe = tomllib.loads((tmp_path / "recipe.toml").read_text())
+    (tmp_path / "recipe.toml").write_text(toml(recipe | {"task": {"kind": "binary"}}))
+    data = {"source": "own.csv", "id": "who", "label": "y"}
+    notes = [finding.text for finding in checked(path, data=data) if finding.note]
+    worded_as_before("".join(notes))
+    shown = (
+        CliRunner().invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False).output
+    )
+    assert "ok    data            [31mno: 30\n" in shown
+    assert shown.replace("\n", "").isprintable()
+    assert "x" * 100 not in shown
+    assert f"('{'x' * 80}…')" in shown
+
+
+def test_a_passive_party_s_label_is_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p1.toml"
+    rows = "".join(f"{number},{number % 7},{'mf'[number % 2]}\n" for number in range(100))
+    (tmp_path / "own.csv").write_text(f"who,x,sex\n{rows}")
+    found = checked(path, data={"source": "own.csv", "id": "who", "label": "sex"})
+    assert all(finding.fine for finding in found)
+    taken, few = (finding for finding in found if finding.note)
+    worded_as_before(taken.text)
+    worded_as_before(few.text)
+    shown = CliRunner().invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False)
+    assert f"note  data          {taken.text}\nok    rows " in shown.output
+    assert f"note  training      {few.text}\n" in shown.output
+    assert [
+        finding.about
+        for finding in checked(path, data={"source": "own.csv", "id": "who"})
+        if finding.note
+    ] == ["training"]
+
+
+def test_few_training_rows_are_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    (note,) = [finding for finding in checked(path) if finding.note]
+    assert (note.about, note.fine) == ("training", True)
+    worded_as_before(note.text)
+    assert not [
+        finding
+        for finding in checked(path, data={"source": "sklearn:digits", "label": "target"})
+        if finding.note
+    ]
+
+
+def test_a_column_that_tells_the_label_is_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    rows = "".join(
+        f"{number},{number * 7 % 90},{number % 10},c{number % 10}\n" for number in range(300)
+    )
+    (tmp_path / "own.csv").write_text(f"who,x,y,code\n{rows}")
+    found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
+    (note,) = [finding for finding in found if finding.note and "alone tells" in finding.text]
+    assert (note.about, note.fine) == ("data", True)
+    worded_as_before(note.text)
+    task = tomllib.loads((tmp_path / "recipe.toml").read_text()) | {"task": {"kind": "regression"}}
+    (tmp_path / "recipe.toml").write_text(toml(task))
+    found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
+    assert not [finding for finding in found if "alone tells" in finding.text]
+
+
+def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    shown = CliRunner(env={"COLUMNS": "500"}).invoke(
+        cli, ["check", str(path), "--offline"], catch_exceptions=False
+    )
+    lines = shown.output.split("ok    leaves        ", 1)[1].splitlines()
+    assert (
+        lines[0]
+        == "splitnn: embedding: gradient dz float32 [rows, width] to passive parties, every step;"
+    )
+    assert lines[1] == f"{' ' * 20}chain: allow all -> identity"
+    assert all(len(line) <= 120 for line in lines)
+    assert (
+        " ".join(line.strip() for line in lines).count("the device's name; the generation in which")
+        == 1
+    )
+
+
+def test_what_is_said_to_the_server_has_plain_words(tmp_path: Path) -> None:
+    session = [text.removeprefix("session with server: ") for text in said(tmp_path, "leaves")]
+    assert "heartbeat: no content (it is alive)" in session
+    assert "alone: no content (active party: it needs nobody any more)" in session
+    # A label is what only the active party has.
+    assert not [text for text in session if "label" in text]
+
+
+@pytest.mark.parametrize(
+    ("splits", "more"),
+    [
+        ({}, ""),
+        ({"labelled": 5}, " aligned (for training, with or without labels)"),
+        ({"aligned": 0.5}, " local (for training, aligned or this party's alone)"),
+    ],
+)
+def test_only_splits_that_differ_are_counted(
+    tmp_path: Path, splits: dict[str, Any], more: str
+) -> None:
+    (text,) = said(tmp_path, "rows", **splits)
+    parts = text.split(", ", 3)
+    assert [part.split()[1] for part in parts[:3]] == ["test", "validation", "train"]
+    assert "".join(parts[3:]).lstrip("0123456789") == more
+
+
+def test_phases_that_do_not_fit_together_are_said_before_there_are_certificates(
+    tmp_path: Path,
+) -> None:
+    path = federation(tmp_path, phase={"kind": "mocosfl", "epochs": 1}) / "p1.toml"
+    (tmp_path / "certs" / "p1.pem").unlink()
+    found = [finding for finding in check(path, None, offline=True) if not finding.fine]
+    assert [finding.about for finding in found] == ["certificate", "phases"]
+    worded_as_before(found[1].text)

@@ -1,0 +1,96 @@
+"""docker-compose.yml as it is written: who sees what. deploy/try-compose looks at what comes of it,
+on an engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vfl_common.config.party import load_party
+from vfl_common.config.recipe import load_recipe
+
+ROOT = Path(__file__).parents[3]
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+RECIPE = load_recipe(ROOT / "examples" / "digits.toml")
+PARTIES = [party.name for party in RECIPE.parties]
+RUNS = "${VFL_RUNS:-./runs}"
+
+
+def mounts(service: str) -> dict[str, str]:
+    """{source: target}; all of another party's would be seen here."""
+    return {
+        line.rsplit(":/", 1)[0]: "/" + line.rsplit(":/", 1)[1]
+        for line in SERVICES[service]["volumes"]
+    }
+
+
+def test_the_services_are_those_of_the_recipe() -> None:
+    assert set(SERVICES) == {RECIPE.server, *PARTIES, "folders", "certificates", "data"}
+
+
+@pytest.mark.parametrize("name", PARTIES)
+def test_a_party_sees_its_own_data_key_and_runs(name: str) -> None:
+    assert mounts(name) == {
+        "./examples/digits.toml": "/federation/recipe.toml:ro",
+        f"./deploy/demo/{name}.toml": f"/federation/{name}.toml:ro",
+        f"{RUNS}/federation/certs/{name}": "/federation/certs:ro",
+        f"{RUNS}/federation/data/{name}": "/federation/data:ro",
+        f"{RUNS}/{name}": "/runs",
+    }
+    file = load_party(ROOT / "deploy" / "demo" / f"{name}.toml")
+    assert (file.name, file.server, file.out) == (name, "server:7000", "/runs")
+
+
+def test_the_server_sees_no_data_and_one_service_alone_the_authority() -> None:
+    assert set(mounts("server")) == {
+        "./examples/digits.toml",
+        f"{RUNS}/federation/certs/server",
+        f"{RUNS}/server",
+    }
+    keepers = [name for name in SERVICES if f"{RUNS}/federation/ca" in mounts(name)]
+    assert keepers == ["certificates"]
+    whole = [name for name in SERVICES if {RUNS, f"{RUNS}/federation"} & set(mounts(name))]
+    # Which makes and gives away folders, without a network.
+    assert whole == ["folders"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_nobody_has_rights_or_a_way_out(name: str) -> None:
+    service = SERVICES[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["read_only"]
+    assert "ports" not in service
+    assert (service["user"] == "0:0") == (name == "folders")
+    once = name not in {RECIPE.server, *PARTIES}
+    assert service.get("network_mode") == ("none" if once else None)
+    assert service.get("restart") == (None if once else "on-failure:5")
+    assert yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"] == {
+        "federation": {"internal": True}
+    }
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_nobody_can_fill_the_machine(name: str) -> None:
+    service = SERVICES[name]
+    assert service["pids_limit"] == 1024
+    assert service["mem_limit"] == "${VFL_MEMORY:-4g}"
+    assert service["tmpfs"] == ["/tmp:size=256m"]  # noqa: S108 - in a container
+    assert service["ulimits"] == {"core": 0}
+    assert service["logging"] == {
+        "driver": "json-file",
+        "options": {"max-size": "10m", "max-file": "3"},
+    }
+
+
+def test_a_gpu_of_its_own_for_each_party() -> None:
+    services = yaml.safe_load((ROOT / "deploy" / "compose.gpu.yml").read_text())["services"]
+    assert services.pop("folders") == {"build": {"args": {"TORCH": "cuda"}}}
+    assert list(services) == PARTIES
+    for number, (name, service) in enumerate(services.items()):
+        assert service["command"] == [*SERVICES[name]["command"], "--device", "cuda"]
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["device_ids"] == [f"${{{name.upper()}_GPU:-{number}}}"]

@@ -1,0 +1,216 @@
+"""The pages say what is: links lead somewhere, blocks of code run, excerpts are those of the examples."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import cases
+from tests.harness.plugins import EXAMPLE
+from vfl_common.bundle import Kind
+from vfl_common.config.data import DataSettings
+from vfl_common.config.party import PartyFile
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import PhaseSettings
+from vfl_common.errors import Code, InputError
+from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_party
+from vfl_party.outbound.declared import Exchange, Sent, f32
+from vfl_party.outbound.policies import Policy
+from vfl_party.phases.course import NamedPhase
+
+REPO = Path(__file__).parents[3]
+DOCS = REPO / "docs"
+README = REPO / "README.md"
+NOTEBOOK = DOCS / "tutorials" / "notebook.md"
+PAGES = sorted(DOCS.rglob("*.md"))
+DOCUMENTS = [
+    README,
+    *(REPO / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")),
+    *PAGES,
+]
+SENT = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
+OF_PLUGINS = re.compile(r'"(plain|saturating|row_clip|residual|brier|embeddings_only)"')
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(REPO))
+
+
+def blocks(text: str, language: str, title: str = "") -> list[str]:
+    """The blocks of a language, in order; with ``title``, those of that name."""
+    head = rf'{language} title="{title}"' if title else rf"{language}"
+    return re.findall(rf"^```{head}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+# -- links ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_links_lead_to_files_and_headings(document: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        assert target.exists(), f"{document.name}: {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            assert anchor in {anchor_of(heading) for heading in headings}, (
+                f"{document.name}: {link}"
+            )
+
+
+def anchor_of(heading: str) -> str:
+    """As GitHub and the site make it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def test_the_threat_model_names_tests_that_exist() -> None:
+    page, file, count = (DOCS / "explanation" / "threat-model.md").read_text(), "", 0
+    for reference in re.findall(r"`((?:tests/[\w/]+\.py|scripts/[\w-]+)?(?:::\w+)?)`", page):
+        path, _, test = reference.partition("::")
+        file = path or file  # a name alone is of the file before it
+        assert (REPO / file).is_file(), reference
+        if test:
+            count += 1
+            assert f"def {test}(" in (REPO / file).read_text(), f"{file} has no {test}"
+    assert count > 30
+
+
+# -- code -----------------------------------------------------------------------------------------
+
+
+def test_the_pages_of_plug_ins_show_the_example_as_it_is() -> None:
+    """Every block with the name of a file is a part of that file, and every file is shown."""
+    shown: set[str] = set()
+    for page in sorted((DOCS / "how-to" / "plugins").glob("*.md")):
+        for name, block in re.findall(
+            r'^```\w+ title="([\w.]+)"\n(.*?)^```', page.read_text(), re.MULTILINE | re.DOTALL
+        ):
+            assert block in (EXAMPLE / name).read_text(), f"{name} does not have:\n\n{block}"
+            shown.add(name)
+    modules = {path.name for path in EXAMPLE.glob("*.py")}
+    assert shown == modules | {"pyproject.toml", "Dockerfile"}
+
+
+def test_the_policy_that_is_shown_lets_out_embeddings_alone() -> None:
+    policy = shown_policies()["EmbeddingsOnly"]()
+    leaves = assembled("splitnn", policy).leaves
+    assert [line.chain for line in leaves][1:] == ["embeddings only -> identity"] * 2
+    with pytest.raises(InputError) as found:
+        assembled(
+            "fedhssl",
+            policy,
+            ssl="simsiam",
+            rounds=1,
+            batch_size=16,
+            cross=False,
+            local=True,
+            aggregate=True,
+        )
+    assert found.value.code is Code.REFUSED
+
+
+def test_the_policy_that_remembers_goes_on_counting_after_an_interruption() -> None:
+    policy = shown_policies()["AtMost"]()
+    assert [line.chain for line in assembled("splitnn", policy).leaves][1:] == [
+        "at most 10,000 bundles -> identity"
+    ] * 2
+    exchange = Exchange("embedding", up=SENT, down=SENT)
+    before, after = (policy("train", exchange, SENT) for _ in range(2))
+    for _ in range(9_999):
+        before.apply({})
+    after.load_state(before.state())
+    after.apply({})
+    with pytest.raises(InputError) as found:
+        after.apply({})
+    assert found.value.code is Code.REFUSED
+
+
+def shown_policies() -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for code in blocks((DOCS / "how-to" / "plugins" / "policy.md").read_text(), "python"):
+        exec(code, names)  # noqa: S102 - our own document
+    return names
+
+
+def assembled(kind: str, policy: Policy, **settings: Any) -> Assembled:
+    """A passive party of a recipe with one phase."""
+    phase = settings or {"epochs": 1}
+    recipe = Recipe.model_validate(cases.recipe(2) | {"phases": [{"kind": kind, **phase}]})
+    data = DataSettings.model_validate(cases.digits(2)["p1"])
+    opened = open_party(recipe, "p1", data, recipe.model.encoder)
+    return assemble(opened, expected_rows(opened), policy=policy)
+
+
+def test_the_codec_that_is_shown_gives_back_what_it_was_given() -> None:
+    torch = pytest.importorskip("torch")
+    code, *_ = blocks((DOCS / "how-to" / "plugins" / "codec.md").read_text(), "python")
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - our own document
+    codec, given = names["CODEC"](), {"z": torch.linspace(-1.0, 2.0, 12).reshape(3, 4)}
+    written = codec.apply(given)
+    assert written["z"].dtype == torch.uint8
+    assert (codec.undo(written)["z"] - given["z"]).abs().max() <= 3.0 / 255 / 2 + 1e-6
+
+
+# -- recipes and party files ----------------------------------------------------------------------
+
+
+def tables() -> list[Any]:
+    """Every block of TOML in the how-to pages that names no plug-in."""
+    return [
+        pytest.param(text, id=f"{page.parent.name}/{page.stem}-{number}")
+        for page in sorted((DOCS / "how-to").rglob("*.md"))
+        for number, text in enumerate(blocks(page.read_text(), "toml"))
+        if not OF_PLUGINS.search(text)
+    ]
+
+
+@pytest.mark.parametrize("text", tables())
+def test_recipes_and_party_files_that_are_shown_can_be_read(text: str) -> None:
+    """Keys, values and the settings of each phase are those that the programs know."""
+    found = tomllib.loads(text)
+    if "methods" in found:  # a study
+        phases = [found.get("finetune", [])]
+        phases += [
+            method.get(key, []) for method in found["methods"] for key in ("pretrain", "finetune")
+        ]
+        check_phases([phase for each in phases for phase in each])
+        return
+    of_party = set(found) & (set(PartyFile.model_fields) - set(Recipe.model_fields))
+    if "recipe" in found:  # a whole party file: its other keys have the names of keys of a recipe
+        of_party = set(found)
+    if of_party:
+        DataSettings.model_validate({"source": "rows.csv", "id": "id"} | found.get("data", {}))
+        tls = {"ca": "ca.pem", "certificate": "bank.pem", "key": "bank.key"}
+        least = {"name": "bank", "recipe": "recipe.toml", "server": "here:7000", "tls": tls}
+        PartyFile.model_validate(least | {key: found[key] for key in of_party})
+    of_recipe = {key: value for key, value in found.items() if key not in of_party}
+    if of_recipe:
+        check_phases(of_recipe.get("phases", []))
+        Recipe.model_validate(least_recipe(of_recipe) | of_recipe)
+
+
+def check_phases(phases: list[dict[str, Any]]) -> None:
+    for phase in phases:
+        assert NamedPhase(PhaseSettings.model_validate(phase)).settings is not None
+
+
+def least_recipe(found: dict[str, Any]) -> dict[str, Any]:
+    """A recipe to which the tables that a page shows can be added."""
+    if found.get("rows", {}).get("align") == "none":
+        model = {"encoder": {"kind": "cnn", "channels": [4, 8]}}
+        made = cases.recipe(2, active_features=False, model=model)
+        return made | {"phases": [cases.MOCO, cases.PROBE]}
+    least = cases.recipe(2)
+    if {"parties", "phases"} <= set(found):
+        return {key: least[key] for key in ("task", "model")}
+    if "model" in found:
+        found["model"] = least["model"] | found["model"]
+    return least

@@ -1,0 +1,203 @@
+"""deploy/k8s: sound by Kubernetes' own schemas, open on the ports that the programs use and on no
+other.
+
+Where kustomize or kubectl is at hand, what they make of it; elsewhere the files as they are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_validate import validate
+
+from vfl_common.config.party import load_party
+from vfl_common.config.recipe import load_recipe
+
+ROOT = Path(__file__).parents[3]
+K8S = ROOT / "deploy" / "k8s"
+# The oldest and the newest that we look at.
+VERSIONS = ("1.31", "1.34")
+RECIPE = load_recipe(K8S / "base" / "recipe" / "recipe.toml")
+Resource = dict[str, Any]
+
+
+def documents(path: Path) -> Iterator[Resource]:
+    yield from (document for document in yaml.safe_load_all(path.read_text()) if document)
+
+
+def folders(folder: Path) -> Iterator[Path]:
+    """A kustomization and all that it is made of. Fails where something that is named is not
+    there.
+    """
+    (kustomization,) = documents(folder / "kustomization.yaml")
+    yield folder
+    for name in kustomization.get("resources", []):
+        path = (folder / name).resolve(strict=True)
+        if path.is_dir():
+            yield from folders(path)
+
+
+def resources(folder: Path) -> list[Resource]:
+    """Everything that a kustomization has, before its patches."""
+    found: list[Resource] = []
+    for each in folders(folder):
+        (kustomization,) = documents(each / "kustomization.yaml")
+        for name in kustomization.get("resources", []):
+            if (each / name).is_file():
+                found += documents(each / name)
+    return found
+
+
+def named(folder: Path, kind: str, name: str) -> Resource:
+    (found,) = (
+        each
+        for each in resources(folder)
+        if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    )
+    return found
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_resource_fits_its_schema(version: str) -> None:
+    found = [*resources(K8S), *documents(K8S / "files.yaml")]
+    assert {each["kind"] for each in found} == {
+        "Job",
+        "Namespace",
+        "NetworkPolicy",
+        "PersistentVolumeClaim",
+        "Pod",
+        "Service",
+    }
+    for each in found:
+        validate(each, version, strict=True)
+    # A patch: a part of a Job.
+    validate(next(documents(K8S / "bank" / "active.yaml")), version, strict=False)
+
+
+def test_a_mistake_would_be_found() -> None:
+    job = named(K8S / "server", "Job", "server")
+    job["spec"]["template"]["spec"]["containers"][0]["readOnlyRoot"] = True
+    with pytest.raises(Exception, match="readOnlyRoot"):
+        validate(job, VERSIONS[0], strict=True)
+
+
+def test_rendered_by_kustomize() -> None:
+    command = next((name for name in ("kustomize", "kubectl") if shutil.which(name)), None)
+    if command is None:
+        pytest.skip("neither kustomize nor kubectl is installed")
+    args = [command, "build" if command == "kustomize" else "kustomize", str(K8S)]
+    made = subprocess.run(args, check=True, capture_output=True, text=True, timeout=60).stdout
+    found = [each for each in yaml.safe_load_all(made) if each]
+    for each in found:
+        validate(each, VERSIONS[-1], strict=True)
+    jobs = {
+        each["metadata"]["namespace"]: each["spec"]["template"]["spec"]
+        for each in found
+        if each["kind"] == "Job"
+    }
+    assert sorted(jobs) == sorted(
+        f"vfl-{name}" for name in [RECIPE.server, *(p.name for p in RECIPE.parties)]
+    )
+    assert ["vfl-party", "health", "party.toml"] in (
+        spec["containers"][0].get("readinessProbe", {}).get("exec", {}).get("command")
+        for spec in jobs.values()
+    )
+
+
+def test_the_same_recipe_as_everywhere() -> None:
+    assert RECIPE.digest() == load_recipe(ROOT / "examples" / "digits.toml").digest()
+
+
+def test_parties_and_addresses() -> None:
+    """Names, ports and services of party files, Services and policies belong together."""
+    port_of: dict[str, Any] = {}
+    for folder, service in ((K8S / "server", "server"), (K8S / "bank", "active")):
+        (port,) = named(folder, "Service", service)["spec"]["ports"]
+        port_of[f"{service}.vfl-{folder.name}"] = port["port"]
+    for party in RECIPE.parties:
+        folder = K8S / party.name
+        file = load_party(folder / "party.toml")
+        (kustomization,) = documents(folder / "kustomization.yaml")
+        assert (file.name, kustomization["namespace"]) == (party.name, f"vfl-{party.name}")
+        host, _, port = file.server.partition(":")
+        assert port_of[host] == int(port) == 7000
+        if party.role == "active":
+            host, _, port = (file.advertise or "").partition(":")
+            assert port_of[host] == int(port) == int(file.listen.partition(":")[2]) == 7001
+
+
+def peers(rule: Resource) -> set[str]:
+    """The namespaces of one rule of a policy."""
+    found = set()
+    for peer in rule.get("from") or rule.get("to") or []:
+        selector = peer["namespaceSelector"]
+        for expression in selector.get("matchExpressions", []):
+            found |= set(expression["values"])
+        found |= set(selector.get("matchLabels", {}).values())
+    return found
+
+
+def opened(folder: Path) -> set[tuple[str, str, int]]:
+    """(direction, namespace of the other side, port) of all that the policies let pass."""
+    found = set()
+    denied = named(folder, "NetworkPolicy", "nothing-else")["spec"]
+    assert denied == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    for policy in (each for each in resources(folder) if each["kind"] == "NetworkPolicy"):
+        for direction in ("ingress", "egress"):
+            for rule in policy["spec"].get(direction, []):
+                found |= {
+                    (direction, peer, port["port"])
+                    for peer in peers(rule)
+                    for port in rule["ports"]
+                }
+    return found
+
+
+def test_policies_open_what_the_guide_says_and_no_more() -> None:
+    parties = {f"vfl-{party.name}" for party in RECIPE.parties}
+    passive = {f"vfl-{party.name}" for party in RECIPE.passives}
+    names = ("egress", "kube-system", 53)
+    assert opened(K8S / "server") == {("ingress", party, 7000) for party in parties}
+    assert opened(K8S / "bank") == {("ingress", p, 7001) for p in passive} | {
+        ("egress", "vfl-server", 7000),
+        names,
+    }
+    for party in RECIPE.passives:
+        assert opened(K8S / party.name) == {
+            ("egress", "vfl-server", 7000),
+            ("egress", "vfl-bank", 7001),
+            names,
+        }
+
+
+@pytest.mark.parametrize("folder", ["server", "bank", "hospital", "retailer", "telecom"])
+def test_no_key_is_committed_and_no_process_has_rights(folder: str) -> None:
+    assert not list((K8S / folder).rglob("*.key"))
+    assert not [each for each in resources(K8S / folder) if each["kind"] == "Secret"]
+    (job,) = (each for each in resources(K8S / folder) if each["kind"] == "Job")
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert not pod["automountServiceAccountToken"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+@pytest.mark.parametrize("folder", ["server", "bank", "hospital", "retailer", "telecom"])
+def test_no_process_can_fill_the_node(folder: str) -> None:
+    (job,) = (each for each in resources(K8S / folder) if each["kind"] == "Job")
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {"memory", "ephemeral-storage"} <= container["resources"]["limits"].keys()
+    assert {"memory", "ephemeral-storage"} <= container["resources"]["requests"].keys()
+    empty = [volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume]
+    assert [list(each) for each in empty] == [["sizeLimit"]]

@@ -1,0 +1,134 @@
+"""deploy/systemd: sound by systemd's own reading, calling commands that there are, restarting what
+a restart mends.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from vfl_common.errors import CATALOGUE, Code
+from vfl_common.rpc.guard.limits import most_connections
+from vfl_party.cli import cli as party
+from vfl_server.cli import cli as server
+
+FOLDER = Path(__file__).parents[3] / "deploy" / "systemd"
+PROGRAMS = {"vfl-server": server, "vfl-party": party}
+UNITS = sorted(path.name for path in FOLDER.iterdir())
+BIN = "/opt/vfl/bin/"
+Unit = dict[tuple[str, str], list[str]]
+
+
+def unit(name: str) -> Unit:
+    """{(section, key): its values}, as systemd reads them: a key may occur several times."""
+    found: Unit = {}
+    section = ""
+    for line in (FOLDER / name).read_text().splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif line and line[0] not in "#;":
+            key, _, value = line.partition("=")
+            found.setdefault((section, key), []).append(value)
+    return found
+
+
+def one(name: str, key: str) -> str:
+    (value,) = unit(name)["Service", key]
+    return value
+
+
+def test_there_is_one_for_each_program() -> None:
+    assert UNITS == ["vfl-party@.service", "vfl-server@.service"]
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_command_and_its_options_exist(name: str) -> None:
+    words = shlex.split(one(name, "ExecStart"))
+    program = words[0].removeprefix(BIN)
+    assert words[0].startswith(BIN)
+    command = PROGRAMS[program].get_command(click.Context(PROGRAMS[program]), words[1])
+    assert command is not None
+    assert words.pop() == "$OPTIONS"
+    # Fails where one is unknown.
+    with command.make_context(program, words[2:], resilient_parsing=False) as context:
+        assert context.args == []
+    known = {option for parameter in command.params for option in parameter.opts}
+    comments = [line for line in (FOLDER / name).read_text().splitlines() if "OPTIONS=--" in line]
+    assert [line.partition("OPTIONS=")[2].partition("=")[0] for line in comments] == ["--metrics"]
+    assert "--metrics" in known
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_restarts_are_for_what_a_restart_mends(name: str) -> None:
+    prevented = {int(code) for code in one(name, "RestartPreventExitStatus").split()}
+    bad_input = {
+        CATALOGUE[code].exit_code
+        for code in (Code.CONFIG_INVALID, Code.DATA_INVALID, Code.RECIPE_DIFFERS)
+    }
+    mended = {
+        CATALOGUE[code].exit_code
+        for code in (Code.PARTY_LOST, Code.STEP_TIMEOUT, Code.ABORTED, Code.INTERNAL)
+    }
+    assert prevented == bad_input
+    assert not prevented & mended
+    # Each code is decided about.
+    assert prevented | mended == {entry.exit_code for entry in CATALOGUE.values()}
+    assert one(name, "Restart") == "on-failure"
+    assert one(name, "SuccessExitStatus") == "130"
+    # Or it would be tried for ever.
+    assert unit(name)["Unit", "StartLimitBurst"]
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_program_may_write_its_runs_and_nothing_else(name: str) -> None:
+    for key, value in {
+        "DynamicUser": "yes",
+        "NoNewPrivileges": "yes",
+        "ProtectSystem": "strict",
+        "ProtectHome": "yes",
+        "PrivateTmp": "yes",
+        "CapabilityBoundingSet": "",
+        "StateDirectory": "vfl/%i",
+    }.items():
+        assert one(name, key) == value
+    assert one(name, "LoadCredential").endswith(".key")
+    assert ("Service", "User") not in unit(name)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_strangers_cannot_use_up_its_files(name: str) -> None:
+    assert most_connections(0, int(one(name, "LimitNOFILE"))) == most_connections(0, 1_000_000)
+
+
+def verify(folder: Path, text: str, name: str) -> str:
+    """What systemd says of a unit whose program is this environment's."""
+    path = folder / name
+    path.write_text(text.replace(BIN, f"{Path(sys.executable).parent}/"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(path)],  # noqa: S607
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.stderr + ("" if done.returncode == 0 else f"exit code {done.returncode}")
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_reads_them(tmp_path: Path, name: str) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (FOLDER / name).read_text()
+    assert verify(tmp_path, text, name) == ""
+    assert "ProtectSystm" in verify(tmp_path, text.replace("ProtectSystem=", "ProtectSystm="), name)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_no_dump_of_memory(name: str) -> None:
+    assert one(name, "LimitCORE") == "0"

@@ -1,0 +1,98 @@
+"""What the server averages goes through codecs: it reads, averages, writes, and compares what the
+parties declare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.harness.hostile import aggregation
+from tests.harness.sentences import raises
+from vfl_common.bundle import Bundle, Kind, StepKey
+from vfl_common.errors import Code, PeerError
+from vfl_common.packing import bundles
+from vfl_common.packing.coding import PLAIN, Coding
+from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.rpc.messages import plan_message
+from vfl_party.outbound.exchange import to_bundle, to_tensors
+from vfl_server.aggregation.aggregator import average
+from vfl_server.control.declarations import agreed, declared
+
+CPU = torch.device("cpu")
+STEP = StepKey("splitnn", 2, 5)
+PLAN = replace(
+    aggregation("first", 3, w=(9, 7), b=(1,)),
+    up=Coding("bits", 4, True, 7),
+    down=Coding("bits", 8, True, 8),
+)
+PHASES = ("first",)
+
+
+def sent_by(party: str, w: torch.Tensor) -> Bundle:
+    given = to_bundle(Kind.WEIGHTS, {"w": w, "b": torch.ones(1)})
+    assert PLAN.up.coder is not None
+    return bundles.encode(PLAN.up.coder, given, PLAN.up.seed, party, STEP)
+
+
+def test_the_server_reads_averages_and_writes() -> None:
+    w = {party: torch.randn(9, 7) for party in ("p0", "p1")}
+    found = average({party: sent_by(party, each) for party, each in w.items()}, STEP, PLAN)
+    assert list(found.tensors) == ["w.packed", "w.low", "w.scale", "b"]
+    up, down = PLAN.up.coder, PLAN.down.coder
+    assert up is not None
+    assert down is not None
+    read = [
+        up.decode(up.encode(each.numpy(), bundles.seed_of(7, party, STEP, "w")), (9, 7))
+        for party, each in w.items()
+    ]
+    want = down.encode((read[0] + read[1]) / np.float32(2), bundles.seed_of(8, "server", STEP, "w"))
+    got = to_tensors(found, CPU)
+    assert all(np.array_equal(got[f"w.{name}"].numpy(), each) for name, each in want.items())
+    assert got["b"].tolist() == [1.0]
+    assert found.payload_bytes == 9 * (7 + 8) + 4
+
+
+def test_the_server_checks_what_a_stranger_sends() -> None:
+    good = sent_by("p0", torch.randn(9, 7))
+    tensors = to_tensors(sent_by("p1", torch.randn(9, 7)), CPU)
+    tensors["w.scale"] = -tensors["w.scale"]
+    bad = to_bundle(Kind.WEIGHTS, tensors)
+    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
+        average({"p0": good, "p1": bad}, STEP, PLAN)
+    assert caught.value.party == "p1"
+
+
+def test_a_plan_carries_its_codecs() -> None:
+    for each in (
+        PLAN,
+        replace(PLAN, up=Coding("float16"), down=PLAIN),
+        aggregation("first", 3, w=(2,)),
+    ):
+        (found,) = declared(plan_message([each]).plan, PHASES, "p1")
+        assert (found.up, found.down) == (each.up, each.down)
+        assert found.sent.payload_bytes == each.sent.payload_bytes
+    with raises(PeerError, Code.MODELS_DIFFER):
+        agreed({"bank": [PLAN], "shop": [replace(PLAN, down=PLAIN)]}, PHASES)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"name": "topk"},
+        {"name": "bits"},
+        {"name": "bits", "bits": 3},
+        {"bits": 4},
+        {"name": "float16", "bits": 8},
+    ],
+)
+def test_a_plan_with_an_unknown_codec_is_refused(said: dict[str, Any]) -> None:
+    message = plan_message([aggregation("first", 3, w=(2,))]).plan
+    message.aggregations[0].up.CopyFrom(control_pb2.Coding(**said))
+    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
+        declared(message, PHASES, "p1")
+    assert caught.value.code is Code.MALFORMED_MESSAGE

@@ -1,0 +1,96 @@
+"""``vfl forecast``: bytes and time, before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vfl_common.errors import Code, InputError
+from vfl_common.process.program import EXIT_CODES
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("plan", metavar="RECIPE", type=click.Path(path_type=Path))
+@click.option(
+    "--bandwidth",
+    default="100Mbit/s",
+    show_default=True,
+    help="Of each link: 10Mbit, 1Gbit/s, 100MB, …",
+)
+@click.option(
+    "--latency",
+    default="20ms",
+    show_default=True,
+    help="One way (half of ping's time): 20ms, 0.1s, …",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1, 100_000_000),
+    help="Rows that all parties hold, or each passive one if rows.align is none; if given, data "
+    "are not read.",
+)
+@click.option(
+    "--rounds",
+    multiple=True,
+    metavar="PHASE=N",
+    help="Count N rounds for a phase with early stopping.",
+)
+@click.option(
+    "--step-time", default="0", show_default=True, help="What a step of training computes: 1.5ms, …"
+)
+@click.option(
+    "--measure", is_flag=True, help="Find out what a step computes: run a few in this process."
+)
+@click.option(
+    "--cores",
+    type=click.IntRange(1),
+    help="Of the one machine that all parties share, as under vfl simulate.",
+)
+@click.option(
+    "--suggest",
+    is_flag=True,
+    help="Try codecs and steps in flight for this link; nothing is changed.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the tables.")
+def forecast(
+    plan: Path,
+    bandwidth: str,
+    latency: str,
+    rows: int | None,
+    rounds: tuple[str, ...],
+    step_time: str,
+    measure: bool,
+    cores: int | None,
+    suggest: bool,
+    as_json: bool,
+) -> None:
+    """Count, before anything runs, the bytes that RECIPE will send by party, phase and direction,
+    and their time.
+
+    RECIPE may also be a party file: its data then give the number of rows. Every message counts
+    with its exact size. The sessions with the server are not counted because they grow with time.
+    The time covers communication, and what --step-time or --measure say of computation.
+
+    \b
+    Examples:
+      vfl forecast examples/digits.toml
+      vfl forecast recipe.toml --rows 250000 --bandwidth 1Gbit/s --latency 5ms
+      vfl forecast recipe.toml --bandwidth 10Mbit/s --latency 25ms --step-time 2ms --suggest
+      vfl forecast bank.toml --json
+    """
+    from vfl.forecasting.network import Network
+    from vfl.forecasting.show import show_forecast
+
+    if measure and step_time != "0":
+        raise InputError(
+            Code.CONFIG_INVALID, "--step-time and --measure say the same thing; give one of them"
+        )
+    if cores is not None and not measure:
+        raise InputError(
+            Code.CONFIG_INVALID, "--cores needs --measure, which finds out what all parties compute"
+        )
+    network = Network.read(bandwidth, latency, step_time, cores)
+    show_forecast(
+        plan, network, rows=rows, rounds=rounds, as_json=as_json, measure=measure, suggest=suggest
+    )

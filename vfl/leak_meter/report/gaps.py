@@ -1,0 +1,64 @@
+"""Names exchanges that lack a defence which others have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vfl.leak_meter.scene.recording import ROW_TENSORS
+from vfl_common.config.recipe import Recipe
+from vfl_common.text import listed
+from vfl_party.outbound.declared import Role, Sent
+from vfl_party.phases.context import Party
+
+
+def gaps(parties: Iterable[Party]) -> list[str]:
+    """Returns a sentence for each exchange whose embeddings or gradients lack a transform that
+    others have.
+    """
+    found: dict[str, None] = {}
+    for party in parties:
+        # Kind of tensors: {phase and exchange: transforms}.
+        of_kind: dict[str, dict[str, set[str]]] = {}
+        for (phase, name), opened in party.exchanges.items():
+            passive = party.role == "passive"
+            sent = opened.exchange.up if passive else opened.exchange.down
+            if opened.exchange.asks == "active" and sent.kind in ROW_TENSORS:
+                used = _transforms(party.recipe, phase, name, sent, party.role)
+                of_kind.setdefault(sent.kind.label, {})[f"{phase}/{name}"] = used
+        for kind, places in of_kind.items():
+            named = sorted(set().union(*places.values()))
+            variants = Counter(each.partition(" (")[0] for each in named)
+            for transform in named:
+                without = [place for place, own in places.items() if transform not in own]
+                having = [place for place in places if place not in without]
+                if without:
+                    short = transform.partition(" (")[0]
+                    shown = short if variants[short] == 1 else transform
+                    found[_gap(f"{kind}s", shown, without, having)] = None
+    return list(found)
+
+
+def _transforms(recipe: Recipe, phase: str, exchange: str, sent: Sent, role: Role) -> set[str]:
+    """Returns the names of the transforms, the method's and the recipe's, through which a direction
+    is sent.
+    """
+    own = {_named(use.kind, use.settings) for use in sent.through if use.role in (None, role)}
+    asked = [
+        each for settings in recipe.phases if settings.name == phase for each in settings.transforms
+    ]
+    used = [each for each in asked if each.exchange == exchange and each.sent_by == role]
+    return own | {_named(each.kind, each.settings) for each in used}
+
+
+def _named(kind: str, settings: Mapping[str, Any]) -> str:
+    """Names a transform with its settings: a defence that is weaker elsewhere is another one."""
+    said = ", ".join(f"{key} = {value}" for key, value in sorted(settings.items()))
+    return f"{kind} ({said})" if said else kind
+
+
+def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str]) -> str:
+    leave = f"{listed(without)} {'leaves' if len(without) == 1 else 'leave'} without it"
+    todo = "Name each exchange in its phase's transforms."
+    return f"{transform} protects {what} of {listed(having)} only: {leave}. {todo}"

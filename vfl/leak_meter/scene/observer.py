@@ -1,0 +1,91 @@
+"""Observer: hears what crosses the exchanges of a party in a rehearsal.
+
+It sits in the chains of that party, which the leak meter replaces before the party runs. A real
+party has no observer and no place for one: its steps do nothing for the leak meter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from vfl_common.bundle import BundleSpec
+from vfl_party.outbound.chain import Chain, Chains
+from vfl_party.outbound.exchange import Answering, Asking
+from vfl_party.outbound.filter import NOWHERE, Passage, Tensors
+
+
+class Observer(Protocol):
+    """Hears both directions of one exchange, at one party. It must not change a tensor."""
+
+    def leaves(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
+        """Hears what a party sends.
+
+        Args:
+            at: the step, the sender and the receiver; the receiver is empty if all get the same.
+            meant: the tensors before the sender's chain.
+            sent: the tensors after it.
+        """
+        ...
+
+    def comes(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
+        """Hears what a party has received.
+
+        Args:
+            at: the step, the sender and the receiver.
+            tensors: what the receiver works with.
+            payload_bytes: what crossed the wire.
+        """
+        ...
+
+
+def observe(end: Asking | Answering, observer_of: Callable[[Chains], Observer]) -> None:
+    """Lets an observer hear one side of an exchange from now on.
+
+    Args:
+        end: the asking or the answering side, before the first step.
+        observer_of: makes the observer; it is given the chains as the party has made them.
+    """
+    own = end.chains
+    observer = observer_of(own)
+    end.chains = Chains(
+        ObservedChain(own.up, observer), ObservedChain(own.down, observer), own.party
+    )
+
+
+class ObservedChain(Chain):
+    """A chain that does what the given one does, and tells an observer."""
+
+    # Each receiver's tensors pass through the chain, so that the observer hears all of them. The
+    # results are the same: that is what ``repeats`` promises of the filters.
+    repeats = False
+
+    def __init__(self, chain: Chain, observer: Observer) -> None:
+        # Filters, noise and state are shared with the given chain.
+        vars(self).update(vars(chain))
+        self._observer = observer
+
+    def apply(self, tensors: Tensors, at: Passage = NOWHERE) -> Tensors:
+        found = super().apply(tensors, at)
+        self._observer.leaves(at, tensors, found)
+        return found
+
+    def undo(
+        self, tensors: dict[str, Tensor], at: Passage = NOWHERE, spec: BundleSpec | None = None
+    ) -> dict[str, Tensor]:
+        found = super().undo(tensors, at, spec)
+        return self._came(found, at, spec)
+
+    def undo_rest(
+        self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec
+    ) -> dict[str, Tensor]:
+        return self._came(super().undo_rest(tensors, at, spec), at, spec)
+
+    def _came(
+        self, found: dict[str, Tensor], at: Passage, spec: BundleSpec | None
+    ) -> dict[str, Tensor]:
+        payload_bytes = self.wire_spec(spec).payload_bytes if spec is not None else 0
+        self._observer.comes(at, found, payload_bytes)
+        return found

@@ -1,0 +1,154 @@
+"""Tells which rows a phase's messages are of, and which messages are kept whole.
+
+A phase of a plug-in may say it itself. For our own methods it is written here, so that they need
+not know of attacks.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import StepKey
+from vfl_party.base.phase import Phase
+from vfl_party.base.plugins import blaming
+from vfl_party.base.seeds import Rows
+from vfl_party.methods.head.settings import UPLOAD
+from vfl_party.methods.splitnn.batches import Batches
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import chunks
+
+
+class Readable(Protocol):
+    """What a rehearsal asks about a phase, to judge attacks by the truth.
+
+    A plug-in's phase may have any of these members.
+    """
+
+    @property
+    def overheard(self) -> frozenset[str]:
+        """The names of exchanges whose messages are kept whole, for ``Scene.heard``."""
+        ...
+
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        """Returns the rows that an exchange is about at a step, int64 [B], in the order of its
+        tensors; None if it is about no rows, or about unknown ones.
+        """
+        ...
+
+    def behind(self, exchange: str) -> Tensor | None:
+        """Returns the truth that the newest message of an overheard exchange hides; None if it is
+        unknown.
+        """
+        ...
+
+
+def readable(party: Party, phase: Phase) -> Readable:
+    """Returns what is known about a phase of ``party``: of ours from here, of others from
+    themselves.
+    """
+    kind = next((each.kind for each in party.recipe.phases if each.name == phase.name), "")
+    return _OURS.get(kind, _OfItself)(party, phase)
+
+
+class _Unknown:
+    """Knows nothing: most exchanges are about no rows."""
+
+    overheard: frozenset[str] = frozenset()
+
+    def __init__(self, party: Party, phase: Phase) -> None:
+        self._party, self._phase = party, phase
+
+    @cached_property
+    def _settings(self) -> Any:
+        name = self._phase.name
+        return next(each.settings for each in self._party.course.phases if each.name == name)
+
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        _ = exchange, step
+        return None
+
+    def behind(self, exchange: str) -> Tensor | None:
+        _ = exchange
+        return None
+
+
+class _OfItself(_Unknown):
+    """Passes on what a plug-in's phase says."""
+
+    def __init__(self, party: Party, phase: Phase) -> None:
+        super().__init__(party, phase)
+        self.overheard = frozenset(getattr(phase, "overheard", ()))
+
+    @blaming()
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        tell = getattr(self._phase, "rows_at", None)
+        return tell(exchange, step) if tell is not None else None
+
+    @blaming()
+    def behind(self, exchange: str) -> Tensor | None:
+        tell = getattr(self._phase, "behind", None)
+        return tell(exchange) if tell is not None else None
+
+
+class _Evaluate(_Unknown):
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        _ = exchange
+        splits = self._settings.splits
+        return [chunk for split in splits for chunk in chunks(self._party.rows(split))][step.batch]
+
+
+class _Head(_Unknown):
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        uploads = exchange == "upload" and step.round == UPLOAD
+        return self._party.rows("train") if uploads else None
+
+
+class _SplitNN(_Unknown):
+    @cached_property
+    def _batches(self) -> Batches:
+        return Batches(self._party, self._phase.name, self._settings)
+
+    def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
+        parts = [part for each in self._batches.planned(step.round) for part in each.parts]
+        if exchange == "embedding":
+            return parts[step.batch]
+        if exchange == "validation":
+            return chunks(self._party.rows("validation"))[step.batch - len(parts)]
+        return None
+
+
+class _FedHSSL(_Unknown):
+    overheard = frozenset({"weights"})
+
+
+class _SecureBoost(_Unknown):
+    overheard = frozenset({"sums", "partition"})
+
+    def behind(self, exchange: str) -> Tensor | None:
+        """Returns of the sums of a tree, which lie in an order that only the sender knows, the
+        column of each number's entry, int64 [E].
+        """
+        # Late, because trees bring dependencies of their own.
+        from vfl_party.methods.secureboost.passive import PassiveSecureBoost
+
+        phase = self._phase
+        if exchange != "sums" or not isinstance(phase, PassiveSecureBoost) or not phase.offered:
+            return None
+        offered = phase.offered
+        columns = [
+            offered.layout.numbers[place].column for place in offered.order[: offered.sizes[0]]
+        ]
+        return torch.tensor(columns, dtype=torch.int64)
+
+
+_OURS: dict[str, type[_Unknown]] = {
+    "evaluate": _Evaluate,
+    "fedhssl": _FedHSSL,
+    "head": _Head,
+    "secureboost": _SecureBoost,
+    "splitnn": _SplitNN,
+}

@@ -1,0 +1,120 @@
+"""``vfl demo`` and ``vfl simulate``: whole federations on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vfl.report.run_argument import out_option
+from vfl.simulation.baselines import BASELINES
+from vfl_common.process.program import EXIT_CODES, stopping
+from vfl_common.text import to_json
+
+DEMO = Path(__file__).parents[1] / "demo.toml"
+_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print summary.json as one line instead of the table."
+)
+_seed = click.option("--seed", type=click.IntRange(0), help="Replace the recipe's seed.")
+_keep = click.option(
+    "--keep-going", is_flag=True, help="Restart a party that was killed; it rejoins the run."
+)
+
+
+@click.command(epilog=EXIT_CODES)
+@out_option
+@_json
+@_seed
+@_keep
+def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
+    """Run a built-in federation: a server and four parties, as five processes with mutual TLS and
+    real gRPC.
+
+    Each party sees one quarter of scikit-learn's 8 x 8 pictures of digits; only the party `bank`
+    knows the digits. The recipe is examples/digits.toml.
+
+    \b
+    Examples:
+      vfl demo
+      vfl demo --json | jq .metrics.test.accuracy
+    """
+    _simulate((DEMO,), out, as_json, seed, keep_going, None)
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument(
+    "files",
+    metavar="RECIPE|PARTY-FILES...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+)
+@out_option
+@_json
+@_seed
+@_keep
+@click.option(
+    "--baseline",
+    type=click.Choice(BASELINES),
+    help="Run one party instead: the active one alone, all columns combined, or boosted trees "
+    "over either. "
+    "A single file may then be the active party's, for its own table.",
+)
+def simulate(
+    files: tuple[Path, ...],
+    out: Path,
+    as_json: bool,
+    seed: int | None,
+    keep_going: bool,
+    baseline: str | None,
+) -> None:
+    """Run the server and all parties of RECIPE as processes on this machine.
+
+    The recipe's [simulate] table says where the parties' data come from: one data set divided by
+    columns, quadrants or halves, or each party's own file. Instead of a recipe, give the party
+    files of all its parties, to try them together before there are keys and a network: their data,
+    encoders, devices and threads are used. Certificates come from an authority that is made for
+    this run only.
+
+    \b
+    In OUT/<run id>/:
+      summary.json   metrics, bytes, seconds
+      federation/    certificates, party files, the recipe, as each party would have them on its own machine
+      <party>/       metrics.jsonl, log.jsonl, ledger.json, checkpoints/, stderr
+
+    \b
+    Examples:
+      vfl simulate examples/breast-cancer.toml
+      vfl simulate recipe.toml --seed 7 --json | tail -n 1 > result.json
+      vfl simulate recipe.toml --baseline combined    what would all columns in one place give?
+      vfl simulate bank.toml ../shop/shop.toml        what do our tables give together?
+      vfl simulate bank.toml --baseline alone         what does my own table give? (the active party's file)
+    """  # noqa: E501
+    _simulate(files, out, as_json, seed, keep_going, baseline)
+
+
+def _simulate(
+    files: tuple[Path, ...],
+    out: Path,
+    as_json: bool,
+    seed: int | None,
+    keep_going: bool,
+    baseline: str | None,
+) -> None:
+    from vfl.simulation.run import simulate as run
+
+    with stopping("the same command begins a new run"):
+        folder = run(
+            files[0], out, others=files[1:], seed=seed, keep_going=keep_going, baseline=baseline
+        )
+    if as_json:
+        import json
+
+        click.echo(to_json(json.loads((folder / "summary.json").read_bytes()), compact=True))
+        return
+    from vfl.report.reading import find
+    from vfl.report.table import show
+
+    found = find(folder)
+    show(found.summary, found.phases)
+    click.echo(f"Learning curves, bytes and times of a step as PNG: vfl report {folder}")

@@ -1,0 +1,127 @@
+"""A recipe's canonical form, and the comparison of two parties' or two releases' recipes."""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# {table: the keys that the canonical form has at their defaults, too}. A key that is added later is
+# in none of them: it stands in the canonical form only with another value than its default, so that
+# digests stay what they were. If its default ever changes, it is added here: a run that began with
+# the former default is then not resumed with the other.
+_FIRST = {
+    table: frozenset(keys.split())
+    for table, keys in {
+        "": "name preset seed server task parties rows model phases start run",
+        "task": "kind classes metrics",
+        "parties": "name role features encoder",
+        "rows": "split validation test aligned labelled",
+        "model": "embedding_size combine encoder top precision",
+        "encoder": "kind hidden activation batch_norm dropout category_size channels shared "
+        "small_images factory"
+        " options settings",
+        "top": "hidden dropout",
+        "phases": "kind name codec transforms settings",
+        "transforms": "kind exchange sent_by settings",
+        "wire": "codec phase exchange direction settings",
+        "start": "run phases tower",
+        "run": "rejoin_deadline_s join_deadline_s step_timeout_s heartbeat_s lost_after_s "
+        "server_absent_s"
+        " checkpoint_every kept_checkpoints",
+    }.items()
+}
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A recipe as one side has it. ``filled``: {dotted key: value}, with defaults. ``written``:
+    keys of its file.
+    """
+
+    filled: Mapping[str, Any]
+    written: frozenset[str]
+
+    def difference(self, theirs: Spelling) -> tuple[str, Any, Any] | None:
+        """Finds a key by which the recipes of two releases differ: (dotted key, our value, theirs).
+        None: they agree.
+
+        A key that both know must have one value, written or not. A key that only one of them knows
+        must not be written there: its default is what the other does. What is missing on one side
+        is ``None`` in the result.
+        """
+        ours, others = self.filled, theirs.filled
+        for key in sorted(ours.keys() | others.keys()):
+            if key in ours and key in others:
+                if ours[key] != others[key]:
+                    return key, ours[key], others[key]
+            elif key in (self.written if key in ours else theirs.written):
+                return key, ours.get(key), others.get(key)
+        # A default that is a table in one release alone.
+        for key in _tables(ours, others):
+            return key, ours[key], "a table"
+        for key in _tables(others, ours):
+            return key, "a table", others[key]
+        return None
+
+
+def without_newer(full: Any, least: Any, table: str = "") -> Any:
+    """Returns ``full`` without the keys that ``least``, which has no defaults, and ``_FIRST`` both
+    lack.
+    """
+    if isinstance(full, list):
+        items = least if isinstance(least, list) else [{}] * len(full)
+        return [without_newer(each, few, table) for each, few in zip(full, items, strict=True)]
+    if not isinstance(full, dict):
+        return full
+    few, first = least if isinstance(least, dict) else {}, _FIRST.get(table, frozenset())
+    kept = (key for key in full if key in few or key in first)
+    return {key: without_newer(full[key], few.get(key), key) for key in kept}
+
+
+def _tables(keys: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
+    """Returns those of ``keys``, sorted, that are tables in ``others``."""
+    known = sorted(others)
+    after = {key: bisect.bisect_left(known, f"{key}.") for key in sorted(keys)}
+    return [
+        key
+        for key, place in after.items()
+        if place < len(known) and known[place].startswith(f"{key}.")
+    ]
+
+
+def leaves(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Flattens tables as ``_flatten`` does; a list without tables stays one value."""
+    return _flatten(value, whole=True)
+
+
+def _flatten(value: Any, prefix: str = "", *, whole: bool = False) -> dict[str, Any]:
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list) and not (
+        whole and not any(isinstance(each, dict) for each in value)
+    ):
+        items = ((str(index), item) for index, item in enumerate(value))  # type: ignore[assignment]
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in items:
+        # People write no "settings".
+        path = prefix if key == "settings" else f"{prefix}.{key}" if prefix else str(key)
+        flat |= _flatten(item, path, whole=whole)
+    return flat
+
+
+def first_difference(ours: str, theirs: str) -> tuple[str, Any, Any] | None:
+    """Finds the first key, in sorted order, by which two canonical JSON texts differ: (dotted key,
+    our value, theirs).
+
+    A value that is missing on one side is ``None``. Returns None if the texts are equal.
+    """
+    left, right = _flatten(json.loads(ours)), _flatten(json.loads(theirs))
+    for key in sorted(left.keys() | right.keys()):
+        if left.get(key) != right.get(key):
+            return key, left.get(key), right.get(key)
+    return None

@@ -1,0 +1,341 @@
+"""The asking side of an exchange over gRPC: one stream; when it breaks, what has no reply resumes
+over a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import grpc
+
+from vfl_common.bundle import Bundle, BundleSpec, StepKey
+from vfl_common.errors import Code, InputError, LostError, PeerError, VflError
+from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.link import PROTOCOL, Link, StepPassed
+from vfl_common.pb.vfl.v1 import exchange_pb2
+from vfl_common.rpc.exchange.service import SERVICE
+from vfl_common.rpc.failures import from_failure
+from vfl_common.wire.frames import (
+    Allocate,
+    Assembly,
+    Encoded,
+    Received,
+    encode,
+    label,
+    malformed,
+    parse_frame,
+    step_of,
+)
+
+_RETRY_S = 0.2
+# For a peer that has not answered yet in this generation.
+_FIRST_S = 60.0
+# Without a connection before it is reported.
+_SILENT_S = 5.0
+_CLOSE_S = 5.0
+
+
+class ExchangeLink(Link):
+    """A ``Link`` for one generation of a run; see ``vfl_common.link.Link``.
+
+    Args:
+        channel: makes a channel to the peer; called again after a stream broke. An InputError is
+            one more break.
+        me, peer: names, for messages and the ledger.
+        reconnect_s: how long to try to reach the peer again.
+        timeout_s: how long a living peer may take for one step.
+        explain: finds out why there is no connection, in one sentence.
+        on_waiting: called once, with the seconds left and that sentence, if the peer stays
+            unreachable.
+        protocol: that all parties speak in this generation.
+    """
+
+    def __init__(
+        self,
+        channel: Callable[[], grpc.Channel],
+        *,
+        me: str,
+        peer: str,
+        run_id: str,
+        generation: int,
+        ledger: Ledger,
+        reconnect_s: float,
+        timeout_s: float,
+        allocate: Allocate | None = None,
+        explain: Callable[[], str] = lambda: "",
+        on_waiting: Callable[[float, str], None] = lambda _left_s, _why: None,
+        protocol: int = PROTOCOL,
+    ) -> None:
+        self._make_channel, self._explain, self._on_waiting = channel, explain, on_waiting
+        self._me, self._peer = me, peer
+        self._run_id, self._generation, self._protocol = run_id, generation, protocol
+        self._ledger = ledger
+        self._reconnect_s, self._timeout_s, self._allocate = reconnect_s, timeout_s, allocate
+        self._lock = threading.Lock()
+        self._ended: VflError | None = None
+        self._channel: grpc.Channel | None = None
+        self._call: grpc.Call | None = None
+        self._requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
+        # The bundles without a reply, in order; after a break the frames that are missing go over
+        # another stream.
+        self._unanswered: deque[tuple[StepKey, list[Encoded]]] = deque()
+        # Since the first of them was sent.
+        self._broke = False
+        self._give_up_s: float | None = None
+        # The peer has answered once.
+        self._met = False
+        self._told = False
+        self._hurried = True
+        # When the wait for a reply began, and for which step.
+        self._asked: tuple[float, StepKey] | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="link-watchdog", daemon=True).start()
+
+    def unhurried(self) -> None:
+        self._hurried = False
+
+    def send(self, step: StepKey, bundle: Bundle) -> None:
+        frames = encode(step, bundle)
+        if not self._unanswered:
+            self._broke, self._give_up_s = False, None
+        self._unanswered.append((step, frames))
+        try:
+            if self._call is None:
+                self._connect()
+            else:
+                for frame in frames:
+                    self._requests.put(frame)
+        except grpc.RpcError as error:
+            # `receive` sends again.
+            self._broken(step, error)
+
+    def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
+        while True:
+            try:
+                self._asked = (time.monotonic(), step)
+                reply = self._receive(self._call or self._connect(), step, expect)
+                self._answered()
+                return reply
+            except grpc.RpcError as error:
+                self._broken(step, error)
+
+    def _answered(self) -> None:
+        """Notes that the first bundle without a reply has got one."""
+        self._asked, self._hurried = None, True
+        self._unanswered.popleft()
+
+    def _connect(self) -> grpc.Call:
+        """Opens a stream and puts on it what has no reply; after a break, only the frames that the
+        peer lacks.
+        """
+        first = self._unanswered[0][0] if self._broke and self._unanswered else None
+        call = self._open(first)
+        there = self._there(call) if first is not None else 0
+        for frame in islice(
+            (frame for _, frames in self._unanswered for frame in frames), there, None
+        ):
+            self._requests.put(frame)
+        return call
+
+    def _there(self, call: grpc.Call) -> int:
+        """Returns how many frames, counted from the first bundle without a reply, the peer has got
+        over broken streams.
+
+        They are the first ones, because frames arrive in the order in which they were sent.
+        """
+        first, total = (
+            len(self._unanswered[0][1]),
+            sum(len(frames) for _, frames in self._unanswered),
+        )
+        for data in call:
+            frame = self._parse(data).envelope
+            self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
+            if not frame.HasField("resume"):
+                raise malformed(
+                    f"{self._peer} was asked how much it has, and sent something else", self._peer
+                )
+            if frame.resume.frames > total:
+                raise malformed(
+                    f"{self._peer} reports more frames of a bundle than there are", self._peer
+                )
+            # Connected again; the next break gets the whole time again.
+            self._give_up_s = None
+            return max(first, frame.resume.frames) if frame.resume.whole else frame.resume.frames
+        raise _StreamEnded
+
+    def _broken(self, step: StepKey, error: grpc.RpcError) -> None:
+        """Returns after a pause if the broken stream may be opened again.
+
+        Raises the error that ended the generation, or LostError after ``reconnect_s``.
+        """
+        self._asked, self._broke = None, True
+        self._drop()
+        if self._ended is not None:
+            raise self._ended from None
+        # A peer that has never answered listens elsewhere, or behind a closed port: to wait for
+        # longer does not help.
+        limit_s = self._reconnect_s if self._met else min(self._reconnect_s, _FIRST_S)
+        now_s = time.monotonic()
+        self._give_up_s = self._give_up_s or now_s + limit_s
+        if now_s >= self._give_up_s:
+            text = f"{self._peer} could not be reached for {limit_s:g} s at {step}"
+            why = (_unreachable(error) and self._explain()) or f"({_reason(error)})"
+            public = f"{self._me} could not reach {self._peer} for {limit_s:g} s"
+            raise LostError(Code.PARTY_LOST, public, party=self._peer).privately(
+                f"{text}: {why}"
+            ) from None
+        left_s = self._give_up_s - now_s
+        if not self._told and left_s <= limit_s - _SILENT_S and _unreachable(error):
+            self._told = True
+            self._on_waiting(left_s, self._explain())
+        self._closed.wait(_RETRY_S)
+
+    def end(self, error: VflError) -> None:
+        """Ends this generation: a ``swap`` under way, or the next one, raises ``error``; any thread
+        may call this.
+        """
+        with self._lock:
+            if self._ended is None:
+                self._ended = error
+            call = self._call
+        if call is not None:
+            call.cancel()
+
+    def close(self) -> None:
+        """Half-closes the stream, so that the peer sees an orderly end, and closes the channel."""
+        self._closed.set()
+        call = self._call
+        self._requests.put(None)
+        if call is not None and self._ended is None:
+            late = threading.Timer(_CLOSE_S, call.cancel)
+            late.daemon = True
+            late.start()
+            with contextlib.suppress(grpc.RpcError):
+                # No more replies are due: this waits for the peer's end of the stream.
+                for _ in call:
+                    pass
+            late.cancel()
+        self._drop()
+
+    def _open(self, resume: StepKey | None) -> grpc.Call:
+        """Opens a new stream; ``resume``: the step of the bundle to resume over it."""
+        try:
+            self._channel = self._make_channel()
+        except InputError as error:
+            raise _NotReached(str(error)) from None
+        requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
+        method = self._channel.stream_stream(f"/{SERVICE}/Swap")
+        frame = exchange_pb2.Frame()
+        attach = frame.attach
+        attach.run_id, attach.generation, attach.protocol = (
+            self._run_id,
+            self._generation,
+            self._protocol,
+        )
+        if resume is not None:
+            frame.attach.resume.phase, frame.attach.resume.round, frame.attach.resume.batch = resume
+        requests.put(Encoded(frame.SerializeToString(), 0, CONTROL, CONTROL))
+        call = method(self._sending(requests))
+        with self._lock:
+            self._call, self._requests = call, requests
+            ended = self._ended
+        if ended is not None:
+            self._drop()
+            raise ended
+        return call
+
+    def _sending(self, requests: queue.SimpleQueue[Encoded | None]) -> Iterator[bytes]:
+        """Yields the bytes to gRPC's sending thread; never raises."""
+        while (frame := requests.get()) is not None:
+            self._ledger.add(
+                self._peer, frame.phase, frame.kind, "sent", frame.payload_bytes, len(frame.data)
+            )
+            yield frame.data
+
+    def _receive(self, call: grpc.Call, step: StepKey, expect: BundleSpec) -> Bundle:
+        assembly: Assembly | None = None
+        kind = ""
+        for data in call:
+            frame = self._parse(data)
+            if frame.envelope.HasField("passed"):
+                self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
+                self._answered()
+                passed = frame.envelope.passed
+                raise StepPassed(StepKey(passed.phase, passed.round, passed.batch))
+            if frame.envelope.HasField("header"):
+                kind = label(frame.envelope)
+                if step_of(frame.envelope) != step:
+                    text = f"{self._peer} answered {step_of(frame.envelope)} instead of {step}"
+                    raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self._peer)
+                assembly = Assembly(frame, expect, party=self._peer, allocate=self._allocate)
+            self._ledger.add(self._peer, step.phase, kind, "received", frame.data.nbytes, len(data))
+            if assembly is None:
+                raise malformed(f"{self._peer} sent a frame that belongs to no bundle", self._peer)
+            bundle = assembly.feed(frame)
+            if bundle is not None:
+                return bundle
+        raise _StreamEnded
+
+    def _parse(self, data: bytes) -> Received:
+        """Parses a frame. Raises the error if the peer sent a failure instead of an answer."""
+        frame = parse_frame(data, party=self._peer)
+        if frame.envelope.HasField("failure"):
+            failure = frame.envelope.failure
+            # It has not started this generation yet, or we are behind.
+            if failure.code == int(Code.STALE_GENERATION):
+                raise _StreamEnded
+            raise from_failure(failure, sender=self._peer, me=self._me)
+        self._met = True
+        return frame
+
+    def _watch(self) -> None:
+        """Ends the link if a living peer does not answer in time: gRPC's own deadlines are for
+        whole streams.
+        """
+        while not self._closed.wait(min(1.0, self._timeout_s / 4)):
+            asked = self._asked
+            if (
+                self._hurried
+                and asked is not None
+                and time.monotonic() - asked[0] > self._timeout_s
+            ):
+                text = (
+                    f"{self._peer} took longer than {self._timeout_s:g} s for {asked[1]} "
+                    "(run.step_timeout_s)"
+                )
+                self.end(LostError(Code.STEP_TIMEOUT, text, party=self._peer))
+                return
+
+    def _drop(self) -> None:
+        with self._lock:
+            call, self._call = self._call, None
+            channel, self._channel = self._channel, None
+        self._requests.put(None)
+        if call is not None:
+            call.cancel()
+        if channel is not None:
+            channel.close()
+
+
+class _StreamEnded(grpc.RpcError):  # type: ignore[misc]
+    """The peer closed the stream before it replied."""
+
+
+class _NotReached(grpc.RpcError):  # type: ignore[misc]
+    """There is no channel to the peer yet."""
+
+
+def _unreachable(error: grpc.RpcError) -> bool:
+    return isinstance(error, _NotReached) or (
+        isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE
+    )
+
+
+def _reason(error: grpc.RpcError) -> str:
+    return error.code().name if isinstance(error, grpc.Call) else "the stream ended"

@@ -1,0 +1,417 @@
+"""The gRPC side of an exchange: a pipe of serialised frames, and the service that admits parties
+and moves frames between their streams and the current hub's pipe.
+
+gRPC's threads only move frames, one thread for each stream. If a stream breaks within a bundle, the
+frames that came are kept: the party asks for their number over a new stream and sends the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import grpc
+
+from vfl_common.bundle import Bundle, BundleSpec, StepKey
+from vfl_common.config.recipe import RESERVED_PHASES
+from vfl_common.errors import Code, InternalError, PeerError, VflError
+from vfl_common.identity.keyring import Keyring
+from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.link import OLDEST, PROTOCOL
+from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2
+from vfl_common.rpc.agreement import require_alike
+from vfl_common.rpc.ask import answering
+from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
+from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.exchange.hub import ExchangeHub
+from vfl_common.rpc.exchange.pipe import BundlePipe, Delivery, PartyStream
+from vfl_common.rpc.failures import to_failure
+from vfl_common.rpc.guard.refusals import Refusals
+from vfl_common.rpc.messages import Joining, join_message
+from vfl_common.wire.frames import (
+    Allocate,
+    Assembly,
+    Encoded,
+    Received,
+    encode,
+    encode_passed,
+    label,
+    malformed,
+    parse_frame,
+    step_of,
+)
+
+SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
+# A phase that no recipe of this run has.
+_UNKNOWN = "unknown"
+# For each party: the one in use, and others that are ending or beginning.
+MAX_STREAMS = 3
+# Of one party; then its streams' threads stop reading, and gRPC's flow control holds the sender.
+_UNREAD_FRAMES = 16
+
+log = logging.getLogger(__name__)
+
+FrameStream: TypeAlias = PartyStream[Received, list[Encoded]]
+
+
+class FramePipe(BundlePipe[Received, list[Encoded]]):
+    """The bundles of one generation as frames; see ``BundlePipe``.
+
+    Args:
+        run_id, generation: a stream names both to attach.
+        roster: the parties that send, in the recipe's order.
+        in_flight: the most bundles of one party that may be under way.
+        protocol: that all parties speak in this generation; 0: any that this release knows.
+        allocate: makes buffers for what arrives (pinned if the device is a GPU).
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        generation: int,
+        roster: Sequence[str],
+        *,
+        in_flight: int = 1,
+        protocol: int = 0,
+        allocate: Allocate | None = None,
+    ) -> None:
+        super().__init__(
+            roster,
+            in_flight=in_flight,
+            most_unread=_UNREAD_FRAMES,
+            lock=threading.Condition(threading.Lock()),
+            mailbox=queue.SimpleQueue,
+        )
+        self.run_id, self.generation, self.protocol = run_id, generation, protocol
+        self._allocate = allocate
+
+    def begin(self, delivery: Delivery, expect: BundleSpec) -> Assembly:
+        return Assembly(delivery.part, expect, party=delivery.party, allocate=self._allocate)
+
+    def pack(
+        self, step: StepKey, replies: Mapping[str, Bundle]
+    ) -> Iterator[tuple[str, list[Encoded]]]:
+        encoded: dict[int, list[Encoded]] = {}
+        for party, bundle in replies.items():
+            frames = encoded.get(id(bundle)) or encode(step, bundle)
+            encoded[id(bundle)] = frames
+            yield party, frames
+
+    def passed(self, now: StepKey) -> list[Encoded]:
+        return [encode_passed(now)]
+
+    def deliver(self, stream: FrameStream, frame: Received) -> None:
+        """Passes one frame of a party to the hub; see ``put``."""
+        envelope = frame.envelope
+        begins = envelope.HasField("header")
+        if begins:
+            self.begun(stream, step_of(envelope), label(envelope))
+        self.put(stream, frame, begins=begins, ends=envelope.last)
+
+    def resume(self, stream: FrameStream, step: StepKey) -> exchange_pb2.Resume:
+        """Returns how much of a bundle came over this party's broken streams; the rest will come
+        over ``stream``.
+        """
+        with self._lock:
+            party = stream.party
+            first, answer = self._bundle_of(party, step), self._answer_to(party, step)
+            if first is None:
+                if answer is None:
+                    return exchange_pb2.Resume()
+                self._give_again(stream, answer)
+                return exchange_pb2.Resume(whole=True)
+            known = [*self._earlier.get(party, ()), self._incoming[party]]
+            frames = 0
+            # In the order in which they were sent.
+            for each in known[known.index(first) :]:
+                reply = self._answer_to(party, each.step)
+                if reply is not None:
+                    self._give_again(stream, reply)
+                stream.incoming, each.stream = each, stream
+                frames += each.parts
+            return exchange_pb2.Resume(frames=frames, whole=first.whole or answer is not None)
+
+
+class ExchangeService:
+    """The gRPC side: admits parties of ``roster`` and moves frames between their streams and the
+    current hub.
+
+    ``phases``: those of the recipe. Bytes of any other phase are counted as those of one,
+    ``unknown``: a peer's words must not make the ledger grow. ``joining``: what this party says
+    when it joins, to answer whether a caller fits it; None: nobody may ask.
+    """
+
+    def __init__(
+        self,
+        roster: Sequence[str],
+        keyring: Keyring,
+        ledger: Ledger,
+        meter: TcpMeter,
+        *,
+        phases: Collection[str],
+        attach_timeout_s: float,
+        joining: Joining | None = None,
+    ) -> None:
+        self._joining = joining
+        self._roster, self._keyring = frozenset(roster), keyring
+        self._phases = RESERVED_PHASES.union(phases)
+        self._ledger, self._meter = ledger, meter
+        self._attach_timeout_s = attach_timeout_s
+        self._changed = threading.Condition()
+        self._hub: ExchangeHub[FramePipe] | None = None
+        # Streams that have attached.
+        self._open = 0
+        # Streams of each party, attached or not.
+        self._held: Counter[str] = Counter()
+        self._closed = False
+        self.refusals = Refusals()
+
+    def handler(self) -> Handler:
+        asks = (
+            {"Ask": answering(self._keyring, self._require_place, self._ask)}
+            if self._joining is not None
+            else {}
+        )
+        return stream_handler(SERVICE, Swap=self._swap, **asks)
+
+    def _ask(self, party: str, join: control_pb2.Join) -> None:
+        """Returns if a party fits this one: protocol, recipe and plug-ins. Raises PeerError."""
+        if self._joining is not None:
+            require_alike(party, join, self._keyring.name, join_message(self._joining).join)
+
+    def use(self, hub: ExchangeHub[FramePipe] | None) -> None:
+        """Makes ``hub`` the one that streams attach to from now on."""
+        with self._changed:
+            self._hub = hub
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Refuses streams that wait for a hub from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def awaited(self) -> list[str]:
+        """The parties whose part of the current step the hub is waiting for."""
+        hub = self._hub
+        return [] if hub is None else hub.awaited
+
+    def wait_until_idle(self, timeout_s: float) -> None:
+        """Waits until no stream is open, at most ``timeout_s``: the parties close theirs after the
+        last reply.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._open == 0, timeout=timeout_s)
+
+    def _swap(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        gone = threading.Event()
+
+        def leave() -> None:
+            gone.set()
+            with self._changed:
+                self._changed.notify_all()
+
+        if not context.add_callback(leave):
+            # The stream has ended already.
+            return
+        # Once the stream has attached.
+        pipe: FramePipe | None = None
+        try:
+            with self._admitted(context) as party:
+                self._meter.name_caller(context.peer(), party)
+                pipe, resume = self._attach(requests, party, gone)
+                stream = pipe.open(party)
+                # Otherwise the stream has ended already.
+                if context.add_callback(stream.close):
+                    yield from self._until_it_ends(pipe, stream, requests, resume)
+        except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns only the public text
+            if isinstance(error, PeerError) and pipe is None and not error.retryable:
+                self.refusals.note(error.party, error)
+            # gRPC raises the latter if the stream breaks.
+            if not isinstance(error, VflError | grpc.RpcError):
+                self._failed(pipe, error)
+            yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
+
+    def _failed(self, pipe: FramePipe | None, error: Exception) -> None:
+        """Logs a defect of ours, and ends the generation: without this stream it would wait for its
+        party in vain.
+        """
+        log.exception("internal error", extra={"event": "failed"})
+        hub = self._hub
+        if pipe is None and hub is not None:
+            pipe = hub.pipe
+        if pipe is not None:
+            pipe.end(InternalError(f"{type(error).__name__}: {error}"))
+
+    @contextmanager
+    def _admitted(self, context: Context) -> Iterator[str]:
+        """Yields the caller's name, while its stream lasts.
+
+        Raises PeerError if its certificate is revoked, if it has no part in this exchange, or if it
+        holds too many streams already: each takes a thread.
+        """
+        party = caller(context, self._keyring)
+        self._require_place(party)
+        with self._changed:
+            if self._held[party] >= MAX_STREAMS:
+                raise PeerError(
+                    Code.NAME_TAKEN, f"{party} holds {MAX_STREAMS} streams already", party=party
+                )
+            self._held[party] += 1
+        try:
+            yield party
+        finally:
+            with self._changed:
+                self._held[party] -= 1
+
+    def _require_place(self, party: str) -> None:
+        if party not in self._roster:
+            text = f"{party} has no part in this exchange"
+            raise PeerError(Code.ROLE_MISMATCH, text, party=party)
+
+    def _until_it_ends(
+        self,
+        pipe: FramePipe,
+        stream: FrameStream,
+        requests: Iterator[bytes],
+        resume: StepKey | None,
+    ) -> Iterator[bytes]:
+        with self._changed:
+            self._open += 1
+        try:
+            yield from self._serve(pipe, stream, requests, resume)
+        except PeerError as error:
+            # A party of this run that breaks the protocol ends it.
+            pipe.end(error)
+            raise
+        finally:
+            # The party closes its connection once the stream has ended.
+            self._meter.sample()
+            with self._changed:
+                self._open -= 1
+                self._changed.notify_all()
+
+    def _attach(
+        self, requests: Iterator[bytes], party: str, gone: threading.Event
+    ) -> tuple[FramePipe, StepKey | None]:
+        """Returns the current hub's pipe, if the party asks for it, and the step that it wants to
+        resume, if any.
+
+        ``gone``: set once the stream has ended, so that a caller that has left keeps no place and
+        no thread.
+        """
+        data = next(requests, b"")
+        frame = parse_frame(data, party=party).envelope
+        if not frame.HasField("attach"):
+            raise malformed(f"{party} opened a stream without attaching", party)
+        attach = frame.attach
+        self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
+        if not OLDEST <= attach.protocol <= PROTOCOL:
+            text = f"{party} speaks protocol {attach.protocol}, this party {OLDEST} and {PROTOCOL}"
+            raise PeerError(Code.PROTOCOL_DIFFERS, f"{text}; install the same version", party=party)
+
+        def settled() -> bool:
+            return (
+                self._closed
+                or gone.is_set()
+                or (self._hub is not None and self._hub.pipe.generation >= attach.generation)
+            )
+
+        # A party may learn of a new generation a little earlier than we do.
+        with self._changed:
+            self._changed.wait_for(settled, timeout=self._attach_timeout_s)
+            pipe = self._hub.pipe if self._hub is not None else None
+        if pipe is None or (pipe.run_id, pipe.generation) != (attach.run_id, attach.generation):
+            raise PeerError(
+                Code.STALE_GENERATION, f"{party} attached to another generation", party=party
+            )
+        if pipe.protocol not in (0, attach.protocol):
+            text = (
+                f"{party} attached with protocol {attach.protocol}; all have agreed on "
+                f"{pipe.protocol}"
+            )
+            raise PeerError(Code.PROTOCOL_DIFFERS, text, party=party)
+        resume = attach.resume
+        return pipe, StepKey(resume.phase, resume.round, resume.batch) if attach.HasField(
+            "resume"
+        ) else None
+
+    def _serve(
+        self,
+        pipe: FramePipe,
+        stream: FrameStream,
+        requests: Iterator[bytes],
+        resume: StepKey | None,
+    ) -> Iterator[bytes]:
+        add, party, whole = self._ledger.add, stream.party, False
+        if resume is not None:
+            found = pipe.resume(stream, resume)
+            whole, data = found.whole, exchange_pb2.Frame(resume=found).SerializeToString()
+            add(party, CONTROL, CONTROL, "sent", 0, len(data))
+            yield data
+        ahead = pipe.in_flight > 1
+        # While a reply is computed, the next bundles are read.
+        if ahead:
+            reader = threading.Thread(
+                target=self._read,
+                args=(pipe, stream, requests),
+                name=f"bundles-{party}",
+                daemon=True,
+            )
+            reader.start()
+        while ahead or whole or self._bundle(pipe, stream, requests):
+            whole = False
+            reply = stream.outbox.get()
+            if reply is None:
+                return
+            if isinstance(reply, Exception):
+                raise reply
+            for encoded in reply:
+                add(
+                    party,
+                    encoded.phase,
+                    encoded.kind,
+                    "sent",
+                    encoded.payload_bytes,
+                    len(encoded.data),
+                )
+                yield encoded.data
+
+    def _read(self, pipe: FramePipe, stream: FrameStream, requests: Iterator[bytes]) -> None:
+        """Passes on all bundles of a stream; what goes wrong is raised where the replies are
+        sent.
+        """
+        try:
+            while self._bundle(pipe, stream, requests):
+                pass
+            stream.outbox.put(None)
+        except Exception as error:  # noqa: BLE001 - whoever sends the replies knows what to do with it
+            stream.outbox.put(error)
+
+    def _bundle(self, pipe: FramePipe, stream: FrameStream, requests: Iterator[bytes]) -> bool:
+        """Passes on one bundle, or the rest of one; returns false if the party has closed its
+        side.
+        """
+        party = stream.party
+        phase, kind = (
+            (stream.incoming.step.phase, stream.incoming.kind)
+            if stream.incoming is not None
+            else ("", "")
+        )
+        for data in requests:
+            frame = parse_frame(data, party=party)
+            envelope = frame.envelope
+            if envelope.HasField("header"):
+                phase, kind = envelope.step.phase, label(envelope)
+            known = phase if phase in self._phases else _UNKNOWN
+            self._ledger.add(party, known, kind, "received", frame.data.nbytes, len(data))
+            pipe.deliver(stream, frame)
+            if envelope.last or not stream.outbox.empty():
+                return True
+        return False

@@ -1,0 +1,83 @@
+"""The batches in which rows are masked: some are kept, the next ones are being masked."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_party.align.state import Kept
+from vfl_party.psi.curve import POINT_BYTES
+from vfl_party.psi.pool import Masking
+
+# Rows: 60 ms of one core, which is about what a death costs.
+BATCH = 1 << 11
+
+
+class MaskedBatches:
+    """The batches that this party masks for one round, in order."""
+
+    def __init__(self, kept: Kept, round_: int, rows: int) -> None:
+        self._kept, self._round, self._rows = kept, round_, rows
+        # Rows.
+        self._done = kept.stored(round_)
+        self._pending: deque[Future[bytes]] = deque()
+
+    def take(self, batch: int) -> bytes:
+        """Returns a batch, when it is masked; nothing if the set has fewer."""
+        start, stop = batch * BATCH, min((batch + 1) * BATCH, self._rows)
+        while self._done < stop:
+            self._settle_one()
+        return self._kept.points(self._round, start, stop) if start < stop else b""
+
+    def settle(self, most: int) -> None:
+        """Waits until at most ``most`` batches are being masked; keeps all that are done."""
+        while len(self._pending) > most or (self._pending and self._pending[0].done()):
+            self._settle_one()
+
+    def _settle_one(self) -> None:
+        points = self._pending.popleft().result()
+        self._kept.add(self._round, points)
+        self._done += len(points) // POINT_BYTES
+
+
+class OwnBatches(MaskedBatches):
+    """This party's own rows, masked as they are asked for and a little ahead."""
+
+    def __init__(
+        self,
+        kept: Kept,
+        masking: Masking,
+        ids: Sequence[str],
+        order: npt.NDArray[np.int64],
+        *,
+        ahead: int,
+    ) -> None:
+        super().__init__(kept, 1, len(ids))
+        self._masking, self._ids, self._order, self._ahead = masking, ids, order, ahead
+        # Rows.
+        self._asked = self._done
+
+    def take(self, batch: int) -> bytes:
+        until = min((batch + 1 + self._ahead) * BATCH, self._rows)
+        while self._asked < until:
+            rows = self._order[self._asked : self._asked + BATCH]
+            self._pending.append(self._masking.own([self._ids[row] for row in rows.tolist()]))
+            self._asked += len(rows)
+        return super().take(batch)
+
+
+class ReceivedBatches(MaskedBatches):
+    """Another party's rows, masked as they come."""
+
+    def __init__(self, kept: Kept, masking: Masking, round_: int, rows: int) -> None:
+        super().__init__(kept, round_, rows)
+        self._masking = masking
+
+    def add(self, batch: int, points: bytes, sender: str) -> None:
+        """Has a batch masked that has come from ``sender``, unless it is kept already."""
+        if points and batch * BATCH >= self._done + len(self._pending) * BATCH:
+            self._pending.append(self._masking.others(points, sender))

@@ -1,0 +1,90 @@
+"""What the parties of a private set intersection send each other and the server."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.psi import PHASE, TAG_BYTES
+from vfl_party.align import batches
+from vfl_party.align.state import NO_ATTEMPT
+from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, i64, u8
+from vfl_party.psi import sealed
+from vfl_party.psi.curve import POINT_BYTES
+
+NAME_BYTES = len(NO_ATTEMPT)
+# A public key, a certificate and a signature, with their length in front.
+INTRODUCTION_BYTES = 4096
+
+HELLO = Exchange(
+    "hello",
+    Sent(
+        Kind.ROWS,
+        {
+            "rows": i64(1),
+            "attempt": u8(NAME_BYTES),
+            # Rows that the party keeps of each round.
+            "masked": i64("parties"),
+            # Whether it knows the common rows already.
+            "known": u8(1),
+            "introduction": u8(INTRODUCTION_BYTES),
+        },
+    ),
+    Sent(
+        Kind.ROWS,
+        {
+            "rows": i64("parties"),
+            "attempt": u8(NAME_BYTES),
+            # The first batch of each round that somebody lacks.
+            "first": i64("parties"),
+            "known": u8(1),
+            "introductions": u8("parties", INTRODUCTION_BYTES),
+        },
+    ),
+    when="once a generation",
+)
+MASKED = Exchange(
+    "masked ids",
+    Sent(Kind.ROWS, {"points": u8("up")}),
+    Sent(Kind.ROWS, {"points": u8("down")}),
+    when="once a batch and round",
+)
+SIZES = Exchange("sizes", Sent(Kind.ROWS, {"sizes": i64(2)}), NOTHING, asks="server", when="once")
+LISTS = Exchange("lists", Sent(Kind.ROWS, {"digest": u8(32)}), NOTHING, asks="server", when="once")
+TAGS = Exchange(
+    "tags",
+    Sent(Kind.ROWS, {"tags": u8("tags")}),
+    Sent(Kind.ROWS, {"common": u8("bits")}),
+    asks="server",
+    when="once",
+)
+
+
+def occurrences(parties: int, rows: int) -> list[Occurrence]:
+    """Returns all that one party sends if it has ``rows`` rows."""
+    found = [Occurrence.of(HELLO, StepKey(PHASE, 0, 0), parties=parties)]
+    for round_ in range(1, parties):
+        for batch, begin in enumerate(range(0, rows, batches.BATCH)):
+            size = min(batches.BATCH, rows - begin) * POINT_BYTES
+            size += sealed.OVERHEAD if parties > 2 else 0
+            found.append(Occurrence.of(MASKED, StepKey(PHASE, round_, batch), up=size, down=size))
+    found.append(Occurrence.of(SIZES, StepKey(PHASE, parties, 0)))
+    tags, bits = rows * TAG_BYTES, -(-rows // 8)
+    found.append(Occurrence.of(TAGS, StepKey(PHASE, parties, 1), tags=tags, bits=bits))
+    found.append(Occurrence.of(LISTS, StepKey(PHASE, parties, 2)))
+    return found
+
+
+def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Returns a tensor [N] of ``values``."""
+    return torch.tensor(values, dtype=dtype)
+
+
+def raw(data: bytes) -> Tensor:
+    """Returns uint8 [B]: a copy of ``data``."""
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(0, dtype=torch.uint8)
+    )

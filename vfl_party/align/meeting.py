@@ -1,0 +1,244 @@
+"""How the parties of a private set intersection meet: which attempt they go on with, and what is
+left of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import StepKey
+from vfl_common.errors import Code, InputError, LostError, PeerError
+from vfl_common.psi import MOST_ROWS, PHASE
+from vfl_party.align import batches
+from vfl_party.align.exchanges import HELLO, INTRODUCTION_BYTES, NAME_BYTES, ints, raw
+from vfl_party.align.ring import PsiRing
+from vfl_party.align.state import NO_ATTEMPT, Attempt, Kept
+from vfl_party.psi import sealed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the parties have agreed on.
+
+    ``known``: all know the common rows; then nothing else is said. ``first``: the first batch of
+    each round that somebody lacks. ``identity``: this party's key for sealing, ``publics``: all
+    parties'.
+    """
+
+    known: bool
+    identity: sealed.KeyPair = field(repr=False)
+    first: Sequence[int] = ()
+    publics: Sequence[bytes] = ()
+
+
+class Meeting:
+    """One party's part in the meeting that begins each generation."""
+
+    def __init__(self, ring: PsiRing, kept: Kept) -> None:
+        self._ring, self._kept = ring, kept
+        self._identity = sealed.KeyPair.new()
+
+    def meet(self, *, known: bool) -> Agreed:
+        """Agrees with the others on an attempt and on the batches that are left to do. Raises
+        PeerError.
+        """
+        ring, step, k = self._ring, StepKey(PHASE, 0, 0), self._ring.size
+        table, before = ring.at.table, self._kept.attempt
+        mine = {
+            "rows": ints(len(table)),
+            "attempt": raw(before.name),
+            "masked": ints(*(self._kept.stored(round_) for round_ in range(1, k + 1))),
+            "known": ints(int(known), dtype=torch.uint8),
+            "introduction": raw(self._introduction()),
+        }
+        if ring.me:
+            said = ring.asking(HELLO, parties=k).swap(step, mine)
+        else:
+            answering = ring.answering(HELLO, parties=k)
+            received = answering.collect(step)
+            said = self._decide({ring.active: mine, **received})
+            answering.reply_all(step, received, said)
+        ring.rows = said["rows"].tolist()
+        first = said["first"].tolist()
+        if said["known"][0]:
+            return Agreed(True, self._identity)
+        fit = all(0 < rows <= MOST_ROWS for rows in ring.rows) and ring.rows[ring.me] == len(table)
+        # The active party has looked at each.
+        if not fit:
+            text = f"{ring.active} says that the parties have {ring.rows} rows, which cannot be"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.active)
+        for other, rows in zip(ring.names, ring.rows, strict=True):
+            self._require_masks(other, rows)
+        publics = [
+            self._public(number, each.numpy().tobytes())
+            for number, each in enumerate(said["introductions"])
+        ]
+        name = said["attempt"].numpy().tobytes()
+        if name != before.name or name == NO_ATTEMPT:
+            ring.at.begins()
+            self._kept.begin(
+                Attempt(
+                    name,
+                    os.urandom(32),
+                    os.urandom(32),
+                    salt_of(name, publics),
+                    tuple(ring.rows),
+                )
+            )
+        elif before.rows != tuple(ring.rows):
+            # With the same secrets, another set would show what has changed.
+            text = (
+                f"{ring.active} goes on with an alignment in which the parties had other "
+                "numbers of rows"
+            )
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.active)
+        else:
+            done = sum(
+                min(self._kept.stored(round_), ring.rows[ring.owner(round_)])
+                for round_ in range(1, k + 1)
+            )
+            facts = {"masked": done, "of": sum(ring.rows)}
+            log.info(
+                "resuming the alignment: %d of %d ids are masked",
+                *facts.values(),
+                extra={"event": "realigning"},
+            )
+            ring.at.show("realigning", **facts)
+        for round_ in range(1, k + 1):
+            self._kept.cut(round_, ring.rows[ring.owner(round_)])
+        for round_ in range(1, k):
+            have, rows = (
+                self._kept.stored(round_ + 1),
+                ring.rows[ring.owner(round_ + 1)],
+            )
+            if (
+                not 0
+                <= first[round_ - 1]
+                <= (have // batches.BATCH if have < rows else ring.batches)
+            ):
+                text = f"{ring.active} would leave out batches that {ring.at.name} lacks"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.active)
+        return Agreed(False, self._identity, first, publics)
+
+    def _decide(self, told: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Decides, at the active party, what is left to do. ``told``: by each party that has not
+        left the run.
+
+        Raises PeerError, naming a party that says what cannot be; LostError if a party that has
+        left is needed.
+        """
+        k = self._ring.size
+        for name, each in told.items():
+            rows, masked = int(each["rows"][0]), int(each["masked"].min())
+            if not 0 < rows <= MOST_ROWS:
+                text = f"{name} says that it has {rows} rows; 1 to {MOST_ROWS} can be aligned"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=name)
+            if masked < 0:
+                text = f"{name} says that it keeps {masked} masked rows, which cannot be"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=name)
+        if all(bool(each["known"][0]) for each in told.values()):
+            return {
+                "rows": torch.zeros(k, dtype=torch.int64),
+                "attempt": raw(NO_ATTEMPT),
+                "first": torch.zeros(k, dtype=torch.int64),
+                "known": ints(1, dtype=torch.uint8),
+                "introductions": torch.zeros(k, INTRODUCTION_BYTES, dtype=torch.uint8),
+            }
+        for name, each in told.items():
+            self._require_masks(name, int(each["rows"][0]))
+        gone = [name for name in self._ring.names if name not in told]
+        if gone:
+            text = f"{gone[0]} has left the run, and the rows in common cannot be found without it"
+            raise LostError(Code.PARTY_LOST, f"{text}; begin a new run", party=gone[0])
+        self._ring.rows = [int(told[name]["rows"][0]) for name in self._ring.names]
+        attempts = {each["attempt"].numpy().tobytes() for each in told.values()}
+        goes_on = (
+            len(attempts) == 1
+            and attempts != {NO_ATTEMPT}
+            and self._kept.attempt.rows == tuple(self._ring.rows)
+        )
+        first = []
+        for round_ in range(1, k):
+            lacking = [self._ring.batches]
+            for receiver, name in enumerate(self._ring.names):
+                rows = self._ring.rows[(receiver - round_) % k]
+                have = int(told[name]["masked"][round_]) if goes_on else 0
+                if have < rows:
+                    lacking.append(have // batches.BATCH)
+            first.append(min(lacking))
+        return {
+            "rows": ints(*self._ring.rows),
+            "attempt": raw(attempts.pop() if goes_on else os.urandom(NAME_BYTES)),
+            "first": ints(*first, 0),
+            "known": ints(0, dtype=torch.uint8),
+            "introductions": torch.stack([told[name]["introduction"] for name in self._ring.names]),
+        }
+
+    def _require_masks(self, name: str, rows: int) -> None:
+        """Raises PeerError (REFUSED) if another party has more rows than this one masks."""
+        me, most, active = self._ring.at.name, self._ring.at.peer_rows_at_most, self._ring.active
+        if name != me and rows > most:
+            who = name if active in (me, name) else f"{active} says that {name}"
+            text = (
+                f"{who} announces {rows:,} rows, and {me} masks at most {most:,} of another party"
+            )
+            raise PeerError(
+                Code.REFUSED, f"{text} (peer_rows_at_most of its party file)", party=name
+            )
+
+    def _introduction(self) -> bytes:
+        """Returns how this party introduces its key for sealing; signed, if parties are processes
+        of their own.
+
+        Raises InputError if its certificate is too long.
+        """
+        mine = self._ring.at.credentials
+        said = (
+            self._identity.public
+            if mine is None
+            else self._identity.introduction(mine, self._ring.at.run_id.encode())
+        )
+        if mine is not None and len(said) + 2 > INTRODUCTION_BYTES:
+            text = (
+                f"{mine.certificate_file}: the certificate is too long to introduce "
+                f"{self._ring.at.name} to other parties"
+            )
+            most = (
+                f"its introduction has {len(said)} bytes, and {INTRODUCTION_BYTES - 2} may be sent"
+            )
+            raise InputError(
+                Code.CERTIFICATE_INVALID,
+                f"{text}: {most}; take one with fewer names or a shorter key",
+            )
+        return (len(said).to_bytes(2, "little") + said).ljust(INTRODUCTION_BYTES, b"\0")
+
+    def _public(self, number: int, padded: bytes) -> bytes:
+        """Returns a party's key for sealing. Raises PeerError if its introduction is not its
+        own.
+        """
+        size, said = int.from_bytes(padded[:2], "little"), padded[2:]
+        mine = self._ring.at.credentials
+        # Whatever the active party says: it salts the digest of the list.
+        if number == self._ring.me:
+            return self._identity.public
+        if mine is None:
+            return said[: sealed.PUBLIC_BYTES]
+        return sealed.verified(
+            said[:size], mine, self._ring.names[number], self._ring.at.run_id.encode()
+        )
+
+
+def salt_of(attempt: bytes, publics: Sequence[bytes]) -> bytes:
+    """Returns a new attempt's salt, which nobody can know before: each party has just drawn a key
+    for it.
+    """
+    return hashlib.sha256(b"vfl common rows" + attempt + b"".join(publics)).digest()

@@ -1,0 +1,75 @@
+"""One party's place among all parties that align their rows, and how it reaches the others."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from vfl_common.config.recipe import Recipe
+from vfl_common.psi import PHASE
+from vfl_party.align import batches
+from vfl_party.align.aligned import Aligning
+from vfl_party.align.exchanges import HELLO, LISTS, MASKED, SIZES, TAGS
+from vfl_party.outbound.chains import make_chains
+from vfl_party.outbound.declared import Exchange, Role
+from vfl_party.outbound.exchange import Answering, Asking
+from vfl_party.outbound.policies import Policy
+from vfl_party.psi.curve import POINT_BYTES
+
+CPU = torch.device("cpu")
+
+
+class PsiRing:
+    """The ring of all parties, as one of them sees it: the active party is number 0."""
+
+    def __init__(self, recipe: Recipe, policy: Policy, at: Aligning) -> None:
+        self.names = [recipe.active.name, *(party.name for party in recipe.passives)]
+        self.server, self.at = recipe.server, at
+        self.me, self.size = self.names.index(at.name), len(self.names)
+        # Of each party, once they have met.
+        self.rows: list[int] = []
+        role: Role = "passive" if self.me else "active"
+        self._chains = {
+            each.name: make_chains(recipe, PHASE, each, role, policy)
+            for each in (HELLO, MASKED, SIZES, TAGS, LISTS)
+        }
+
+    @property
+    def active(self) -> str:
+        """The name of the active party."""
+        return self.names[0]
+
+    @property
+    def sender(self) -> str:
+        """The name of the party before this one."""
+        return self.names[(self.me - 1) % self.size]
+
+    def owner(self, round_: int) -> int:
+        """Returns whose rows this party masks for a round: its own for the first, then those of the
+        one before, …
+        """
+        return (self.me - round_ + 1) % self.size
+
+    def nbytes(self, owner: int, batch: int) -> int:
+        """Returns the size of a batch of a set; 0 if the set has fewer batches than another."""
+        rows = min(batches.BATCH, self.rows[owner] - batch * batches.BATCH)
+        return max(0, rows) * POINT_BYTES
+
+    @cached_property
+    def batches(self) -> int:
+        """The batches of the largest set."""
+        return -(-max(self.rows) // batches.BATCH)
+
+    def asking(self, exchange: Exchange, **sizes: int) -> Asking:
+        """Makes this party's side of an exchange in which it asks."""
+        peer = self.server if exchange.asks == "server" else self.active
+        return Asking(
+            exchange, PHASE, self._chains[exchange.name], self.at.connections, peer, CPU, sizes
+        )
+
+    def answering(self, exchange: Exchange, **sizes: int) -> Answering:
+        """Makes this party's side of an exchange in which it answers."""
+        return Answering(
+            exchange, PHASE, self._chains[exchange.name], self.at.connections, CPU, sizes
+        )

@@ -1,0 +1,154 @@
+"""The rounds of a private set intersection: each party masks its own rows, then those of the others
+as they come to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.bundle import StepKey
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.psi import PHASE
+from vfl_party.align import batches
+from vfl_party.align.batches import OwnBatches, ReceivedBatches
+from vfl_party.align.digest import PASSES_FOUND, slow_digest
+from vfl_party.align.exchanges import LISTS, MASKED, SIZES, TAGS, ints, raw
+from vfl_party.align.meeting import Agreed
+from vfl_party.align.ring import PsiRing
+from vfl_party.align.state import Common, Kept
+from vfl_party.psi import curve, sealed
+from vfl_party.psi.pool import Masking
+
+
+class Rounds:
+    """One party's part in what is left of an attempt."""
+
+    def __init__(self, ring: PsiRing, kept: Kept, agreed: Agreed) -> None:
+        self._ring, self._kept, self._agreed = ring, kept, agreed
+
+    def run(self) -> Common:
+        """Does what is left of the attempt; returns which of this party's rows are common.
+
+        Raises PeerError if a party has sent a point twice, or the server has marked other rows in
+        this attempt.
+        """
+        ring, attempt, k = self._ring, self._kept.attempt, self._ring.size
+        ids, workers = ring.at.table.ids, ring.at.workers
+        order = attempt.order(len(ids))
+        salt = ring.at.run_id.encode() + attempt.name
+        with Masking(attempt.secret, salt, workers) as masking:
+            own = OwnBatches(self._kept, masking, ids, order, ahead=2 * workers)
+            outputs: list[OwnBatches | ReceivedBatches] = [own]
+            for round_ in range(1, k):
+                received = ReceivedBatches(
+                    self._kept, masking, round_ + 1, ring.rows[ring.owner(round_ + 1)]
+                )
+                outputs.append(received)
+                for batch in range(self._agreed.first[round_ - 1], ring.batches):
+                    ring.at.tick(PHASE, round_ - 1, k - 1, batch, ring.batches)
+                    points = self._swap(round_, batch, outputs[round_ - 1].take(batch))
+                    received.add(batch, points, ring.sender)
+                    # Who waits for the last has the results of the others.
+                    for each in reversed(outputs):
+                        each.settle(most=2 * workers)
+                received.settle(most=0)
+                # Before the next party could be blamed for it.
+                self._kept.require_distinct(round_ + 1, ring.sender)
+        bits = self._intersect()
+        self._pin(bits)
+        common = np.zeros(len(order), bool)
+        common[order] = np.unpackbits(bits, count=len(order)).astype(bool)
+        return Common(common, attempt.salt)
+
+    def _pin(self, bits: npt.NDArray[np.uint8]) -> None:
+        """Notes the first bits of the attempt before anything is answered. Raises PeerError if
+        these are others.
+
+        Each choice of bits is one list whose digest can be tried out. So others end the attempt,
+        and count as one more.
+        """
+        if self._kept.pin(bits.tobytes()):
+            return
+        # The day's last alignment has begun already; the run ends anyway.
+        with contextlib.suppress(InputError):
+            self._ring.at.begins()
+        text = (
+            f"{self._ring.server} has marked other rows as common than before in the same alignment"
+        )
+        whose = "the server, or a party that has sent it other masked rows, lies"
+        raise PeerError(
+            Code.MALFORMED_MESSAGE, f"{text}: {whose}; begin a new run", party=self._ring.server
+        )
+
+    def compare(self, ids: Sequence[str], salt: bytes) -> None:
+        """Has the server compare the list of common ids with those of the others, with a salt that
+        it does not know.
+
+        So no party sees another's digest. Whoever makes up a list and sees its digest pays for each
+        guess of the ids that it does not know. Raises PeerError (ROWS_DIFFER) if the lists differ.
+        """
+        digest = hmac.digest(slow_digest(salt, ids, PASSES_FOUND), b"lists", "sha256")
+        self._ring.asking(LISTS).swap(StepKey(PHASE, self._ring.size, 2), {"digest": raw(digest)})
+
+    def _intersect(self) -> npt.NDArray[np.uint8]:
+        """Sends the server the tags of the next party's rows; returns a bit a row of this one's, in
+        the shown order.
+        """
+        k, rows = self._ring.size, self._ring.rows[self._ring.owner(self._ring.size)]
+        step = StepKey(PHASE, k, 0)
+        self._ring.asking(SIZES).swap(step, {"sizes": ints(len(self._ring.at.table), rows)})
+        cut = (
+            curve.tags(self._kept.points(k, at, min(at + batches.BATCH, rows)))
+            for at in range(0, rows, batches.BATCH)
+        )
+        tags = raw(b"".join(cut))
+        bits = -(-len(self._ring.at.table) // 8)
+        reply = self._ring.asking(TAGS).swap(step._replace(batch=1), {"tags": tags}, bits=bits)
+        return reply["common"].numpy()
+
+    def _swap(self, round_: int, batch: int, points: bytes) -> bytes:
+        """Gives the next party this batch of the set that this party holds; returns the one before
+        it gives.
+        """
+        step = StepKey(PHASE, round_, batch)
+        expected = self._ring.nbytes(self._ring.owner(round_ + 1), batch)
+        if self._ring.me:
+            relayed = self._ring.me > 1
+            down = expected + (sealed.OVERHEAD if relayed else 0)
+            up = self._sealed(step, points) if self._ring.me + 1 < self._ring.size else points
+            reply = (
+                self._ring.asking(MASKED)
+                .swap(step, {"points": raw(up)}, down=down)["points"]
+                .numpy()
+                .tobytes()
+            )
+            return self._opened(step, reply) if relayed else reply
+        answering = self._ring.answering(MASKED)
+        sizes = {}
+        for number in range(1, self._ring.size):
+            held = self._ring.nbytes((number - round_ + 1) % self._ring.size, batch)
+            sizes[self._ring.names[number]] = {
+                "up": held + (sealed.OVERHEAD if number + 1 < self._ring.size else 0)
+            }
+        received = answering.collect(step, each=sizes)
+        replies = {self._ring.names[1]: {"points": raw(points)}}
+        for number in range(2, self._ring.size):
+            replies[self._ring.names[number]] = received[self._ring.names[number - 1]]
+        answering.reply(step, replies)
+        return received[self._ring.names[-1]]["points"].numpy().tobytes()
+
+    def _sealed(self, step: StepKey, points: bytes) -> bytes:
+        receiver, agreed = self._ring.me + 1, self._agreed
+        return agreed.identity.seal(agreed.publics[receiver], self._context(step, receiver), points)
+
+    def _opened(self, step: StepKey, said: bytes) -> bytes:
+        me, sender, agreed = self._ring.me, self._ring.sender, self._agreed
+        return agreed.identity.open(agreed.publics[me - 1], self._context(step, me), said, sender)
+
+    def _context(self, step: StepKey, receiver: int) -> bytes:
+        return f"{self._ring.at.run_id} {self._kept.attempt.name.hex()} {receiver} {step}".encode()

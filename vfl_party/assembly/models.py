@@ -1,0 +1,99 @@
+"""A party's models: made with initial weights, or with those of an earlier run."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from vfl_common.config.models import EncoderSettings
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_party.base.phase import Tree
+from vfl_party.base.seeds import derive_seed
+from vfl_party.models import build_top, check_encoder, combined_size, seeded
+from vfl_party.phases.context import MakeEncoder
+from vfl_party.phases.course import Course
+
+
+def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
+    """Returns the party file's encoder, else the recipe's for this party, else the recipe's for
+    all.
+
+    Raises InputError if it is a plug-in's that is not installed here, or has other settings.
+    """
+    place = recipe.party(name)
+    found, where = recipe.model.encoder, "recipe: model.encoder"
+    if own is not None:
+        found, where = own, f"party {name}: encoder"
+    elif place is not None and place.encoder is not None:
+        found, where = place.encoder, f"recipe: parties.{name}.encoder"
+    if place is None or place.features:
+        check_encoder(found, where)
+    return found
+
+
+def build_models(
+    course: Course, name: str, make_encoder: MakeEncoder | None, secret: int | None = None
+) -> dict[str, nn.Module]:
+    """Makes this party's models on the CPU, with initial weights that follow from a seed and the
+    party's name.
+
+    ``make_encoder``: None for an active party with labels only. ``secret``: see ``Party``. The
+    phases share the one encoder. A method with a model of its own needs neither encoder nor top.
+    """
+    recipe, models = course.recipe, course.own_models()
+    seed, size = recipe.seed if secret is None else secret, recipe.model.embedding_size
+    if models:
+        return models
+    if make_encoder is not None:
+        models["encoder"] = course.encoder(make_encoder)
+    if name == recipe.active.name:
+        models |= course.upper(seed)
+        parts = len(recipe.passives) + recipe.active.features
+        width = size if "tail" in models else combined_size(recipe.model.combine, parts, size)
+        with seeded(derive_seed(seed, "init", name, "top")):
+            models["top"] = build_top(recipe.model.top, width, recipe.task.outputs)
+    return models
+
+
+def load_models(models: dict[str, nn.Module], tree: Tree) -> None:
+    """Loads weights from a job's state. Raises InputError if they do not fit the models."""
+    try:
+        for name, model in models.items():
+            model.load_state_dict(tree["models"][name])
+    except (KeyError, RuntimeError):
+        raise InputError(
+            Code.CHECKPOINT_INVALID,
+            "the checkpoint holds other models than the recipe and the data produce; use "
+            "those of the trained run",
+        ) from None
+
+
+def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: str | None) -> None:
+    """Loads only the encoder of another run's job: this run makes its own preprocessing and top
+    model.
+
+    ``tower``: loads only this tower, of an encoder that has two. Raises InputError if it does not
+    fit.
+    """
+    try:
+        if "tail" in models:
+            models["tail"].load_state_dict(tree["models"]["tail"])
+        if "bottom" in models:
+            models["bottom"].load_state_dict(tree["models"]["encoder"])
+        if "encoder" in models:
+            weights = tree["models"]["encoder"]
+            if tower is not None:
+                prefix = f"{tower}."
+                weights = {
+                    name[len(prefix) :]: each
+                    for name, each in weights.items()
+                    if name.startswith(prefix)
+                }
+            models["encoder"].load_state_dict(weights)
+    except (KeyError, RuntimeError):
+        raise InputError(
+            Code.CHECKPOINT_INVALID,
+            f"recipe: start.run: the encoder of {run_id} differs from what this recipe and "
+            "data produce; give both "
+            "recipes the same model and columns, and start.phases that run's phases",
+        ) from None

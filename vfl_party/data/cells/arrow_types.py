@@ -1,0 +1,44 @@
+"""What the types of Arrow hold, as a table of a party counts them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Returns whether a column holds numbers; one of nothing but nulls does."""
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_decimal(kind)
+        or types.is_null(kind)
+    )
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Returns whether a column holds dates, with or without a time."""
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Returns whether a column holds text or booleans, also as a dictionary."""
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+        or types.is_boolean(kind)
+        or (types.is_dictionary(kind) and is_text(kind.value_type))
+    )
+
+
+def floats(column: pa.Array) -> npt.NDArray[np.float64]:
+    """Returns [B] float64, NaN for null."""
+    values: npt.NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy(
+        zero_copy_only=False
+    )
+    return values

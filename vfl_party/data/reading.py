@@ -1,0 +1,349 @@
+"""One reading of a stream of rows: its ids, labels, numbers and categories, block by block."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl_common.config.data import DataSettings
+from vfl_party.data import checks
+from vfl_party.data.cells import dates, number_formats, texts
+from vfl_party.data.cells.arrow_types import floats, is_number, is_text, is_time
+from vfl_party.data.choice import Chosen
+from vfl_party.data.columns import Columns, Rows
+from vfl_party.data.row_arrays import IN_MEMORY, GrowingMatrix, Space
+from vfl_party.data.table import Categories
+from vfl_party.data.vocabulary import Vocabulary, decoded, decoded_type
+
+log = logging.getLogger(__name__)
+
+# Of a numeric column that holds days.
+DATE = "date"
+# The values of a column that ``data.split`` names.
+SPLITS = ("train", "validation", "test")
+# The log says how many rows have been read.
+EVERY_S = 10.0
+# Cells that are kept of a column that turns out to be written otherwise.
+MOST_ODD = 1_000
+
+
+class Reading:
+    """One reading of a stream. ``found``: how its cells are written; None if its columns have
+    types.
+
+    ``odd``: {column: cells that are not written as its first ones}; the result is of no use then.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        chosen: Chosen,
+        settings: DataSettings,
+        space: Space = IN_MEMORY,
+        found: number_formats.Findings | None = None,
+    ) -> None:
+        self.odd: dict[str, list[str]] = {}
+        self._source, self._chosen, self._settings, self._space, self._found = (
+            source,
+            chosen,
+            settings,
+            space,
+            found,
+        )
+        self._rows = 0
+        self._ids: list[list[pa.Array]] = [[] for _ in chosen.id]
+        self._words: dict[str, Vocabulary] = {}
+        self._label: list[npt.NDArray[Any]] = []
+        self._split: list[npt.NDArray[np.int32]] = []
+        # Once the first block has come.
+        self._numeric: tuple[str, ...] | None = None
+        self._others: tuple[str, ...] = ()
+        self._numbers: GrowingMatrix | None = None
+        self._codes: GrowingMatrix | None = None
+
+    def over(self, blocks: Iterator[pa.RecordBatch], notes: tuple[str, ...] = ()) -> Rows:
+        """Reads all blocks. Raises InputError."""
+        schema, said_s = None, time.monotonic()
+        for batch in blocks:
+            schema = batch.schema
+            self.add(batch)
+            if time.monotonic() - said_s > EVERY_S:
+                log.info(
+                    "%s: %s rows are read",
+                    self._source,
+                    f"{self._rows:,}",
+                    extra={"event": "reading"},
+                )
+                said_s = time.monotonic()
+        checks.require_rows(self._source, self._rows)
+        if self._found is not None and self._found.points is not None and not self.odd:
+            self._found.points.decide()
+        assert schema is not None  # noqa: S101 - there are rows
+        ids = [pa.chunked_array(each) for each in self._ids]
+        said = (*notes, *(self._found.notes if self._found is not None else ()))
+        types = tuple(decoded_type(schema.field(name).type) for name in self._chosen.id)
+        return Rows(ids, self.labels(), self.columns(schema), self.splits(), said, types)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Adds rows. Raises InputError."""
+        for each, name in zip(self._ids, self._chosen.id, strict=True):
+            each.append(id_texts(self._source, name, self._text(batch.column(name))))
+        if self._chosen.label is not None:
+            self._label.append(
+                self._label_block(self._chosen.label, batch.column(self._chosen.label))
+            )
+        if self._chosen.split is not None:
+            self._split.append(
+                self._split_block(self._chosen.split, batch.column(self._chosen.split))
+            )
+        numeric = self._begin(batch.schema)
+        block_FB = np.empty((len(numeric), batch.num_rows), np.float32)
+        # Values beyond float32 become infinite and are refused as such.
+        with np.errstate(over="ignore"):
+            for row_B, name in zip(block_FB, numeric, strict=True):
+                row_B[:] = self._number_block(name, batch.column(name))
+        others = self._others
+        codes_BK = np.empty((batch.num_rows, len(others)), np.int32)
+        for k, name in enumerate(others):
+            codes_BK[:, k] = self._codes_of(name, batch.column(name))
+        assert self._numbers is not None and self._codes is not None  # noqa: S101, PT018 - begun above
+        self._numbers.append(np.ascontiguousarray(block_FB.T))
+        self._codes.append(codes_BK)
+        self._rows += batch.num_rows
+
+    def columns(self, schema: pa.Schema) -> Columns:
+        """Returns the features of all rows."""
+        numeric = self._begin(schema)
+        others = self._others
+        assert self._numbers is not None and self._codes is not None  # noqa: S101, PT018 - begun above
+        texts = tuple(self._words[name].texts() if name in self._words else () for name in others)
+        words = Categories(self._codes.finish(), texts)
+        style = (
+            None
+            if self._found is None
+            else (self._found.style.decimal, self._found.style.thousands)
+        )
+        return Columns(
+            self._numbers.finish(), numeric, words, others, self._kinds(numeric, schema), style
+        )
+
+    def _kinds(self, numeric: Sequence[str], schema: pa.Schema) -> dict[str, str]:
+        """Returns what the numeric columns held, as far as these were no bare numbers."""
+        found = {}
+        for name in numeric:
+            reading = None if self._found is None else self._found.readings[name]
+            if isinstance(reading, dates.Dates) or (
+                reading is None and is_time(schema.field(name).type)
+            ):
+                found[name] = DATE
+            elif isinstance(reading, number_formats.Numbers) and reading.sign:
+                found[name] = reading.sign
+        return found
+
+    def _begin(self, schema: pa.Schema) -> tuple[str, ...]:
+        """Returns the names of the numeric features, which the first block shows. Raises
+        InputError.
+        """
+        if self._numeric is None:
+            features = self._chosen.features
+            self._numeric = tuple(
+                name for name in features if self._is_numeric(name, schema.field(name).type)
+            )
+            known = set(self._numeric)
+            self._others = tuple(name for name in features if name not in known)
+            self._numbers = self._space.growing(len(self._numeric), np.float32)
+            self._codes = self._space.growing(len(features) - len(self._numeric), np.int32)
+        return self._numeric
+
+    def _is_numeric(self, name: str, kind: pa.DataType) -> bool:
+        if name in self._settings.categorical:
+            return False
+        if self._found is not None:
+            return not isinstance(self._found.readings[name], number_formats.Words)
+        if name in self._settings.numeric or is_number(kind) or is_time(kind):
+            return True
+        if is_text(kind):
+            return False
+        what = f"column {name!r} holds {kind}, which is neither number nor text"
+        raise checks.unusable(self._source, f"{what}; list it in data.categorical or data.drop")
+
+    def _number_block(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
+        if self._found is not None:
+            return self._written(name, column)
+        column = decoded(column)
+        if is_time(column.type):
+            return floats(dates.days(column))
+        if is_number(column.type):
+            return floats(column)
+        if pa.types.is_boolean(column.type):
+            return floats(pc.cast(column, pa.int8()))
+        if not is_text(column.type):
+            what = f"column {name!r} {self._said('numeric', 'numbers')} and holds {column.type}"
+            raise checks.unusable(
+                self._source,
+                f"{what}; {'correct it' if self._settings.as_trained else 'take it out'}",
+            )
+        settings = self._settings
+        reading = number_formats.Numbers(
+            number_formats.Style(settings.decimal or ".", settings.thousands or "")
+        )
+        numbers = reading.read(pc.cast(column, pa.string()))
+        return floats(numbers) if numbers is not None else self._no_number(name, column, reading)
+
+    def _written(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
+        """Reads cells as the first ones were written; notes those that are not, to read the column
+        otherwise.
+        """
+        assert self._found is not None  # noqa: S101 - of a stream of text
+        reading = self._found.readings[name]
+        assert not isinstance(reading, number_formats.Words)  # noqa: S101 - of a column of numbers
+        column = pc.cast(column, pa.string())
+        values = reading.read(column)
+        if values is not None:
+            if self._found.points is not None and isinstance(reading, number_formats.Numbers):
+                self._found.points.look(name, column, reading)
+            return floats(values)
+        if name in self._settings.numeric:
+            return self._no_number(name, column, reading)
+        if (
+            isinstance(reading, dates.Dates)
+            and reading.form
+            and reading.form == self._settings.dates
+        ):
+            raise dates.not_all_dates(self._source, name, reading.form)
+        kept = self.odd.setdefault(name, [])
+        if isinstance(reading, number_formats.Numbers) and len(kept) < MOST_ODD:
+            kept += (
+                number_formats.unlike(column, reading).slice(0, MOST_ODD - len(kept)).to_pylist()
+            )
+        return np.full(len(column), np.nan)
+
+    def _no_number(self, name: str, column: pa.Array, reading: Any) -> npt.NDArray[np.float64]:
+        where = checks.rows(self._source, self._rows + _first_unread(column, reading) + 1)
+        what = (
+            f"column {name!r} {self._said('numeric', 'numbers')} and holds text in {where}; "
+            "correct the value"
+        )
+        remedy = "" if self._settings.as_trained else ", or take the column out of data.numeric"
+        raise checks.unusable(
+            self._source, f"{what}, or list it in data.na if it stands for an empty cell{remedy}"
+        )
+
+    def _said(self, key: str, kind: str) -> str:
+        """Words why a column must be of a kind: by the party's file, or by the training of which it
+        knows nothing.
+        """
+        return f"held {kind} in training" if self._settings.as_trained else f"is in data.{key}"
+
+    def _text(self, column: pa.Array) -> pa.Array:
+        """Returns a column of written cells as they stand, without marks; others unchanged."""
+        if self._found is None or not self._found.marked:
+            return column
+        return texts.plain(pc.cast(column, pa.string()))
+
+    def _codes_of(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
+        try:
+            return self._words.setdefault(name, Vocabulary(self._source, name)).codes(
+                self._text(column)
+            )
+        except pa.ArrowException:
+            what = (
+                f"column {name!r} {self._said('categorical', 'categories')} and holds {column.type}"
+            )
+            raise checks.unusable(
+                self._source, f"{what}, which cannot be written as text; drop it"
+            ) from None
+
+    def _label_block(self, name: str, column: pa.Array) -> npt.NDArray[Any]:
+        column = decoded(column)
+        if self._found is not None and name not in self._settings.categorical:
+            reading = self._found.readings[name]
+            if isinstance(reading, number_formats.Numbers):
+                return self._written(name, column)
+        elif self._found is None and is_number(column.type):
+            return floats(column)
+        if not is_text(column.type):
+            text = f"label column {name!r} holds {column.type}; labels are numbers or text"
+            raise checks.unusable(self._source, text)
+        return self._codes_of(name, column)
+
+    def labels(self) -> npt.NDArray[Any] | None:
+        """Returns the labels of all rows, [N] float64 or text; None if no column has them. Raises
+        InputError.
+        """
+        name = self._chosen.label
+        if name is None:
+            return None
+        if name in self._words:
+            values: npt.NDArray[Any] = self._words[name].all_texts(self._label)
+            missing_N = checks.no_text(values)
+        else:
+            values = np.concatenate(self._label)
+            checks.require_finite(self._source, values[:, None], [name])
+            missing_N = np.isnan(values)
+        if name not in self.odd:
+            advice = "leave out the rows without a label"
+            checks.require_present(self._source, f"label column {name!r}", missing_N, advice)
+        return values
+
+    def _split_block(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
+        column = decoded(self._text(column))
+        text = (
+            pc.cast(column, pa.string())
+            if is_text(column.type)
+            else pa.nulls(len(column), pa.string())
+        )
+        codes = (
+            pc.index_in(text, value_set=pa.array(SPLITS))
+            .fill_null(-1)
+            .to_numpy(zero_copy_only=False)
+        )
+        if (codes < 0).any():
+            where = checks.rows(self._source, self._rows + int((codes < 0).argmax()) + 1)
+            what = f"column {name!r}, which data.split names, holds something else in {where}"
+            raise checks.unusable(self._source, f"{what}; each value is one of {', '.join(SPLITS)}")
+        found: npt.NDArray[np.int32] = codes
+        return found
+
+    def splits(self) -> npt.NDArray[np.object_] | None:
+        """Returns the split of each row, [N] text; None if no column says it."""
+        return (
+            np.array(SPLITS, object)[np.concatenate(self._split)]
+            if self._chosen.split is not None
+            else None
+        )
+
+
+def id_texts(source: str, name: str, column: pa.Array) -> pa.Array:
+    """Returns ids as text, whole numbers in decimal digits, null if missing. Raises InputError for
+    other types.
+    """
+    column = decoded(column)
+    if not (
+        pa.types.is_integer(column.type)
+        or (is_text(column.type) and not pa.types.is_boolean(column.type))
+    ):
+        raise checks.unusable(
+            source, f"id column {name!r} holds {column.type}; ids are text or whole numbers"
+        )
+    return pc.cast(column, pa.large_string())
+
+
+def _first_unread(column: pa.Array, reading: Any) -> int:
+    """Returns the place of the first cell that ``reading`` cannot read, found by bisection."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (
+            (low, middle)
+            if reading.read(column.slice(low, middle - low)) is None
+            else (middle, high)
+        )
+    return low

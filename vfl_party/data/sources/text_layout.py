@@ -1,0 +1,307 @@
+"""How a file of separated cells is laid out: its encoding, its separator, its columns' names."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import itertools
+import re
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from vfl_common.config.data import DataSettings
+from vfl_party.data import checks
+
+SEPARATORS = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
+OTHER_KINDS = {
+    "pk\x03\x04": "a ZIP or Excel file",
+    "%pdf": "a PDF",
+    "{": "JSON",
+    "[": "JSON",
+    "<": "HTML or XML",
+}
+_SAMPLE_LINES = 200
+# Characters of a line, and of a cell: more are no table, or a compressed file that is a trap.
+LONGEST_LINE = 1 << 24
+# Characters.
+_MOST_SAMPLED = 1 << 25
+# In which the encoding is found.
+_SAMPLE_BYTES = 1 << 26
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    # Begins as that of UTF-16 does.
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+# A letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has.
+_TWICE = re.compile(b"\xc3[\x80-\xbf]")
+_SIGNS = '",;\t|\n0'
+_GZIP = b"\x1f\x8b"
+_READ = 1 << 20
+
+
+@dataclass(frozen=True)
+class TextLayout:
+    """How a text file is laid out. ``skip``: lines before the one that names the columns;
+    ``names``: all, in order.
+    """
+
+    encoding: str
+    separator: str
+    skip: int
+    names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def find_layout(settings: DataSettings) -> TextLayout:
+    """Finds encoding, separator and names. Raises InputError."""
+    source = settings.source
+    encoding, guessed = _encoding(settings)
+    lines = _first_lines(source, encoding, settings.skip_lines + _SAMPLE_LINES)
+    notes = [guessed] if guessed else []
+    skip = _skipped(settings, lines)
+    _refuse_other_kinds(source, lines)
+    if lines[skip : skip + 1] and lines[skip].startswith("sep=") and len(lines[skip].strip()) == 5:
+        # Excel's own line; it says what is found anyway.
+        skip += 1
+    while skip < len(lines) and not lines[skip].strip():
+        skip += 1
+    if skip >= len(lines):
+        raise checks.unreadable(source, "is empty; its first line must name the columns")
+    if any("\0" in line for line in lines):
+        raise checks.unreadable(
+            source, 'holds zero bytes; if it is UTF-16, set data.encoding = "utf-16-le"'
+        )
+    separator = settings.separator or _separator(lines[skip:])
+    if not separator.isascii():
+        raise checks.unusable(
+            source,
+            f"data.separator = {separator!r} is no sign of ASCII; write the file with another",
+        )
+    if settings.separator is None and separator != ",":
+        notes.append(f"cells are separated by {SEPARATORS[separator]}; data.separator")
+    found = _cells(lines[skip:], separator)
+    if not found:
+        raise not_text(source)
+    names = tuple(name.strip() for name in found[0])
+    wanted = {name for name in (*settings.id, settings.label) if name is not None}
+    if not wanted <= set(names):
+        _refuse_other_lines(source, wanted, lines, skip)
+    if len(names) == 1 and not wanted:
+        _refuse_title(source, lines, skip)
+    if sum(name.replace(".", "", 1).isdigit() for name in names) * 2 > len(names):
+        notes.append(
+            "the names of most columns are numbers: if the file has no line that names "
+            "them, add one"
+        )
+    unnamed = [place for place, name in enumerate(names, 1) if not name]
+    if unnamed:
+        places = ", ".join(map(str, unnamed[:5])) + (", …" if len(unnamed) > 5 else "")
+        notes.append(f"columns without a name are left out: number {places}")
+    return TextLayout(encoding, separator, skip, names, tuple(notes))
+
+
+def _skipped(settings: DataSettings, lines: Sequence[str]) -> int:
+    """Returns how many lines are skipped: new rows for a trained model may have other titles above
+    the names.
+    """
+    if settings.skip_lines and settings.as_trained:
+        for number, line in enumerate(lines):
+            for separator in [settings.separator] if settings.separator else SEPARATORS:
+                if set(settings.id) <= {
+                    name.strip() for row in _cells([line], separator) for name in row
+                }:
+                    return number
+    return settings.skip_lines
+
+
+def _refuse_other_kinds(source: str, lines: Sequence[str]) -> None:
+    """Raises InputError if the file begins as no table of separated cells does."""
+    start = lines[0].lstrip().lower() if lines else ""
+    for mark, kind in OTHER_KINDS.items():
+        if start.startswith(mark):
+            raise checks.unreadable(
+                source, f"is {kind}, whatever its name says; write it again as CSV"
+            )
+
+
+def _refuse_other_lines(source: str, wanted: Set[str], lines: Sequence[str], skip: int) -> None:
+    """Raises InputError if a later line has the wanted columns: lines before it must be skipped."""
+    for number, line in enumerate(lines[skip + 1 :], skip + 1):
+        for separator in SEPARATORS:
+            if wanted <= {name.strip() for row in _cells([line], separator) for name in row}:
+                what = f"its columns are named in line {number + 1}, and not in line {skip + 1}"
+                raise checks.unusable(source, f"{what}; set data.skip_lines = {number}")
+
+
+def _refuse_title(source: str, lines: Sequence[str], skip: int) -> None:
+    """Raises InputError if the line with the names is a single cell, and later ones are not: it is
+    a title.
+    """
+    for number, line in enumerate(lines[skip + 1 :], skip + 1):
+        most = max(
+            len(row) for separator in SEPARATORS for row in _cells([line], separator) or [[]]
+        )
+        if most > 1:
+            what = f"line {skip + 1} has one cell, and line {number + 1} has {most}"
+            advice = f"if this one names the columns, set data.skip_lines = {number}"
+            raise checks.unusable(source, f"{what}; {advice}")
+
+
+def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
+    """Returns the cells of each line that is not blank; none if quotation marks stand wrongly."""
+    before = csv.field_size_limit(LONGEST_LINE)
+    try:
+        return [row for row in csv.reader(lines, delimiter=separator) if row]
+    except csv.Error:
+        return []
+    finally:
+        csv.field_size_limit(before)
+
+
+def _encoding(settings: DataSettings) -> tuple[str, str]:
+    """Returns the encoding, and a sentence if it is a guess. Raises InputError if it is not known
+    or does not fit.
+    """
+    source = settings.source
+    if settings.encoding is not None:
+        try:
+            # Refuses codecs that make no text, such as rot13.
+            signs = _SIGNS.encode(settings.encoding)
+            name = codecs.lookup(settings.encoding).name
+            if signs != _SIGNS.encode() and not name.startswith(("utf-16", "utf-32")):
+                text = (
+                    f"data.encoding = {settings.encoding!r} writes quotation marks as no sign "
+                    "of ASCII"
+                )
+                raise checks.unusable(source, f"{text}; write the file again as UTF-8")
+            return name, ""
+        except (LookupError, ValueError):
+            text = (
+                f"data.encoding = {settings.encoding!r} is not known to Python; take utf-8, "
+                "cp1252 or utf-16"
+            )
+            raise checks.unusable(source, text) from None
+    try:
+        with open_bytes(source) as file:
+            head = file.read(4)
+            if head.startswith(_GZIP):
+                raise checks.unreadable(
+                    source, "is compressed by gzip; give it a name that ends in .gz"
+                )
+            for mark, name in _BOMS:
+                if head.startswith(mark):
+                    return name, ""
+            decoders = {name: codecs.getincrementaldecoder(name)() for name in ("utf-8", "cp1252")}
+            read, data, both = 0, head, False
+            while data and read < _SAMPLE_BYTES:
+                for name in list(decoders):
+                    try:
+                        decoders[name].decode(data)
+                    except UnicodeDecodeError:
+                        del decoders[name]
+                both = both or _TWICE.search(data) is not None
+                read += len(data)
+                data = file.read(_READ)
+    except (OSError, pa.ArrowException):
+        raise not_text(source) from None
+    if "utf-8" in decoders:
+        return "utf-8", ""
+    if both:
+        text = (
+            "is UTF-8 in some places and in others not; write it again in one encoding, or set "
+            "data.encoding"
+        )
+        raise checks.unreadable(source, text)
+    if "cp1252" in decoders:
+        return "cp1252", "it is not UTF-8: read as Windows-1252; data.encoding"
+    text = "is neither UTF-8 nor Windows-1252; set data.encoding, or write it again as UTF-8"
+    raise checks.unreadable(source, text)
+
+
+def _first_lines(source: str, encoding: str, most: int) -> list[str]:
+    try:
+        with (
+            open_bytes(source) as file,
+            io.TextIOWrapper(file, encoding=encoding, newline="") as text,
+        ):
+            lines, total = list[str](), 0
+            for line in itertools.islice(lines_of(source, text), most):
+                lines.append(line)
+                total += len(line)
+                if total > _MOST_SAMPLED and len(lines) > most - _SAMPLE_LINES + 1:
+                    break
+            return lines
+    except UnicodeError:
+        raise not_in(source, encoding) from None
+    except (OSError, ValueError, pa.ArrowException):
+        raise not_text(source) from None
+
+
+def lines_of(source: str, text: io.TextIOWrapper) -> Iterator[str]:
+    """Yields the lines of a file. Raises InputError for one that is too long, before all of it is
+    in memory.
+    """
+    for number in itertools.count(1):
+        line = text.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise too_long(source, number)
+        if not line:
+            return
+        yield line
+
+
+def _separator(lines: Sequence[str]) -> str:
+    """Returns the separator by which the lines have the most cells, as many in each; a comma if
+    there is none.
+
+    If by none the line of names has as many cells as the others, one by which the others agree will
+    do: the sentence about the first of them then counts its cells.
+    """
+    best, most, second = ",", 1, ""
+    for separator in SEPARATORS:
+        rows = _cells(lines, separator)
+        # The last may have been cut.
+        whole = rows[: max(1, len(rows) - 1)]
+        if not rows or len(rows[0]) <= most:
+            continue
+        if sum(len(row) == len(rows[0]) for row in whole) >= 0.9 * len(whole):
+            best, most = separator, len(rows[0])
+        elif len(rows) > 1 and sum(len(row) == len(rows[1]) > 1 for row in whole) >= 0.9 * (
+            len(whole) - 1
+        ):
+            second = separator
+    return best if most > 1 else second or best
+
+
+def open_bytes(source: str) -> Any:
+    """Opens a file for Arrow to read; one whose name ends in .gz is unpacked."""
+    file = Path(source).open("rb")  # noqa: SIM115 - Arrow closes it; it cannot open a name that is not UTF-8
+    return pa.input_stream(file, compression="gzip" if source.lower().endswith(".gz") else None)
+
+
+def not_in(source: str, encoding: str) -> Exception:
+    """Returns the InputError of a file that is not in ``encoding``."""
+    text = f"is not {encoding.upper()} throughout; set data.encoding, such as"
+    return checks.unreadable(source, f'{text} "cp1252" for Windows-1252')
+
+
+def too_long(source: str, line: int) -> Exception:
+    """Returns the InputError of a line that no table has."""
+    what = f"line {line:,} has more than {LONGEST_LINE:,} characters, which no table has"
+    return checks.unreadable(source, f"{what}; write the file again, with a row a line")
+
+
+def not_text(source: str) -> Exception:
+    """Returns the InputError of a file that cannot be read as separated cells."""
+    kind = "gzip-compressed CSV" if source.lower().endswith(".gz") else "CSV"
+    return checks.unreadable(
+        source, f"is not a {kind} file that can be read to its end; write it again"
+    )

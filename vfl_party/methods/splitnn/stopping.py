@@ -1,0 +1,105 @@
+"""Early stopping, both sides: the active party judges each validation, and tells the others.
+
+All keep their weights of the best validation, and the phase ends with these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.errors import Code, InputError
+from vfl_party.base.phase import RoundReport
+from vfl_party.methods.splitnn.settings import EarlyStopping
+from vfl_party.methods.splitnn.training import OwnTraining
+from vfl_party.models.metrics import lower_is_better
+from vfl_party.outbound.declared import NOTHING, Exchange, Sent, u8
+from vfl_party.phases.context import Party
+
+# Bits of the verdict on a round.
+_BEST, _STOP = 1, 2
+VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")
+
+
+class Judge:
+    """The active side. Raises InputError if there is nothing that it could judge by."""
+
+    def __init__(
+        self, party: Party, phase: str, rule: EarlyStopping, training: OwnTraining
+    ) -> None:
+        self._party, self._phase, self._rule, self._training = party, phase, rule, training
+        # Of the best round: value, round, metrics.
+        self.best: dict[str, Any] | None = None
+        task = party.recipe.task
+        if rule.metric not in task.all_metrics:
+            text = (
+                f"recipe: phases: {phase}: early_stopping.metric: a {task.kind} task has no "
+                f"{rule.metric}"
+            )
+            text = f"{text} (it has {', '.join(task.all_metrics)})"
+            raise InputError(Code.CONFIG_INVALID, text)
+        if len(party.rows("validation")) == 0:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"phases: {phase}: early_stopping needs validation rows; set "
+                "rows.validation, or data.split",
+            )
+        self._verdicts = party.answering(phase, VERDICT)
+
+    def judged(self, report: RoundReport, step: StepKey, rounds: int) -> RoundReport:
+        """Returns the report of a round that ends with validation, with whether the phase ends and
+        with which weights; tells the passive parties at ``step``.
+
+        ``rounds``: of the phase.
+        """
+        round_, training = step.round, self._training
+        value = self._value(report)
+        best = self.best
+        if best is None or self._is_better(value, best["value"]):
+            best = self.best = {"value": value, "round": round_, "metrics": report.metrics}
+            training.keep_as_best()
+        is_best = best["round"] == round_
+        validations = training.batches.validations
+        stop = bool(validations(round_) - validations(best["round"]) >= self._rule.patience)
+        verdict = torch.tensor([is_best * _BEST | stop * _STOP], dtype=torch.uint8)
+        self._verdicts.reply_all(step, self._verdicts.collect(step), {"verdict": verdict})
+        if is_best or not (stop or round_ + 1 == rounds):
+            return replace(report, done=stop)
+        note = (
+            f"{self._phase} {'stops early after' if stop else 'ends with'} round {round_ + 1} "
+            f"and keeps the weights of round {best['round'] + 1}"
+        )
+        return replace(report, done=stop, kept=best["metrics"], note=note)
+
+    def _value(self, report: RoundReport) -> float:
+        found = report.metrics["validation"]
+        value = found.get(self._rule.metric)
+        if value is None:
+            text = (
+                f"phases: {self._phase}: early_stopping.metric: this task has no "
+                f"{self._rule.metric} (it has {', '.join(found)})"
+            )
+            raise InputError(Code.CONFIG_INVALID, text)
+        return value
+
+    def _is_better(self, value: float, best: float) -> bool:
+        if lower_is_better(self._party.recipe.task, self._rule.metric):
+            return value < best
+        return value > best
+
+
+class Judged:
+    """The passive side."""
+
+    def __init__(self, party: Party, phase: str, training: OwnTraining) -> None:
+        self._training, self._verdicts = training, party.asking(phase, VERDICT)
+
+    def ends(self, step: StepKey) -> bool:
+        """Asks whether the active party ends the phase with the round of ``step``."""
+        verdict = int(self._verdicts.swap(step, {})["verdict"][0])
+        if verdict & _BEST:
+            self._training.keep_as_best()
+        return bool(verdict & _STOP)

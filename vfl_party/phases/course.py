@@ -1,0 +1,405 @@
+"""Course: the phases of a recipe, each with its method and settings, and what follows from them.
+
+Methods are found by name, in ``vfl_party.methods`` or as plug-ins: nothing here knows one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from pydantic_core import PydanticSerializationError
+from torch import nn
+
+from vfl_common.config.base import Section, parse
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import PhaseSettings
+from vfl_common.config.spelling import Spelling
+from vfl_common.errors import Code, InputError
+from vfl_common.stages import MOST_ROUNDS
+from vfl_party.base.phase import Phase
+from vfl_party.base.plugins import Registry, blaming
+from vfl_party.models.metrics import load_metric
+from vfl_party.outbound import codecs, transforms
+from vfl_party.outbound.chains import check_asked, check_wire
+from vfl_party.phases.absence import LatePolicy
+from vfl_party.phases.context import MakeEncoder, Party
+from vfl_party.phases.method import Method
+from vfl_party.phases.scoring import Scorer
+from vfl_party.privacy.plan import PrivacyPlan, make_plan
+
+REGISTRY = Registry("vfl.methods", "phase of kind", "vfl_party.methods", "METHOD")
+
+
+def kinds() -> list[str]:
+    """Returns all kinds that a recipe can name."""
+    return REGISTRY.names()
+
+
+def load_method(kind: str) -> Method[Any]:
+    """Returns the method of a kind. Raises InputError, naming the nearest kind, if there is
+    none.
+    """
+    found = REGISTRY.load(kind, "recipe: phases")
+    if not isinstance(found, Method):
+        text = f"recipe: phases: the plug-in {kind!r} is no vfl_party.phases.method.Method"
+        hint = "; export an instance of it" if found is Method or isinstance(found, type) else ""
+        raise InputError(Code.CONFIG_INVALID, text + hint)
+    return found
+
+
+class NamedPhase:
+    """One phase as the recipe names it, with its method and settings; they are read when they are
+    first asked for.
+    """
+
+    def __init__(self, written: PhaseSettings) -> None:
+        self.written = written
+
+    @property
+    def name(self) -> str:
+        return self.written.name
+
+    @property
+    def kind(self) -> str:
+        return self.written.kind
+
+    @cached_property
+    def method(self) -> Method[Any]:
+        """The method of the kind. Raises InputError if there is none."""
+        return load_method(self.written.kind)
+
+    @cached_property
+    def settings(self) -> Any:
+        """The phase's keys as its method's model. Raises InputError."""
+        return parse(
+            self.method.settings, self.written.settings, f"recipe: phases: {self.written.name}"
+        )
+
+    def says(self, what: str) -> bool:
+        """Whether the method overrides a member of ``Method``."""
+        return getattr(type(self.method), what) is not getattr(Method, what)
+
+
+class Course:
+    """What a recipe has its parties do, read once, when it is first asked for. All that it says may
+    raise InputError: a kind of phase may be unknown, or its settings wrong.
+
+    ``phases``: the recipe's, in order. ``before``: those of the run that this one starts from, as
+    far as ``start.phases`` names them. A phase of ``before`` runs no more: its settings are read
+    only if its method says something of the encoder.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.phases = tuple(NamedPhase(phase) for phase in recipe.phases)
+        start = recipe.start
+        self.before = tuple(
+            NamedPhase(phase) for phase in (start.phases if start is not None else ())
+        )
+
+    # -- models
+    # ----------------------------------------------------------------------
+
+    @blaming()
+    def encoder(self, make: MakeEncoder) -> nn.Module:
+        """Makes the encoder that all phases share: by the first method that makes one, else a
+        single encoder. The phases of the run that this one starts from come first.
+
+        Raises InputError.
+        """
+        encoder: nn.Module | None = None
+        maker: Method[Any] | None = None
+        for phase in (*self.before, *self.phases):
+            if phase.says("encoder"):
+                maker = phase.method
+                encoder = maker.encoder(phase.settings, make)
+            if encoder is not None:
+                break
+        start = self.recipe.start
+        if start is None or start.tower is None:
+            return encoder or make("encoder")
+        where = f"recipe: start.tower = {start.tower!r}"
+        try:
+            part = maker.part(encoder, start.tower) if encoder is not None and maker else None
+        except ValueError as error:
+            raise InputError(Code.CONFIG_INVALID, f"{where}: {error}") from None
+        if part is None:
+            text = f"{where}: the phases of {start.run} do not hand on two encoders"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text}; remove it, or give start.phases as that run has them"
+            )
+        return part
+
+    @blaming()
+    def upper(self, seed: int) -> dict[str, nn.Module]:
+        """Makes what the phases of the active party share of a network that is cut: by the first
+        method that makes it.
+
+        ``seed``: the active party's own, see ``Party.own_seed``. Raises InputError.
+        """
+        for phase in (*self.before, *self.phases):
+            if phase.says("upper"):
+                return phase.method.upper(phase.settings, self.recipe, seed)
+        return {}
+
+    @blaming()
+    def own_models(self) -> dict[str, nn.Module]:
+        """Makes the models of the recipe's method that are neither encoder nor top; mostly none."""
+        found: dict[str, nn.Module] = {}
+        for phase in self.phases:
+            found |= phase.method.own_models()
+        return found
+
+    @cached_property
+    def lone_phase(self) -> NamedPhase | None:
+        """The phase whose model no other phase works with; None if all phases share encoders."""
+        return next((phase for phase in self.phases if phase.method.model != "shared"), None)
+
+    @cached_property
+    def keeps_nothing(self) -> str | None:
+        """The name of the first phase whose model ends with it; None if every phase keeps its
+        model.
+        """
+        return next((phase.name for phase in self.phases if phase.method.model == "none"), None)
+
+    # -- what crosses
+    # ----------------------------------------------------------------------
+
+    @cached_property
+    @blaming()
+    def sent_noise(self) -> float:
+        """σ of the noise on a passive party's embeddings in evaluation and prediction: the phases'
+        largest.
+        """
+        return max(0.0, *(phase.method.noise(phase.settings) for phase in self.phases))
+
+    @cached_property
+    @blaming()
+    def protected(self) -> str:
+        """How the phases' encoders protect the embeddings that they give, in words; '' if they do
+        not.
+        """
+        found = [
+            phase.method.protects(phase.settings)
+            for phase in (*self.before, *self.phases)
+            if phase.says("protects")
+        ]
+        return next((each for each in found if each), "")
+
+    @cached_property
+    @blaming()
+    def in_flight(self) -> int:
+        """How many exchanges of one passive party may be under way, in any phase."""
+        return max(phase.method.in_flight(phase.settings) for phase in self.phases)
+
+    @blaming()
+    def scores(self, party: Party, phase: str) -> Scorer | None:
+        """Makes the party's side of the joint prediction, if the recipe's method has its own.
+        Raises InputError.
+        """
+        for each in self.phases:
+            found = each.method.scores(party, phase, each.settings)
+            if found is not None:
+                return found
+        return None
+
+    @cached_property
+    def oldest_protocol(self) -> int:
+        """The oldest protocol with which all phases can be run."""
+        return max(phase.method.protocol for phase in self.phases)
+
+    # -- how it trains
+    # ----------------------------------------------------------------------
+
+    @cached_property
+    @blaming()
+    def late_policy(self) -> LatePolicy:
+        """What stands in for a party in the first phase that goes on without one; ``wait`` if all
+        phases wait.
+        """
+        found = (phase.method.late_policy(phase.settings) for phase in self.phases)
+        return next((policy for policy in found if policy != "wait"), "wait")
+
+    @blaming()
+    def privacy(self, rows: int) -> PrivacyPlan | None:
+        """Returns the budget of the phases with ``dp`` over ``rows`` training rows, equal at every
+        party; None if no phase has ``dp``.
+
+        Raises InputError if the phases do not fit together.
+        """
+        private, without = [], []
+        for phase in self.phases:
+            found = phase.method.private(phase.name, phase.settings, self.recipe, rows)
+            if found is not None:
+                private.append(found)
+            elif phase.method.trains:
+                without.append(phase.name)
+        if self.recipe.start is not None:
+            without.insert(0, f"run {self.recipe.start.run}")
+        return make_plan(private, rows, without)
+
+    @cached_property
+    def evaluated(self) -> frozenset[str]:
+        """The splits for whose rows, if there are any, some phase reports metrics."""
+        return frozenset(
+            split for phase in self.phases for split in getattr(phase.settings, "splits", ())
+        )
+
+    @cached_property
+    @blaming()
+    def follows_preset(self) -> bool:
+        """Whether ``preset`` changes what a phase does, of this run or of the one that it starts
+        from.
+        """
+        return any(
+            phase.method.follows_preset(phase.written.settings)
+            for phase in (*self.before, *self.phases)
+        )
+
+    @cached_property
+    def own_passes(self) -> NamedPhase | None:
+        """The first phase that bypasses ``Party.encode``, so supports neither bfloat16 nor several
+        GPUs; None if all go through it.
+        """
+        return next((phase for phase in self.phases if not phase.method.encodes), None)
+
+    # -- the recipe
+    # ----------------------------------------------------------------------
+
+    @cached_property
+    def filled(self) -> Spelling:
+        """The recipe for a comparison with that of another release: with the defaults of methods
+        and filters.
+        """
+        phases = []
+        for phase in self.phases:
+            uses = [
+                (transforms.load(use.kind, f"recipe: phases: {phase.name}").settings, use.settings)
+                for use in phase.written.transforms
+            ]
+            phases.append(
+                {
+                    "settings": _filled(phase.method.settings, phase.written.settings),
+                    "transforms": [{"settings": _filled(*use)} for use in uses],
+                }
+            )
+        wire = [
+            {"settings": _filled(codecs.settings_of(table.codec, "recipe: wire"), table.settings)}
+            for table in self.recipe.wire
+        ]
+        return self.recipe.spelling({"phases": phases, "wire": wire})
+
+    def check(self, rows: int | None = None) -> None:
+        """Raises InputError if the phases do not fit together, over ``rows`` training rows; None:
+        however many there are.
+        """
+        self._check_lone()
+        self._check_rows()
+        own, precision = self.own_passes, self.recipe.model.precision
+        if own is not None and precision != "float32":
+            text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes only in"
+            raise InputError(
+                Code.CONFIG_INVALID, f'{text} float32; remove model.precision = "{precision}"'
+            )
+        if rows is not None:
+            self.privacy(rows)
+
+    def _check_lone(self) -> None:
+        """Raises InputError if a phase with a model of its own is not alone, or another one has no
+        table ``model``.
+        """
+        lone = self.lone_phase
+        if lone is None:
+            if "model" not in self.recipe.model_fields_set:
+                raise InputError(Code.CONFIG_INVALID, "recipe: model: missing; add it")
+            return
+        what = f"a phase of kind {lone.kind!r}"
+        if len(self.phases) > 1:
+            text = f"phases: {what} has a model of its own that no other phase works with"
+            raise InputError(Code.CONFIG_INVALID, f"recipe: {text}; remove the other phases")
+        if self.recipe.start is not None:
+            text = f"start: {what} trains a model of its own, and can take nothing from an earlier"
+            raise InputError(
+                Code.CONFIG_INVALID, f"recipe: {text} run; remove start (in a study: pretrain)"
+            )
+
+    def _check_rows(self) -> None:
+        """Raises InputError if a phase needs rows that the recipe's alignment does not give."""
+        own = self.recipe.rows.align == "none"
+        self._check_mixed()
+        for phase in self.phases:
+            if own == (phase.method.rows == "own") or not self.recipe.passives:
+                continue
+            where = f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r}"
+            if own:
+                text = 'needs rows that all parties hold, and with rows.align = "none" each has'
+                ways = f'{_of_own_rows()}, or rows.align = "digest" or "psi"'
+                raise InputError(Code.CONFIG_INVALID, f"{where} {text} its own; take {ways}")
+            text = "trains on rows of which each party has its own"
+            raise InputError(Code.CONFIG_INVALID, f'{where} {text}; set rows.align = "none"')
+
+    def _check_mixed(self) -> None:
+        """Raises InputError if phases on a network cut in two and phases on whole encoders follow
+        each other.
+        """
+        # What the rows are -> the first kind.
+        first = dict[str, str]()
+        for phase in (*self.before, *self.phases):
+            first.setdefault(phase.method.rows, phase.kind)
+        if len(first) > 1 and (not self.recipe.passives or self.recipe.start is not None):
+            text = f"a phase of kind {first['own']!r} leaves a network cut in two, and one of kind"
+            text = f"recipe: phases: {text} {first['aligned']!r} needs a whole encoder"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text}; take {_of_own_rows()}, or other kinds alone"
+            )
+
+    @blaming()
+    def build(self, party: Party) -> list[Phase]:
+        """Makes this party's side of every phase. Raises InputError."""
+        self.check(len(party.rows("train")))
+        if party.role == "active":
+            for metric in self.recipe.task.metrics:
+                load_metric(metric)
+        phases = [_side(phase, party) for phase in self.phases]
+        opened = {key: each.exchange for key, each in party.exchanges.items()}
+        check_asked(self.recipe, opened)
+        check_wire(self.recipe, opened)
+        rounds = sum(phase.rounds for phase in phases)
+        if rounds > MOST_ROUNDS:
+            text = f"recipe: phases: {rounds:,} rounds in all, and the labels of checkpoints count"
+            ways = "train for fewer, or let a round be longer (validate_every)"
+            raise InputError(Code.CONFIG_INVALID, f"{text} to {MOST_ROUNDS:,}; {ways}")
+        return phases
+
+
+def _side(phase: NamedPhase, party: Party) -> Phase:
+    """Makes the party's side of a phase. Raises InputError if it lacks what every phase has."""
+    method = phase.method
+    make = method.active if party.role == "active" else method.passive
+    made = make(party, phase.name, phase.settings)
+    for lacks in ("name", "rounds", "run_round"):
+        if not hasattr(made, lacks):
+            text = f"recipe: phases: {phase.name}: the {type(made).__name__} of kind {phase.kind!r}"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{text} has no {lacks!r}; set it in __init__, as vfl_party.base.phase.Phase says",
+            )
+    return made
+
+
+def _of_own_rows() -> str:
+    """Names our own kinds that train on rows of each party's own, as in ``"a" and "b"``."""
+    ours = [kind for kind in kinds() if REGISTRY.is_ours(kind)]
+    return " and ".join(f'"{kind}"' for kind in ours if load_method(kind).rows == "own")
+
+
+def _filled(model: type[Section] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings with the defaults of their model; nothing if JSON lacks their types, as a
+    plug-in's may be.
+    """
+    try:
+        return parse(model, settings, "recipe").model_dump(mode="json") if model is not None else {}
+    except PydanticSerializationError:
+        return {}

@@ -1,0 +1,91 @@
+"""What a run has come to so far, for one party: its checkpoints keep it, and its report has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vfl_common.rpc.messages import PartyReport
+from vfl_common.summary import Absence, PhaseTimes
+from vfl_common.text import to_json
+from vfl_party.base.phase import RoundReport, Tree
+from vfl_party.runtime.generation import Statement
+
+
+@dataclass
+class Outcome:
+    """The result of a run, for this party. ``metrics``: {split: {name: value}}."""
+
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    steps: int = 0
+    summary_json: str = ""
+    # Of the last checkpoint.
+    label: str = ""
+    # Parties that the model was trained without.
+    without: tuple[str, ...] = ()
+    # Of each phase.
+    absences: dict[str, tuple[Absence, ...]] = field(default_factory=dict)
+    # Rounds whose updates this party has lost, or missed while it was away.
+    skipped: int = 0
+    # See PartyReport.
+    rows: int = 0
+    common_rows: int = 0
+    # This party has returned, and not yet come to the step that is under way.
+    catches_up: bool = False
+
+    @classmethod
+    def restored(cls, tree: Tree, label: str) -> Outcome:
+        """Returns the outcome as the checkpoint ``tree`` with ``label`` has it."""
+        return cls(
+            metrics=dict(tree["metrics"]),
+            steps=tree["steps"],
+            label=label,
+            without=tuple(tree.get("without", ())),
+            absences={
+                phase: tuple(Absence(**each) for each in found)
+                for phase, found in tree.get("absences", {}).items()
+            },
+            skipped=tree.get("skipped", 0),
+        )
+
+    def tree(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of it; see ``restored``."""
+        return {
+            "steps": self.steps,
+            "metrics": self.metrics,
+            "without": self.without,
+            "skipped": self.skipped,
+            "absences": {
+                name: [each.model_dump() for each in found] for name, found in self.absences.items()
+            },
+        }
+
+    def add(self, phase: str, report: RoundReport) -> None:
+        """Counts one round of ``phase``."""
+        self.steps += report.steps
+        if self.catches_up:
+            self.skipped += bool(report.passed)
+            self.catches_up = not report.steps
+        self.metrics |= report.kept or report.metrics
+        self.without = tuple(dict.fromkeys((*self.without, *report.without)))
+        if report.absences:
+            self.absences[phase] = report.absences
+
+    def report(self, said: Statement, wall_s: float, times: Sequence[PhaseTimes]) -> PartyReport:
+        """Returns what the server hears at the end, without what only the program knows."""
+        absences = [each.model_dump() for phase in self.absences.values() for each in phase]
+        return PartyReport(
+            self.metrics,
+            self.steps,
+            wall_s,
+            privacy_json=said.privacy_json,
+            exchanges_json=said.exchanges_json,
+            without=self.without,
+            absences_json=to_json(absences),
+            skipped_rounds=self.skipped,
+            rows=said.rows,
+            common_rows=said.common_rows,
+            times_json=to_json([each.model_dump() for each in times]),
+            follows_preset=said.follows_preset,
+        )

@@ -1,0 +1,441 @@
+"""A party's part in a run: joins, resumes at the newest checkpoint that all hold, runs the phases,
+reports; or rejoins.
+
+A party that is in a run takes no other one unless the server says why: because somebody began anew,
+or the run is over. It says so, and sets its own run aside. A party whose rows or columns have
+changed tells the server that it cannot resume; the server decides whether the run is set aside
+(``run.resume_within_s``), or the party must restore its data.
+
+A checkpoint between two rounds of a phase is written while the next round runs: nobody else has to
+wait for this party's disk. A party that is killed may then hold one checkpoint less;
+``vfl_party.base.checkpoint`` says why all still hold a common one. The runner waits for the disk
+wherever others rely on a checkpoint: at the end of a phase, when the round says so
+(``RoundReport.checkpoint``), and before it says that it needs nobody, that the run is trained, or
+its results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+
+from vfl_common.errors import ChangedError, Code, InputError, InterruptedRun, PeerError, VflError
+from vfl_common.ledger import load_entries
+from vfl_common.rpc.messages import Done, Joining, Membership, Start
+from vfl_common.run_folder import RunFolder
+from vfl_common.stages import Planned, alone_after, label_of, position_of, reachable
+from vfl_party.base.devices import peak_memory
+from vfl_party.base.phase import Phase, Tree
+from vfl_party.base.plugins import blaming
+from vfl_party.base.step_timing import Clock
+from vfl_party.phases.context import Hooks
+from vfl_party.runtime import resume
+from vfl_party.runtime.folders import Folders
+from vfl_party.runtime.generation import Generation, Preparation, Transport
+from vfl_party.runtime.outcome import Outcome
+from vfl_party.runtime.progress import Progress
+
+log = logging.getLogger(__name__)
+
+
+class PartyRun:
+    """One party's part in a run, to its end.
+
+    Args:
+        prepared: the party, and what makes each generation afresh, so that nothing survives a
+            rollback by accident.
+        folders: of runs; an unfinished one of the same recipe is offered to the server.
+        session: the connection to the server.
+        connect: makes a generation's transport; ``Clock``: counts what its steps wait for.
+        progress: hears of every round and step.
+        address: where passive parties reach this party; '' if they do not.
+    """
+
+    def __init__(
+        self,
+        prepared: Preparation,
+        folders: Folders,
+        session: Membership,
+        connect: Callable[[Start, Clock], Transport],
+        progress: Progress,
+        *,
+        address: str = "",
+    ) -> None:
+        self._prepared, self._folders, self._session = prepared, folders, session
+        self._connect, self._progress, self._ledger = connect, progress, session.ledger
+        self._joining = prepared.joining(address)
+        # As far as it is known before alignment.
+        self._plan: Sequence[Planned] = prepared.plan
+
+    def run(self) -> tuple[Outcome, RunFolder]:
+        """Runs to the end. Raises VflError, after the server was informed of it."""
+        try:
+            return self._run()
+        finally:
+            self._session.close()
+
+    def _run(self) -> tuple[Outcome, RunFolder]:
+        folder = self._folders.resume
+        started_s: float | None = None
+        changed: ChangedError | None = None
+        try:
+            while True:
+                offer = self._offer(folder) if changed is None else self._unfit(folder)
+                try:
+                    start = self._join(offer, folder)
+                except VflError:
+                    # The server keeps the run: this party's own words say more.
+                    if changed is not None:
+                        raise changed from None
+                    raise
+                if isinstance(start, Done):
+                    return self._done(start, folder)
+                self._check(start, offer, folder)
+                started_s = started_s or time.monotonic()
+                if folder is None or folder.run_id != start.run_id:
+                    if folder is not None:
+                        self._leave(folder, start)
+                    folder, changed = self._folders.open(start.run_id), None
+                elif folder is self._folders.resume:
+                    self._ledger.carry(load_entries(folder.path / "ledger.json"))
+                    self._folders.resume = None
+                outcome: Outcome | None = None
+                try:
+                    outcome = self._generation(start, folder, started_s)
+                except ChangedError as error:
+                    if changed is not None or start.returning:
+                        raise
+                    changed = error
+                    log.warning("%s", error, extra={"event": "changed"})
+                except InterruptedRun as reason:
+                    log.warning("interrupted: %s", reason, extra={"event": "interrupted"})
+                    self._progress.console.show("interrupted", reason=str(reason))
+                except BaseException:
+                    # The first error is the one to report.
+                    with contextlib.suppress(VflError):
+                        self._flush(folder)
+                    with contextlib.suppress(VflError):
+                        self._save_ledger(folder)
+                    raise
+                self._save_ledger(folder)
+                if outcome is not None:
+                    return outcome, folder
+        except BaseException as error:
+            self._tell(error)
+            raise
+
+    def _tell(self, error: BaseException) -> None:
+        """Tells the server why this party ends; one that a person or a supervisor stopped does not
+        end the run.
+        """
+        if isinstance(error, Exception):
+            self._session.abort(error)
+        else:
+            self._session.stopping()
+
+    def _join(self, offer: Joining, folder: RunFolder | None) -> Start | Done:
+        """Joins. If this party has reported, and the server has gone, the run is taken to be
+        complete.
+        """
+        try:
+            return self._session.join(offer)
+        except InputError as error:
+            if (
+                error.code is not Code.UNREACHABLE
+                or folder is None
+                or not folder.facts().get("trained")
+            ):
+                raise
+            text = (
+                "run %s was trained to its end, and the server has gone since: nothing is left "
+                "to do"
+            )
+            log.warning(text, folder.run_id, extra={"event": "trained"})
+            return Done(folder.run_id, "")
+
+    def _done(self, done: Done, folder: RunFolder | None) -> tuple[Outcome, RunFolder]:
+        """Returns what is known of a complete run. Raises PeerError if this party has not trained
+        in it to the end.
+        """
+        # This party may have been killed after its last note, before its exit.
+        if folder is None:
+            folder = self._folders.finished(done.run_id)
+        if folder is None or folder.run_id != done.run_id or not folder.facts().get("trained"):
+            text = f"run {done.run_id} is complete; for a new run, start the server again"
+            raise PeerError(Code.NAME_TAKEN, text, party=self._session.server)
+        return Outcome(summary_json=done.summary_json), folder
+
+    def _check(self, start: Start, offer: Joining, folder: RunFolder | None) -> None:
+        """Raises PeerError if the run would resume at a label that this party has not offered, or
+        is another run.
+
+        Also if the server has this party return although the others cannot be in the middle of this
+        run: then nobody would compare the rows.
+        """
+        same = start.run_id == offer.run_id and offer.job == "train"
+        if start.returning:
+            if not (same and folder is not None and self._may_return(folder)):
+                text = (
+                    f"the server has {self._session.me} return to run {start.run_id}, which "
+                    "cannot go on without it"
+                )
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._session.server)
+            return
+        if (
+            folder is not None
+            and not same
+            and offer.job == "train"
+            and not start.anew
+            and self._holds(folder)
+        ):
+            text = (
+                f"the server begins run {start.run_id}, but {self._session.me} is in run "
+                f"{folder.run_id}, which has not "
+                "ended; start the server with the folder of runs that it had before, or "
+                "begin a new run with "
+                "vfl-server serve --fresh"
+            )
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._session.server)
+        if start.checkpoint not in (offer.checkpoints if same else ("",)):
+            text = f"the server starts run {start.run_id} at {start.checkpoint or 'its beginning'}"
+            text = f"{text}, which {self._session.me} has not offered"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._session.server)
+
+    def _holds(self, folder: RunFolder) -> bool:
+        """Whether this party would lose anything with a run: it is in it, or has written a
+        checkpoint.
+        """
+        return folder is not self._folders.resume or (
+            folder.checkpoints is not None and folder.checkpoints.saved() > 0
+        )
+
+    def _may_return(self, folder: RunFolder) -> bool:
+        return self._joining.role == "passive" and resume.may_return(folder, self._plan)
+
+    def _leave(self, folder: RunFolder, start: Start) -> None:
+        """Leaves a run for another one, because the server has said why; it is set aside, or over
+        for this party.
+        """
+        if not (start.anew and self._holds(folder)):
+            return
+        text = "run %s is not resumed, and run %s begins: %s"
+        log.warning(text, folder.run_id, start.run_id, start.anew, extra={"event": "set_aside"})
+        self._progress.console.show("set_aside", run=folder.run_id, why=start.anew)
+        self._flush(folder)
+        if folder.facts().get("trained"):
+            folder.note(finished=True)
+        else:
+            folder.set_aside(start.anew)
+
+    def _unfit(self, folder: RunFolder | None) -> Joining:
+        """Returns what this party says if its data have changed since the run began."""
+        run_id = folder.run_id if folder is not None else ""
+        why = "its rows or columns are not those that the run began with"
+        return replace(self._joining, run_id=run_id, checkpoints=(), unfit=why)
+
+    def _offer(self, folder: RunFolder | None) -> Joining:
+        if folder is None or folder.checkpoints is None or self._joining.job != "train":
+            # A prediction names the trained run, and never resumes.
+            return replace(self._joining, checkpoints=("",))
+        labels, held = resume.offered(folder.checkpoints, self._plan)
+        return replace(self._joining, run_id=folder.run_id, checkpoints=labels, held=held)
+
+    def _make(self, start: Start, folder: RunFolder) -> Generation:
+        """Makes what the next generation works with."""
+        progress = self._progress
+        self._folders.log(folder)
+        progress.begin(folder.path / "metrics.jsonl", start)
+        hooks = Hooks(self._tick, self._session.lenient, progress.console.show)
+        transport = self._connect(start, progress.clock)
+        return self._prepared.generation(folder, transport, hooks)
+
+    def _tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
+        # So that a party at work on its own notices an interruption too.
+        self._session.check()
+        self._progress.tick(phase, round_, rounds, batch, batches)
+
+    def _generation(self, start: Start, folder: RunFolder, started_s: float) -> Outcome:
+        """Runs one generation, from the checkpoint that the server names to the end of the last
+        phase.
+        """
+        generation = self._make(start, folder)
+        error: BaseException | None = None
+        try:
+            self._session.watch(generation.end)
+            tree: Tree = None
+            if start.returning:
+                start = replace(start, checkpoint=resume.newest(folder))
+            label = resume.own_label(folder, start.checkpoint, self._plan)
+            if start.left and not alone_after(start.checkpoint, self._plan):
+                text = (
+                    f"the server starts without {', '.join(start.left)}, who are needed from "
+                    f"{start.checkpoint!r} on"
+                )
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._session.server)
+            generation.open(returning=start.returning)
+            said = generation.statement
+            self._plan = said.plan
+            if start.returning:
+                if folder.facts().get("data") != said.data:
+                    text = (
+                        f"{folder.path}: the rows or columns are not those that the run began "
+                        "with; restore them"
+                    )
+                    raise InputError(Code.DATA_INVALID, text)
+                generation.show_rows()
+                folder.note(returns=resume.returns(folder) + 1)
+            # The plan gives the labels of checkpoints a meaning.
+            folder.note(plan=[asdict(phase) for phase in said.plan], data=said.data)
+            if label:
+                tree = resume.load(folder, label)
+                generation.load_state(tree["job"])
+                log.info("resuming from %s", label, extra={"event": "resumed"})
+                self._progress.console.show("resumed", checkpoint=label)
+            elif folder.checkpoints is not None:
+                folder.checkpoints.discard_after("")
+            # Once nothing is left here of a course that was given up.
+            self._session.plan(said.aggregations)
+            outcome = self._phases(generation, folder, label, tree, start)
+            outcome.rows, outcome.common_rows = said.rows, said.common_rows
+            self._session.check()
+            self._flush(folder)
+            generation.close(None)
+            # Only the report to the server is left.
+            folder.note(trained=True)
+            self._save_ledger(folder)
+            wall_s = time.monotonic() - started_s
+            free = (outcome.label, *reachable(outcome.label, self._plan)) if outcome.label else ()
+            outcome.summary_json = self._session.report(
+                replace(
+                    outcome.report(said, wall_s, self._progress.clock.times()),
+                    free_from=free,
+                    peak_memory_bytes=peak_memory(self._prepared.device),
+                    returns=resume.returns(folder),
+                )
+            )
+            return outcome
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._session.watch(None)
+            if error is not None:
+                if not isinstance(error, Exception):
+                    # First, so that the others read that this party was stopped.
+                    self._session.stopping()
+                # The server decides what follows.
+                if isinstance(error, ChangedError) and not start.returning:
+                    error = InterruptedRun(f"{self._session.me} cannot resume the run")
+                generation.close(error)
+
+    def _phases(
+        self, generation: Generation, folder: RunFolder, label: str, tree: Tree, start: Start
+    ) -> Outcome:
+        """Runs what is left after this party's checkpoint ``tree`` with ``label``; both are empty
+        at the beginning.
+
+        ``start``: has the label at which the run resumes; this party skips the rounds between.
+        """
+        outcome = Outcome.restored(tree, label) if tree else Outcome()
+        outcome.catches_up, begun = start.returning, start.checkpoint
+        begin, own = 0, position_of(label) if tree else 0
+        first = max(own, position_of(begun) if begun else 0)
+        self._vouch(folder, label)
+        for phase in generation.phases:
+            end = begin + phase.rounds
+            if phase.lenient and (lost := min(first, end) - max(own, begin)) > 0:
+                outcome.skipped += lost
+                text = (
+                    "the others resume at %s: this party skips %d rounds of %s, and their "
+                    "updates of its encoder"
+                )
+                log.warning(
+                    text, begun, lost, phase.name, extra={"event": "skipped", "rounds": lost}
+                )
+                self._progress.console.show("skipped", phase=phase.name, rounds=lost, to=begun)
+            # A position names the next round to run.
+            if first < end:
+                if own > begin:
+                    with blaming():
+                        phase.load_state(tree["phase"])
+                # Others may have to repeat what this party did alone.
+                if first >= begin and tree:
+                    generation.unhurried()
+                self._rounds(phase, generation, folder, outcome, begin, max(first, begin))
+                if phase.lenient and self._joining.role == "active":
+                    # The server ends the generation if it lacks a party.
+                    self._session.lenient(False)
+                    generation.settle()
+                if phase.alone_from is not None:
+                    generation.unhurried()
+            begin = end
+        return outcome
+
+    def _rounds(
+        self,
+        phase: Phase,
+        generation: Generation,
+        folder: RunFolder,
+        outcome: Outcome,
+        begin: int,
+        first: int,
+    ) -> None:
+        """Runs the rounds of one phase from position ``first``; the phase's round 0 is at position
+        ``begin``.
+        """
+        for round_ in range(first - begin, phase.rounds):
+            self._progress.begin_round(phase.name, round_, phase.rounds)
+            with blaming():
+                report = phase.run_round(round_)
+            self._session.check()
+            outcome.add(phase.name, report)
+            # Before a checkpoint says that the round is done.
+            if report.predictions:
+                generation.keep(folder.path, phase.name, report.predictions)
+            done = report.done or round_ + 1 == phase.rounds
+            self._progress.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
+            if done:
+                with blaming():
+                    phase.finish()
+            due = done or report.checkpoint or (round_ + 1) % self._folders.checkpoint_every == 0
+            if phase.lenient and not (done or report.steps):
+                # A party that catches up has nothing new to keep.
+                due = False
+            if folder.checkpoints is not None and due:
+                outcome.label = label_of(
+                    begin + (phase.rounds if done else round_ + 1), phase.name, round_ + 1
+                )
+                with blaming():
+                    state = {"job": generation.state(), "phase": {} if done else phase.state()}
+                # Before the checkpoint's thread competes for the interpreter.
+                self._save_ledger(folder)
+                folder.checkpoints.save_later(outcome.label, state | outcome.tree())
+                # What this party does next tells others that it is on the disk.
+                if done or report.checkpoint:
+                    folder.checkpoints.flush()
+                self._vouch(folder, outcome.label)
+            if done:
+                return
+
+    def _vouch(self, folder: RunFolder, label: str) -> None:
+        """Reports, at the active party, that it needs nobody any more: all that the others owe it
+        is on its disk.
+        """
+        if (
+            self._joining.role == "active"
+            and self._joining.job == "train"
+            and alone_after(label, self._plan)
+        ):
+            self._flush(folder)
+            self._session.alone()
+
+    @staticmethod
+    def _flush(folder: RunFolder) -> None:
+        if folder.checkpoints is not None:
+            folder.checkpoints.flush()
+
+    def _save_ledger(self, folder: RunFolder) -> None:
+        self._ledger.save(folder.path / "ledger.json", self._session.meter.counts())
