@@ -260,19 +260,12 @@ def read(sock: socket.socket, nbytes: int) -> None:
 
 
 def counted(meter: TcpMeter, peer: str, sent: int, received: int) -> TcpCount:
-    """The meter's only count, once it is as given (an acknowledgement may be on its way).
-
-    Linux counts the connection's SYN among the acknowledged bytes of the side that opened it: one
-    byte.
-    """
+    """The meter's only count, once it is as given (an acknowledgement may be on its way)."""
     give_up_s = time.monotonic() + 5.0
     while True:
         meter.sample()
         (count,) = meter.counts()
-        if (count.peer, count.received_bytes) == (
-            peer,
-            received,
-        ) and 0 <= count.sent_bytes - sent <= 1:
+        if count == TcpCount(peer, sent, received):
             return count
         assert time.monotonic() < give_up_s, count
         time.sleep(0.005)
@@ -295,6 +288,20 @@ def test_the_kernel_counts_both_ways() -> None:
     there.sample()
     # A closed socket's counts stay.
     assert there.counts() == [last]
+
+
+def test_the_end_of_a_connection_is_no_byte() -> None:
+    """Linux counts the SYN of who dials, and each FIN, as a byte."""
+    with connection() as (ours, theirs):
+        here, there = TcpMeter(), TcpMeter()
+        here.name_address(f"127.0.0.1:{theirs.getsockname()[1]}", "active")
+        there.name_caller(f"ipv4:127.0.0.1:{ours.getsockname()[1]}", "north")
+        ours.sendall(bytes(1_000))
+        read(theirs, 1_000)
+        ours.shutdown(socket.SHUT_WR)
+        assert theirs.recv(1) == b""
+        counted(here, "active", 1_000, 0)
+        counted(there, "north", 0, 1_000)
 
 
 def test_several_connections_to_a_peer_are_one_count() -> None:

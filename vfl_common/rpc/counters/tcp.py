@@ -21,6 +21,11 @@ _TCP_INFO_BYTES = 256
 # tcpi_bytes_acked, tcpi_bytes_received: 64-bit fields at offset 120.
 _COUNTS = struct.Struct("=QQ")
 _COUNTS_OFFSET = 120
+# Linux counts the SYN of who dials, and each FIN, as a byte, although they carry no data. The first
+# byte of the answer, tcpi_state, says which end has closed. In FIN_WAIT2 our FIN is acknowledged; in
+# CLOSE_WAIT, LAST_ACK and CLOSING the other's has come.
+_OURS_CLOSED = (5,)
+_THEIRS_CLOSED = (8, 9, 11)
 
 Endpoint = tuple[str, int]
 
@@ -89,10 +94,14 @@ class TcpMeter:
         count: tuple[int, int],
     ) -> None:
         """Adds a connection's count to its peer's, if it has a name."""
-        peer = self._callers.get(ends[1]) or self._names.get(ends[1])
+        peer = self._callers.get(ends[1])
+        dialled = peer is None
+        if peer is None:
+            peer = self._names.get(ends[1])
         if peer is not None:
             before = totals.get(peer, (0, 0))
-            totals[peer] = (before[0] + count[0], before[1] + count[1])
+            sent = max(0, count[0] - dialled)
+            totals[peer] = (before[0] + sent, before[1] + count[1])
             self._used.add(ends[0][0])
 
     def counts(self) -> list[TcpCount]:
@@ -171,17 +180,16 @@ def open_sockets() -> Iterator[tuple[str, int]]:
 
 
 def counts_of(connection: socket.socket) -> tuple[int, int] | None:
-    """Returns the bytes that the other end has acknowledged, and those received; None if an old
-    kernel does not count.
+    """Returns the bytes that the other end has acknowledged, and those received, without FIN; None
+    if an old kernel does not count. Where this process has dialled, the SYN is in the first.
 
     Raises OSError if it is no TCP connection.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    return (
-        _COUNTS.unpack_from(info, _COUNTS_OFFSET)
-        if len(info) >= _COUNTS_OFFSET + _COUNTS.size
-        else None
-    )
+    if len(info) < _COUNTS_OFFSET + _COUNTS.size:
+        return None
+    sent, received = _COUNTS.unpack_from(info, _COUNTS_OFFSET)
+    return sent - (info[0] in _OURS_CLOSED), received - (info[0] in _THEIRS_CLOSED)
 
 
 def duplicate(fd: int) -> socket.socket:
