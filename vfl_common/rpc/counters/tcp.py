@@ -22,8 +22,8 @@ _TCP_INFO_BYTES = 256
 _COUNTS = struct.Struct("=QQ")
 _COUNTS_OFFSET = 120
 # Linux counts the SYN of who dials, and each FIN, as a byte, although they carry no data. The first
-# byte of the answer, tcpi_state, says which end has closed. In FIN_WAIT2 our FIN is acknowledged; in
-# CLOSE_WAIT, LAST_ACK and CLOSING the other's has come.
+# byte of the answer, tcpi_state, says who has closed. FIN_WAIT2: our FIN is acknowledged.
+# CLOSE_WAIT, LAST_ACK and CLOSING: the other's has come.
 _OURS_CLOSED = (5,)
 _THEIRS_CLOSED = (8, 9, 11)
 
