@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from vfl_common.bundle import BundleSpec
 from vfl_common.errors import Code, InputError
 from vfl_common.packing.bundles import wire_spec
 from vfl_common.packing.coding import PLAIN, Coding
+
+# What server and parties come together for.
+Job = Literal["train", "predict"]
 
 # Of a run: a label has six digits for the position.
 MOST_ROUNDS = 999_999

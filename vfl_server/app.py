@@ -32,12 +32,12 @@ from vfl_common.rpc.guard.limits import share_arenas
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.uplink import SERVICE as SESSIONS
 from vfl_common.run_folder import RunFolder, create, find_unfinished, set_all_aside
-from vfl_common.stages import AggregationPlan
+from vfl_common.stages import AggregationPlan, Job
 from vfl_common.summary import Summary, load_summary
 from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.departures import Departures
-from vfl_server.control.run import Job, RunHooks, ServedRun
+from vfl_server.control.run import RunHooks, ServedRun
 from vfl_server.control.service import MAX_SESSIONS, ControlService
 from vfl_server.intersection import alignment_service, oldest_protocol
 from vfl_server.results import starts, summarise

@@ -27,12 +27,12 @@ from vfl_common.rpc.messages import (
     progress_message,
 )
 from vfl_common.run_folder import RunFolder
-from vfl_common.stages import AggregationPlan
+from vfl_common.stages import AggregationPlan, Job
 from vfl_common.summary import Summary
 from vfl_server.aggregation.aggregator import Aggregator
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.display import Emit
-from vfl_server.control.run import Job, RunHooks, ServedRun
+from vfl_server.control.run import RunHooks, ServedRun
 from vfl_server.intersection import alignment_service
 from vfl_server.results import summarise
 

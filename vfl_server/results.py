@@ -12,6 +12,7 @@ from vfl_common.process.logs import version
 from vfl_common.psi import PHASE
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.run_folder import RunFolder
+from vfl_common.stages import Job
 from vfl_common.summary import PartySummary, Summary, gather_bytes
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.reports import (
@@ -22,7 +23,6 @@ from vfl_server.control.reports import (
     metrics_of,
     privacy_of,
 )
-from vfl_server.control.run import Job
 
 
 def summarise(

@@ -87,7 +87,9 @@ def postgres() -> Iterator[Postgres]:
             "listen_addresses": "127.0.0.1",
             "fsync": "off",
         }
-        options |= {"max_connections": 20, "shared_buffers": "16MB"}
+        # A stream that a test opens and never reads keeps its connection until it is collected as
+        # garbage, which the tests do rarely.
+        options |= {"max_connections": 100, "shared_buffers": "16MB"}
         server = [
             f"{where}/postgres",
             "-D",

@@ -215,15 +215,21 @@ def death(federation: Federation, summary: dict[str, Any]) -> dict[str, tuple[in
     """``saved`` and ``back`` of p2, which came back in the same generation.
 
     It died in its longest absence: on a busy machine it may be late before that, and after it.
+
+    It may have died after the first step since its checkpoint, and asks for that step again. It
+    gets the same answer if nothing of the next step had come from it, and else hears that the step
+    has passed. How many steps it has done tells which.
     """
     longest = max((stretch(each) for each in summary["absences"] if each["party"] == "p2"), key=len)
-    saved, begins = (saved_by(federation), 0), divmod(longest.start, BATCHES)
-    # If it died after the first step since its checkpoint, it asks for that step again, and gets
-    # the same answer.
-    return {
-        "saved": begins if begins == (saved[0], 1) else saved,
-        "back": divmod(longest.stop, BATCHES),
-    }
+    saved, back = saved_by(federation), longest.stop
+    log = (federation.run_folder / "p2" / "log.jsonl").read_text().splitlines()
+    last = [line for line in map(json.loads, log) if line.get("event") == "round"][-1]
+    late = sum(step >= divmod(back, BATCHES) for step in missed(summary)["p2"])
+    repeated = last["steps"] - (saved * BATCHES + last["rounds"] * BATCHES - back - late)
+    assert repeated in (0, 1)
+    if repeated:
+        assert divmod(longest.start, BATCHES) == (saved, 1)
+    return {"saved": (saved, repeated), "back": divmod(back, BATCHES)}
 
 
 def test_a_server_that_is_started_again_takes_back_a_party_that_was_away(tmp_path: Path) -> None:

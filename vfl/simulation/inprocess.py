@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     import torch
 
     from vfl_common.rpc.messages import Start
-    from vfl_party.assembly.party import Assembled, JobName, Load, Opened
+    from vfl_common.stages import Job
+    from vfl_party.assembly.party import Assembled, Load, Opened
     from vfl_party.base.turns import TakingTurns
     from vfl_party.data import Table
     from vfl_party.predict.results import Output, Predicted
@@ -220,7 +221,7 @@ def predict_in_process(
 @contextlib.contextmanager
 def _federation(
     recipe: Recipe,
-    job: JobName,
+    job: Job,
     folder: Path,
     modules: Path | None,
     show: Callable[[Event], None],
@@ -271,7 +272,7 @@ class _Federation:
     def __init__(
         self,
         recipe: Recipe,
-        job: JobName,
+        job: Job,
         folder: Path,
         turns: TakingTurns,
         devices: Mapping[str, torch.device],

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import ChangedError, Code, InputError
-from vfl_common.stages import AggregationPlan, Planned
+from vfl_common.stages import AggregationPlan, Job, Planned
 from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.assembly.models import build_models, load_models
@@ -45,7 +45,6 @@ from vfl_party.ranks import check_spread
 log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
-JobName = Literal["train", "predict"]
 Load = Callable[[DataSettings, bool], Table]
 Spread = Callable[[nn.Module, InputSpec], Callable[..., Tensor]]
 
@@ -57,7 +56,7 @@ class Work(Protocol):
     """
 
     @property
-    def job(self) -> JobName: ...
+    def job(self) -> Job: ...
 
     @property
     def run_id(self) -> str: ...
@@ -85,7 +84,7 @@ class Training:
 
     begin_with: Callable[[dict[str, nn.Module]], None] | None = None
 
-    job: ClassVar[JobName] = "train"
+    job: ClassVar[Job] = "train"
     run_id: ClassVar[str] = ""
 
     def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:

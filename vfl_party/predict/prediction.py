@@ -20,11 +20,11 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PartySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder, planned
-from vfl_common.stages import position_of
+from vfl_common.stages import Job, position_of
 from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned
 from vfl_party.assembly.models import encoder_settings, load_models
-from vfl_party.assembly.party import JobName, Opened
+from vfl_party.assembly.party import Opened
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.data import Labels, Preprocessor, Table
@@ -352,7 +352,7 @@ class Prediction:
     ids: Sequence[str]
     outputs: Sequence[Output]
 
-    job: ClassVar[JobName] = "predict"
+    job: ClassVar[Job] = "predict"
 
     @property
     def run_id(self) -> str:

@@ -23,9 +23,10 @@ from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.service import ExchangeService
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import RunFolder, find_unfinished
+from vfl_common.stages import Job
 from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
-from vfl_party.assembly.party import Assembled, JobName, Opened, Spread, assemble, open_party
+from vfl_party.assembly.party import Assembled, Opened, Spread, assemble, open_party
 from vfl_party.base.devices import float32_in_full, keep_freed_memory, set_threads
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
@@ -199,7 +200,7 @@ class PartyApp:
             write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
         return outcome, folder
 
-    def _aligning(self, job: JobName, at: Aligning) -> Aligning:
+    def _aligning(self, job: Job, at: Aligning) -> Aligning:
         """Adds what this party computes with, who it is, and what it asks of the others."""
         file = self.files.file
 

@@ -7,16 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
 
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InternalError, VflError
 from vfl_common.link import OLDEST
-from vfl_common.stages import AggregationPlan
+from vfl_common.stages import AggregationPlan, Job
 from vfl_server.control.departures import Left
 from vfl_server.control.display import Emit
-
-Job = Literal["train", "predict"]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from vfl_common.process.logs import JsonLines
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.guard.rate import Rate, and_more
-from vfl_common.stages import AggregationPlan
+from vfl_common.stages import AggregationPlan, Job
 from vfl_common.summary import PartySummary
 from vfl_party.phases.course import Course
 from vfl_party.runtime.joining import joining_of
@@ -53,7 +53,7 @@ from vfl_server.control.display import metrics, pace
 from vfl_server.control.members import Member
 from vfl_server.control.membership import Begin, GiveUp, Wait, newest_common
 from vfl_server.control.reports import ledger_of
-from vfl_server.control.run import MOVES, Job, RunHooks, RunState, ServedRun, move
+from vfl_server.control.run import MOVES, RunHooks, RunState, ServedRun, move
 from vfl_server.control.service import ControlService
 
 ROSTER = ("p0", "p1", "p2")
