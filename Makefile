@@ -21,8 +21,8 @@ test: $(VENV)/.installed-dev  ## run all that CI runs: the checks, then every te
 	PYTHON=$(BIN)/python scripts/check
 	$(BIN)/pytest $(PYTEST_PARALLEL)
 
-unit: $(VENV)/.installed-dev  ## run tests/unit and tests/contract, which start no run and no program
-	$(BIN)/pytest --numprocesses logical --maxprocesses 4 tests/unit tests/contract
+unit: $(VENV)/.installed-dev  ## run tests/unit, which start no run and no program
+	$(BIN)/pytest --numprocesses logical --maxprocesses 4 tests/unit
 
 sentences: $(VENV)/.installed-dev  ## write tests/sentences.txt again; TESTS=tests/unit/vfl/test_new.py for some
 	VFL_TESTS_RENEW_SENTENCES=1 $(BIN)/pytest $(PYTEST_PARALLEL) $(TESTS)
