@@ -17,7 +17,7 @@ PYTEST_PARALLEL ?= --numprocesses auto --maxprocesses 4
 demo: $(VENV)/.installed  ## train a federation of five processes on this machine (about 10 s)
 	$(BIN)/vfl demo
 
-test: $(VENV)/.installed-dev  ## run all that CI runs: the checks, then every test
+test: $(VENV)/.installed-dev  ## run the checks, then every test
 	PYTHON=$(BIN)/python scripts/check
 	$(BIN)/pytest $(PYTEST_PARALLEL)
 

@@ -26,7 +26,7 @@ class ClippedLaplace(NoisyFilter):
     def __init__(self, settings: LaplaceSettings) -> None:
         # Makes self._random, whose key comes from the operating system.
         super().__init__()
-        # Two rows are 2·clip apart.
+        # Two rows are at most 2·clip apart.
         self._clip, self._scale = settings.clip, 2 * settings.clip / settings.epsilon
         self.text = (
             f"L1 norm clipped to {settings.clip:g}, Laplace noise (ε = {settings.epsilon:g} a "

@@ -210,6 +210,12 @@ def revoke(folder: Path, who: str) -> tuple[Path, bool]:
     Returns the list's path, and whether the list has changed. Raises InputError.
     """
     path, ca_path = Path(who) if who.endswith(".pem") else folder / f"{who}.pem", folder / "ca.pem"
+    if not path.exists():
+        raise InputError(
+            Code.CERTIFICATE_INVALID,
+            f"{path}: there is no such file; name the file of the certificate, as in "
+            f"vfl certs revoke PATH/{path.name}, or put its serial number into {folder / FILE}",
+        )
     certificate = pem.parse_certificates(pem.read(path), path)[0]
     authority = pem.parse_certificates(pem.read(ca_path), ca_path)
     if pem.issuer_of(certificate, authority) is None or certificate in authority:

@@ -147,7 +147,7 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
 
 
 @certs.command()
-@click.argument("names", nargs=-1, metavar="NAME...")
+@click.argument("names", nargs=-1, metavar="[NAME...]")
 @_ca
 @click.option(
     "--days",

@@ -11,11 +11,13 @@ from vfl_common.summary import ExchangeSummary, Summary
 # Filters of a chain without transforms, as the active party has it: its policy, and the codec.
 _SENT, _CAME = 2, 1
 _WHERE = "in our rehearsals on a public data set, not on yours"
+_PLAINLY = "leave without a defence"
+_ADVICE = "Try vfl leaks; add a defence."
 
 
 def unprotected(summary: Summary) -> Iterator[str]:
     """Yields a note if gradients of the labels' loss, and one if embeddings of passive parties,
-    leave as they are.
+    leave without a defence.
 
     Nothing is said of gradients if labels are numbers: the attacks find classes.
     """
@@ -34,13 +36,13 @@ def unprotected(summary: Summary) -> Iterator[str]:
     gradients, embeddings = _plain(sent, _SENT), _plain(came, _CAME)
     if classes and gradients:
         read = f"a passive party can read the labels from them (AUC 1.00 by direction {_WHERE})"
-        yield f"Gradients of {gradients} leave as they are: {read}. Try vfl leaks; add a defence."
+        yield f"Gradients of {gradients} {_PLAINLY}: {read}. {_ADVICE}"
     if embeddings:
         read = (
             "the active party can read the passive parties' columns from them (R² 0.80 in the "
             f"mean {_WHERE})"
         )
-        yield f"Embeddings of {embeddings} leave as they are: {read}. Try vfl leaks; add a defence."
+        yield f"Embeddings of {embeddings} {_PLAINLY}: {read}. {_ADVICE}"
 
 
 def encryption(summary: Summary) -> str:

@@ -317,7 +317,9 @@ def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> It
             yield Finding(
                 "active party",
                 True,
-                "its address comes from the server when the run starts: not tried",
+                "not tried, because its address comes from the server when the run starts; set "
+                "active to try it",
+                note=True,
             )
         else:
             yield _ask(
