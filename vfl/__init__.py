@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     from vfl.library.forecast import Forecast, forecast
     from vfl.library.model import Model
     from vfl.library.recipe import Recipe
+    from vfl.library.rounds import Round
     from vfl.library.run import Run
-    from vfl.library.simulate import Round, simulate
+    from vfl.library.simulate import simulate
     from vfl.library.study import Study, study
+    from vfl.production.compare import Comparison, compare
     from vfl_common.errors import Code, VflError
 
 __all__ = [
     "Code",
+    "Comparison",
     "Data",
     "Forecast",
     "Model",
@@ -39,6 +42,7 @@ __all__ = [
     "Run",
     "Study",
     "VflError",
+    "compare",
     "forecast",
     "simulate",
     "study",
@@ -46,14 +50,16 @@ __all__ = [
 
 _FROM = {
     "Code": "vfl_common.errors",
+    "Comparison": "vfl.production.compare",
     "Data": "vfl.library.data",
     "Forecast": "vfl.library.forecast",
     "Model": "vfl.library.model",
     "Recipe": "vfl.library.recipe",
-    "Round": "vfl.library.simulate",
+    "Round": "vfl.library.rounds",
     "Run": "vfl.library.run",
     "Study": "vfl.library.study",
     "VflError": "vfl_common.errors",
+    "compare": "vfl.production.compare",
     "forecast": "vfl.library.forecast",
     "simulate": "vfl.library.simulate",
     "study": "vfl.library.study",

@@ -11,6 +11,7 @@ from vfl.export.commands import export
 from vfl.forecasting.commands import forecast
 from vfl.library.commands import predict
 from vfl.new.commands import new
+from vfl.production.commands import compare, drift, models, prune
 from vfl.report.commands import report, runs
 from vfl.simulation.commands import demo, simulate
 from vfl.studies.commands import study
@@ -81,7 +82,22 @@ def cli() -> None:
     """
 
 
-for command in (certs, demo, export, forecast, new, predict, report, runs, simulate, study):
+for command in (
+    certs,
+    compare,
+    demo,
+    drift,
+    export,
+    forecast,
+    models,
+    new,
+    predict,
+    prune,
+    report,
+    runs,
+    simulate,
+    study,
+):
     cli.add_command(command)
 
 

@@ -1,4 +1,5 @@
-"""Serves metrics for Prometheus on a separate port: counts that exist anyway, read at each scrape.
+"""Serves metrics for Prometheus, and the run's state, on a separate port: counts that exist anyway,
+read at each scrape.
 
 Without a scrape nothing is done, so training is as fast with a port as without. The metrics have
 names of parties, phases and metrics, and sums over many rows; never an id, a feature or a label.
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from http import HTTPStatus
 from typing import Any
 
 from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector
@@ -20,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Ledger, TcpCount
+from vfl_common.process.program import do_afterwards
 from vfl_common.rpc.channel import check_address, split_address
 
 LOOPBACK = "127.0.0.1"
@@ -46,10 +49,39 @@ def listen_address(text: str) -> str:
     return address
 
 
+class Port:
+    """The port of metrics. ``address``: host:port.
+
+    ``linger_s``: how long it outlives the run. Whoever serves another run on it sets 0.
+    """
+
+    def __init__(self, server: _Server, address: str, linger_s: float) -> None:
+        self._server, self.address, self.linger_s = server, address, linger_s
+
+    def close(self) -> None:
+        # shutdown() waits for a slow caller; we do not.
+        closing = threading.Thread(target=self._server.shutdown, daemon=True)
+        closing.start()
+        closing.join(timeout=_CLOSE_S)
+        self._server.server_close()
+
+    def linger(self, ended: threading.Event) -> None:
+        """Stays open for ``linger_s``, or until ``ended``."""
+        ended.wait(self.linger_s)
+
+
 @contextmanager
-def exposed(address: str, families: Families) -> Iterator[str]:
-    """Serves ``families``, and this process's memory and CPU time, at http://<address>/metrics;
-    yields the address.
+def exposed(
+    address: str, families: Families, state: Callable[[], str], *, linger_s: float = 0.0
+) -> Iterator[Port]:
+    """Serves metrics at http://<address>/metrics and the run's state at /healthz.
+
+    Args:
+        address: host:port; port 0 is a free one.
+        families: the metrics; this process's memory and CPU time are added.
+        state: returns the run's state, one of ``STATES``; the program is unhealthy if it is failed.
+        linger_s: how much longer the port is open when the program has done all else. Without it,
+            the port closes with the block.
 
     Raises InputError (ADDRESS_IN_USE).
     """
@@ -58,7 +90,7 @@ def exposed(address: str, families: Families) -> Iterator[str]:
     registry.register(_Collector(families))
     host, port = split_address(address)
     try:
-        server = _Server(host, port, registry)
+        server = _Server(host, port, registry, state)
     except OSError as error:
         text = (
             f"--metrics: cannot listen on {address}: {error.strerror}; choose another address, "
@@ -68,14 +100,14 @@ def exposed(address: str, families: Families) -> Iterator[str]:
     threading.Thread(
         target=server.serve_forever, args=[_POLL_S], name="metrics", daemon=True
     ).start()
+    opened = Port(server, f"{address.rpartition(':')[0]}:{server.server_address[1]}", linger_s)
     try:
-        yield f"{address.rpartition(':')[0]}:{server.server_address[1]}"
+        yield opened
     finally:
-        # shutdown() waits for a slow caller; we do not.
-        closing = threading.Thread(target=server.shutdown, daemon=True)
-        closing.start()
-        closing.join(timeout=_CLOSE_S)
-        server.server_close()
+        if opened.linger_s:
+            do_afterwards(opened.linger)
+        else:
+            opened.close()
 
 
 class _Collector(Collector):
@@ -86,6 +118,28 @@ class _Collector(Collector):
         return self._families()
 
 
+class _Handler(MetricsHandler):
+    """Answers at / and /metrics with the metrics, at /healthz with the run's state."""
+
+    state: Callable[[], str]
+
+    def do_GET(self) -> None:  # noqa: N802 - the standard library's name
+        path = self.path.partition("?")[0]
+        if path in ("/", "/metrics"):
+            super().do_GET()
+        elif path == "/healthz":
+            now = self.state()
+            status = HTTPStatus.SERVICE_UNAVAILABLE if now == "failed" else HTTPStatus.OK
+            body = f"{now}\n".encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+
 class _Server(socketserver.TCPServer):
     """Serves one caller after the other: many callers, or slow ones, cost this process a single
     thread.
@@ -94,8 +148,11 @@ class _Server(socketserver.TCPServer):
     # As for the other ports: a port that was just freed can be reused.
     allow_reuse_address = True
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        handler = type("Handler", (MetricsHandler,), {"registry": registry, "timeout": REQUEST_S})
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, state: Callable[[], str]
+    ) -> None:
+        facts = {"registry": registry, "timeout": REQUEST_S, "state": staticmethod(state)}
+        handler = type("Handler", (_Handler,), facts)
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self.address_family = found[0]
         super().__init__((host, port), handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,11 +12,20 @@ from typing import Any
 
 import click
 
-from vfl_common.config.party import load_party
+from vfl_common.config.data import shown
+from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import load_recipe, naming
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
-from vfl_common.process.program import EXIT_CODES, METRICS, NAMES, do_last, run_program
+from vfl_common.process.program import (
+    EXIT_CODES,
+    LINGER,
+    LOG_STDOUT,
+    METRICS,
+    NAMES,
+    do_last,
+    run_program,
+)
 from vfl_common.text import LINE, clean, to_json
 
 _DEVICE = click.option(
@@ -30,6 +40,8 @@ _WAIT = click.option(
     "run.rejoin_deadline_s.",
 )
 
+# The exit code of a prediction that was written without the others.
+NO_JOINT_SCORE = 5
 # Of long lines, unless the terminal is narrower.
 _WIDTH = 120
 
@@ -49,12 +61,20 @@ def cli() -> None:
 @click.option(
     "--fresh", is_flag=True, help="Do not offer to resume an unfinished run of this recipe."
 )
-@click.option("--metrics", default="", metavar="HOST:PORT", help=METRICS)
+@METRICS
+@LINGER
+@LOG_STDOUT
 @click.option(
     "--report", is_flag=True, help="Active party: draw the charts of `vfl report` after the run."
 )
 def run(
-    party: Path, device: str | None, wait_s: float, fresh: bool, metrics: str, report: bool
+    party: Path,
+    device: str | None,
+    wait_s: float,
+    fresh: bool,
+    metrics: str,
+    linger_s: float,
+    report: bool,
 ) -> None:
     """Take part in a training run, as the party that the file PARTY describes.
 
@@ -78,7 +98,7 @@ def run(
     from vfl_party.ranks import started_by_torchrun
     from vfl_party.runtime.app import PartyApp, lend
 
-    files = read_files(party, device=device)
+    files = read_files(party, device=device, joins=True)
     if report and not files.is_active:
         text = (
             f"{party}: --report is for the active party; {files.name} is passive and gets no "
@@ -92,9 +112,8 @@ def run(
             lend(files, ranks)
             return
         with naming(Path(files.file.recipe)):
-            _, folder = PartyApp(files, console, wait_s, metrics=metrics, ranks=ranks).train(
-                fresh=fresh
-            )
+            app = PartyApp(files, console, wait_s, metrics=metrics, linger_s=linger_s, ranks=ranks)
+            _, folder = app.train(fresh=fresh)
     if report:
         charts = [path for each in reporters for path in each(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
@@ -147,8 +166,9 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     "--run",
     "trained",
     required=True,
-    type=click.Path(path_type=Path),
-    help="The trained run: OUT/RUN-ID.",
+    metavar="RUN",
+    help="The trained run, OUT/RUN-ID; or production (see vfl models), or latest: this party's of "
+    "the recipe's name.",
 )
 @click.option(
     "--data",
@@ -179,60 +199,169 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     is_flag=True,
     help="Active party: CSV with ' before text that a spreadsheet would compute.",
 )
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Active party: replace a result of this name, once the new one is whole.",
+)
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.FloatRange(min=0.0, min_open=True, max=1e6),
+    help="Seconds to wait, in all, for the server and the other parties; replaces the party file's "
+    "predict.deadline_s.",
+)
 @_DEVICE
 @_WAIT
+@LOG_STDOUT
 def predict(
     party: Path,
-    trained: Path,
+    trained: str,
     data: str | None,
     query: str | None,
     output: Path,
     like_input: bool,
     spreadsheet: bool,
+    replace: bool,
+    deadline_s: float | None,
     device: str | None,
     wait_s: float,
-) -> None:
+) -> int:
     """Take part in a joint prediction with a trained run: every party runs this, beside vfl-server
     serve --predict.
 
     All parties must give the same ids, unless the recipe has rows.align = "psi". Only the active
     party gets and writes the result: a row for each row of its table, in its order, with its own
     ids. At the end every party says how many of its rows are predicted, and why the others are left
-    out.
+    out. If a party is away past the deadline, the active one writes its rows without a joint score,
+    and ends with exit code 5.
 
     \b
-    Example: vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --out churn.csv
+    Examples:
+      vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --out churn.csv
+      vfl-party predict bank.toml --run production --data new.csv --out churn.csv --replace
     """  # noqa: E501
+    from vfl_common.production import scorings
+    from vfl_common.production.registry import WORDS
     from vfl_party.assembly.files import read_files
     from vfl_party.data import Labels
+    from vfl_party.predict.alone import Alone
     from vfl_party.predict.prediction import load_joint, prediction_data
     from vfl_party.predict.results import Output, label_name, meaning
     from vfl_party.ranks import started_by_torchrun
     from vfl_party.runtime.app import PartyApp, lend
 
-    name = load_party(party).name
-    run_ = load_joint(trained, name)
-    files = read_files(party, device=device, recipe=run_.recipe)
+    file = load_party(party)
+    name = file.name
+    meant = _run_meant(trained, file)
+    try:
+        run_ = load_joint(meant, name)
+    except InputError:
+        # The recipe that the file names says which server is to hear of it.
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(InputError):
+                stack.enter_context(read_files(party).telling())
+            raise
+    files = read_files(party, device=device, recipe=run_.recipe, joins=True)
     console = Console("vfl-party")
-    rows = prediction_data(files.file.data, data, run_.state, query)
-    written = Output(output, like_input, spreadsheet)
-    if files.is_active:
-        written.check(rows)
+    if trained in WORDS:
+        console.emit("model", meant=trained, run_id=run_.run_id)
+    written = Output(output, like_input, spreadsheet, replace)
+    with files.telling():
+        rows = prediction_data(files.file.data, data, run_.state, query)
+        limits, alone = files.file.predict, None
+        if files.is_active:
+            written.check(rows)
+            if limits.alone is not None:
+                own = Path(limits.alone)
+                alone = Alone.load(own, run_, name, files.file.data, data, query)
     with started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks:
         if ranks is not None and ranks.rank:
             lend(files, ranks)
-            return
+            return 0
         predicted, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(
-            run_, rows, written
+            run_, rows, written, deadline_s=deadline_s or limits.deadline_s, alone=alone
         )
     result: dict[str, Any] = {"output": str(output)} if files.is_active else {}
-    console.emit("predicted", **asdict(predicted), **result, said=str(predicted))
+    scorings.note(
+        Path(files.file.out),
+        party=name,
+        recipe=run_.recipe.name,
+        model=run_.run_id,
+        run=folder.run_id if folder is not None else "",
+        rows=predicted.rows,
+        scored=predicted.written,
+        data=str(folder.facts().get("data", "")) if folder is not None else "",
+        output=str(output.absolute()) if files.is_active else "",
+    )
+    facts = {key: value for key, value in asdict(predicted).items() if value != ""}
+    console.emit("predicted", **facts, **result, said=str(predicted))
     if files.is_active and files.file.data is not None:
         labels = Labels.from_state(run_.state["labels"])
         # A class is not for the log.
         console.show("scores", said=meaning(labels, label_name(files.file.data)))
+    if folder is None:
+        return NO_JOINT_SCORE
     do_last(folder.finishing())
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
+    return 0
+
+
+@cli.command(epilog=EXIT_CODES)
+@click.argument("party", type=click.Path(path_type=Path))
+@click.argument("cells", metavar="ID...", nargs=-1, required=True)
+@click.option(
+    "--run",
+    "trained",
+    metavar="RUN",
+    help="Look into this run: OUT/RUN-ID, or production, or latest.",
+)
+@click.option("--all", "whole", is_flag=True, help="Look into all of this party's runs.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+def forget(
+    party: Path, cells: tuple[str, ...], trained: str | None, whole: bool, dry_run: bool
+) -> None:
+    """Find what runs hold of one person, remove what can be removed, and say which models must be
+    trained again.
+
+    ID is as the party's own table has it; of several id columns give each. The person's rows are
+    removed from the predictions that runs keep. Checkpoints hold no id, but weights do not forget a
+    row, so a model that was trained with it must be trained again, after the row was removed from
+    the table. Run this before: only with the table of training is it certain what the row was for.
+    Files that vfl-party predict wrote elsewhere are named, and not changed. Every party does this
+    for itself.
+
+    \b
+    Examples:
+      vfl-party forget bank.toml K-1017 --all --dry-run
+      vfl-party forget bank.toml K-1017 --all
+    """
+    from vfl_common.run_folder import RunFolder
+    from vfl_party.assembly.files import read_files
+    from vfl_party.production.forget import outputs, person, trace
+
+    if (trained is None) == (not whole):
+        raise InputError(Code.CONFIG_INVALID, "forget: give either --run RUN or --all")
+    files = read_files(party)
+    out, name = Path(files.file.out), files.name
+    who = person(cells, files.data)
+    folders = (
+        [path.parent for path in sorted(out.glob(f"*/{name}/run.json"))]
+        if trained is None
+        else [_run_meant(trained, files.file) / name]
+    )
+    for path in folders:
+        folder = RunFolder(path, path.parent.name)
+        if folder.facts().get("job") != "train":
+            continue
+        found = trace(folder, name, who, remove=not dry_run)
+        click.echo(found.said)
+        for held in found.held:
+            said = str(held)
+            click.echo(f"  {said.replace('; removed', '; would be removed') if dry_run else said}")
+    for held in outputs(out, name, who):
+        click.echo(str(held))
+    click.echo(f"{shown(files.data.source)}: remove the row there, or the next run has it again")
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -296,6 +425,18 @@ def health(party: Path, wait_s: float) -> None:
         file.listen, load_credentials(file.tls, name=file.name, members=members), wait_s
     )
     click.echo(f"{file.name} at {address} serves")
+
+
+def _run_meant(text: str, file: PartyFile) -> Path:
+    """Returns the folder of the run that an option names: a path, or ``latest`` or ``production``
+    among this party's runs of the recipe's name. Raises InputError.
+    """
+    from vfl_common.production.registry import WORDS, ModelRegistry
+
+    if text not in WORDS:
+        return Path(text)
+    out = Path(file.out)
+    return out / ModelRegistry(out, file.name).find(text, load_recipe(Path(file.recipe)).name)
 
 
 def _broken(head: str, text: str) -> str:

@@ -21,7 +21,9 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import members_of
 from vfl_common.ledger import Ledger, load_entries
 from vfl_common.process.logs import Console, log_to
-from vfl_common.process.program import Stopped, do_last, resumable
+from vfl_common.process.program import do_last, resumable
+from vfl_common.process.signals import Stopped
+from vfl_common.process.tracing import traced
 from vfl_common.psi import MOST_ROWS
 from vfl_common.rpc.ask import MAX_QUESTIONS
 from vfl_common.rpc.channel import Service, listening
@@ -88,6 +90,7 @@ class ServerApp:
         run_id: a name for a new run; if empty, it is made from time and recipe.
         fresh: begin a new run even if ``out`` has an unfinished one of the same recipe.
         metrics: the address for Prometheus: host:port, or only a port; '' for none.
+        linger_s: how long that port outlives the run.
         pins: {party: ``sha256:…`` of its public key}; others may have any key.
         rows_at_most: of a party, if the parties find the rows in common.
     """
@@ -101,6 +104,7 @@ class ServerApp:
     run_id: str = ""
     fresh: bool = False
     metrics: str = ""
+    linger_s: float = 0.0
     pins: Mapping[str, str] = field(default_factory=dict)
     rows_at_most: int = MOST_ROWS
     # This run follows one that this process has set aside.
@@ -108,6 +112,11 @@ class ServerApp:
 
     def run(self) -> Summary:
         """Serves until the run is complete. Raises VflError if it fails."""
+        with traced("vfl-server", self.recipe.server):
+            return self._serve_all()
+
+    def _serve_all(self) -> Summary:
+        """Serves the run, and the one that follows it if it is set aside."""
         share_arenas()
         members = members_of(self.recipe, self.pins)
         keyring = Keyring(self.tls, self.recipe.server, members, uses=ANSWERS, out=self.out)
@@ -313,7 +322,9 @@ class ServerApp:
 
     @contextlib.contextmanager
     def _exposed(self, parts: _Parts) -> Iterator[None]:
-        """Serves metrics for Prometheus while the run lasts, if ``metrics`` is set."""
+        """Serves metrics for Prometheus while the run lasts, and for ``linger_s`` after it, if
+        ``metrics`` is set.
+        """
         address = self._metrics_address()
         if not address:
             yield
@@ -330,9 +341,20 @@ class ServerApp:
         metrics = ServerMetrics(
             parts.coordinator, parts.ledger, parts.meter, awaited, refused, ends
         )
-        with exposed(address, metrics.families) as bound:
-            self.console.emit("metrics", name=self.recipe.server, address=bound)
-            yield
+        coordinator = parts.coordinator
+        with exposed(
+            address,
+            metrics.families,
+            lambda: coordinator.status().state.value,
+            linger_s=self.linger_s,
+        ) as port:
+            self.console.emit("metrics", name=self.recipe.server, address=port.address)
+            try:
+                yield
+            finally:
+                # The run that follows needs the port.
+                if coordinator.set_aside:
+                    port.linger_s = 0.0
 
     def _folder(self) -> RunFolder:
         """Opens the folder of the run: the one that ``run_id`` names, the unfinished one, or a new

@@ -10,8 +10,15 @@ from pydantic import TypeAdapter, ValidationError
 from vfl_common.config.party import Pin, TlsSettings
 from vfl_common.config.recipe import load_recipe
 from vfl_common.files import PLAIN_NAME
-from vfl_common.process.logs import Console
-from vfl_common.process.program import EXIT_CODES, METRICS, NAMES, run_program
+from vfl_common.process.logs import Console, version
+from vfl_common.process.program import (
+    EXIT_CODES,
+    LINGER,
+    LOG_STDOUT,
+    METRICS,
+    NAMES,
+    run_program,
+)
 
 _LISTEN = "0.0.0.0:7000"
 _ROWS_AT_MOST = 10_000_000
@@ -47,7 +54,7 @@ _PASSPHRASE = click.option(
 
 
 @click.group(epilog=EXIT_CODES, context_settings=NAMES)
-@click.version_option(package_name="vfl")
+@click.version_option(version() or "unknown")
 def cli() -> None:
     """Run a federation's aggregation server: membership, run state, aggregation. It never sees rows
     or labels.
@@ -79,7 +86,9 @@ def cli() -> None:
     is_flag=True,
     help="Begin a new run even if --out has an unfinished run of this recipe.",
 )
-@click.option("--metrics", default="", metavar="HOST:PORT", help=METRICS)
+@METRICS
+@LINGER
+@LOG_STDOUT
 @click.option(
     "--predict",
     is_flag=True,
@@ -111,6 +120,7 @@ def serve(
     run_id: str,
     fresh: bool,
     metrics: str,
+    linger_s: float,
     predict: bool,
     passphrase: Path | None,
     pins: tuple[str, ...],
@@ -141,6 +151,7 @@ def serve(
         run_id=run_id,
         fresh=fresh,
         metrics=metrics,
+        linger_s=linger_s,
         pins=_pins(pins),
         rows_at_most=rows_at_most,
     ).run()

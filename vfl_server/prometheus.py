@@ -8,6 +8,7 @@ from datetime import datetime
 
 from prometheus_client.core import InfoMetricFamily, Metric
 
+from vfl_common.errors import Code
 from vfl_common.ledger import Ledger
 from vfl_common.process.logs import version
 from vfl_common.prometheus import Labels, awaited, certificates, counter, gauge, state, traffic
@@ -49,7 +50,9 @@ class ServerMetrics:
         yield counter(
             "vfl_interruptions_total", "How often it was interrupted.", {(): status.interruptions}
         )
-        refused: dict[Labels, float] = {(code,): count for code, count in self.refused().items()}
+        # A rate misses the first of a series that begins with it.
+        counts = self.refused()
+        refused: dict[Labels, float] = {(code.name,): counts.get(code.name, 0) for code in Code}
         yield counter(
             "vfl_refusals_total",
             "Sessions, joins and streams that were refused.",

@@ -9,10 +9,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from vfl_common.config.base import Section
-from vfl_party.outbound.filter import Tensors
-from vfl_party.outbound.noise import NoisyFilter
-from vfl_party.outbound.transforms import Transform
+from vfl.api import NoisyFilter, Section, Tensors, Transform
 
 
 class LaplaceSettings(Section):
@@ -24,7 +21,7 @@ class LaplaceSettings(Section):
 
 class ClippedLaplace(NoisyFilter):
     def __init__(self, settings: LaplaceSettings) -> None:
-        # Makes self._random, whose key comes from the operating system.
+        # Makes self.random, whose key comes from the operating system.
         super().__init__()
         # Two rows are at most 2·clip apart.
         self._clip, self._scale = settings.clip, 2 * settings.clip / settings.epsilon
@@ -36,7 +33,7 @@ class ClippedLaplace(NoisyFilter):
     def noise(self, z_BD: Tensor) -> Tensor:
         norm_B1 = z_BD.abs().sum(dim=1, keepdim=True)
         clipped_BD = z_BD * (self._clip / norm_B1.clamp_min(self._clip))
-        return clipped_BD + self._scale * self._random.laplace_like(z_BD)
+        return clipped_BD + self._scale * self.random.laplace_like(z_BD)
 
     def apply(self, tensors: Tensors) -> Tensors:
         return {name: self.noise(x.detach()) for name, x in tensors.items()}

@@ -8,15 +8,24 @@ from typing import Any
 import torch
 from pydantic import PositiveInt
 
-from vfl_common.bundle import Kind, StepKey
-from vfl_common.config.base import Section
-from vfl_party.base.phase import Phase, RoundReport
-from vfl_party.base.seeds import Rows, batches
-from vfl_party.models import combine
-from vfl_party.models.metrics import loss_fn
-from vfl_party.outbound.declared import Exchange, Occurrence, Sent, Traffic, f32
-from vfl_party.phases.context import Party
-from vfl_party.phases.method import Method
+from vfl.api import (
+    Exchange,
+    Kind,
+    Method,
+    Occurrence,
+    Party,
+    Phase,
+    RoundReport,
+    Rows,
+    Section,
+    Sent,
+    StepKey,
+    Traffic,
+    batches,
+    combine,
+    f32,
+    loss_fn,
+)
 
 # Declared once: passive parties ask the active party with z, and it answers with dz.
 EMBEDDING = Exchange(
@@ -76,12 +85,14 @@ class Passive(Side):
     def run_round(self, round_: int) -> RoundReport:
         self.models.train()
         todo = steps(self.party, self.name, round_, self.settings)
+        tick = self.party.ticker(self.name, round_, self.rounds, len(todo))
         for step, rows in todo:
             z_BD = self.party.encode(*self.party.need_features().inputs(rows))
             dz_BD = self.embedding.swap(step, {"z": z_BD}, rows=len(rows))["dz"]
             self.optimizer.zero_grad()
             z_BD.backward(dz_BD)
             self.optimizer.step()
+            tick()
         return RoundReport(len(todo))
 
 
@@ -94,6 +105,7 @@ class Active(Side):
         self.models.train()
         party, total, todo = self.party, 0.0, steps(self.party, self.name, round_, self.settings)
         (_, targets), loss_of = party.need_labels(), loss_fn(party.recipe.task)
+        tick = party.ticker(self.name, round_, self.rounds, len(todo))
         for step, rows in todo:
             own = [party.encode(*party.features.inputs(rows))] if party.features is not None else []
             received = self.embedding.collect(step, rows=len(rows))
@@ -105,6 +117,7 @@ class Active(Side):
             self.embedding.reply(step, {name: {"dz": z.grad} for name, z in z_BD.items()})
             self.optimizer.step()
             total += loss.item()
+            tick()
         return RoundReport(len(todo), {"train": {"loss": total / len(todo)}})
 
 

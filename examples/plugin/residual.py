@@ -7,8 +7,7 @@ import math
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from vfl_common.config.base import Section
-from vfl_party.models import Encoder, InputSpec
+from vfl.api import Encoder, InputSpec, Section
 
 
 class ResidualSettings(Section):

@@ -7,9 +7,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from vfl_common.config.base import Section
-from vfl_party.outbound.filter import Filter, Tensors
-from vfl_party.outbound.transforms import Transform
+from vfl.api import Filter, Section, Tensors, Transform
 
 
 class RowClipSettings(Section):

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from vfl_party.outbound.codecs.float16 import Float16
-from vfl_party.outbound.filter import Tensors
+from vfl.api import Float16, Tensors
 
 LARGEST = torch.finfo(torch.float16).max
 

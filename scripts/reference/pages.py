@@ -11,7 +11,7 @@ from typing import Any
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = DOCS / "reference"
 _PART = re.compile(
-    r"<!-- (keys|commands|errors|exchanges|rooms) ?(\S*) -->\n.*?<!-- /\1 -->", re.DOTALL
+    r"<!-- (api|keys|commands|errors|exchanges|rooms) ?(\S*) -->\n.*?<!-- /\1 -->", re.DOTALL
 )
 
 
@@ -37,7 +37,7 @@ def parts(text: str) -> list[tuple[str, str]]:
 
 def made(kind: str, of: str) -> str:
     """Makes one part, which ends with a line break."""
-    from scripts.reference import commands, errors, exchanges, keys, rooms
+    from scripts.reference import api, commands, errors, exchanges, keys, rooms
 
     if kind == "keys":
         return table(keys.HEADINGS, keys.rows(named(of)))
@@ -46,6 +46,8 @@ def made(kind: str, of: str) -> str:
         return commands.page(program[of.partition(".")[0]], named(of))
     if kind == "rooms":
         return table(rooms.HEADINGS, rooms.rows(of))
+    if kind == "api":
+        return table(api.HEADINGS, api.rows())
     if kind == "errors":
         return table(errors.HEADINGS, errors.rows())
     return table(exchanges.HEADINGS, exchanges.rows())

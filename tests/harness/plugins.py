@@ -4,12 +4,13 @@ the path.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.harness.sharing import program_environment
@@ -43,6 +44,25 @@ def install(folder: Path) -> Path:
     )
     assert done.returncode == 0, done.stderr
     return target
+
+
+@contextlib.contextmanager
+def importing(folder: Path) -> Iterator[None]:
+    """Lets the block import the example's modules from ``folder``, and none that another test has
+    imported; they are forgotten afterwards.
+    """
+
+    def forget() -> None:
+        for module in EXAMPLE.glob("*.py"):
+            sys.modules.pop(module.stem, None)
+
+    forget()
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        forget()
 
 
 def place(folder: Path, version: str = "1.0") -> Path:

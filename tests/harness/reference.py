@@ -11,11 +11,11 @@ must start from: the models as built, the seeds, the tables and their preprocess
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -23,13 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
+from torch.optim import lr_scheduler as schedules
 
 from tests.harness import wiring
+from tests.harness.reference_task import losses_of_rows, weights_of_rows
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
-from vfl_party.models import build_encoder, build_top, seeded
+from vfl_party.models import build_encoder, build_top, generator, seeded, takes_codes
+from vfl_party.models.top.attention import AttentionPooling
 
 
 class OneParty:
@@ -42,42 +45,61 @@ class OneParty:
         data: DataSettings,
         settings: dict[str, Any],
         splits: Mapping[str, Any],
+        views: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         place, self.name = recipe.party(name), name
+        self._views, self._root = views, recipe.seed
         assert place is not None
         encoder = place.encoder or recipe.model.encoder
         table = load_table(data, with_label=place.role == "active")
         rows = recipe.rows
-        drawn = split_rows(recipe.seed, len(table.ids), validation=rows.validation, test=rows.test)
+        drawn = split_rows(
+            recipe.seed,
+            len(table.ids),
+            validation=rows.validation,
+            test=rows.test,
+            folds=rows.folds,
+            fold=rows.fold,
+        )
         self.splits = drawn if rows.split == "random" else splits
         self.models = nn.ModuleDict()
         self.features = None
+        self.weights: Tensor | None = None
         if place.features:
             fitted = Preprocessor.fit(
                 table,
                 self.splits["train"],
-                one_hot=encoder.kind != "tabular",
+                one_hot=not takes_codes(encoder),
                 flatten=encoder.kind in ("mlp", "tabular"),
                 settings=data,
             )
             self.features = fitted.transform(table)
             with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
                 self.models["encoder"] = build_encoder(
-                    encoder, self.features.spec, recipe.model.embedding_size
+                    encoder, self.features.spec, width_of(recipe, name)
                 )
         if place.role == "active":
-            labels = Labels.fit(table.labels, recipe.task, self.splits["train"], source="reference")
             assert table.labels is not None
-            self.targets = labels.encode(table.labels)
-            inputs = (
-                sum(party.features for party in recipe.parties)
-                if recipe.model.combine == "concat"
-                else 1
+            raw = table.labels
+            others = [name for name in data.beside if name != data.weight]
+            if others:
+                raw = np.stack([raw, *(table.beside[each] for each in others)], axis=1)
+            labels = Labels.fit(
+                raw, recipe.task, self.splits["train"], source="reference", names=data.labels
             )
-            with seeded(derive_seed(recipe.seed, "init", name, "top")):
-                self.models["top"] = build_top(
-                    recipe.model.top, inputs * recipe.model.embedding_size, recipe.task.outputs
+            self.targets = labels.encode(raw)
+            column = table.beside[data.weight] if data.weight is not None else None
+            self.weights = weights_of_rows(recipe, raw, column, self.splits["train"])
+            inputs = recipe.model.embedding_size
+            if recipe.model.combine == "concat":
+                inputs = sum(
+                    width_of(recipe, each.name) for each in recipe.parties if each.features
                 )
+            with seeded(derive_seed(recipe.seed, "init", name, "top")):
+                attends = recipe.model.combine == "attention"
+                first = [AttentionPooling(inputs)] if attends else []
+                top = build_top(recipe.model.top, inputs, recipe.task.outputs)
+                self.models["top"] = nn.Sequential(*first, top) if first else top
         self._random = (
             torch.Generator().manual_seed(derive_seed(recipe.seed, "torch", name)).get_state()
         )
@@ -90,12 +112,47 @@ class OneParty:
             yield
             self._random = torch.get_rng_state()
 
-    def embed(self, rows: np.ndarray[Any, Any]) -> Tensor | None:
+    def wanted(self, rows: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor | None]:
+        """Returns the targets of rows, and their weights, if they differ."""
+        at = torch.from_numpy(rows)
+        return self.targets[at], None if self.weights is None else self.weights[at]
+
+    def embed(self, rows: np.ndarray[Any, Any], at: tuple[int, int] | None = None) -> Tensor | None:
+        """``at``: the epoch and the batch, in training."""
         if self.features is None:
             return None
+        inputs = self.features.inputs(rows)
+        if self._views and at is not None:
+            inputs = (self._view(inputs[0], at), *inputs[1:])
         with self.own_random_numbers():
-            z: Tensor = self.models["encoder"](*self.features.inputs(rows))
+            z: Tensor = self.models["encoder"](*inputs)
         return z
+
+    def _view(self, x: Tensor, at: tuple[int, int]) -> Tensor:
+        """Mirrors images, or replaces numbers by those of the same column in training rows."""
+        assert self.features is not None
+        random = generator(derive_seed(self._root, "augment", "splitnn", self.name, *at))
+        if x.dim() == 4:
+            mirrored = torch.rand(len(x), 1, 1, 1, generator=random) < self._views["flip"]
+            return torch.stack(
+                [each.flip(2) if flag else each for each, flag in zip(x, mirrored, strict=True)]
+            )
+        replaced = torch.rand(x.shape, generator=random) < self._views["corruption"]
+        pool = torch.as_tensor(self.splits["train"])
+        others = pool[torch.randint(len(pool), x.shape, generator=random)]
+        view = x.clone()
+        for row, column in replaced.nonzero().tolist():
+            view[row, column] = self.features.x[others[row, column], column]
+        return view
+
+
+def width_of(recipe: Recipe, name: str) -> int:
+    """Returns the width of a party's embedding."""
+    return next(
+        each.embedding_size or recipe.model.embedding_size
+        for each in recipe.parties
+        if each.name == name
+    )
 
 
 def optimizer_of(settings: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -109,9 +166,92 @@ def optimizer_of(settings: dict[str, Any], parameters: list[nn.Parameter]) -> to
         return torch.optim.SGD(
             parameters, lr=lr, momentum=settings.get("momentum", 0.0), weight_decay=decay
         )
+    if kind == "adamw":
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
     if kind == "adagrad":
         return torch.optim.Adagrad(parameters, lr=lr, weight_decay=decay)
     return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
+
+
+def own_tables(
+    optimizer: dict[str, Any], settings: dict[str, Any], names: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    """Returns {party: the optimizer's table that is for it}."""
+    return {name: own_table(settings, name, optimizer) for name in names}
+
+
+def own_table(settings: dict[str, Any], name: str, default: dict[str, Any]) -> dict[str, Any]:
+    """Returns the optimizer's table that is for a party."""
+    found: dict[str, Any] = settings.get("optimizers", {}).get(name, default)
+    return found
+
+
+class Rates:
+    """The learning rates of a party, by torch's own schedules: ``step`` ends an epoch, ``judge`` a
+    validation.
+    """
+
+    def __init__(self, table: dict[str, Any], of: torch.optim.Optimizer, epochs: int) -> None:
+        kind, warmup = table.get("schedule", "constant"), table.get("warmup_epochs", 0)
+        self._falls = None
+        found: list[schedules.LRScheduler] = []
+        if kind == "cosine":
+            cosine = partial(_cosine, epochs - warmup)
+            found.append(schedules.LambdaLR(of, cosine))
+        elif kind == "step":
+            found.append(schedules.StepLR(of, table["step_epochs"], table.get("factor", 0.1)))
+        else:
+            found.append(schedules.ConstantLR(of, 1.0))
+        if kind == "plateau":
+            # Torch lowers the rate after more than its patience.
+            patience, factor = table.get("plateau_patience", 3) - 1, table.get("factor", 0.1)
+            self._falls = schedules.ReduceLROnPlateau(
+                of, factor=factor, patience=patience, threshold=0.0, eps=0.0
+            )
+        if warmup:
+            found.insert(0, schedules.LinearLR(of, 1 / (warmup + 1), 1.0, total_iters=warmup))
+        self._epochs = (
+            schedules.SequentialLR(of, found, milestones=[warmup]) if warmup else found[0]
+        )
+
+    def step(self) -> None:
+        self._epochs.step()
+
+    def judge(self, value: float) -> None:
+        if self._falls is not None:
+            self._falls.step(value)
+
+
+def _cosine(epochs: int, epoch: int) -> float:
+    return (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+class Updates:
+    """An optimizer of one party with all that its table says: the update, clipped, and the rates.
+
+    ``epochs``: of the phase, each of which ends with ``end_epoch``.
+    """
+
+    def __init__(self, table: dict[str, Any], of: list[nn.Parameter], epochs: int) -> None:
+        self._table, self._of, self._optimizer = table, of, optimizer_of(table, of)
+        self._rates = Rates(table, self._optimizer, epochs)
+
+    def by(self, loss: Tensor) -> None:
+        """Updates the parameters by the gradient of ``loss``."""
+        self._optimizer.zero_grad()
+        loss.backward()
+        self.step()
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+
+    def step(self) -> None:
+        if "clip_norm" in self._table:
+            clip_gradients(self._of, self._table["clip_norm"])
+        self._optimizer.step()
+
+    def end_epoch(self) -> None:
+        self._rates.step()
 
 
 @dataclass
@@ -144,17 +284,23 @@ def train(
     recipe = Recipe.model_validate(recipe_tables)
     phase = recipe.phases[0]
     settings, optimizer = phase.settings, phase.settings.get("optimizer", {})
+    tables = own_tables(optimizer, settings, data)
     with one_thread():
         parties = {
             party.name: OneParty(
-                recipe, party.name, DataSettings(**data[party.name]), optimizer, splits
+                recipe,
+                party.name,
+                DataSettings(**data[party.name]),
+                tables[party.name],
+                splits,
+                settings.get("augment", {}),
             )
             for party in recipe.parties
         }
         if away:
             _train_without(recipe, phase.name, settings, parties, away)
         else:
-            _train(recipe, phase.name, settings, optimizer, parties)
+            _train(recipe, phase.name, settings, tables, parties)
     return {name: dict(party.models.state_dict()) for name, party in parties.items()}
 
 
@@ -175,13 +321,14 @@ def _train(
     recipe: Recipe,
     phase: str,
     settings: dict[str, Any],
-    optimizer: dict[str, Any],
+    tables: dict[str, dict[str, Any]],
     parties: dict[str, OneParty],
 ) -> None:
     active = parties[recipe.active.name]
     # The active party's embedding is first; the passive parties' follow in the roster's order.
     ordered = [active, *(party for party in parties.values() if party is not active)]
-    epochs, lr = settings["epochs"], optimizer.get("lr", 1e-3)
+    epochs = settings["epochs"]
+    rates = [Rates(tables[name], party.optimizer, epochs) for name, party in parties.items()]
     stopping = settings.get("early_stopping")
     best: float | None = None
     best_weights: dict[str, Any] = {}
@@ -189,25 +336,27 @@ def _train(
     for epoch in range(epochs):
         for party in ordered:
             party.models.train()
-            if optimizer.get("schedule") == "cosine":
-                for group in party.optimizer.param_groups:
-                    group["lr"] = lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
         cut = batches(
             recipe.seed, phase, epoch, active.splits["train"], settings.get("batch_size", 64)
         )
         for batch, rows in enumerate(cut):
             outputs = _forward(recipe, active, ordered, rows, (epoch, batch))
-            loss = loss_of(recipe, outputs, active.targets[torch.from_numpy(rows)])
+            loss = loss_of(recipe, outputs, *active.wanted(rows))
             for party in ordered:
                 party.optimizer.zero_grad()
             loss.backward()
             for party in ordered:
-                if "clip_norm" in optimizer:
-                    clip_gradients(list(party.models.parameters()), optimizer["clip_norm"])
+                table = tables[party.name]
+                if "clip_norm" in table:
+                    clip_gradients(list(party.models.parameters()), table["clip_norm"])
                 party.optimizer.step()
+        for each in rates:
+            each.step()
         if stopping is None:
             continue
         value = _validate(recipe, active, ordered, stopping.get("metric", "loss"))
+        for each in rates:
+            each.judge(-value if stopping.get("metric") == "accuracy" else value)
         better = best is None or (
             value > best if stopping.get("metric") == "accuracy" else value < best
         )
@@ -267,9 +416,9 @@ def _train_without(
                 if name not in gone:
                     z = party.embed(rows)
                 elif policy == "zeros" or (policy == "skip" and rule == "concat"):
-                    z = torch.zeros(len(rows), recipe.model.embedding_size)
+                    z = torch.zeros(len(rows), width_of(recipe, name))
                 elif policy == "cached":
-                    blank = torch.zeros(recipe.model.embedding_size)
+                    blank = torch.zeros(width_of(recipe, name))
                     z = torch.stack([last.get((name, int(row)), blank) for row in rows])
                 if z is not None:
                     embeddings.append(z)
@@ -278,14 +427,8 @@ def _train_without(
                             (name, int(row)): each
                             for row, each in zip(rows, z.detach(), strict=True)
                         }
-            if rule == "concat":
-                combined = torch.cat(embeddings, dim=1)
-            else:
-                combined = reduce(torch.add, embeddings) / (
-                    len(embeddings) if rule == "mean" else 1
-                )
             loss = loss_of(
-                recipe, active.models["top"](combined), active.targets[torch.from_numpy(rows)]
+                recipe, _top(active, rule, embeddings), active.targets[torch.from_numpy(rows)]
             )
             for party in ordered:
                 party.optimizer.zero_grad()
@@ -340,22 +483,49 @@ def _forward(
     rows: np.ndarray[Any, Any],
     at: tuple[int, int] | None = None,
 ) -> Tensor:
-    sent = [_sent(recipe, party, active, party.embed(rows), at) for party in ordered]
+    sent = [_sent(recipe, party, active, party.embed(rows, at), at) for party in ordered]
     embeddings = [z for z in sent if z is not None]
-    rule = recipe.model.combine
+    with active.own_random_numbers():
+        return _top(active, recipe.model.combine, embeddings)
+
+
+def _top(active: OneParty, rule: str, embeddings: list[Tensor]) -> Tensor:
+    """Combines the embeddings of the parties that are there, and passes them through the top."""
+    top = active.models["top"]
     if rule == "concat":
         combined = torch.cat(embeddings, dim=1)
     elif rule == "max":
         combined = reduce(torch.maximum, embeddings)
+    elif rule == "attention":
+        assert isinstance(top, nn.Sequential)
+        pooling, top = top
+        combined = _attended(
+            pooling.get_parameter("hidden.weight"),
+            pooling.get_parameter("score.weight"),
+            embeddings,
+        )
     else:
         combined = reduce(torch.add, embeddings) / (len(embeddings) if rule == "mean" else 1)
-    with active.own_random_numbers():
-        outputs: Tensor = active.models["top"](combined)
+    outputs: Tensor = top(combined)
     return outputs
 
 
-def loss_of(recipe: Recipe, outputs: Tensor, targets: Tensor) -> Tensor:
+def _attended(v_DD: Tensor, w_1D: Tensor, embeddings: list[Tensor]) -> Tensor:
+    """Sums the embeddings with weights, written out (Ilse et al. 2018, Eq. 7 and 8)."""
+    # softmax subtracts the largest score before exp: written out without that, a gradient that is
+    # zero but for rounding becomes another one, and Adam divides it by its own size.
+    scores_BK = torch.cat([torch.tanh(z @ v_DD.T) @ w_1D.T for z in embeddings], dim=1)
+    a_BK = scores_BK.softmax(dim=1)
+    return reduce(torch.add, [a_BK[:, k : k + 1] * z for k, z in enumerate(embeddings)])
+
+
+def loss_of(
+    recipe: Recipe, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
+) -> Tensor:
     """Returns the task's mean loss over the rows."""
+    if weights is not None or recipe.task.shaped or recipe.task.kind in ("multilabel", "survival"):
+        each = losses_of_rows(recipe.task, outputs, targets)
+        return (each if weights is None else each * weights).mean()
     if recipe.task.kind == "multiclass":
         return F.cross_entropy(outputs, targets)
     if recipe.task.kind == "binary":

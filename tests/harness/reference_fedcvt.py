@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from tests.harness.reference import one_thread, optimizer_of
+from tests.harness.reference import Updates, one_thread, own_table
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
@@ -63,7 +63,8 @@ class _Party:
             for view in ("active", "passive"):
                 with seeded(derive_seed(recipe.seed, "init", name, phase, view)):
                     self.models[view] = nn.Linear(width, outputs)
-        self.optimizer = optimizer_of(settings.get("optimizer", {}), list(self.models.parameters()))
+        optimizer = own_table(settings, name, settings.get("optimizer", {}))
+        self.optimizer = Updates(optimizer, list(self.models.parameters()), settings["epochs"])
 
     def represent(self, rows: Rows) -> tuple[Tensor, Tensor]:
         inputs = self.features.inputs(rows)
@@ -136,6 +137,8 @@ def train(
             ):
                 taken += _step(recipe, settings, a, b, labelled, step, epoch >= warmup)
                 step += 1
+            for party in (a, b):
+                party.optimizer.end_epoch()
             found.append({party.name: party.snapshot() for party in (a, b)})
     return found, taken
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from tests.harness import wiring
-from tests.harness.reference import one_thread
+from tests.harness.reference import Updates, one_thread, own_table
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
@@ -59,14 +59,22 @@ def _heads(settings: dict[str, Any], width: int) -> tuple[nn.Module, nn.Module]:
 
 
 class _Tower:
-    """One tower: f, its projector, h, and SGD over them."""
+    """One tower: f, its projector, h, and SGD over them, or the optimizer of a table."""
 
-    def __init__(self, encoder: nn.Module, heads: tuple[nn.Module, nn.Module], lr: float) -> None:
+    def __init__(
+        self,
+        encoder: nn.Module,
+        heads: tuple[nn.Module, nn.Module],
+        lr: float,
+        table: dict[str, Any],
+        epochs: int,
+    ) -> None:
         self.encoder, (self.projector, self.predictor) = encoder, heads
         self.parts = nn.ModuleDict(
             {"encoder": encoder, "projector": heads[0], "predictor": heads[1]}
         )
         self.lr = lr
+        self.own = Updates(table, list(self.parts.parameters()), epochs) if table else None
         self.optimizer = torch.optim.SGD(
             self.parts.parameters(),
             lr=lr,
@@ -80,11 +88,19 @@ class _Tower:
         return out
 
     def update(self, loss: Tensor) -> None:
+        if self.own is not None:
+            self.own.by(loss)
+            return
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
 
     def anneal(self, epoch: int, epochs: int) -> None:
+        """Sets the rate of an epoch that begins."""
+        if self.own is not None:
+            if epoch:
+                self.own.end_epoch()
+            return
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
@@ -142,7 +158,8 @@ class _Party:
                 encoder = build_encoder(kind, self.features.spec, size)
             with seeded(derive_seed(recipe.seed, "init", phase, *owner, label)):
                 heads = _heads(settings, size)
-            return _Tower(encoder, heads, lr)
+            epochs = settings["rounds"] * settings.get(f"{label}_epochs", 1)
+            return _Tower(encoder, heads, lr, own_table(settings, name, {}), epochs)
 
         self.cross = tower("cross", name)
         # Averaged later, so it begins alike at all parties.

@@ -7,7 +7,7 @@ as in TOML; see ``train``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from tests.harness import wiring
-from tests.harness.reference import one_thread
+from tests.harness.reference import Updates, loss_of, one_thread, own_table, width_of
+from tests.harness.reference_task import weights_of_rows
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
@@ -55,15 +56,21 @@ def train(
             x = fitted.transform(table).x[torch.from_numpy(rows)]
             with seeded(derive_seed(recipe.seed, "init", party.name, "encoder")):
                 encoder = build_encoder(
-                    recipe.model.encoder, fitted.transform(table).spec, recipe.model.embedding_size
+                    recipe.model.encoder, fitted.transform(table).spec, width_of(recipe, party.name)
                 )
             if party.role == "active":
                 active, own, x_own = party.name, encoder, x
-                labels = Labels.fit(
-                    table.labels, recipe.task, rows, source="reference", scale=settings.label_scale
-                )
                 assert table.labels is not None
-                y = labels.encode(table.labels)[torch.from_numpy(rows)]
+                raw = table.labels
+                if settings.event is not None:
+                    raw = np.stack([raw, table.beside[settings.event]], axis=1)
+                labels = Labels.fit(
+                    raw, recipe.task, rows, source="reference", scale=settings.label_scale
+                )
+                y = labels.encode(raw)[torch.from_numpy(rows)]
+                column = table.beside[settings.weight] if settings.weight is not None else None
+                weights = weights_of_rows(recipe, table.labels, column, rows)
+                weights = None if weights is None else weights[torch.from_numpy(rows)]
                 continue
             r = _local(recipe, local.name, local.settings, party.name, encoder, x)
             r = wiring.crossed(recipe, head.name, "upload", "up", party.name, (0, 0), "z", r)
@@ -74,12 +81,13 @@ def train(
             found[party.name] = {
                 f"{prefix}.{name}": tensor for name, tensor in encoder.state_dict().items()
             }
-        top = _host(recipe, head.name, head.settings, own, x_own, uploaded, y)
+        top = _host(recipe, head.name, head.settings, own, x_own, uploaded, y, weights)
     with torch.no_grad():
         for place, party in enumerate(recipe.passives, 1):
             if party.name in late:
-                d = recipe.model.embedding_size
-                top.get_parameter("0.weight")[:, d * place : d * (place + 1)] = 0.0
+                widths = [width_of(recipe, each.name) for each in recipe.parties]
+                at = sum(widths[:place])
+                top.get_parameter("0.weight")[:, at : at + widths[place]] = 0.0
     found[active] = {f"encoder.{name}": tensor for name, tensor in own.state_dict().items()}
     found[active] |= {f"top.{name}": tensor for name, tensor in top.state_dict().items()}
     return found
@@ -119,7 +127,7 @@ def _local(
     recipe: Recipe, phase: str, settings: dict[str, Any], name: str, encoder: nn.Module, x: Tensor
 ) -> Tensor:
     """Runs lines 3 to 16 at one passive party; returns its representations R_j."""
-    n, d = len(x), recipe.model.embedding_size
+    n, d = len(x), width_of(recipe, name)
     bounded = x.dim() == 2
 
     def f(x: Tensor) -> Tensor:
@@ -129,7 +137,8 @@ def _local(
     random = torch.Generator().manual_seed(derive_seed(recipe.seed, phase, name, "targets"))
     c = torch.randn(n, d, generator=random)
     c = c / c.pow(2).sum(dim=1, keepdim=True).sqrt()
-    optimizer = _adam(settings, list(encoder.parameters()))
+    table = own_table(settings, name, settings["optimizer"])
+    optimizer = Updates(table, list(encoder.parameters()), settings["epochs"])
     for epoch in range(settings["epochs"]):
         order = batches(
             derive_seed(recipe.seed, name), phase, epoch, np.arange(n), settings["batch_size"]
@@ -146,9 +155,8 @@ def _local(
                 c[at] = c[at][torch.from_numpy(chosen)]
             # Line 6.
             loss = torch.linalg.matrix_norm(z - c[at]) ** 2 / (2 * len(at))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            optimizer.by(loss)
+        optimizer.end_epoch()
     encoder.eval()
     with torch.no_grad():
         return f(x)
@@ -162,31 +170,22 @@ def _host(
     x: Tensor,
     r: list[Tensor],
     y: Tensor,
-) -> nn.Sequential:
+    weights: Tensor | None,
+) -> nn.Module:
     """Runs lines 20 to 30: trains the aggregation model f_w, the active party's encoder and the
     layers after it.
     """
-    width = (1 + len(r)) * recipe.model.embedding_size
+    width = sum(width_of(recipe, each.name) for each in recipe.parties)
     with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
         top = build_top(recipe.model.top, width, recipe.task.outputs)
-    optimizer = _adam(settings, [*own.parameters(), *top.parameters()])
-    losses: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "binary": F.binary_cross_entropy_with_logits,
-        "multiclass": F.cross_entropy,
-        "regression": F.mse_loss,
-    }
+    trained = [*own.parameters(), *top.parameters()]
+    optimizer = Updates(settings["optimizer"], trained, settings["epochs"])
     own.train()
     for epoch in range(settings["epochs"]):
         for batch in batches(recipe.seed, phase, epoch, np.arange(len(y)), settings["batch_size"]):
             at = torch.from_numpy(batch)
             output = top(torch.cat([own(x[at]), *(each[at] for each in r)], dim=1))
-            loss = losses[recipe.task.kind](output, y[at])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            loss = loss_of(recipe, output, y[at], None if weights is None else weights[at])
+            optimizer.by(loss)
+        optimizer.end_epoch()
     return top
-
-
-def _adam(settings: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Adam:
-    given = settings["optimizer"]
-    return torch.optim.Adam(parameters, lr=given["lr"], weight_decay=given.get("weight_decay", 0.0))

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from tests.harness.reference import OneParty, clip_gradients, loss_of, one_thread
+from tests.harness.reference_task import losses_of_rows
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches
@@ -148,8 +148,8 @@ class _Run:
         combined = self._combine([*([] if own is None else [own]), *leaves.values()])
         with self.active.own_random_numbers():
             outputs = self.active.models["top"](combined)
-        targets = self.active.targets[torch.from_numpy(rows)]
-        loss = loss_of(self.recipe, outputs, targets)
+        targets, of_rows = self.active.wanted(rows)
+        loss = loss_of(self.recipe, outputs, targets, of_rows)
         found = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True)
         if threshold is not None and stale is not None:
             weights = _cosines(
@@ -157,19 +157,13 @@ class _Run:
                 torch.cat([stale[name] for name in leaves], dim=1),
                 threshold,
             )
-            loss = (weights * self._loss_of_rows(outputs, targets)).mean()
+            each = losses_of_rows(self.recipe.task, outputs, targets)
+            loss = (weights * (each if of_rows is None else each * of_rows)).mean()
         parameters = list(self.active.models.parameters())
         self._update(
             self.active, dict(zip(parameters, torch.autograd.grad(loss, parameters), strict=True))
         )
         return dict(zip(leaves, found, strict=True))
-
-    def _loss_of_rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self.recipe.task.kind == "multiclass":
-            return F.cross_entropy(outputs, targets, reduction="none")
-        if self.recipe.task.kind == "binary":
-            return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")[:, 0]
-        return F.mse_loss(outputs, targets, reduction="none")[:, 0]
 
     def _combine(self, embeddings: list[Tensor]) -> Tensor:
         rule = self.recipe.model.combine

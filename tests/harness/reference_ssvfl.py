@@ -7,14 +7,13 @@ inputs.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from tests.harness.reference import one_thread
+from tests.harness.reference import Updates, one_thread, own_table, width_of
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
@@ -87,8 +86,8 @@ def _contrast(
 ) -> nn.Module:
     """Runs LocalCL of Algorithm 4, with SimCLR's loss."""
     with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
-        encoder = build_encoder(recipe.model.encoder, features.spec, recipe.model.embedding_size)
-    width = recipe.model.embedding_size
+        encoder = build_encoder(recipe.model.encoder, features.spec, width_of(recipe, name))
+    width = width_of(recipe, name)
     layers: list[nn.Module] = []
     with seeded(derive_seed(recipe.seed, "init", phase, name, "local")):
         for number, size in enumerate(settings["projector"]):
@@ -97,23 +96,22 @@ def _contrast(
             width = size
     network = nn.Sequential(encoder, *layers)
     size, lr = settings["batch_size"], 0.05 * settings["batch_size"] / 256
-    optimizer = torch.optim.SGD(network.parameters(), lr=lr, momentum=0.9, weight_decay=3e-5)
+    sgd = {"kind": "sgd", "momentum": 0.9, "weight_decay": 3e-5, "lr": lr, "schedule": "cosine"}
+    table = own_table(settings, name, sgd)
+    optimizer = Updates(table, list(network.parameters()), settings["rounds"])
     augment = make_augment(AugmentSettings(), features, rows)
     own = derive_seed(recipe.seed, name)
     for epoch in range(settings["rounds"]):
         random = torch.Generator().manual_seed(
             derive_seed(recipe.seed, "augment", phase, name, epoch)
         )
-        for group in optimizer.param_groups:
-            group["lr"] = lr * (1 + math.cos(math.pi * epoch / settings["rounds"])) / 2
         for batch in batches(own, phase, epoch, rows, size):
             if len(batch) < size:
                 continue
             views = augment.two_views(features.inputs(batch), random)
             loss = _simclr(network(*views[0]), network(*views[1]), settings["temperature"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            optimizer.by(loss)
+        optimizer.end_epoch()
     return encoder
 
 
@@ -135,14 +133,13 @@ def _head(recipe: Recipe, phase: str, settings: dict[str, Any], r: Tensor, y: Te
     """Runs Algorithm 1, lines 6 to 10."""
     with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
         top = build_top(recipe.model.top, r.shape[1], recipe.task.outputs)
-    optimizer = torch.optim.Adam(top.parameters(), lr=settings["optimizer"]["lr"])
+    optimizer = Updates(settings["optimizer"], list(top.parameters()), settings["epochs"])
     for epoch in range(settings["epochs"]):
         for batch in batches(
             recipe.seed, phase, epoch, torch.arange(len(y)).numpy(), settings["batch_size"]
         ):
             chosen = torch.from_numpy(batch)
             loss = F.cross_entropy(top(r[chosen]), y[chosen])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            optimizer.by(loss)
+        optimizer.end_epoch()
     return top

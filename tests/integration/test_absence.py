@@ -136,7 +136,12 @@ BATCHES = 5
 @pytest.mark.parametrize(
     ("policy", "rule", "checkpoint_every"),
     # The last has none when it is killed.
-    [("zeros", "sum", 5), ("cached", "concat", 5), ("skip", "mean", 1000)],
+    [
+        ("zeros", "sum", 5),
+        ("cached", "concat", 5),
+        ("skip", "attention", 5),
+        ("skip", "mean", 1000),
+    ],
 )
 def test_a_party_is_killed_and_comes_back_in_the_same_generation(
     policy: str, rule: str, checkpoint_every: int, tmp_path: Path

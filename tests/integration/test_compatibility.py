@@ -139,6 +139,21 @@ def test_a_question_to_a_server_of_the_release_before_is_a_note(
         worded_as_before(line)
 
 
+def test_a_server_of_the_release_before_does_not_end_the_run_of_a_party_that_fails(
+    before: Path, tmp_path: Path
+) -> None:
+    """It would take the word of a party that cannot join for the end of the run."""
+    with Mixed(tmp_path / "f", recipe(2), digits(2)) as federation:
+        federation.start_mixed(before, {"server"}, "p0")
+        federation.programs["p0"].wait_for("waiting")
+        data = federation.data["p1"]
+        federation.data["p1"] = {"source": "none.csv", "id": "id"}
+        refused(federation.start_party("p1"), "none.csv")
+        federation.data["p1"] = data
+        federation.start_party("p1")
+        federation.finish()
+
+
 def test_an_upgrade_resumes_an_unfinished_run(before: Path, tmp_path: Path) -> None:
     with Mixed(tmp_path / "f", recipe(2, phase={"epochs": 150}), digits(2)) as federation:
         everybody = {"server", "p0", "p1"}

@@ -71,10 +71,16 @@ def check(
 
 
 # All have each.
-BETWEEN_PROCESSES = {("concat", "mlp", 2), ("sum", "cnn", 4), ("mean", "cnn", 2), ("max", "mlp", 4)}
+BETWEEN_PROCESSES = {
+    ("concat", "mlp", 2),
+    ("sum", "cnn", 4),
+    ("mean", "cnn", 2),
+    ("max", "mlp", 4),
+    ("attention", "mlp", 4),
+}
 
 
-@pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max"])
+@pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max", "attention"])
 @pytest.mark.parametrize("encoder", ["mlp", "cnn"])
 @pytest.mark.parametrize("parties", [2, 4])
 def test_parties_get_the_parameters_of_one_process(
@@ -162,6 +168,60 @@ def test_binary_with_momentum_clipping_and_a_cosine_schedule(
     check(tmp_path, recipe, cases.columns("sklearn:breast_cancer", 3, limit=120), record_property)
 
 
+def test_each_party_with_an_optimizer_of_its_own(tmp_path: Path, record_property: Any) -> None:
+    """Steps, warm-up, decay of weights and clipping of one party do not touch another's."""
+    own = {
+        "p0": {"kind": "adamw", "lr": 0.01, "weight_decay": 0.1, "warmup_epochs": 2},
+        "p1": {
+            "kind": "sgd",
+            "lr": 0.1,
+            "schedule": "step",
+            "step_epochs": 2,
+            "factor": 0.3,
+            "warmup_epochs": 1,
+            "clip_norm": 0.1,
+        },
+    }
+    phase = {
+        "epochs": 6,
+        "optimizer": {"kind": "adagrad", "schedule": "cosine", "warmup_epochs": 3},
+        "optimizers": own,
+    }
+    recipe = cases.recipe(
+        3, task={"kind": "binary"}, phase=phase, rows={"test": 0.2, "folds": 4, "fold": 3}
+    )
+    data = cases.columns("sklearn:breast_cancer", 3, limit=120)
+    got = check(tmp_path, recipe, data, record_property)
+    plain = cases.recipe(3, task={"kind": "binary"}, phase=phase | {"optimizers": {}})
+    assert largest_deviation(got, reference.train(plain, data)) > 1e-3
+
+
+def test_plateaus_lower_the_rate_of_every_party(tmp_path: Path, record_property: Any) -> None:
+    falls = {"schedule": "plateau", "plateau_patience": 1, "factor": 0.3}
+    phase = {
+        "epochs": 12,
+        "optimizer": {"kind": "sgd", "lr": 2.0, **falls},
+        "optimizers": {"p1": {"kind": "adam", "lr": 0.05, **falls, "warmup_epochs": 2}},
+        "early_stopping": {"patience": 4},
+    }
+    recipe = cases.recipe(2, task={"kind": "binary"}, phase=phase, rows={"validation": 0.3})
+    data = cases.columns("sklearn:breast_cancer", 2, limit=100)
+    got = check(tmp_path, recipe, data, record_property)
+    constant = {"optimizer": {"kind": "sgd", "lr": 2.0}, "optimizers": {}}
+    other = cases.recipe(
+        2, task={"kind": "binary"}, phase=phase | constant, rows={"validation": 0.3}
+    )
+    # The rate does fall: with the first one the weights are others.
+    assert largest_deviation(got, reference.train(other, data)) > 1e-3
+
+
+def test_embeddings_of_different_widths(tmp_path: Path, record_property: Any) -> None:
+    recipe = cases.recipe(4, model={"top": {"hidden": [16]}})
+    recipe["parties"][0]["embedding_size"], recipe["parties"][2]["embedding_size"] = 3, 5
+    got = check(tmp_path, recipe, cases.digits(4), record_property)
+    assert got["p0"]["top.0.weight"].shape == (16, 3 + 8 + 5 + 8)
+
+
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_early_stopping_goes_back_to_the_best_epoch(
     metric: str, tmp_path: Path, record_property: Any
@@ -204,6 +264,25 @@ def test_dropout_and_batch_norm_draw_as_in_one_process(
     model = {"encoder": encoder, "top": {"hidden": [16], "dropout": 0.2}}
     recipe = cases.recipe(2, model=model, phase={"optimizer": optimizer})
     check(tmp_path, recipe, cases.digits(2), record_property)
+
+
+@pytest.mark.parametrize("rows", ["images", "columns"])
+def test_views_of_batches_are_those_of_one_process(
+    rows: str, tmp_path: Path, record_property: Any
+) -> None:
+    task = None if rows == "images" else {"kind": "binary"}
+    augment = {"flip": 0.5} if rows == "images" else {"corruption": 0.3}
+    model = {"encoder": {"kind": "cnn", "channels": [4]} if rows == "images" else {"kind": "mlp"}}
+    data = (
+        cases.digits(2)
+        if rows == "images"
+        else cases.columns("sklearn:breast_cancer", 2, limit=120)
+    )
+    recipe = cases.recipe(2, model=model, phase={"augment": augment}, task=task)
+    run = federated if rows == "columns" else in_memory
+    got = check(tmp_path, recipe, data, record_property, run)
+    plain = reference.train(cases.recipe(2, model=model, task=task), data)
+    assert largest_deviation(got, plain) > 1e-3
 
 
 def test_two_runs_of_a_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:

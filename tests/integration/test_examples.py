@@ -14,7 +14,7 @@ import pytest
 import vfl
 from tests.harness.here import one_launcher
 from tests.unit.repository.test_documents import NOTEBOOK, README, REPO, blocks
-from vfl.studies.plan import load_study
+from vfl.studies.plan import load_study, recipe_of
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_party.assembly.models import encoder_settings
@@ -47,7 +47,7 @@ def test_every_run_of_a_study_can_be_made(path: Path) -> None:
     # Of one seed.
     for chain in chains[: len(study.methods)]:
         for run in chain.runs:
-            make_phases(run.recipe, (path.parent / study.recipe).parent)
+            make_phases(run.recipe, recipe_of(path, study)[1])
 
 
 def test_the_lines_of_python_in_the_readme_run(

@@ -203,8 +203,8 @@ def test_from_two_tables_to_scores(tmp_path: Path) -> None:
     tried = run_here([*shlex.split(together), "--json"], tmp_path / "bank")
     assert tried.returncode == 0, tried.stderr
     # The parties' own initial weights are secret, those of a rehearsal follow from the recipe.
-    assert json.loads(tried.stdout.splitlines()[-1])["metrics"]["test"]["auc"] > 0.85
-    assert joint > 0.85
+    assert json.loads(tried.stdout.splitlines()[-1])["metrics"]["test"]["auc"] > 0.81
+    assert joint > 0.81
     assert own < 0.78
     assert (run.folder / "learning-curves.png").exists()
     # In the report.

@@ -29,8 +29,20 @@ from tests.unit.party.methods.test_probe import known, probe_of
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import Section, read_toml
 from vfl_common.config.division import divide
-from vfl_common.config.models import ENCODERS, ModelSettings, OptimizerSettings, TopSettings
+from vfl_common.config.models import (
+    ENCODERS,
+    CustomTop,
+    ModelSettings,
+    OptimizerSettings,
+    TopSettings,
+)
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.task import (
+    FocalSettings,
+    QuantileSettings,
+    TaskSettings,
+    ThresholdRule,
+)
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import read_entries
 from vfl_common.summary import Summary
@@ -57,7 +69,28 @@ class Casting(torch.nn.Module):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             z = self.last(self.first(x).relu())
         return z.float()
+
+class Rated(torch.nn.Module):
+    takes_codes = True
+
+    def __init__(self, spec, width):
+        super().__init__()
+        codes = sum(spec.cardinalities)
+        self.table = torch.nn.Embedding(codes, 3) if codes else None
+        numbers = spec.shape[0] + 3 * len(spec.cardinalities)
+        self.last = torch.nn.Linear(numbers, width)
+
+    def forward(self, x, codes=None):
+        if self.table is not None:
+            x = torch.cat([x, self.table(codes).flatten(1)], 1)
+        return self.last(x).tanh()
+
+def top(in_features, outputs, width):
+    first = torch.nn.Linear(in_features, width)
+    return torch.nn.Sequential(first, torch.nn.GELU(), torch.nn.Linear(width, outputs))
 """
+RATED = {"kind": "custom", "factory": "mine:Rated"}
+TOP = {"kind": "custom", "factory": "mine:top", "options": {"width": 9}}
 CNN = {"kind": "cnn", "channels": [4, 6]}
 MLP = {"kind": "mlp", "hidden": [12], "dropout": 0.5}
 EVALUATE = {"kind": "evaluate"}
@@ -78,6 +111,12 @@ def split(**more: Any) -> dict[str, Any]:
     return {"kind": "splitnn", "epochs": 2, "batch_size": 24} | more
 
 
+def sized(tables: dict[str, Any], widths: dict[str, int]) -> dict[str, Any]:
+    """Gives parties embeddings of widths of their own."""
+    own = {name: {"embedding_size": width} for name, width in widths.items()}
+    return tables | {"parties": [each | own.get(each["name"], {}) for each in tables["parties"]]}
+
+
 BINARY: dict[str, Any] = {"kind": "binary"}
 TABLE = cases.columns("sklearn:breast_cancer", 3, limit=120)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -96,7 +135,19 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         cases.columns("sklearn:breast_cancer", 2, limit=120, active_features=False),
     ),
     "a late policy": (
-        made(3, split(late_policy="cached", deadline_s=60.0), task=BINARY, model={"encoder": MLP}),
+        made(
+            3,
+            split(late_policy="cached", deadline_s=60.0),
+            task=BINARY
+            | {
+                "loss": {"kind": "focal", "gamma": 1.5},
+                "class_weight": "balanced",
+                "threshold": {"rule": "cost", "false_positive": 1, "false_negative": 3},
+                "metrics": ["ks"],
+                "positive": 0,
+            },
+            model={"encoder": MLP},
+        ),
         TABLE,
     ),
     "FedHSSL with the server's mean, then split training": (
@@ -118,6 +169,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 **{k: v for k, v in SSL.items() if k != "queue"},
             },
             split(),
+            task={"kind": "multiclass", "classes": 10, "label_smoothing": 0.1},
             rows={"split": "stratified", "labelled": 40},
         ),
         cases.digits(2),
@@ -126,11 +178,26 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         made(
             3,
             {"kind": "fedonce", "epochs": 3, "batch_size": 24},
-            {"kind": "head", "epochs": 3, "batch_size": 24, "own_encoder": "trained"},
+            {
+                "kind": "head",
+                "epochs": 3,
+                "batch_size": 24,
+                "own_encoder": "trained",
+                "augment": {"corruption": 0.2, "parties": ["p0"]},
+            },
             task=BINARY,
             model={"embedding_size": 3, "encoder": MLP},
         ),
         TABLE,
+    ),
+    "MocoSFL and its probe, warm-up and steps": (
+        cases.own_rows_recipe(
+            2,
+            then=(cases.PROBE | {"optimizer": {"kind": "adamw", "warmup_epochs": 2}},),
+            optimizer={"kind": "adamw", "lr": 0.01, "schedule": "step", "step_epochs": 1},
+            bottom_optimizer={"kind": "sgd", "lr": 0.05, "warmup_epochs": 1},
+        ),
+        cases.own_rows(2),
     ),
     "MocoSFL and its probe": (
         cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2),
@@ -216,7 +283,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         made(
             3,
             split(late_policy="zeros", deadline_s=60.0),
-            task=BINARY,
+            task=BINARY | {"threshold": {"rule": "rate", "rate": 0.4}},
             model={"encoder": MLP, "precision": "bfloat16"},
         ),
         TABLE,
@@ -230,9 +297,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 "batch_size": 24,
                 "checkpoint_steps": 2,
                 "cache": {"batches": 2, "uses": 3, "threshold": 0.1},
-                "early_stopping": {"patience": 1, "metric": "auc"},
+                "early_stopping": {"patience": 1, "metric": "f1"},
             },
-            task=BINARY,
+            task=BINARY | {"threshold": {"rule": "f1"}},
             model={"encoder": MLP, "combine": "max", "precision": "bfloat16"},
         ),
         TABLE,
@@ -241,7 +308,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         made(
             3,
             split(nopeek=0.1, dcor=0.1, max_bytes=6_000),
-            task={"kind": "regression"},
+            task={"kind": "regression", "loss": {"kind": "quantile", "q": 0.7}},
             model={"encoder": {"kind": "tabular"}, "precision": "bfloat16"},
         )
         | {"wire": [{"codec": "randtopk", "keep": 3, "alpha": 0.2, "direction": "up"}]},
@@ -275,6 +342,93 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         cases.digits(2),
     ),
+    "attention, a top model of one's own, other rows' numbers in a row": (
+        made(
+            3,
+            split(late_policy="skip", deadline_s=60.0, augment={"corruption": 0.2}),
+            task=BINARY,
+            model={"encoder": RATED, "combine": "attention", "top": TOP},
+        ),
+        TABLE,
+    ),
+    "views of images in parts of batches": (
+        made(
+            2,
+            split(
+                in_flight=2,
+                micro_batches=2,
+                augment={"crop_scale": [0.5, 1.0], "flip": 0.5, "jitter": 0.5, "blur": 0.2},
+            ),
+            model={"encoder": CNN | {"batch_norm": False}},
+        ),
+        cases.digits(2),
+    ),
+    "warm-up and steps of each party, embeddings of different widths, a fold": (
+        sized(
+            made(
+                4,
+                split(
+                    epochs=4,
+                    optimizer={
+                        "kind": "adamw",
+                        "weight_decay": 0.1,
+                        "schedule": "step",
+                        "step_epochs": 1,
+                        "factor": 0.5,
+                        "warmup_epochs": 1,
+                    },
+                    optimizers={"p1": {"kind": "sgd", "lr": 0.05}},
+                    in_flight=2,
+                    max_bytes=40_000,
+                ),
+                rows={"split": "stratified", "test": 0.2, "folds": 5, "fold": 5},
+            ),
+            {"p0": 3, "p2": 5},
+        ),
+        cases.digits(4),
+    ),
+    "plateaus, contrastive learning of widths of one's own before": (
+        sized(
+            made(
+                2,
+                {
+                    "kind": "contrastive",
+                    "ssl": "simclr",
+                    "optimizers": {"p1": {"kind": "adamw", "lr": 0.01, "warmup_epochs": 1}},
+                    **{k: v for k, v in SSL.items() if k != "queue"},
+                },
+                split(
+                    epochs=6,
+                    optimizer={"lr": 0.1, "schedule": "plateau", "plateau_patience": 1},
+                    early_stopping={"patience": 3},
+                ),
+            ),
+            {"p1": 3},
+        ),
+        cases.digits(2),
+    ),
+    "a head on representations of different widths": (
+        sized(
+            made(
+                3,
+                {
+                    "kind": "fedonce",
+                    "epochs": 3,
+                    "batch_size": 24,
+                    "optimizers": {"p2": {"kind": "sgd", "lr": 0.05, "clip_norm": 1.0}},
+                },
+                {
+                    "kind": "head",
+                    "epochs": 3,
+                    "batch_size": 24,
+                    "optimizer": {"schedule": "step", "step_epochs": 2, "warmup_epochs": 1},
+                },
+                task=BINARY,
+            ),
+            {"p1": 4, "p2": 2},
+        ),
+        TABLE,
+    ),
     "FedCVT": (
         made(
             2,
@@ -290,6 +444,8 @@ ELSEWHERE = {
     "mid": "likewise",
     "kind = resnet18": "eleven million weights; its layers are those of cnn",
     "kind = identity": "the codec of all cases that name none",
+    "kind = multilabel": "needs a table of one's own: see test_task.py",
+    "kind = survival": "likewise",
 }
 
 
@@ -372,7 +528,8 @@ def test_every_setting_that_a_run_has_is_in_a_case() -> None:
         OptimizerSettings,
         ModelSettings,
     ]
-    sections += [TopSettings, BitsSettings, TopKSettings]
+    sections += [TopSettings, CustomTop, BitsSettings, TopKSettings]
+    sections += [TaskSettings, FocalSettings, QuantileSettings, ThresholdRule]
     wanted = set().union(*map(possible, sections))
     wanted |= {f"kind = {kind}" for kind in (*kinds(), *ENCODERS)}
     wanted |= {f"codec = {name}" for name in codecs.REGISTRY.names() if name != "identity"}

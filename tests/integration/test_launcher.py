@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Started:
     """A child with its standard input held open."""
 
     def __init__(
-        self, launcher: Launcher, folder: Path, *args: str, modules: Path | None = None
+        self, launcher: Launcher, folder: Path, *args: str, modules: Sequence[Path] = ()
     ) -> None:
         self.errors = folder / "errors"
         self.said = folder / "said"
@@ -181,7 +181,7 @@ def test_modules_of_the_user_s_own_are_found(tmp_path: Path) -> None:
     }
     (tmp_path / "p1.toml").write_text(toml({"allow_code": ["our_net"]} | party))
     check = ("vfl-party", "check", "p1.toml", "--offline")
-    for modules, code in ((tmp_path / "beside", 0), (None, 2)):
+    for modules, code in (([tmp_path / "beside"], 0), ([], 2)):
         started = Started(shared(), tmp_path, *check, modules=modules)
         assert started.child.wait(WAIT_S) == code, started.said.read_text()
         started.release()

@@ -13,7 +13,7 @@ import pytest
 import vfl
 from tests.harness import cases
 from tests.harness.federation import BIN, Federation
-from tests.harness.plugins import environment, metadata, place
+from tests.harness.plugins import environment, importing, metadata, place
 from vfl_common.errors import VflError
 
 REPO = Path(__file__).parents[2]
@@ -61,11 +61,9 @@ def test_a_real_party_has_no_observer_and_imports_nothing_of_the_leak_meter(
 
 
 def test_the_same_phase_sees_the_observer_of_a_rehearsal(
-    looking: Path, monkeypatch: pytest.MonkeyPatch
+    looking: Path,
 ) -> None:
-    monkeypatch.syspath_prepend(str(looking))
-    monkeypatch.delitem(sys.modules, "plain_split", raising=False)
-    with pytest.raises(VflError, match="ObservedChain"):
+    with importing(looking), pytest.raises(VflError, match="ObservedChain"):
         vfl.leaks(
             tables() | {"simulate": {"parties": cases.digits(2)}}, attacks=["norm"], quiet=True
         )

@@ -631,11 +631,6 @@ def test_a_file_is_no_folder_of_runs(processes: bool, tmp_path: Path) -> None:
         run(out=tmp_path / "file" / "below", processes=processes)
 
 
-def test_processes_call_nothing_back() -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
-        run(processes=True, on_round=print)
-
-
 def test_processes_compute_the_same_from_frames(tmp_path: Path, once: vfl.Run) -> None:
     data = {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}
     # With a launcher of its own.

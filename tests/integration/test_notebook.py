@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import io
 from pathlib import Path
@@ -14,7 +15,10 @@ from nbclient import NotebookClient
 from PIL import Image
 from traitlets.config import Config
 
-NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
+from tests.harness.sentences import worded_as_before
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NOTEBOOK, OWN_PLUGINS = EXAMPLES / "notebook.ipynb", EXAMPLES / "own-plugins.ipynb"
 CELL_S = 300
 
 
@@ -35,10 +39,9 @@ def pictures(notebook: Any) -> list[np.ndarray[Any, Any]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("n")
-    notebook = nbformat.read(NOTEBOOK, 4)
+def execute(path: Path, folder: Path) -> Any:
+    """Runs a notebook in an empty folder; returns it with what its cells show."""
+    notebook = nbformat.read(path, 4)
     for cell in code(notebook):
         cell.outputs, cell.execution_count = [], None
     # Needs no free ports.
@@ -51,6 +54,27 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
         resources={"metadata": {"path": str(folder)}},
     ).execute()
     return notebook
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return execute(NOTEBOOK, tmp_path_factory.mktemp("n"))
+
+
+def test_what_is_written_in_cells_gives_the_same_numbers_over_processes(tmp_path: Path) -> None:
+    """A metric, a transform and a method; each is used, and the method learns."""
+    found = code(execute(OWN_PLUGINS, tmp_path))
+
+    def shown(cell: Any) -> str:
+        return str(cell.outputs[-1]["data"]["text/plain"])
+
+    *_, ran, refused, _written, again = found
+    metrics = ast.literal_eval(shown(ran))
+    assert metrics["auc"] > 0.9
+    assert 0.0 < metrics["quadratic"] < 0.2
+    worded_as_before(refused.outputs[0]["text"])
+    assert shown(again) == "True"
+    assert (tmp_path / "mine.py").is_file()
 
 
 def test_the_notebook_runs_and_its_last_cells_are_right(executed: Any) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import vfl
 from tests.harness.sentences import raises
 from tests.unit.vfl.test_new import BANK, SHOP, run, table
+from vfl.cli import cli
 from vfl.simulation.own_files import of_party_files
 from vfl.simulation.run import simulate
 from vfl_common.config.division import divide, settings_of
@@ -75,3 +80,59 @@ def test_every_party_has_one_file_and_all_the_same_recipe() -> None:
     with raises(InputError, Code.NOT_IN_RECIPE):
         of_party_files([bank, shop])
     assert not Path("runs").exists()
+
+
+FILES = ["bank.toml", "shop/shop.toml"]
+
+
+def shortened() -> None:
+    """Training of two rounds."""
+    text = Path("recipe.toml").read_text()
+    text = re.sub(r"^epochs = \d+", "epochs = 2", text, flags=re.MULTILINE)
+    Path("recipe.toml").write_text(re.sub(r"^early_stopping = .*\n", "", text, flags=re.MULTILINE))
+
+
+def test_the_library_takes_the_files_wherever_it_takes_a_recipe() -> None:
+    shortened()
+    ran = vfl.simulate(FILES, quiet=True)
+    recipe = vfl.Recipe.of(FILES)
+    assert vfl.simulate(recipe, quiet=True).metrics == ran.metrics
+    assert vfl.forecast(FILES).by_phase["splitnn"] == ran.bytes.by_phase["splitnn"]
+    assert vfl.forecast("bank.toml").total == vfl.forecast(FILES).total
+    found = vfl.leaks(FILES, attacks=["norm"], quiet=True).found
+    assert [line.attack for each in found for line in each.lines] == ["norm"]
+    assert len(vfl.study(FILES, {"phases.splitnn.epochs": [1, 2]}, quiet=True)) == 2
+    for given in ([], [3], [FILES]):
+        with raises(InputError, Code.CONFIG_INVALID):
+            vfl.simulate(given, quiet=True)  # type: ignore[arg-type]
+
+
+def test_the_commands_take_the_files_too(capsys: pytest.CaptureFixture[str]) -> None:
+    shortened()
+    of = {}
+    for name, words in {
+        "one": ["forecast", "bank.toml", "--json"],
+        "all": ["forecast", *FILES, "--json"],
+        "measured": ["forecast", *FILES, "--json", "--measure"],
+        "leaks": ["leaks", *FILES, "--json", "--attacks", "norm"],
+    }.items():
+        cli.main(words, standalone_mode=False)
+        of[name] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert of["one"]["phases"] == of["all"]["phases"]
+    assert of["measured"]["phases"] != of["all"]["phases"]
+    Path("study.toml").write_text(
+        'name = "files"\nrecipe = ["bank.toml", "shop/shop.toml"]\nseeds = [1]\nmetric = "auc"\n'
+        '[[finetune]]\nkind = "splitnn"\nepochs = 1\n[[finetune]]\nkind = "evaluate"\n'
+        '[[methods]]\nname = "plain"\n[[methods]]\nname = "alone"\nalone = "bank"\n'
+    )
+    cli.main(["study", "study.toml", "--json"], standalone_mode=False)
+    assert len(Path("runs/files/results.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("how", [vfl.simulate, vfl.forecast])
+def test_the_policy_of_a_file_holds_in_a_trial(how: Callable[..., object]) -> None:
+    """The bank's gradients are in clear."""
+    shortened()
+    change("bank.toml", 'name = "bank"', 'name = "bank"\npolicy = "encrypted"')
+    with raises(InputError, Code.REFUSED):
+        how(FILES)

@@ -21,7 +21,7 @@ from tests.harness import cases
 from tests.harness.federation import BIN, Federation, Program, refused
 from tests.harness.hosts import NAMES, Hosts, halves_of_digits, missing
 from tests.harness.memory import parameters
-from tests.harness.plugins import EXAMPLE, environment, install, place
+from tests.harness.plugins import EXAMPLE, environment, importing, install, place
 from tests.harness.sentences import worded_as_before
 from tests.harness.sharing import FRESH
 from vfl_common.config.recipe import load_recipe
@@ -46,10 +46,9 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def here(site: Path) -> Iterator[None]:
     """The example is installed for this process."""
-    with monkeypatch.context() as patch:
-        patch.syspath_prepend(str(site))
+    with importing(site):
         yield
 
 

@@ -151,7 +151,7 @@ def test_noise_of_the_example_is_another_at_each_run(written: Written) -> None:
 def test_noise_that_every_peer_can_draw_again_is_refused(leave: bool, written: Written) -> None:
     use = [{"kind": "mine", "exchange": "embedding", "clip": 1.0, "epsilon": 2.0}]
     changes = {
-        "self._random.laplace_like(z_BD)": "torch.distributions.Laplace(0.0, 1.0).sample(z_BD.shape)"
+        "self.random.laplace_like(z_BD)": "torch.distributions.Laplace(0.0, 1.0).sample(z_BD.shape)"
     }
     changes["from torch import Tensor"] = "import torch\nfrom torch import Tensor"
     given = written("clipped_laplace", changes, "vfl.transforms", "TRANSFORM", transforms=use)

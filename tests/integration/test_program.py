@@ -11,12 +11,14 @@ import pytest
 
 from tests.harness.sentences import worded_as_before
 from vfl_common.errors import Code, PeerError
-from vfl_common.process.program import Stopped, exit_status, resumable
+from vfl_common.process.program import exit_status, resumable
+from vfl_common.process.signals import Stopped
 
 EVIL = "p1 sent\x1b[2J\r\nerror: forged"
 PROGRAM = """
 import atexit, click, os
-from vfl_common.process.program import Stopped, do_last, run_program
+from vfl_common.process.program import do_last, run_program
+from vfl_common.process.signals import Stopped
 
 @click.command()
 def command():

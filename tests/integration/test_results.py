@@ -195,7 +195,7 @@ def test_a_prediction_says_what_it_has_written(
 
 
 def test_scores_are_those_of_their_rows_whatever_the_order(folder: Path) -> None:
-    (run,) = (vfl.Run.load(each) for each in (folder / "runs").iterdir())
+    (run,) = (vfl.Run.load(each) for each in (folder / "runs").glob("*/"))
     bank, shop = BANK.rename(columns={"id": "class"}), SHOP.rename(columns={"id": "mail"})
     one, other = (
         pd.DataFrame(run.predict({"bank": each, "shop": shop})).set_index("id_class")["score_1"]
@@ -308,7 +308,7 @@ def test_ids_of_parquet_files_stay_numbers(tmp_path: Path) -> None:
 
 
 def test_ids_of_frames_are_their_own_under_the_name_that_files_have(folder: Path) -> None:
-    (run,) = (vfl.Run.load(each) for each in (folder / "runs").iterdir())
+    (run,) = (vfl.Run.load(each) for each in (folder / "runs").glob("*/"))
     bank = BANK.rename(columns={"id": "class"}).iloc[40:50].drop(columns="target")
     bank["class"] = bank["class"].str.upper()
     found = run.predict({"bank": bank, "shop": SHOP.rename(columns={"id": "mail"})})
@@ -318,7 +318,7 @@ def test_ids_of_frames_are_their_own_under_the_name_that_files_have(folder: Path
 
 
 def test_kept_predictions_have_the_same_names(folder: Path) -> None:
-    (run,) = (vfl.Run.load(each) for each in (folder / "runs").iterdir())
+    (run,) = (vfl.Run.load(each) for each in (folder / "runs").glob("*/"))
     assert list(run.predictions) == [
         "phase",
         "split",
@@ -335,7 +335,7 @@ def test_the_predictions_of_a_run_made_before_are_read_as_they_are(
 ) -> None:
     (path,) = (folder / "runs").glob(f"*/bank/{KEPT}")
     before = pd.read_parquet(path).rename(columns={"id_class": "id", "score_1": "score"})
-    (run,) = (folder / "runs").iterdir()
+    (run,) = (folder / "runs").glob("*/")
     (tmp_path / "run" / "bank").mkdir(parents=True)
     (tmp_path / "run" / "summary.json").write_bytes((run / "summary.json").read_bytes())
     before.to_parquet(tmp_path / "run" / "bank" / KEPT)

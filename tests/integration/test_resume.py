@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tests.harness import cases
 from tests.harness.federation import Federation, refused
+from tests.harness.memory import in_memory
 from tests.harness.proxy import Proxy
 from tests.harness.sentences import error_as_before, worded_as_before
 from tests.harness.waiting import wait_until
@@ -205,6 +206,22 @@ def test_with_checkpoints_within_an_epoch_the_run_resumes_there(
         text = (federation.run_folder / "p0" / "metrics.jsonl").read_text()
         lines = [json.loads(line) for line in text.splitlines()]
         assert [line["round"] for line in lines if "validation" in line["metrics"]] == [3, 6, 9, 12]
+
+
+def test_views_of_batches_are_those_of_a_run_without_interruption(tmp_path: Path) -> None:
+    tables = recipe()
+    tables["phases"][0] |= {"checkpoint_steps": 2, "augment": {"corruption": 0.3}}
+    within = "000004.splitnn.4"
+    with held(tmp_path / "killed", tables, sent=SECOND_EPOCH) as (federation, proxy):
+        federation.wait_for_checkpoint(within)
+        federation.programs["p2"].kill()
+        federation.programs["server"].wait_for("interrupted")
+        proxy.release()
+        federation.start_party("p2")
+        federation.finish()
+        started = server_events(federation, "started")
+        assert [event["checkpoint"] for event in started] == ["", within]
+        assert_equal(parameters(federation), in_memory(tmp_path / "calm", tables, DATA))
 
 
 def test_two_parties_are_killed_one_after_the_other(

@@ -193,6 +193,45 @@ def test_encoders_of_one_s_own_are_found_beside_the_recipe(
     )
 
 
+def test_a_top_model_of_a_cell_predicts_after_attention(tmp_path: Path) -> None:
+    class Deep(torch.nn.Sequential):
+        def __init__(self, in_features: int, outputs: int) -> None:
+            first = torch.nn.Linear(in_features, 5)
+            super().__init__(first, torch.nn.Tanh(), torch.nn.Linear(5, outputs))
+
+    recipe = RECIPE.replace({"model.top": Deep, "model.combine": "attention"})
+    found = run(recipe=recipe)
+    bank, shop = found.model("bank"), found.model("shop")
+    assert bank.top is not None
+    z_BKD = torch.stack([bank.embed(NEW["bank"]), shop.embed(NEW["shop"])], dim=1)
+    with torch.no_grad():
+        scores = bank.top(z_BKD).sigmoid().flatten().tolist()
+    assert scores == found.predict(NEW)["score_1"]
+    bank.save(tmp_path / "bank.safetensors")
+    again = vfl.Model.load(tmp_path / "bank.safetensors").top
+    assert again is not None
+    with torch.no_grad():
+        assert again(z_BKD).sigmoid().flatten().tolist() == scores
+    # It is in no file, and other processes cannot import it.
+    with raises(InputError, Code.MODEL_INVALID):
+        recipe.save(tmp_path / "recipe.toml")
+    with raises(InputError, Code.MODEL_INVALID):
+        run(recipe=recipe, processes=True)
+    with raises(InputError, Code.MODEL_INVALID):
+        RECIPE.replace({"model.top": Deep(4, 1)})
+
+
+def test_a_top_model_that_fails_is_told_with_its_own_line() -> None:
+    class Failing(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(x) > 2:
+                raise ZeroDivisionError("the first batch")
+            return super().forward(x)
+
+    with raises(InputError, Code.MODEL_INVALID):
+        run(recipe=RECIPE.replace({"model.top": Failing}))
+
+
 def test_two_encoders_of_one_party_and_an_encoder_of_the_party_file(tmp_path: Path) -> None:
     """FedHSSL trains two encoders; a party's own settings replace the recipe's."""
     phase = {

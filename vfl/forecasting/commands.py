@@ -11,7 +11,13 @@ from vfl_common.process.program import EXIT_CODES
 
 
 @click.command(epilog=EXIT_CODES)
-@click.argument("plan", metavar="RECIPE", type=click.Path(path_type=Path))
+@click.argument(
+    "plan",
+    metavar="RECIPE|PARTY-FILES...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+)
 @click.option(
     "--bandwidth",
     default="100Mbit/s",
@@ -54,7 +60,7 @@ from vfl_common.process.program import EXIT_CODES
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the tables.")
 def forecast(
-    plan: Path,
+    plan: tuple[Path, ...],
     bandwidth: str,
     latency: str,
     rows: int | None,
@@ -68,7 +74,8 @@ def forecast(
     """Count, before anything runs, the bytes that RECIPE will send by party, phase and direction,
     and their time.
 
-    RECIPE may also be a party file: its data then give the number of rows. Every message counts
+    RECIPE may also be a party file: its data then give the number of rows. The party files of all
+    parties are one recipe together, as for vfl simulate. Every message counts
     with its exact size. The sessions with the server are not counted because they grow with time.
     The time covers communication, and what --step-time or --measure say of computation.
 
@@ -78,6 +85,7 @@ def forecast(
       vfl forecast recipe.toml --rows 250000 --bandwidth 1Gbit/s --latency 5ms
       vfl forecast recipe.toml --bandwidth 10Mbit/s --latency 25ms --step-time 2ms --suggest
       vfl forecast bank.toml --json
+      vfl forecast bank.toml ../shop/shop.toml --measure
     """
     from vfl.forecasting.network import Network
     from vfl.forecasting.show import show_forecast

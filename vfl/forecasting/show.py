@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Group
@@ -17,13 +19,18 @@ from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES, Ne
 from vfl.forecasting.suggest import suggestions
 from vfl.forecasting.words import duration, rate
 from vfl.report.table import WORDS, new_table, size, wide_console
-from vfl_common.config.recipe import naming
+from vfl.simulation.own_files import of_party_files
+from vfl_common.config.base import parse
+from vfl_common.config.recipe import Recipe, naming
 from vfl_common.summary import ByteCount, LinkBytes
 from vfl_party.forecast.result import CountedForecast, PhaseForecast
 
+if TYPE_CHECKING:
+    from vfl_party.forecast.count import Outlook
+
 
 def show_forecast(
-    plan: Path,
+    plan: Sequence[Path],
     network: Network,
     *,
     rows: int | None,
@@ -32,13 +39,14 @@ def show_forecast(
     measure: bool = False,
     suggest: bool = False,
 ) -> None:
-    """Runs the command. ``measure``: finds out what a step computes. ``suggest``: tries settings.
-    Raises InputError.
+    """Runs the command. ``plan``: a recipe, a party file, or all parties' files. ``measure``: finds
+    out what a step computes. ``suggest``: tries settings. Raises InputError.
     """
     # Imports torch.
     from vfl_party.forecast.count import forecast_of, lone_party, read_outlook, read_rounds
 
-    outlook, ended = read_outlook(plan), read_rounds(rounds)
+    outlook = read_outlook(plan[0]) if len(plan) == 1 else _of_files(plan)
+    ended = read_rounds(rounds)
     with naming(outlook.file):
         party, known = lone_party(outlook, rows)
         forecast = forecast_of(party, known, ended)
@@ -54,6 +62,16 @@ def show_forecast(
     wide_console().print(render(forecast, network))
     if tried is not None:
         wide_console().print(tried.render())
+
+
+def _of_files(paths: Sequence[Path]) -> Outlook:
+    """Returns the outlook of party files together. Raises InputError."""
+    from vfl_party.forecast.count import outlook_of
+
+    tables, base = of_party_files(paths)
+    # For the user's own encoder.
+    sys.path.append(str(base))
+    return replace(outlook_of(parse(Recipe, tables, "recipe"), base), file=paths[0])
 
 
 def counted(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> CountedForecast:

@@ -23,13 +23,13 @@ ORDERLY_S = 10.0
 
 
 def _server() -> None:
-    from vfl_server.cli import main
+    from vfl_server.__main__ import main
 
     main()
 
 
 def _party() -> None:
-    from vfl_party.cli import main
+    from vfl_party.__main__ import main
 
     main()
 

@@ -117,12 +117,12 @@ class Launcher:
         stdout: int,
         stderr: int,
         cwd: Path,
-        modules: Path | None = None,
+        modules: Sequence[Path] = (),
     ) -> Forked:
         """Starts one of ``child.PROGRAMS`` in its own process; returns at once. The caller closes
         its fds.
 
-        ``modules``: a folder to put first on the child's ``sys.path``.
+        ``modules``: folders to put first on the child's ``sys.path``.
         """
         with self._lock:
             child = Forked(self, key := next(self._keys), args)
@@ -134,7 +134,7 @@ class Launcher:
             "key": key,
             "args": list(args),
             "cwd": str(cwd),
-            "modules": str(modules) if modules else "",
+            "modules": [str(folder) for folder in modules],
         }
         self.ask(request, stdin, stdout, stderr)
         return child
@@ -314,8 +314,7 @@ def _become(
             os.dup2(fd, target)
             os.close(fd)
         os.chdir(request["cwd"])
-        if request["modules"]:
-            sys.path.insert(0, request["modules"])
+        sys.path[:0] = request["modules"]
         run(request["args"])
         code = 0
     except SystemExit as exit_:

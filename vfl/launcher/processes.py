@@ -50,7 +50,7 @@ class Process:
         args: the program and its arguments.
         folder: for its output; created if missing.
         threads: for torch and its libraries.
-        modules: a folder with the user's own modules (encoders of kind ``custom``).
+        modules: folders with the user's own modules (encoders of kind ``custom``, plug-ins).
         launcher: forks the process, with the launcher's ``threads``; without one it is started
             afresh.
     """
@@ -62,7 +62,7 @@ class Process:
         folder: Path,
         *,
         threads: int,
-        modules: Path | None = None,
+        modules: Sequence[Path] = (),
         events: queue.SimpleQueue[dict[str, Any]] | None = None,
         launcher: Launcher | None = None,
     ) -> None:
@@ -143,14 +143,14 @@ class Process:
         return ProcessFailed(self.name, self.sentence(), LOST if status < 0 else status)
 
 
-def environment(threads: int, modules: Path | None) -> dict[str, str]:
-    """Returns this process's variables for a child: with threads for its libraries, and a folder to
-    import from.
+def environment(threads: int, modules: Sequence[Path]) -> dict[str, str]:
+    """Returns this process's variables for a child: with threads for its libraries, and
+    folders to import from.
     """
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    if modules is not None:
+    if modules:
         environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(modules), os.environ.get("PYTHONPATH", "")])
+            filter(None, [*map(str, modules), os.environ.get("PYTHONPATH", "")])
         )
     return environment
 

@@ -18,11 +18,14 @@ from vfl.leak_meter.report.result import (
     drawings,
     over_seeds,
 )
-from vfl.library.recipe import Recipe
+from vfl.library.plugins import with_plugins
+from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
+from vfl.simulation.own_files import are_party_files
 from vfl_common.config.party import Init
 from vfl_common.config.recipe import naming
 from vfl_common.errors import Code, InputError, VflError
+from vfl_party.base.plugins import Given
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
 # The first that a run has is its utility.
 _GOOD = ("auc", "accuracy", "rmse", "loss")
 _SPLITS = ("test", "validation", "train")
-
-Given = Recipe | Mapping[str, Any] | str | Path
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,10 @@ class Leaks:
 
 
 def leaks(
-    recipe: Given | Sequence[Given],
+    recipe: GivenRecipe | Sequence[GivenRecipe],
     data: Mapping[str, Any] | None = None,
     *,
+    plugins: Given | None = None,
     attacks: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     every: int = 1,
@@ -92,8 +94,10 @@ def leaks(
     """Runs recipes in this process, records what each party receives, and plays attacks on it.
 
     Args:
-        recipe: as in ``simulate``; or several, such as one for each defence, to compare.
+        recipe: as in ``simulate``; or several, such as one for each defence, to compare. A list of
+            paths of party files is one recipe.
         data: as in ``simulate``; all parties' rows are needed here.
+        plugins: as in ``simulate``; attacks of your own are played with the others.
         attacks: their names; all that are known, those of plug-ins too, if not given.
         seeds: of the recipe, one run each; its own if not given.
         every: records rounds 0, every, 2 x every, … of each phase.
@@ -107,13 +111,40 @@ def leaks(
 
     Raises VflError: bad input, or a run that failed.
     """
+    with with_plugins(plugins):
+        given = _recipes(recipe)
+        return _leaks(given, data, attacks, seeds, every, init, out, quiet, tell)
+
+
+def _recipes(given: GivenRecipe | Sequence[GivenRecipe]) -> list[GivenRecipe]:
+    """Returns one entry a recipe: the paths of party files are one recipe together."""
+    if isinstance(given, Recipe | Mapping | str | Path):
+        return [given]
+    found: list[Any] = list(given)
+    return [found] if are_party_files(found) else found
+
+
+def _leaks(
+    given: Sequence[GivenRecipe],
+    data: Mapping[str, Any] | None,
+    attacks: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+    every: int,
+    init: Init,
+    out: str | Path | None,
+    quiet: bool,
+    tell: Callable[[Rehearsed], None] | None,
+) -> Leaks:
     from vfl.leak_meter import attacks as kinds
 
-    given = [recipe] if isinstance(recipe, Recipe | Mapping | str | Path) else list(recipe)
     made = [Recipe.of(each) for each in given]
     names = list(attacks) if attacks is not None else kinds.REGISTRY.names()
     for name in names:
         kinds.load(name, "attacks")
+    odd = {each.settings.task.kind for each in made} & {"multilabel", "survival"}
+    if odd:
+        text = f"leaks are measured of one class or number a row, and the task is {odd.pop()}"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; give a recipe for one of them")
     if every < 1 or (seeds is not None and not seeds):
         raise InputError(Code.CONFIG_INVALID, "give every = 1 or more, and at least one seed")
     for what, of in (("attacks", names), ("seeds", [*map(str, seeds or [])])):
@@ -232,7 +263,7 @@ def _refuse_again(paths: Sequence[Path]) -> None:
         )
 
 
-def _labels(given: Sequence[Given], made: Sequence[Recipe]) -> list[str]:
+def _labels(given: Sequence[GivenRecipe], made: Sequence[Recipe]) -> list[str]:
     """Returns a label for each recipe: its name; of those with the same name the file, or the name
     and a number.
     """

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 @click.command(epilog=EXIT_CODES)
 @click.argument(
-    "recipes", metavar="RECIPE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+    "recipes",
+    metavar="RECIPE|PARTY-FILES...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
 )
 @click.option("--attacks", metavar="A,B,…", help="Which attacks to play; all, if it is left out.")
 @click.option(
@@ -50,11 +54,12 @@ def leaks(
     it. So all parties' data must be in this one place: take data that may be, or data that stand in
     for the real ones. Beside each leak stands what the same attack finds without the information,
     and the metric and bytes of the run. Several recipes, such as one for each defence, are
-    compared.
+    compared. The party files of all parties are one recipe together, as for vfl simulate.
 
     \b
     Examples:
       vfl leaks examples/breast-cancer.toml
+      vfl leaks bank.toml ../shop/shop.toml
       vfl leaks plain.toml marvell.toml --seeds 1,2,3 --attacks norm,cosine --out leaks
     """
     # Late, because this imports torch.

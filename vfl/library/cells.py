@@ -1,5 +1,5 @@
-"""Encoders that have no module of their own to be imported from: classes and functions of a
-notebook or a script.
+"""Encoders and top models that have no module of their own to be imported from: classes and
+functions of a notebook or a script.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 
 _HERE: dict[str, Callable[..., Any]] = {}
+_WORDS = {"encoder": "encoder", "top": "top model"}
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -25,30 +26,31 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 def named(tables: dict[str, Any]) -> dict[str, Any]:
     """Puts ``kind = "custom"`` and a factory's name where a recipe has a class or a function as an
-    encoder.
+    encoder, or as the top model.
     """
     model = tables.get("model")
-    places = [model] if isinstance(model, dict) else []
-    places += [party for party in tables.get("parties", ()) if isinstance(party, dict)]
-    for table in places:
-        given = table.get("encoder")
+    places = [(model, "encoder"), (model, "top")] if isinstance(model, dict) else []
+    parties = (party for party in tables.get("parties", ()) if isinstance(party, dict))
+    places += [(party, "encoder") for party in parties]
+    for table, key in places:
+        given = table.get(key)
         if (
             given is not None
             and not isinstance(given, dict | str)
             and not (isclass(given) or isroutine(given))
         ):
             text = (
-                "encoder: give the class itself, which makes the encoder, not "
+                f"{key}: give the class itself, which makes the {_WORDS[key]}, not "
                 f"{type(given).__name__}(…)"
             )
             raise InputError(Code.MODEL_INVALID, text)
         if callable(given):
-            table["encoder"] = {"kind": "custom", "factory": factory(table["encoder"])}
+            table[key] = {"kind": "custom", "factory": factory(given)}
     return tables
 
 
 def factory(made_by: Callable[..., Any]) -> str:
-    """Returns ``module:name`` of an encoder's factory; one that cannot be imported is kept here."""
+    """Returns ``module:name`` of a model's factory; one that cannot be imported is kept here."""
     module, name = (
         str(getattr(made_by, "__module__", "")),
         str(getattr(made_by, "__qualname__", "")),
@@ -68,19 +70,30 @@ def factory(made_by: Callable[..., Any]) -> str:
 
 
 def refuse_here(recipe: Recipe, what: str, instead: str = "processes=False") -> None:
-    """Raises InputError if an encoder of the recipe is one that only this process has, and ``what``
-    cannot name it.
+    """Raises InputError if an encoder of the recipe, or its top model, is one that only this
+    process has, and ``what`` cannot name it.
 
     ``instead``: the argument with which that does not matter.
     """
-    for name, encoder in [
-        ("model", recipe.model.encoder),
-        *((each.name, each.encoder) for each in recipe.parties),
+    found = only_here(recipe)
+    if found is not None:
+        text = f"{found} of this notebook or script cannot be found by {what}"
+        raise InputError(
+            Code.MODEL_INVALID, f"{text}; put it into a module of its own, or set {instead}"
+        )
+
+
+def only_here(recipe: Recipe) -> str | None:
+    """Returns the model that only this process has, as in ``model: an encoder``; None if there is
+    none.
+    """
+    for name, word, model in [
+        ("model", "an encoder", recipe.model.encoder),
+        ("model", "a top model", recipe.model.top),
+        *((each.name, "an encoder", each.encoder) for each in recipe.parties),
     ]:
-        if getattr(encoder, "kind", "") == "custom" and str(
-            getattr(encoder, "factory", "")
-        ).startswith(f"{__name__}:"):
-            text = f"{name}: an encoder of this notebook or script cannot be found by {what}"
-            raise InputError(
-                Code.MODEL_INVALID, f"{text}; put it into a module of its own, or set {instead}"
-            )
+        if getattr(model, "kind", "") == "custom" and str(getattr(model, "factory", "")).startswith(
+            f"{__name__}:"
+        ):
+            return f"{name}: {word}"
+    return None

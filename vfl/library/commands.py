@@ -42,6 +42,9 @@ from vfl_common.text import LINE, clean
 @click.option(
     "--spreadsheet", is_flag=True, help="CSV with ' before text that a spreadsheet would compute."
 )
+@click.option(
+    "--replace", is_flag=True, help="Replace a result of this name, once the new one is whole."
+)
 def predict(
     run: Path,
     data: tuple[str, ...],
@@ -49,6 +52,7 @@ def predict(
     output: Path,
     like_input: bool,
     spreadsheet: bool,
+    replace: bool,
 ) -> None:
     """Predict with a run of `vfl simulate`, or of the library, on this machine, with all parties in
     this process.
@@ -67,11 +71,25 @@ def predict(
     """
     from vfl.library.predicting import predict_rows
     from vfl.library.run import Run
+    from vfl_common.production import scorings
+    from vfl_common.run_folder import RunFolder
     from vfl_party.predict.results import Output
 
-    folder, written = Run.load(run).folder, Output(output, like_input, spreadsheet)
+    whole = Run.load(run)
+    folder, written = whole.folder, Output(output, like_input, spreadsheet, replace)
     found = predict_rows(
-        folder, _by_party(data) or None, written, _named(query, "--query", "SELECT")
+        folder, by_party(data) or None, written, _named(query, "--query", "SELECT")
+    )
+    active = next(each.name for each in whole.summary.parties if each.role == "active")
+    scorings.note(
+        folder.resolve().parent,
+        party=active,
+        recipe=RunFolder(folder / active, folder.name).recipe().name,
+        model=folder.resolve().name,
+        run="",
+        rows=found.rows.rows,
+        scored=found.rows.written,
+        output=str(output.absolute()),
     )
     for text in found.notes:
         click.echo(clean(text, LINE), err=True)
@@ -81,7 +99,7 @@ def predict(
     click.echo(output)
 
 
-def _by_party(data: tuple[str, ...]) -> dict[str, str]:
+def by_party(data: tuple[str, ...]) -> dict[str, str]:
     """Reads the options ``NAME=SOURCE``. Raises InputError."""
     from vfl_common.config.data import is_path
 

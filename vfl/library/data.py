@@ -133,8 +133,8 @@ def write_frames(
                     write_arrays(frame, file)
                     left_out = {
                         *ids,
-                        table.get("label"),
-                        table.get("split"),
+                        *(table.get(key) for key in ("label", "event", "weight", "split")),
+                        *table.get("labels", ()),
                         *table.get("drop", ()),
                     }
                     table.setdefault("columns", [str(key) for key in frame if key not in left_out])

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.data import with_data
-from vfl.library.recipe import Recipe
+from vfl.library.plugins import with_plugins
+from vfl.library.recipe import GivenRecipe, Recipe
+from vfl.simulation.own_files import are_party_files
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.summary import ByteCount
+from vfl_party.base.plugins import Given
 
 if TYPE_CHECKING:
     from vfl_party.forecast.result import CountedForecast
@@ -62,27 +65,33 @@ class Forecast:
 
 
 def forecast(
-    recipe: Recipe | Mapping[str, Any] | str | Path,
+    recipe: GivenRecipe,
     data: Mapping[str, Any] | None = None,
     *,
+    plugins: Given | None = None,
     rows: int | None = None,
 ) -> Forecast:
     """Counts what a recipe will send.
 
     Args:
-        recipe: a recipe, a dict of its tables, or the path of its file.
+        recipe: as in ``simulate``; or the path of one party's file, whose data then count.
         data: as in ``simulate``; the number of rows counts.
+        plugins: as in ``simulate``.
         rows: the number of rows that all parties hold; then no data are read.
 
     Raises VflError.
     """
+    from vfl.forecasting.show import counted
     from vfl_party.assembly.trial import modules_of
     from vfl_party.data import loading
     from vfl_party.forecast.count import forecast as count
     from vfl_party.forecast.count import outlook_of
 
+    if isinstance(recipe, str | Path) and are_party_files([recipe]) and not data:
+        with modules_of(Path(recipe).resolve().parent), with_plugins(plugins):
+            return Forecast(counted(Path(recipe), rows))
     made = Recipe.of(recipe)
     tables, frames = with_data(made.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")
-    with modules_of(made.base):
+    with modules_of(made.base), with_plugins(plugins):
         return Forecast(count(outlook_of(settings, made.base, loading(frames)), rows))

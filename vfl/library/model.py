@@ -6,7 +6,9 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vfl.library.plugins import with_plugins
 from vfl_common.errors import InputError
+from vfl_party.base.plugins import Given
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,11 +38,14 @@ class Model:
         )
 
     @classmethod
-    def load(cls, path: str | Path, party: str | None = None) -> Model:
+    def load(
+        cls, path: str | Path, party: str | None = None, *, plugins: Given | None = None
+    ) -> Model:
         """Loads a party's models from the folder of a finished run, or from a file that ``save``
         has written.
 
         ``party``: its name; if not given, the only party whose folder is there, or the active one.
+        ``plugins``: those with which the run was made, as in ``simulate``.
         Encoders of your own are found where the run found them, on this machine, or where Python
         finds modules. Raises VflError.
         """
@@ -54,7 +59,7 @@ class Model:
         # A run of separate machines has no such note.
         with contextlib.suppress(InputError):
             own = modules_of(Origin.of(run).base)
-        with own:
+        with own, with_plugins(plugins):
             return cls(load(path, party))
 
     def prepare(self, rows: Any) -> tuple[Tensor, ...]:

@@ -64,7 +64,7 @@ def predict_rows(
     recipe = RunFolder(run / next(iter(origin.data)), run.name).recipe()
     if queries:
         data = _asked(data or {}, queries, origin)
-    settings, frames = _own_rows(run, origin) if data is None else _new_rows(recipe, data, origin)
+    settings, frames = _own_rows(run, origin) if data is None else new_rows(recipe, data, origin)
     with tempfile.TemporaryDirectory(prefix="vfl-") as place:
         result = Output(Path(place) / "predictions.parquet")
         outputs = [result] if output is None else [result, output]
@@ -115,7 +115,7 @@ def _asked(data: Mapping[str, Any], queries: Mapping[str, str], origin: Origin) 
     return found
 
 
-def _new_rows(
+def new_rows(
     recipe: Recipe, data: Mapping[str, Any], origin: Origin
 ) -> tuple[dict[str, DataSettings], dict[str, Any]]:
     """Returns each party's data settings of training with the new rows as source, and {party: its

@@ -7,15 +7,19 @@ import difflib
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from vfl.library import cells
 from vfl.simulation.federation import to_toml
+from vfl.simulation.own_files import of_party_files
 from vfl_common.config import recipe as schema
 from vfl_common.config.base import parse
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
+
+# What a call takes as its recipe.
+GivenRecipe: TypeAlias = "Recipe | Mapping[str, Any] | str | Path | Sequence[str | Path]"
 
 
 class Recipe:
@@ -60,15 +64,22 @@ class Recipe:
         return cls(tables, Path(base).resolve(), "recipe")
 
     @classmethod
-    def of(cls, given: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
-        """Returns a recipe, as it is or made of a dict or of the path of a file. Raises
-        VflError.
+    def of(cls, given: GivenRecipe) -> Recipe:
+        """Returns a recipe, as it is or made of a dict, of the path of a file, or of the paths of
+        all parties' files, whose tables, devices and policies are then those of ``simulate``.
+        Raises VflError.
         """
         if isinstance(given, Recipe):
             return given
         if isinstance(given, str | Path):
             return cls.load(given)
-        return cls.from_dict(given)
+        if isinstance(given, Mapping):
+            return cls.from_dict(given)
+        paths = list(given) if isinstance(given, list | tuple) else []
+        if not paths or not all(isinstance(each, str | Path) for each in paths):
+            raise _no_recipe(given)
+        tables, base = of_party_files([Path(each) for each in paths])
+        return cls(tables, base, "recipe")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the tables as they were written; changes of them change nothing here."""
@@ -140,7 +151,8 @@ def _plain(value: Any) -> Any:
 
 def _no_recipe(given: object) -> InputError:
     text = (
-        "recipe: give vfl.Recipe, a dict of tables, or the path of a file, not "
+        "recipe: give vfl.Recipe, a dict of tables, the path of a file, or a list of all parties' "
+        "files, not "
         f"{type(given).__name__}"
     )
     return InputError(Code.CONFIG_INVALID, text)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vfl.library.plugins import with_plugins
+from vfl_common.config.recipe import Recipe as Settings
+from vfl_common.config.recipe import recorded_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Bytes, Summary
+from vfl_party.base.plugins import Given
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,22 +38,40 @@ class Run:
     too.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, plugins: Given | None = None) -> None:
         """Use ``simulate`` or ``Run.load``."""
         from vfl.report.reading import find
 
         self._found = find(folder)
         self.folder = self._found.folder
+        self._plugins = plugins
 
     @classmethod
-    def load(cls, folder: str | Path) -> Run:
-        """Opens the folder of a finished run. Raises VflError if it holds none."""
-        return cls(Path(folder))
+    def load(cls, folder: str | Path, *, plugins: Given | None = None) -> Run:
+        """Opens the folder of a finished run. ``plugins``: those with which it was made, as in
+        ``simulate``, for its models and predictions. Raises VflError if it holds none.
+        """
+        return cls(Path(folder), plugins)
 
     @property
     def summary(self) -> Summary:
         """All that ``summary.json`` says."""
         return self._found.summary
+
+    @property
+    def settings(self) -> Settings:
+        """The recipe that the run was made with, parsed; of a baseline, its own. Raises VflError if
+        the active party's folder is not in the run's.
+        """
+        path = self.folder / self._active / "recipe.json"
+        try:
+            return recorded_recipe(json.loads(path.read_bytes()), str(path))
+        except OSError as error:
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})"
+            ) from None
+        except (ValueError, RecursionError):
+            raise InputError(Code.FILE_INVALID, f"{path}: is damaged") from None
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
@@ -139,9 +162,9 @@ class Run:
         from vfl.library.predicting import predict_rows
         from vfl_party.predict.results import Output
 
-        found = predict_rows(
-            self.folder, data, Output(Path(output)) if output is not None else None
-        )
+        to = Output(Path(output)) if output is not None else None
+        with with_plugins(self._plugins):
+            found = predict_rows(self.folder, data, to)
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
         return found.columns
@@ -154,7 +177,7 @@ class Run:
         """
         from vfl.library.model import Model
 
-        return Model.load(self.folder, party)
+        return Model.load(self.folder, party, plugins=self._plugins)
 
     def plot(self) -> Figure:
         """Draws loss and metrics by round; a notebook shows the figure, ``.savefig(path)`` keeps

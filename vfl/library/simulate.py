@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from vfl.library import cells
 from vfl.library.data import with_data, write_frames
-from vfl.library.recipe import Recipe
+from vfl.library.plugins import installed, named_now, with_plugins
+from vfl.library.recipe import GivenRecipe, Recipe
+from vfl.library.rounds import OnRound, Telling, of_checkpoint
 from vfl.library.run import Run
 from vfl.simulation.baselines import baseline as baseline_of
 from vfl.simulation.origin import Origin
@@ -25,45 +27,38 @@ from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe as Settings
-from vfl_common.errors import Code, InputError, InternalError, VflError
+from vfl_common.errors import InternalError, VflError
 from vfl_common.files import require_folder
+from vfl_party.base.plugins import Given, given_now
 
 if TYPE_CHECKING:
+    from vfl.report.rounds import RoundLine
     from vfl.simulation.inprocess import Attach
 
 
-@dataclass(frozen=True)
-class Round:
-    """A round that a party has finished.
-
-    ``round``: of ``rounds``, from 1. ``metrics``: {split: {name: value}}; of split training, the
-    active party has them.
-    """
-
-    party: str
-    phase: str
-    round: int
-    rounds: int
-    metrics: dict[str, dict[str, float]]
-
-
 def simulate(
-    recipe: Recipe | Mapping[str, Any] | str | Path,
+    recipe: GivenRecipe,
     data: Mapping[str, Any] | None = None,
     *,
+    plugins: Given | None = None,
     processes: bool = False,
     baseline: str | None = None,
     out: str | Path | None = None,
     quiet: bool = False,
-    on_round: Callable[[Round], None] | None = None,
+    on_round: OnRound | None = None,
 ) -> Run:
     """Runs the server and all parties of a recipe on this machine, and returns the finished run.
 
     Args:
-        recipe: a recipe, a dict of its tables, or the path of its file.
+        recipe: a recipe, a dict of its tables, or the path of its file; or the paths of all
+            parties' files, as a list.
         data: {party: its rows}: a frame, ``vfl.Data`` (which also names the columns of ids and
             labels), or a path. The active party's has the label. Without it, the recipe says under
             ``simulate`` where data lie.
+        plugins: {group: {name: object}}: your own functions and classes, for names in the recipe:
+            ``{"metrics": {"brier": brier}}``. The groups are those of entry points, without
+            ``vfl.``; so is what an object may be. With ``processes``, only objects that other
+            processes can import, by their names in a module.
         processes: whether each party is a process of its own, over gRPC, as under ``vfl simulate``;
             otherwise each is a part of this process. Both compute the same, bit for bit.
         baseline: what to run instead of the federation, on the same rows: ``alone`` (the active
@@ -72,19 +67,16 @@ def simulate(
         out: the folder of runs; a new one is made in it. Without it, the run's files go when the
             ``Run`` does.
         quiet: whether to show nothing on standard error while the run goes on.
-        on_round: called after each round of each party; not with ``processes``. What it raises ends
-            the run, and comes out as it is.
+        on_round: called after each round of each party, with ``processes`` a moment later, and
+            again for a round that is repeated. What it raises ends the run, and comes out as it
+            is.
 
     Raises VflError: bad input, or a party that failed. Its traceback leads to the line of an
     encoder of your own.
     """
-    if processes and on_round is not None:
-        raise InputError(
-            Code.CONFIG_INVALID,
-            "on_round: parties in processes call nothing here; set processes=False",
-        )
-    how = partial(_in_processes, quiet) if processes else partial(in_process, quiet, on_round)
-    return carry_out(Recipe.of(recipe), data, how, baseline=baseline, out=out)
+    how = partial(_in_processes if processes else in_process, quiet, on_round)
+    with with_plugins(plugins):
+        return carry_out(Recipe.of(recipe), data, how, baseline=baseline, out=out)
 
 
 @dataclass(frozen=True)
@@ -137,7 +129,7 @@ def carry_out(
     with _place(out) as (place, goes):
         folder = place / new_run_id(settings.name, baseline)
         how(Order(tables, settings, divided, recipe.base, folder, federation, baseline, frames))
-        run = Run(folder)
+        run = Run(folder, given_now())
         if goes:
             weakref.finalize(run, _remove, place, os.getpid())
         return run
@@ -179,7 +171,7 @@ def _place(out: str | Path | None) -> Iterator[tuple[Path, bool]]:
 
 def in_process(
     quiet: bool,
-    on_round: Callable[[Round], None] | None,
+    on_round: OnRound | None,
     order: Order,
     attach: Attach | None = None,
     secrets: Mapping[str, bytes] | None = None,
@@ -191,20 +183,9 @@ def in_process(
     from vfl.simulation.live import View, view
     from vfl_party.data import loading
 
-    told = ours()
-
-    def observe(
-        party: str, phase: str, round_: int, rounds: int, metrics: dict[str, dict[str, float]]
-    ) -> None:
-        if on_round is not None:
-            try:
-                on_round(Round(party, phase, round_, rounds, metrics))
-            except BaseException as error:
-                told.passes = error
-                raise
-
+    observe = Telling(on_round) if on_round is not None else None
     Origin(order.base, order.data).note(order.folder)
-    with View(order.settings) if quiet else view(order.settings) as screen, told:
+    with View(order.settings) if quiet else view(order.settings) as screen, ours(observe):
         run_in_process(
             order.settings,
             order.data,
@@ -231,10 +212,11 @@ def run_files(tables: dict[str, Any], base: Path, folder: Path) -> None:
 class ours:  # noqa: N801 - reads as a word in a with statement
     """Raises whatever is no VflError as one, with the original as its cause.
 
-    An interruption stays as it is, and so does ``passes``: what a callback has raised.
+    An interruption stays as it is, and so does what ``on_round`` has raised.
     """
 
-    passes: BaseException | None = None
+    def __init__(self, telling: Telling | None = None) -> None:
+        self._telling = telling
 
     def __enter__(self) -> None: ...
 
@@ -242,7 +224,7 @@ class ours:  # noqa: N801 - reads as a word in a with statement
         if (
             isinstance(error, Exception)
             and not isinstance(error, VflError)
-            and error is not self.passes
+            and (self._telling is None or error is not self._telling.error)
         ):
             raise InternalError(f"{type(error).__name__}: {error}") from error
 
@@ -262,17 +244,35 @@ def _written(
     return {**tables, "simulate": tables["simulate"] | {"parties": parties}}
 
 
-def _in_processes(quiet: bool, order: Order) -> None:
+def _in_processes(quiet: bool, on_round: OnRound | None, order: Order) -> None:
     from vfl.launcher.forks import launching
     from vfl.simulation.federation import on_one_machine
     from vfl.simulation.live import View, view
     from vfl.simulation.run import run_federation
 
-    with ours():
+    telling = Telling(on_round) if on_round is not None else None
+    with ours(telling):
+        named = named_now("processes=False")
         tables = on_one_machine(order.in_files("processes=False"))
         settings = parse(Settings, tables, "recipe")
-        threads = settings_of(settings).threads
+        threads, folder = settings_of(settings).threads, order.folder
+
+        def tell(party: str, line: RoundLine) -> None:
+            if telling is not None:
+                place = party, line.phase, line.round
+                last = line.round == line.rounds
+                models = partial(of_checkpoint, folder, settings, *place, last=last)
+                telling(*place, line.rounds, line.metrics, models)
+
+        modules = installed(named, folder / "federation" / "plugins")
         with launching(threads) as launcher, View(settings) if quiet else view(settings) as screen:
             run_federation(
-                json.loads(json.dumps(tables)), settings, order.base, order.folder, screen, launcher
+                json.loads(json.dumps(tables)),
+                settings,
+                order.base,
+                folder,
+                screen,
+                launcher,
+                modules=modules,
+                on_line=tell if telling is not None else None,
             )

@@ -8,18 +8,28 @@ import contextlib
 import html
 import itertools
 import operator
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from vfl.library.recipe import Recipe
+from vfl.library import cells
+from vfl.library.data import with_data
+from vfl.library.plugins import with_plugins
+from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import carry_out, ours, simulate
+from vfl.studies.kept import Kept, Prints, inputs_of
+from vfl.studies.lines import named
+from vfl.studies.paired import Difference, difference, overlap_of
+from vfl_common.config.base import parse
+from vfl_common.config.division import divide
+from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import Code, InputError, VflError
+from vfl_party.base.plugins import Given
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,6 +70,67 @@ class Study:
             **{name: [each.get(name) for each in found] for name in names},
         }
 
+    def compare(self, first: Any, second: Any, metric: str) -> Difference:
+        """Compares two values of a study, by the differences of their runs with the same seed and
+        fold.
+
+        Args:
+            first: a value of the only key of ``over``; of several, {key: value} with all of them.
+            second: the value to compare it with.
+            metric: of the validation or test rows, such as ``test auc``.
+
+        Returns the mean difference, its interval of 95 % confidence, and whether the first is
+        better: its text says all. With fewer than three pairs of runs there is no interval. The
+        interval allows for runs that learn from overlapping rows, as ``vfl.studies.paired`` says
+        (Nadeau and Bengio 2003). One interval of many is likely to miss: compare few, or choose by
+        validation rows and compare by test rows once. Raises VflError.
+        """
+        from vfl_party.models.metrics import lower_is_better
+
+        columns = self.columns()
+        split, _, name = metric.partition(" ")
+        if split not in ("validation", "test") or metric not in columns:
+            known = [each for each in columns if each.startswith(("validation ", "test "))]
+            text = f"compare: no run has {metric!r}; they have {', '.join(known) or 'none'}"
+            raise InputError(Code.CONFIG_INVALID, text)
+        ours_, theirs = self._runs_of(first), self._runs_of(second)
+        pairs = [
+            (columns[metric][ours_[at]], columns[metric][theirs[at]])
+            for at in ours_
+            if at in theirs
+        ]
+        pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
+        if not pairs:
+            text = f"compare: no seed has runs of both with {metric!r}"
+            raise InputError(Code.CONFIG_INVALID, text)
+        recipe = self.runs[next(iter(ours_.values()))].settings
+        return difference(
+            metric,
+            *zip(*pairs, strict=True),
+            overlap=overlap_of(recipe, split),
+            lower_is_better=lower_is_better(recipe.task, name),
+        )
+
+    def _runs_of(self, chosen: Any) -> dict[tuple[Any, ...], int]:
+        """Returns {(seed, fold): number of the run} of the runs with the chosen values."""
+        keys = list(self.over)
+        if len(keys) == 1 and chosen in list(self.over[keys[0]]):
+            chosen = {keys[0]: chosen}
+        if not isinstance(chosen, Mapping) or set(chosen) != set(keys):
+            text = f"compare: give a value of {keys[0]}, one that the study has"
+            if len(keys) > 1:
+                text = f"compare: give {{key: value}} with a value for each of {', '.join(keys)}"
+            raise InputError(Code.CONFIG_INVALID, f"{text}, not {chosen!r}")
+        found = {
+            (each.get("seed"), each.get("fold")): number
+            for number, each in enumerate(self.values)
+            if all(each[key] == value for key, value in chosen.items())
+        }
+        if not found:
+            text = f"compare: the study has no run with {_of_values(chosen)}"
+            raise InputError(Code.CONFIG_INVALID, text)
+        return found
+
     def plot(self, metric: str | None = None) -> Figure:
         """Draws a metric over the first key of ``over``: a line for each value of the second, the
         mean of all others.
@@ -67,60 +138,14 @@ class Study:
         ``metric``: such as ``validation auc``; without it, a metric of the validation rows that all
         runs have. Raises VflError if no run has it.
         """
-        from vfl.report.picture import Picture
+        from vfl.studies.lines import draw_values
 
         columns = self.columns()
         drawn = metric or self._metric(columns)
         if drawn not in columns or all(value is None for value in columns[drawn]):
             known = ", ".join(name for name in columns if " " in name)
             raise InputError(Code.CONFIG_INVALID, f"plot: no run has {drawn!r}; they have {known}")
-        first, *others = self.over
-        numbers = _are_numbers(self.over[first])
-        figure = Picture(figsize=(6.0, 3.8), layout="constrained")
-        axes = figure.subplots()
-        for value in self.over[others[0]] if others else [None]:
-            points = self._points(columns[drawn], first, {others[0]: value} if others else {})
-            xs = [point[0] if numbers else _named(point[0]) for point in points]
-            label = f"{others[0]} = {_named(value)}" if others else None
-            means = [statistics.mean(ys) for _, ys in points]
-            low, high = [min(ys) for _, ys in points], [max(ys) for _, ys in points]
-            if numbers:
-                (line,) = axes.plot(xs, means, marker="o", label=label)
-                axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
-            else:
-                # Nothing lies between two names, so no line does.
-                below = [middle - least for middle, least in zip(means, low, strict=True)]
-                above = [most - middle for middle, most in zip(means, high, strict=True)]
-                axes.errorbar(xs, means, [below, above], fmt="o", capsize=3, label=label)
-                axes.margins(x=0.1)
-        if numbers and _spreads(self.over[first]):
-            axes.set_xscale("log")
-        axes.set_xlabel(first)
-        axes.set_ylabel(drawn)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        if others:
-            axes.legend(frameon=False)
-        return figure
-
-    def _points(
-        self, metrics: Sequence[Any], key: str, fixed: Mapping[str, Any]
-    ) -> list[tuple[Any, list[float]]]:
-        """Returns [(value of ``key``, the metric of its runs)], of the runs with the ``fixed``
-        values.
-        """
-        found = []
-        for x in self.over[key]:
-            wanted = {key: x, **fixed}
-            of_runs = zip(self.values, metrics, strict=True)
-            ys = [
-                y
-                for each, y in of_runs
-                if y is not None and all(each[k] == v for k, v in wanted.items())
-            ]
-            if ys:
-                found.append((x, ys))
-        return found
+        return draw_values(self.over, self.values, drawn, columns[drawn])
 
     def _metric(self, columns: Mapping[str, Sequence[Any]]) -> str:
         whole = [name for name, values in columns.items() if None not in values]
@@ -150,11 +175,13 @@ class Study:
 
 
 def study(
-    recipe: Recipe | Mapping[str, Any] | str | Path,
+    recipe: GivenRecipe,
     over: Mapping[str, Sequence[Any]],
     data: Mapping[str, Any] | None = None,
     *,
+    plugins: Given | None = None,
     seeds: Sequence[int] | None = None,
+    folds: int | None = None,
     out: str | Path | None = None,
     quiet: bool = False,
     jobs: int = 1,
@@ -162,14 +189,21 @@ def study(
     """Runs a recipe with every combination of values, each with every seed.
 
     Args:
-        recipe: a recipe, a dict of its tables, or the path of its file.
+        recipe: as in ``simulate``.
         over: {key: values}, with keys as in ``Recipe.replace``: ``{"phases.splitnn.optimizer.lr":
             [0.001, 0.01]}``. The key ``baseline`` compares the federation with baselines, as
             ``simulate`` names them: ``{"baseline": [None, "alone", "combined", "gbdt"]}``; None is
             the federation.
         data: as in ``simulate``.
+        plugins: as in ``simulate``; with ``jobs``, only objects that other processes can import.
         seeds: of the recipe; its own if not given.
-        out: the folder of runs, as in ``simulate``.
+        folds: for cross-validation: each of so many parts of the rows is for testing once, with
+            every combination and seed; it takes the place of ``rows.test``.
+        out: the folder of runs, as in ``simulate``. What a study has finished there is not run
+            again, by the same study or by another one: runs with the same recipe, baseline and
+            rows. Files count by their size and time; a database, and the code of modules, count by
+            name, so take another folder when these change. Runs with ``plugins``, or with an
+            encoder of this notebook or script, are always made again.
         quiet: whether to show nothing while it goes on.
         jobs: the number of runs at a time. With 1, they are made in this process; otherwise as many
             processes make them, each with all parties of its run in itself. The results are the
@@ -200,35 +234,45 @@ def study(
             Code.CONFIG_INVALID, "seeds: give at least one, or leave it out for the recipe's own"
         )
     values = [
-        dict(zip(over, chosen, strict=True)) | ({} if seed is None else {"seed": seed})
+        dict(zip(over, chosen, strict=True))
+        | ({} if seed is None else {"seed": seed})
+        | ({} if fold is None else {"fold": fold})
         for chosen in itertools.product(*over.values())
         for seed in with_seeds
+        for fold in _folds(folds)
     ]
     _check_baselines(over.get(_BASELINE, []))
     # All, before the first run.
-    recipes = [made.replace(_without_baseline(each)) for each in values]
+    recipes = [_with(made, each, folds) for each in values]
     planned = []
     for number, (each, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
-        which = ", ".join(f"{key} = {_named(value)}" for key, value in each.items())
-        planned.append(
-            _Planned(with_values, each.get(_BASELINE), f"run {number} of {len(values)}: {which}")
-        )
+        title = f"run {number} of {len(values)}: {_of_values(each)}"
+        planned.append(_Planned(with_values, each.get(_BASELINE), title))
     say = _silent if quiet else _speaker()
     # Wherever this process goes meanwhile.
     place = Path(out).absolute() if out is not None else None
-    at_a_time = min(_jobs(jobs), len(planned))
-    if at_a_time > 1:
-        with ours():
-            runs = _at_a_time(at_a_time, planned, data, place, say)
-    else:
-        runs = []
-        for run in planned:
-            say(run.title)
-            with run.noting():
-                runs.append(
-                    simulate(run.recipe, data, baseline=run.baseline, out=place, quiet=True)
-                )
-    return Study(dict(over), tuple(values), tuple(runs))
+    at_a_time = _jobs(jobs)
+    memory = _Memory(place if plugins is None else None, data)
+    found = {number: run for number, run in enumerate(map(memory.find, planned)) if run is not None}
+    left = [one for number, one in enumerate(planned) if number not in found]
+    if found:
+        say(f"{len(found)} of {len(planned)} runs are finished already: {place}")
+    runs: list[Run] = []
+    with with_plugins(plugins):
+        if min(at_a_time, len(left)) > 1:
+            with ours():
+                runs = _at_a_time(min(at_a_time, len(left)), left, data, place, memory, say)
+        else:
+            for one in left:
+                say(one.title)
+                with one.noting():
+                    runs.append(
+                        simulate(one.recipe, data, baseline=one.baseline, out=place, quiet=True)
+                    )
+                    memory.note(one, runs[-1])
+    made_now = iter(runs)
+    every = tuple(found.get(number) or next(made_now) for number in range(len(planned)))
+    return Study(dict(over), tuple(values), every)
 
 
 @dataclass(frozen=True)
@@ -247,11 +291,43 @@ class _Planned:
             raise
 
 
+class _Memory:
+    """What a study has finished in a folder; without a folder, nothing."""
+
+    def __init__(self, out: Path | None, data: Mapping[str, Any] | None) -> None:
+        self._kept = Kept(out) if out is not None else None
+        self._data, self._prints = data or {}, Prints()
+
+    def find(self, planned: _Planned) -> Run | None:
+        """Returns the finished run of a plan."""
+        inputs = self._inputs(planned)
+        folder = self._kept.find(inputs) if self._kept is not None and inputs else None
+        return Run.load(folder) if folder is not None else None
+
+    def note(self, planned: _Planned, run: Run) -> None:
+        """Notes a run that is finished now."""
+        inputs = self._inputs(planned)
+        if self._kept is not None and inputs:
+            self._kept.note(run.folder, inputs)
+
+    def _inputs(self, planned: _Planned) -> str | None:
+        """Returns the digest of a run's inputs; None if the run is always made again."""
+        recipe = planned.recipe
+        if self._kept is None or cells.only_here(recipe.settings) is not None:
+            return None
+        with planned.noting():
+            tables, frames = with_data(recipe.to_dict(), self._data)
+            settings = parse(Settings, tables, "recipe")
+            data = divide(settings, recipe.base)
+            return inputs_of(settings, data, planned.baseline, self._prints, frames)
+
+
 def _at_a_time(
     jobs: int,
     planned: Sequence[_Planned],
     data: Mapping[str, Any] | None,
     out: Path | None,
+    memory: _Memory,
     say: Callable[[str], None],
 ) -> list[Run]:
     """Makes runs in ``jobs`` processes; returns them in the order of the plan. The first error ends
@@ -265,10 +341,13 @@ def _at_a_time(
         def make(each: _Planned) -> Run:
             say(each.title)
             with each.noting():
-                return carry_out(each.recipe, data, workers.run, baseline=each.baseline, out=out)
+                run = carry_out(each.recipe, data, workers.run, baseline=each.baseline, out=out)
+                memory.note(each, run)
+                return run
 
         pool = ThreadPoolExecutor(jobs)
-        made = [pool.submit(make, each) for each in planned]
+        # A thread sees nothing of what this one was given.
+        made = [pool.submit(copy_context().run, make, each) for each in planned]
         try:
             left = set(made)
             while left:
@@ -291,6 +370,29 @@ def _jobs(given: Any) -> int:
     if operator.index(number) < 1:
         raise InputError(Code.CONFIG_INVALID, f"jobs: give a whole number from 1, not {given!r}")
     return operator.index(number)
+
+
+def _folds(given: Any) -> list[int | None]:
+    if given is None:
+        return [None]
+    number = given if isinstance(given, SupportsIndex) and not isinstance(given, bool) else 0
+    if operator.index(number) < 2:
+        raise InputError(Code.CONFIG_INVALID, f"folds: give a whole number from 2, not {given!r}")
+    return [*range(1, operator.index(number) + 1)]
+
+
+def _with(recipe: Recipe, values: Mapping[str, Any], folds: int | None) -> Recipe:
+    """Returns the recipe of a run. A fold takes the place of ``rows.test``."""
+    ours_ = (_BASELINE, "fold")
+    made = recipe.replace({key: value for key, value in values.items() if key not in ours_})
+    if folds is None:
+        return made
+    rows = {key: each for key, each in made.to_dict().get("rows", {}).items() if key != "test"}
+    return made.replace({"rows": rows | {"folds": int(folds), "fold": values["fold"]}})
+
+
+def _of_values(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {named(value)}" for key, value in values.items())
 
 
 def _silent(_text: str) -> None: ...
@@ -317,23 +419,5 @@ def _check_baselines(named: Iterable[Any]) -> None:
             raise InputError(Code.CONFIG_INVALID, f"over: {text}")
 
 
-def _without_baseline(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != _BASELINE}
-
-
 def _shown(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _named(value: Any) -> str:
-    """Names a value on an axis; None is the federation, which is no baseline."""
-    return "federation" if value is None else str(value)
-
-
-def _are_numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-
-
-def _spreads(values: Sequence[Any]) -> bool:
-    """Whether numbers are better read on a logarithmic axis."""
-    return bool(min(values) > 0 and max(values) >= 20 * min(values))

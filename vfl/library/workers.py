@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from vfl.launcher.processes import environment
+from vfl.library.plugins import imported, named_now
 from vfl.library.simulate import Order, run_files
 from vfl_common.errors import Code, InternalError, VflError
+from vfl_party.base.plugins import using
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - it says what it is
@@ -55,7 +57,7 @@ class Workers:
 
     def run(self, order: Order) -> None:
         """Makes a run in an idle process; waits for one, and then for the run. Raises VflError."""
-        tables = order.in_files("jobs=1")
+        tables, plugins = order.in_files("jobs=1"), named_now("jobs=1")
         worker = self._idle.get()
         try:
             worker.run(
@@ -63,6 +65,7 @@ class Workers:
                     "recipe": tables,
                     "base": str(order.base.resolve()),
                     "folder": str(order.folder.resolve()),
+                    "plugins": plugins,
                 }
             )
         finally:
@@ -91,7 +94,7 @@ class _Worker:
             [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment(threads, None),
+            env=environment(threads, ()),
             # Ctrl-C reaches this process alone, which ends the others.
             start_new_session=True,
             text=True,
@@ -181,7 +184,8 @@ def _read(asked: IO[str], orders: queue.SimpleQueue[str]) -> None:
 def _answer(order: dict[str, Any]) -> dict[str, Any]:
     """Makes a run; returns nothing, or what went wrong."""
     try:
-        run_files(order["recipe"], Path(order["base"]), Path(order["folder"]))
+        with using(imported(order["plugins"])):
+            run_files(order["recipe"], Path(order["base"]), Path(order["folder"]))
     except BaseException as error:  # noqa: BLE001 - raised by the other process
         found = (
             error

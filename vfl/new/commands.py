@@ -132,6 +132,12 @@ def new() -> None:
     show_default=True,
     help="splitnn: train networks; secureboost: grow trees, which take missing cells as they are.",
 )
+@click.option(
+    "--protect",
+    type=click.Choice(["none", "labels", "columns", "both"]),
+    help="splitnn: what is hidden in training, at a price that the recipe tells. labels: noise on "
+    "gradients; columns: narrow embeddings that are drawn. [default: by the task]",
+)
 def recipe(
     given: Given,
     active: str | None,
@@ -140,6 +146,7 @@ def recipe(
     positive: str | None,
     align: str,
     method: Literal["splitnn", "secureboost"],
+    protect: Literal["none", "labels", "columns", "both"] | None,
 ) -> None:
     """Write recipe.toml, for all parties, and the active party's own file NAME.toml.
 
@@ -150,7 +157,7 @@ def recipe(
     """  # noqa: E501
     from vfl.new.flow import Wishes, new_recipe
 
-    new_recipe(given, Wishes(active, passives, task, align, positive, method))
+    new_recipe(given, Wishes(active, passives, task, align, positive, method, protect))
 
 
 @new.command()

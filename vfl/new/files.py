@@ -5,12 +5,12 @@ default.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vfl.new.look import Look
-from vfl.new.rules import ModelSizes, Task
+from vfl.new.rules import Kind, ModelSizes, Task
 from vfl.new.settings import keys_of
 from vfl.simulation.federation import to_lines, to_toml
 from vfl_common.config.base import parse
@@ -23,7 +23,7 @@ from vfl_common.files import write_atomic
 RECIPE = "recipe.toml"
 _HEADER = (
     "# The same at every party; `vfl new recipe` wrote it. docs/reference/recipe.md explains each"
-    " key.\n\n"
+    " key.\n"
 )
 
 
@@ -63,8 +63,13 @@ def recipe_tables(
     }
 
 
-def split_training(sizes: ModelSizes) -> dict[str, Any]:
-    """Returns the tables of a recipe about split training."""
+def split_training(sizes: ModelSizes, kind: Kind) -> dict[str, Any]:
+    """Returns the tables of a recipe about split training.
+
+    The top model has a hidden layer: a linear one adds up what the parties' embeddings say, and
+    learns nothing that takes two parties' columns together. Dropout is for classes: a regression's
+    loss would learn the noise that it adds to the sum.
+    """
     splitnn = {
         "kind": "splitnn",
         "epochs": sizes.epochs,
@@ -76,7 +81,9 @@ def split_training(sizes: ModelSizes) -> dict[str, Any]:
         "model": {
             "embedding_size": sizes.embedding_size,
             # It takes numbers and categories; nobody knows what columns the other parties have.
-            "encoder": {"kind": "tabular", "hidden": [sizes.hidden], "dropout": 0.1},
+            "encoder": {"kind": "tabular", "hidden": [sizes.hidden]}
+            | ({} if kind == "regression" else {"dropout": 0.1}),
+            "top": {"hidden": [sizes.top]},
         },
         "phases": [splitnn, {"kind": "evaluate"}],
     }
@@ -109,6 +116,8 @@ def party_tables(
         data["label"] = label
     if look.repeated:
         data["duplicates"] = "first"
+    if look.unlabelled:
+        data["unlabelled"] = "drop"
     if look.drop:
         data["drop"] = list(look.drop)
     if look.missing and not trees:
@@ -139,11 +148,16 @@ def relative(path: str, folder: Path) -> str:
         return Path(path).resolve().as_posix()
 
 
-def recipe_text(tables: Mapping[str, Any], where: Path) -> tuple[str, Recipe]:
+def recipe_text(
+    tables: Mapping[str, Any], where: Path, comments: Sequence[str] = ()
+) -> tuple[str, Recipe]:
     """Returns a recipe's file and what is read from it. Raises InputError if a name in it cannot be
     used.
+
+    ``comments``: lines above the tables.
     """
-    return _HEADER + to_toml(tables), parse(Recipe, tables, str(where))
+    said = "".join(f"# {line}".rstrip() + "\n" for line in comments)
+    return _HEADER + said + "\n" + to_toml(tables), parse(Recipe, tables, str(where))
 
 
 def party_text(tables: Mapping[str, Any], where: Path) -> str:

@@ -22,12 +22,14 @@ from vfl.new.files import (
     write_all,
 )
 from vfl.new.look import Read, few_valued, look, read_values, reader
+from vfl.new.protect import DEFAULTS, Chosen, Protect, comments, protected
 from vfl.new.say import (
     is_here,
     said_digest,
     say,
     say_addresses,
     say_alike,
+    say_leaks,
     say_recipe,
     say_table,
     say_training,
@@ -70,6 +72,7 @@ class Wishes:
     align: str
     positive: str | None = None
     method: Method = "splitnn"
+    protect: Protect | None = None
 
 
 @telling_flags()
@@ -107,11 +110,14 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     settings = rules.rows_for(found.rows, task, wishes.align, id_rules)
     features = bool(found.numbers or found.categories)
     name = rules.recipe_name(label, (active, *passives))
-    training = (
-        training_for(found.rows, task) if trees else split_training(rules.sizes_for(found.rows))
-    )
+    chosen = _preset(wishes, task.kind)
+    if chosen == "trees":
+        training = training_for(found.rows, task)
+    else:
+        training = split_training(rules.sizes_for(found.rows), task.kind)
+        training = protected(training, task.kind, chosen)
     tables = recipe_tables(name, task, active, passives, settings, training, features=features)
-    text, recipe = recipe_text(tables, recipe_path)
+    text, recipe = recipe_text(tables, recipe_path, comments(task.kind, chosen))
     own = party_tables(
         active, recipe_path, server, advertise, table, id_, found, label=label, out=out, trees=trees
     )
@@ -127,6 +133,7 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
         say_trees(recipe, found, recipe_path)
     else:
         say_training(rules.sizes_for(found.rows), found, recipe_path)
+    say_leaks(task.kind, chosen, recipe_path)
     say_addresses(server, advertise, path)
     say("wrote", f"{recipe_path}: send it to {listed(passives)}; {said_digest(recipe)}")
     say("wrote", f"{path}: stays here")
@@ -351,6 +358,19 @@ def _drop(given: Given, names: Sequence[str], source: str) -> tuple[str, ...]:
             text = f"--drop leaves out column {twice!r}, which {flag} names; remove one of the two"
             raise InputError(Code.CONFIG_INVALID, text)
     return tuple(check(name) for name in given.drop)
+
+
+def _preset(wishes: Wishes, kind: rules.Kind) -> Chosen:
+    """Returns what is to be hidden, or ``trees``. Raises InputError."""
+    if wishes.method == "splitnn":
+        return wishes.protect or DEFAULTS[kind]
+    if wishes.protect not in (None, "none"):
+        text = (
+            f"--protect {wishes.protect} is for --method splitnn: trees have no such presets; "
+            "remove one of the two"
+        )
+        raise InputError(Code.CONFIG_INVALID, text)
+    return "trees"
 
 
 def _place(recipe: Recipe, path: Path, given: str | None) -> str:

@@ -36,18 +36,19 @@ Read = Callable[[tuple[str, ...]], Values | None]
 class Look:
     """What a table shows.
 
-    rows: with an id, each id once; all_rows: of the source; left_out: of these, those without an id
-    or with a repeated one. numbers, categories: the feature columns. drop: {column: why it is of no
-    use}. missing, blank: the columns in which numbers, and categories, are missing. ids: as the
-    rules spell them. notes: what the reader has guessed. odd: what looks wrong. told: sentences
-    about columns that tell the label, if that is of classes. labels: how many rows each value has;
-    none if no label was read.
+    rows: with an id and a label, each id once; all_rows: of the source; left_out: of these, those
+    without an id, with a repeated one, or without a label. numbers, categories: the feature
+    columns. drop: {column: why it is of no use}. missing, blank: the columns in which numbers, and
+    categories, are missing. ids: as the rules spell them. notes: what the reader has guessed. odd:
+    what looks wrong. told: sentences about columns that tell the label, if that is of classes.
+    labels: how many rows each value has; none if no label was read.
     """
 
     rows: int
     all_rows: int
     left_out: str
     repeated: int
+    unlabelled: int
     numbers: tuple[str, ...]
     categories: tuple[str, ...]
     missing: tuple[str, ...]
@@ -127,7 +128,8 @@ def look(
     Raises InputError.
     """
     chosen: dict[str, Any] = {"id": id_, "id_rules": rules, "label": label, "drop": tuple(drop)}
-    settings = source.model_copy(update=chosen | {"duplicates": "first", "missing": "mean"})
+    lenient = {"duplicates": "first", "missing": "mean", "unlabelled": "drop"}
+    settings = source.model_copy(update=chosen | lenient)
     rows = read_rows(settings, label is not None)
     found = list(smells(rows, settings))
     table = tabulate(rows, settings, label is not None)
@@ -162,6 +164,7 @@ def look(
         all_rows=len(rows),
         left_out=table.counts.left_out if table.counts is not None else "",
         repeated=table.counts.repeated if table.counts is not None else 0,
+        unlabelled=table.counts.unlabelled if table.counts is not None else 0,
         numbers=tuple(name for name in table.numeric_names if name not in useless),
         categories=tuple(name for name in table.categorical_names if name not in useless),
         missing=tuple(name for name in _missing(rows) if name not in useless),

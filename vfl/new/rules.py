@@ -65,12 +65,15 @@ _DECIMAL = re.compile(r"\s*[-+]?\d*[.,]\d+\s*")
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The model and the training that suit a number of rows. ``validation``: the share that early
-    stopping looks at.
+    """The model and the training that suit a number of rows.
+
+    ``hidden``, ``top``: the widths of the hidden layer of an encoder, and of the top model.
+    ``validation``: the share that early stopping looks at.
     """
 
     hidden: int
     embedding_size: int
+    top: int
     batch_size: int
     epochs: int
     patience: int
@@ -78,37 +81,15 @@ class ModelSizes:
 
 
 # Rows of the active party below which a line holds. More rows: wider layers, larger batches, fewer
-# epochs, so that training takes from some hundred steps to some ten thousand; epochs are the most,
-# since early stopping ends them.
+# epochs. Early stopping ends training, so that epochs are the most: validation decides, and the
+# best weights come back.
 _SIZES: tuple[tuple[int, ModelSizes], ...] = (
-    (
-        1_000,
-        ModelSizes(
-            hidden=32, embedding_size=8, batch_size=32, epochs=60, patience=12, validation=0.2
-        ),
-    ),
-    (
-        10_000,
-        ModelSizes(
-            hidden=64, embedding_size=16, batch_size=64, epochs=40, patience=8, validation=0.15
-        ),
-    ),
-    (
-        100_000,
-        ModelSizes(
-            hidden=64, embedding_size=16, batch_size=256, epochs=20, patience=4, validation=0.1
-        ),
-    ),
-    (
-        1_000_000,
-        ModelSizes(
-            hidden=128, embedding_size=32, batch_size=1024, epochs=10, patience=3, validation=0.1
-        ),
-    ),
+    (1_000, ModelSizes(32, 8, 32, batch_size=32, epochs=200, patience=20, validation=0.2)),
+    (10_000, ModelSizes(64, 16, 64, batch_size=64, epochs=100, patience=12, validation=0.15)),
+    (100_000, ModelSizes(64, 16, 64, batch_size=256, epochs=60, patience=8, validation=0.1)),
+    (1_000_000, ModelSizes(128, 32, 64, batch_size=1024, epochs=30, patience=5, validation=0.1)),
 )
-_MANY = ModelSizes(
-    hidden=128, embedding_size=32, batch_size=4096, epochs=5, patience=2, validation=0.05
-)
+_MANY = ModelSizes(128, 32, 64, batch_size=4096, epochs=15, patience=3, validation=0.05)
 
 
 def sizes_for(rows: int) -> ModelSizes:

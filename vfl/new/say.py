@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from vfl.new.look import Look
-from vfl.new.rules import Counts, ModelSizes
+from vfl.new.protect import MEASURED, Chosen, words
+from vfl.new.rules import Counts, Kind, ModelSizes
 from vfl.new.settings import flags_of
 from vfl_common.config.recipe import Recipe
 from vfl_common.text import LINE, clean, host_and_port, listed, percent, printable
@@ -17,6 +18,8 @@ from vfl_party.data.ids import ASK, about_zeros
 _WIDTH = 12
 # The share of the rows below which an id is doubtful.
 _FEW_KEPT = 0.8
+# Points that a method may cost and still be as good.
+_AS_GOOD = 1.0
 # Characters of a label's value.
 _LONGEST = 40
 
@@ -36,8 +39,9 @@ def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool, t
         say("table", note, ", ".join(flags_of(note)))
     for text in (*found.odd, *(found.told if classes else ())):
         say("look at", text, ", ".join(flags_of(text)))
-    if found.rows < _FEW_KEPT * found.all_rows:
-        what = f"{found.rows:,} of {found.all_rows:,} rows ({percent(found.rows, found.all_rows)})"
+    labelled = found.all_rows - found.unlabelled
+    if found.rows < _FEW_KEPT * labelled:
+        what = f"{found.rows:,} of {labelled:,} rows ({percent(found.rows, labelled)})"
         say(
             "look at",
             f"only {what} have an id of their own, and the others are left out; is this the id?",
@@ -46,7 +50,11 @@ def say_table(found: Look, id_: tuple[str, ...], path: Path, *, classes: bool, t
     say("id", f"{listed(list(map(repr, id_)))}, of {found.rows:,} rows", "--id")
     if found.left_out:
         first = "; of rows that share an id the first stays" if found.repeated else ""
-        say("rows", f"{found.left_out}{first}", f"data.duplicates in {path}")
+        keys = [
+            *(["data.duplicates"] if found.repeated else []),
+            *(["data.unlabelled"] if found.unlabelled else []),
+        ]
+        say("rows", f"{found.left_out}{first}", f"{', '.join(keys) or 'data.id'} in {path}")
     if found.numbers:
         say("numbers", listed(list(map(printable, found.numbers))), f"data.categorical in {path}")
     if found.categories:
@@ -102,6 +110,17 @@ def say_training(sizes: ModelSizes, found: Look, path: Path) -> None:
     )
     say("model", model, f"[model] in {path}; trees: --method secureboost")
     say("training", training, f"[[phases]] in {path}")
+
+
+def say_leaks(kind: Kind, chosen: Chosen, path: Path) -> None:
+    """Says what others read of such a recipe, and whether trees would give away less."""
+    told = f"read in rehearsals on public tables: {words(kind, chosen)}; yours: vfl leaks"
+    say("leaks", told, f"--protect; all presets in {path}")
+    mine, trees = MEASURED[kind][chosen], MEASURED[kind]["trees"]
+    if trees.lost - mine.lost <= _AS_GOOD and trees.columns < mine.columns:
+        labels = "but more" if trees.shows_more_labels(mine) else "and less"
+        text = f"trees were as good there, and gave away less of the columns {labels} of the labels"
+        say("consider", f"{text}: {words(kind, 'trees')}", "--method secureboost")
 
 
 def say_trees(recipe: Recipe, found: Look, path: Path) -> None:

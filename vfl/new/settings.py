@@ -72,6 +72,9 @@ def _value(key: str, text: str) -> Any:
     except (ValueError, RecursionError):
         tables = {}
     value = tables["value"] if tables.keys() == {"value"} else text
+    # A form for each column.
+    if key == "dates" and isinstance(value, dict):
+        return value
     if key in _TEXTS:
         return value if isinstance(value, str) else text
     if key in _LISTS:

@@ -28,6 +28,8 @@ class RoundLine:
     generation: int
     phase: str
     round: int
+    # Planned; 0 if the line does not say it.
+    rounds: int
     # Since the run began.
     steps: int
     time_s: float
@@ -98,21 +100,23 @@ class History:
     _part: int = 0
     _offset: int = 0
 
-    def update(self) -> None:
-        """Reads the new complete lines, of older files too. Raises InputError if a file cannot be
-        read.
+    def update(self) -> list[RoundLine]:
+        """Reads the new complete lines, of older files too, and returns them. Raises InputError if
+        a file cannot be read.
         """
-        path = self.source.folder / FILE
+        path, new = self.source.folder / FILE, list[RoundLine]()
         try:
             for data, written_s in self._new(path):
                 for line in data.splitlines():
                     found = parse(line, written_s)
                     if found is not None:
                         self._append(found)
+                        new.append(found)
         except OSError as error:
             raise InputError(
                 Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})"
             ) from None
+        return new
 
     def _new(self, path: Path) -> Iterator[tuple[bytes, float]]:
         """Yields (new complete lines, time of writing) of each file, the oldest first."""
@@ -172,6 +176,7 @@ def parse(line: bytes, written_s: float) -> RoundLine | None:
             int(entry["generation"]),
             phase,
             int(entry["round"]),
+            int(entry.get("rounds", 0)),
             int(entry["steps"]),
             time_s,
             metrics,

@@ -1,5 +1,6 @@
 """The argument RUN of commands: the folder of a run; the newest finished run of a federation if it
-is left out. The option --out of commands that make runs.
+is left out; ``latest`` and ``production`` are those of the folder runs. The option --out of
+commands that make runs.
 """
 
 from __future__ import annotations
@@ -14,13 +15,23 @@ RUNS = Path("runs")
 
 def _or_newest(_context: click.Context, _parameter: click.Parameter, given: Path | None) -> Path:
     if given is not None:
-        return given
+        return meant(given)
     from vfl.report.runs import newest
 
     found = newest(RUNS)
     what = "finished run, which is of one party" if found.alone else "finished run of a federation"
     click.echo(f"taking the newest {what}: {found.folder}", err=True)
     return found.folder
+
+
+def meant(given: Path) -> Path:
+    """Returns the folder of a run that a person names: a path, or ``latest`` or ``production`` in
+    the folder runs. Raises InputError.
+    """
+    from vfl_common.production.registry import WORDS, ModelRegistry
+
+    word = str(given)
+    return RUNS / ModelRegistry(RUNS).find(word) if word in WORDS else given
 
 
 run_argument = click.argument(

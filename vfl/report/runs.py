@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import utc
+from vfl_common.production.registry import named_time
 from vfl_common.summary import Summary, load_summary
 from vfl_common.text import clean
 
@@ -34,8 +33,8 @@ class Listed:
 
     ``state``: ``finished``; ``failed`` or ``stopped``, if a process's log ends so; ``set aside``:
     nobody resumes it; ``unfinished``: it runs now, or was killed; ``damaged``: its summary cannot
-    be read; ``study``: it is a folder of ``runs`` more runs. ``began_s``: Unix time. ``summary``:
-    of a finished run, if it is here.
+    be read; ``study``: it is a folder of ``runs`` more runs. ``began_s``: Unix time. ``model``: the
+    trained run, of a prediction. ``summary``: of a finished run, if it is here.
     """
 
     folder: Path
@@ -45,6 +44,7 @@ class Listed:
     method: str = ""
     seed: int | None = None
     runs: int = 0
+    model: str = ""
     summary: Summary | None = field(default=None, repr=False)
 
     @property
@@ -62,6 +62,7 @@ class Listed:
             "began": utc(self.began_s),
         }
         found |= {"state": self.state, "job": self.job, "method": self.method, "seed": self.seed}
+        found |= {"model": self.model or None}
         if self.state == "study":
             return {**found, "runs": self.runs}
         summary = self.summary
@@ -111,6 +112,7 @@ def listed(folder: Path) -> Listed | None:
     )
     job = str(next((each["job"] for each in facts if "job" in each), "train"))
     began_s = _began(folder, processes)
+    model = str(next((each["trained_run"] for each in facts if each.get("trained_run")), ""))
     method, seed = _method(recipe), recipe.get("seed")
     seed = seed if isinstance(seed, int) else None
     try:
@@ -119,11 +121,18 @@ def listed(folder: Path) -> Listed | None:
         state = (
             "finished" if all(each.get("finished") for each in facts) else end_of(processes).state
         )
-        return Listed(folder, state, began_s, job, method, seed)
+        return Listed(folder, state, began_s, job, method, seed, model=model)
     except (OSError, ValueError, RecursionError):
-        return Listed(folder, "damaged", began_s, job, method, seed)
+        return Listed(folder, "damaged", began_s, job, method, seed, model=model)
     return Listed(
-        folder, "finished", began_s, summary.job, summary.method, summary.seed, summary=summary
+        folder,
+        "finished",
+        began_s,
+        summary.job,
+        summary.method,
+        summary.seed,
+        model=model,
+        summary=summary,
     )
 
 
@@ -174,7 +183,9 @@ def _row(each: Listed, shown: list[str]) -> tuple[str, ...]:
     name = clean(each.folder.name, _MOST)
     if each.state == "study":
         return (f"{name}/", began, "", "", f"{each.runs} runs")
-    method = "prediction" if each.job == "predict" else clean(each.method, _MOST)
+    method = clean(each.method, _MOST)
+    if each.job == "predict":
+        method = f"prediction with {clean(each.model, _MOST)}" if each.model else "prediction"
     start = (name, began, method, "" if each.seed is None else str(each.seed), each.state)
     if each.summary is None:
         return start
@@ -191,8 +202,9 @@ def _began(folder: Path, processes: Sequence[Source]) -> float:
     """Returns when a run began: by its id, else by the oldest copy of its recipe, whose time a copy
     has changed.
     """
-    with contextlib.suppress(ValueError):
-        return datetime.strptime(folder.name[:15] + "+0000", "%Y%m%d-%H%M%S%z").timestamp()
+    named = named_time(folder.name)
+    if named is not None:
+        return named
     recipes = [each.folder / "recipe.json" for each in processes]
     return min((_time(path) for path in recipes if path.is_file()), default=_time(folder))
 

@@ -29,8 +29,8 @@ COMBINED = "combined"
 BASELINES = ("alone", "combined", "gbdt", "gbdt-alone")
 # These need the active party's table only.
 ALONE = ("alone", "gbdt-alone")
-# Keys of a phase about what crosses between parties.
-_BETWEEN = ("codec", "transforms")
+# Keys of a phase about what crosses between parties, and about several parties.
+_BETWEEN = ("codec", "transforms", "optimizers")
 # Keys of [rows] about finding the rows in common.
 _ALIGNMENT = ("align", "at_least", "alignment")
 # Trees without a lower loss on the validation rows.
@@ -110,12 +110,19 @@ def _by_itself(recipe: Recipe, made: Tables, kind: str) -> Tables:
         # Trees are grown in float32.
         made.get("model", {}).pop("precision", None)
         return made | {"phases": _trees(recipe, made["phases"])}
-    return made | {"phases": by_oneself(made["phases"])}
+    return made | {"phases": by_oneself(made["phases"], made["parties"][0]["name"])}
 
 
-def by_oneself(phases: list[Tables]) -> list[Tables]:
-    """Returns phases without what they say of tensors that cross between parties."""
-    return [{key: value for key, value in phase.items() if key not in _BETWEEN} for phase in phases]
+def by_oneself(phases: list[Tables], name: str) -> list[Tables]:
+    """Returns phases for the party ``name`` alone: with the optimizer that they have for it, and
+    without what they say of tensors that cross between parties.
+    """
+    found = []
+    for phase in phases:
+        own = phase.get("optimizers", {}).get(name)
+        kept = {key: value for key, value in phase.items() if key not in _BETWEEN}
+        found.append(kept if own is None else kept | {"optimizer": own})
+    return found
 
 
 def _trees(recipe: Recipe, phases: list[Tables]) -> list[Tables]:
@@ -204,6 +211,9 @@ def _joined(parts: dict[str, DataSettings], *, in_common: bool) -> DataSettings:
         source=f"the joined tables of {listed(list(parts))}",
         id=first.id,
         label=first.label or ("target" if first.is_named else None),
+        labels=first.labels,
+        event=first.event,
+        weight=first.weight,
         label_scale=first.label_scale,
         parts=parts,
         in_common=in_common,
@@ -218,11 +228,14 @@ def _one_party(
     tables: Tables, name: str, place: Tables, data: DataSettings, device: str | None
 ) -> Tables:
     made = copy.deepcopy(tables)
+    width = _roster(tables).get(name, {}).get("embedding_size")
+    if width is not None:
+        made["model"] = made["model"] | {"embedding_size": width}
     made["parties"] = [{"name": name, "role": "active", **place}]
     simulate = {
         key: value
         for key, value in made["simulate"].items()
-        if key not in ("data", "scheme", "devices")
+        if key not in ("data", "scheme", "devices", "policies")
     }
     simulate["parties"] = {name: data.model_dump(mode="json", exclude_defaults=True)}
     if device is not None:

@@ -72,6 +72,7 @@ class Federation:
             "recipe": self.recipe_path.name,
             "server": server,
             "device": simulate.devices.get(name, "cpu"),
+            "policy": simulate.policies.get(name, "allow_all"),
             "threads": simulate.threads,
             "out": str(self.out.resolve()),
             "alignments_a_day": _OFTEN,
@@ -81,7 +82,7 @@ class Federation:
             # So that runs of one recipe are equal.
             "init": "recipe",
             # The recipe is of the person who runs it here.
-            "allow_code": [code] if code is not None else [],
+            "allow_code": code,
             "tls": {
                 "ca": f"{certs.name}/ca.pem",
                 "certificate": f"{certs.name}/{name}.pem",

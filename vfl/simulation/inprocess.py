@@ -41,10 +41,13 @@ if TYPE_CHECKING:
     from vfl_party.base.turns import TakingTurns
     from vfl_party.data import Table
     from vfl_party.predict.results import Output, Predicted
+    from vfl_party.predict.trained import TrainedParty
     from vfl_party.runtime.run import PartyRun
 
 Event = dict[str, Any]
-Observe = Callable[[str, str, int, int, dict[str, dict[str, float]]], None]
+Observe = Callable[
+    [str, str, int, int, dict[str, dict[str, float]], Callable[[], "TrainedParty"]], None
+]
 Attach = Callable[[str, "Assembled"], None]
 # Rounds.
 _NEVER = 10**9
@@ -114,8 +117,8 @@ def run_in_process(
         load: reads a party's table; None: from the files that ``data`` names.
         modules: a folder with the user's own modules.
         show: called with the events of the server, as ``vfl simulate`` shows them.
-        observe: called after each round of each party with its name, phase, rounds done, rounds and
-            metrics.
+        observe: called after each round of each party with its name, phase, rounds done, rounds,
+            metrics, and a function that gives copies of its models as they are then.
         attach: called with each party once it is assembled, before it runs; a rehearsal of attacks
             listens there.
         secrets: {party: 32 bytes that its own weights, dropout, orders and views follow from};
@@ -283,6 +286,7 @@ class _Federation:
         self._turns, self._devices, self._observe, self._show = turns, devices, observe, show
         self.attach: Attach | None = None
         self.secrets: Mapping[str, bytes] | None = None
+        self._assembled: dict[str, Assembled] = {}
         self._ledgers = {party.name: Ledger() for party in recipe.parties}
         active = recipe.active.name
 
@@ -339,16 +343,23 @@ class _Federation:
 
         from vfl_party.align import Aligned
         from vfl_party.assembly.party import assemble
+        from vfl_party.outbound.policies import of_trial
         from vfl_party.runtime import versions
         from vfl_party.runtime.folders import Folders
         from vfl_party.runtime.generation import Preparation
         from vfl_party.runtime.progress import Progress
         from vfl_party.runtime.run import PartyRun
 
+        # A new one each time, as in the party's own program.
+        policy = partial(of_trial, self._recipe, name)
         recipe, ledger, plugins = self._recipe, self._ledgers[name], versions.shared(opened)
 
         def make(aligned: Aligned, secret: int | None) -> Assembled:
-            assembled = assemble(opened, aligned, device=self._devices[name], secret=secret)
+            assembled = assemble(
+                opened, aligned, device=self._devices[name], policy=policy(), secret=secret
+            )
+            # The newest one is the one that runs.
+            self._assembled[name] = assembled
             if self.attach is not None:
                 self.attach(name, assembled)
             return assembled
@@ -358,6 +369,7 @@ class _Federation:
             make,
             plugins,
             self._devices[name],
+            policy=policy(),
             secret=self.secrets[name] if self.secrets is not None else None,
         )
         folders = Folders(
@@ -377,9 +389,19 @@ class _Federation:
         connect = partial(self._transport, name, ledger)
         return PartyRun(prepared, folders, session, connect, progress)
 
-    def _tell(self, observe: Observe, *said: Any) -> None:
+    def _tell(self, observe: Observe, name: str, *said: Any) -> None:
         """Calls a watcher with what it may keep and change."""
-        self._turns.aside(partial(observe, *copy.deepcopy(said)))
+        phase, round_, rounds, metrics = copy.deepcopy(said)
+        models = partial(self._models, name)
+        self._turns.aside(partial(observe, name, phase, round_, rounds, metrics, models))
+
+    def _models(self, name: str) -> TrainedParty:
+        """Returns copies of a party's models as they are now. Raises InputError."""
+        from vfl_party.predict.trained import of_state
+
+        party = self._assembled[name]
+        encoder, state = party.opened.encoder, party.state()
+        return of_state(self._folder.name, name, self._recipe, encoder, state)
 
     def _take_part(self, name: str, part: PartyRun) -> None:
         try:

@@ -18,10 +18,21 @@ from vfl_common.text import listed
 Tables = dict[str, Any]
 
 
+def are_party_files(given: Sequence[Any]) -> bool:
+    """Whether all of what is ``given`` are paths of party files, so that they are one recipe
+    together. Raises InputError if a file cannot be read.
+    """
+    return bool(given) and all(
+        isinstance(each, str | Path) and kind_of(read_toml(Path(each))) == "party file"
+        for each in given
+    )
+
+
 def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
     """Returns the recipe of party files, with [simulate] for their tables, and the recipe's folder.
 
-    Each party trains with what its file says of its data, encoder, device and threads. Raises
+    Each party trains with what its file says of its data, encoder, device, policy and
+    threads. Raises
     InputError if a party has no file, or two, or if the files name different recipes.
     """
     files = {path: load_party(_party_path(path)) for path in paths}
@@ -91,8 +102,10 @@ def _simulate(files: dict[str, PartyFile]) -> Tables:
         if file.data is not None
     }
     devices = {name: file.device for name, file in files.items()}
+    policies = {name: file.policy for name, file in files.items() if file.policy != "allow_all"}
     return {
         "threads": max(file.threads for file in files.values()),
         "devices": devices,
+        **({"policies": policies} if policies else {}),
         "parties": data,
     }

@@ -8,13 +8,14 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vfl.launcher.forks import Launcher, launching
 from vfl.launcher.processes import Process, ProcessFailed, culprit, end_all, events_of
+from vfl.report.rounds import History, RoundLine, Source
 from vfl.simulation.baselines import baseline as baseline_of
 from vfl.simulation.baselines import of_party_file
 from vfl.simulation.federation import Federation, on_one_machine
@@ -28,6 +29,9 @@ from vfl_common.config.recipe import Recipe, naming
 from vfl_common.files import require_folder
 from vfl_common.process.logs import NOTICED, noticed
 from vfl_common.psi import MOST_ROWS
+
+# Takes a party's name, and a line of its ``metrics.jsonl``.
+OnLine = Callable[[str, RoundLine], None]
 
 _TICK_S = 0.1
 # For the others to end by themselves once one has failed.
@@ -105,6 +109,8 @@ def run_federation(
     *,
     keep_going: bool = False,
     stop: threading.Event | None = None,
+    modules: Sequence[Path] = (),
+    on_line: OnLine | None = None,
 ) -> None:
     """Runs one federation to its end; the run is named after ``folder``, which must not exist yet.
 
@@ -112,6 +118,10 @@ def run_federation(
         tables: the recipe as written; ``recipe`` is the parsed form.
         base: the folder to which the recipe's paths are relative.
         stop: ends the federation when another thread sets it.
+        modules: folders from which the parties import, too.
+        on_line: called with a party's name and each line of its ``metrics.jsonl``, soon after it
+            is written; again for a round that is repeated after an interruption. What it raises
+            ends the federation.
 
     Raises InputError and ProcessFailed.
     """
@@ -119,7 +129,9 @@ def run_federation(
     federation = Federation(recipe, folder.parent, folder / "federation", data, base)
     federation.write(tables)
     Origin(base, data).note(folder)
-    Simulation(federation, folder, screen, keep_going, launcher, stop).run()
+    Simulation(
+        federation, folder, screen, keep_going, launcher, stop, modules=modules, on_line=on_line
+    ).run()
 
 
 @dataclass
@@ -133,7 +145,10 @@ class Simulation:
     # Without one, processes are started afresh.
     launcher: Launcher | None = None
     stop: threading.Event | None = None
+    modules: Sequence[Path] = ()
+    on_line: OnLine | None = None
     processes: dict[str, Process] = field(default_factory=dict)
+    _histories: dict[str, History] = field(default_factory=dict)
     _events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     _started: bool = False
     _restarts: dict[str, int] = field(default_factory=dict)
@@ -183,7 +198,7 @@ class Simulation:
             args,
             self.folder / name,
             threads=threads,
-            modules=self.federation.base,
+            modules=[self.federation.base, *self.modules],
             launcher=self.launcher,
         )
 
@@ -192,6 +207,7 @@ class Simulation:
         server_ended_s: float | None = None
         while any(process.status is None for process in self.processes.values()):
             self._show(_TICK_S)
+            self._tell_lines()
             if self.stop is not None and self.stop.is_set():
                 raise ProcessFailed(self.folder.name, "stopped", 130)
             if self._note_failures():
@@ -206,8 +222,21 @@ class Simulation:
                     raise ProcessFailed(
                         late, f"did not end within {_LINGER_S:g} s of the server", 3
                     )
+        self._tell_lines()
         if self._note_failures():
             raise self._failure()
+
+    def _tell_lines(self) -> None:
+        """Passes on what the parties have written of their rounds, if somebody wants it."""
+        if self.on_line is None:
+            return
+        for party in self.federation.recipe.parties:
+            history = self._histories.setdefault(
+                party.name, History(Source(self.folder / party.name))
+            )
+            if history.source.has_rounds:
+                for line in history.update():
+                    self.on_line(party.name, line)
 
     def _failure(self) -> ProcessFailed:
         """Returns the failure to raise. Of the recipe it says no file: the parties read a copy that

@@ -10,12 +10,15 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from vfl.studies.plan import StudyFile
-from vfl.studies.report import FineTuned, mean_and_sd, points
+from vfl.studies.comparison import Compared
+from vfl.studies.plan import GROUPS, Group, StudyFile, StudyMethod
+from vfl.studies.report import FineTuned, averaged_over, mean_and_sd, points
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _MARKERS = "osD^vP*X"
 _DPI = 130
+# Of the lines of each group of methods.
+_LINES: dict[Group, str] = {"federated": "-", "pooled": "--", "alone": ":"}
 # Methods; more are drawn as named rows instead of coloured lines.
 _MOST_LINES = 6
 # The share of the distance between two label counts over which the methods are spread.
@@ -23,7 +26,9 @@ _SPREAD = 0.3
 
 
 def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Path:
-    """Draws means and standard deviations over the seeds. Returns ``path``."""
+    """Draws means and standard deviations over the seeds and folds, the methods of a group beside
+    each other. Returns ``path``.
+    """
     found = list(results)
     if len(study.methods) > _MOST_LINES:
         return _draw_many(study, found, path)
@@ -31,13 +36,14 @@ def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Pa
     by_labels = bool(study.labels)
     columns: tuple[int | None, ...] = tuple(sorted(study.labels)) if by_labels else (None,)
     count = len(study.methods)
+    in_groups = len({method.group for method in study.methods}) > 1
     figure = Figure(
         figsize=(max(5.2, 1.5 * len(columns) + 3.2) if by_labels else 5.2, 3.8),
         layout="constrained",
     )
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for number, method in enumerate(study.methods):
+    for number, method in enumerate(study.in_groups):
         x, y, spread = [], [], []
         for place, labels in enumerate(columns):
             values = [
@@ -53,9 +59,10 @@ def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Pa
                 y.append(middle)
                 spread.append(sd or 0.0)
         color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
-        line = "-" if by_labels else ""
+        line = _LINES[method.group] if by_labels else ""
+        name = f"{method.name} ({method.group})" if in_groups else method.name
         axes.errorbar(
-            x, y, spread, color=color, marker=marker, linestyle=line, capsize=3, label=method.name
+            x, y, spread, color=color, marker=marker, linestyle=line, capsize=3, label=name
         )
     if by_labels:
         axes.set_xticks(range(len(columns)), [f"{labels:,}" for labels in columns])
@@ -64,15 +71,29 @@ def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Pa
         axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     else:
         axes.set_xticks(
-            range(count), [method.name for method in study.methods], rotation=20, ha="right"
+            range(count), [method.name for method in study.in_groups], rotation=20, ha="right"
         )
         axes.set_xlim(-0.5, count - 0.5)
+        for start, stop, group in _spans(study.in_groups) if in_groups else ():
+            if start:
+                axes.axvline(start - 0.5, color="0.7", linewidth=0.8)
+            middle = (start + stop - 1) / 2
+            axes.annotate(
+                group,
+                (middle, 1.0),
+                (0, 2),
+                xycoords=axes.get_xaxis_transform(),
+                textcoords="offset points",
+                ha="center",
+                color="0.4",
+                fontsize="small",
+            )
     axes.set_ylabel(f"test {study.metric}" + (f" ({unit})" if unit != study.metric else ""))
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    seeds = len({result.seed for result in found})
-    over = f"mean and standard deviation of {seeds} seed{'s' if seeds != 1 else ''}"
-    axes.set_title(f"{study.name}\n{over}", loc="left", fontsize="medium")
+    over = f"mean and standard deviation of {averaged_over(found) or '1 seed'}"
+    pad = 18 if in_groups and not by_labels else None
+    axes.set_title(f"{study.name}\n{over}", loc="left", fontsize="medium", pad=pad)
     figure.savefig(path, dpi=_DPI)
     return path
 
@@ -87,7 +108,7 @@ def _draw_many(study: StudyFile, found: Sequence[FineTuned], path: Path) -> Path
     axes = figure.subplots()
     for number, labels in enumerate(columns):
         x, y, spread = [], [], []
-        for row, method in enumerate(study.methods):
+        for row, method in enumerate(study.in_groups):
             values = [
                 factor * r.value(study.metric)
                 for r in found
@@ -103,16 +124,84 @@ def _draw_many(study: StudyFile, found: Sequence[FineTuned], path: Path) -> Path
         axes.errorbar(
             x, y, xerr=spread, color=color, marker=marker, linestyle="", capsize=2, label=label
         )
-    axes.set_yticks(range(count), [method.name for method in study.methods])
+    axes.set_yticks(range(count), [method.name for method in study.in_groups])
     axes.set_ylim(count - 0.5, -0.5)
+    spans = _spans(study.in_groups)
+    for start, stop, group in spans if len(spans) > 1 else ():
+        if start:
+            axes.axhline(start - 0.5, color="0.7", linewidth=0.8)
+        axes.annotate(
+            group,
+            (1.0, (start + stop - 1) / 2),
+            (3, 0),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            rotation=-90,
+            va="center",
+            color="0.4",
+            fontsize="small",
+        )
     axes.set_xlabel(f"test {study.metric}" + (f" ({unit})" if unit != study.metric else ""))
     axes.grid(axis="both", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if columns != (None,):
         figure.legend(frameon=False, loc="outside upper right", ncols=len(columns))
-    seeds = len({result.seed for result in found})
-    figure.suptitle(
-        f"{study.name}: mean and sd of {seeds} seed{'s' if seeds != 1 else ''}", x=0.01, ha="left"
-    )
+    over = averaged_over(found) or "1 seed"
+    figure.suptitle(f"{study.name}: mean and sd of {over}", x=0.01, ha="left")
     figure.savefig(path, dpi=_DPI)
     return path
+
+
+def draw_differences(study: StudyFile, compared: Sequence[Compared], path: Path) -> None:
+    """Draws each method's difference from the first one with its interval, in a row a method and a
+    colour a label count. Removes the picture of an earlier result if there is none to draw.
+    """
+    if not compared:
+        path.unlink(missing_ok=True)
+        return
+    factor, unit = points(study.metric)
+    names = list(dict.fromkeys(each.method for each in compared))
+    columns = list(dict.fromkeys(each.labels for each in compared))
+    figure = Figure(figsize=(7.2, 1.5 + 0.32 * len(names)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for number, labels in enumerate(columns):
+        own = [each for each in compared if each.labels == labels]
+        x = [factor * each.difference.mean for each in own]
+        ends = [(each.difference.low, each.difference.high) for each in own]
+        below = [m - factor * (low or 0.0) for m, (low, _) in zip(x, ends, strict=True)]
+        above = [factor * (high or 0.0) - m for m, (_, high) in zip(x, ends, strict=True)]
+        shift = _SPREAD * ((number + 0.5) / len(columns) - 0.5)
+        axes.errorbar(
+            x,
+            [names.index(each.method) + shift for each in own],
+            xerr=[below, above],
+            color=_COLORS[number % len(_COLORS)],
+            marker=_MARKERS[number % len(_MARKERS)],
+            linestyle="",
+            capsize=3,
+            label=None if labels is None else f"{labels:,} labelled rows",
+        )
+    axes.axvline(0.0, color="0.3", linewidth=1.0)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel(f"difference of test {study.metric}" + (f" ({unit})" if factor > 1 else ""))
+    axes.grid(axis="x", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if columns != [None]:
+        figure.legend(frameon=False, loc="outside upper right", ncols=len(columns))
+    pairs = sorted({each.difference.pairs for each in compared})
+    count = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else f"{pairs[0]}"
+    title = f"{study.name}: difference from {compared[0].against}"
+    figure.suptitle(f"{title}\n95 % intervals, {count} pairs of runs", x=0.01, ha="left")
+    figure.savefig(path, dpi=_DPI)
+
+
+def _spans(methods: Sequence[StudyMethod]) -> list[tuple[int, int, Group]]:
+    """Returns (first place, place after the last, group) of the methods, which stand in groups."""
+    groups = [method.group for method in methods]
+    return [
+        (groups.index(group), groups.index(group) + groups.count(group), group)
+        for group in GROUPS
+        if group in groups
+    ]

@@ -21,18 +21,25 @@ from vfl_common.process.program import EXIT_CODES
     help="Federations to run at once.",
 )
 @click.option(
+    "--folds",
+    type=click.IntRange(2, 1000),
+    help="Cross-validate: each of so many parts of the rows is for testing once. Replaces the "
+    "file's folds.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print JSON lines instead of progress and table."
 )
-def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
+def study(study: Path, out: Path, jobs: int, folds: int | None, as_json: bool) -> None:
     """Run methods x seeds x label counts, and compare them.
 
     STUDY is a TOML file that names a recipe, seeds, label counts, and methods with their phases
     (docs/how-to/results/study.md). Each run is a federation like those of `vfl simulate`. One
     pretraining serves all label counts. If the study is stopped or killed, the same command resumes
-    it: finished runs are not repeated. A run that fails does not stop the others.
+    it: finished runs are not repeated. A run that fails does not stop the others. With three seeds
+    or folds, every method is compared with the first one, seed by seed and fold by fold.
 
     \b
-    In OUT/<study>/: a folder for each run, results.csv, results.png
+    In OUT/<study>/: a folder for each run; results and differences, as .csv and as .png
 
     \b
     Example:
@@ -40,4 +47,4 @@ def study(study: Path, out: Path, jobs: int, as_json: bool) -> None:
     """
     from vfl.studies.show import show_study
 
-    show_study(study, out, jobs=jobs, as_json=as_json)
+    show_study(study, out, jobs=jobs, folds=folds, as_json=as_json)

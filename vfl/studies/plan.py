@@ -1,10 +1,11 @@
-"""Reads a study (methods x seeds x label counts over one recipe) and makes the recipes of its
-runs.
+"""Reads a study (methods x seeds x folds x label counts over one recipe), and makes the recipes of
+its runs.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vfl.simulation.baselines import alone, by_oneself, combined
+from vfl.simulation.baselines import COMBINED, alone, by_oneself, combined
 from vfl.simulation.federation import on_one_machine
+from vfl.simulation.own_files import of_party_files
 from vfl_common.config.base import Section, parse
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.recipe import Recipe
@@ -24,7 +26,19 @@ Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Phases = tuple[PhaseSettings, ...]
 Stage = Literal["pretrain", "finetune"]
 # Keys of the recipe that the study sets, or that must not differ between its runs.
-_OURS = ("name", "phases", "seed", "start", "rows.labelled", "simulate.threads")
+_OURS = (
+    "name",
+    "phases",
+    "seed",
+    "start",
+    "rows.labelled",
+    "rows.folds",
+    "rows.fold",
+    "simulate.threads",
+)
+# Which columns a method learns from: each party's own, all in one place, or those of one party.
+Group = Literal["federated", "pooled", "alone"]
+GROUPS: tuple[Group, ...] = ("federated", "pooled", "alone")
 
 
 class StudyMethod(Section):
@@ -63,6 +77,11 @@ class StudyMethod(Section):
         return self
 
     @property
+    def group(self) -> Group:
+        """Which columns it learns from."""
+        return "alone" if self.alone is not None else "pooled" if self.combined else "federated"
+
+    @property
     def federation(self) -> tuple[Any, ...]:
         """The settings that decide which parties there are, and what they hold."""
         return self.overrides, self.alone, self.combined
@@ -72,15 +91,22 @@ class StudyFile(Section):
     """A study file."""
 
     name: Name
-    # With [simulate]; its phases, seed and rows.labelled are replaced.
-    recipe: str
+    # With [simulate], or the files of all parties; its phases, seed and rows.labelled are replaced.
+    recipe: str | Annotated[tuple[str, ...], Field(min_length=1)]
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
     # rows.labelled; empty: one column, with the recipe's own.
     labels: tuple[PositiveInt, ...] = ()
+    # Cross-validation: each fold of the rows is for testing once, with every seed.
+    folds: Annotated[int, Field(ge=2, le=1000)] | None = None
     # Of the test rows.
     metric: str = "accuracy"
     finetune: Phases = ()
     methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1)]
+
+    @property
+    def in_groups(self) -> tuple[StudyMethod, ...]:
+        """The methods, those of one group beside each other."""
+        return tuple(sorted(self.methods, key=lambda method: GROUPS.index(method.group)))
 
     @model_validator(mode="after")
     def _check(self) -> StudyFile:
@@ -122,6 +148,8 @@ class PlannedRun:
     method: str
     seed: int
     labels: int | None
+    # From 1; None without folds.
+    fold: int | None
     tables: dict[str, Any]
     recipe: Recipe
 
@@ -131,6 +159,8 @@ class PlannedRun:
         pretraining``.
         """
         parts = [self.method, f"seed {self.seed}"]
+        if self.fold is not None:
+            parts.append(f"fold {self.fold}")
         if self.stage == "pretrain":
             parts.append("pretraining")
         elif self.labels is not None:
@@ -140,7 +170,8 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The runs of one method with one seed: pretraining, if any, then a run for each label count.
+    """The runs of one method with one seed and fold: pretraining, if any, then a run for each label
+    count.
 
     The pretraining may be shared with an earlier chain.
     """
@@ -153,13 +184,15 @@ class Pipeline:
         return (*([self.pretrain] if self.pretrain is not None else ()), *self.finetune)
 
 
-def load_study(path: Path) -> tuple[StudyFile, list[Pipeline]]:
-    """Reads a study file and plans it, seed by seed. Raises InputError if it, or a recipe that it
-    makes, is wrong.
+def load_study(path: Path, *, folds: int | None = None) -> tuple[StudyFile, list[Pipeline]]:
+    """Reads a study file and plans it, seed by seed. ``folds`` replaces the file's. Raises
+    InputError if it, or a recipe that it makes, is wrong.
     """
-    study = parse(StudyFile, read_tables(path, "study"), str(path))
-    base = path.resolve().parent / study.recipe
-    tables = on_one_machine(read_tables(base, "recipe"))
+    written = read_tables(path, "study") | ({} if folds is None else {"folds": folds})
+    study = parse(StudyFile, written, str(path))
+    first = study.recipe if isinstance(study.recipe, str) else study.recipe[0]
+    base = path.resolve().parent / first
+    tables = on_one_machine(recipe_of(path, study)[0])
     if "start" in tables:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -171,15 +204,27 @@ def load_study(path: Path) -> tuple[StudyFile, list[Pipeline]]:
             f"{base}: simulate: missing; a study runs federations on this machine",
         )
     chains = []
-    for seed in study.seeds:
+    each_fold: list[int | None] = [None] if study.folds is None else [*range(1, study.folds + 1)]
+    for seed, fold in itertools.product(study.seeds, each_fold):
         pretrained: dict[str, PlannedRun] = {}
         for method in study.methods:
-            chain = _chain(path, study, method, tables, seed, pretrained)
+            chain = _chain(path, study, method, tables, seed, fold, pretrained)
             if chain.pretrain is not None:
                 pretrained[method.name] = chain.pretrain
             _check_metric(path, study, chain)
             chains.append(chain)
     return study, chains
+
+
+def recipe_of(path: Path, study: StudyFile) -> tuple[dict[str, Any], Path]:
+    """Returns the tables of a study's recipe, and the folder at which their relative paths start.
+    Raises InputError.
+    """
+    folder = path.resolve().parent
+    if isinstance(study.recipe, str):
+        recipe = folder / study.recipe
+        return read_tables(recipe, "recipe"), recipe.parent
+    return of_party_files([folder / each for each in study.recipe])
 
 
 def _check_metric(path: Path, study: StudyFile, chain: Pipeline) -> None:
@@ -196,28 +241,33 @@ def _chain(
     method: StudyMethod,
     base: dict[str, Any],
     seed: int,
+    fold: int | None,
     pretrained: Mapping[str, PlannedRun],
 ) -> Pipeline:
-    """Plans one method with one seed. ``pretrained``: {method: its pretraining} of the methods
-    above.
+    """Plans one method with one seed and fold. ``pretrained``: {method: its pretraining} of the
+    methods above.
     """
     where = f"{path}: methods: {method.name}"
     tables = copy.deepcopy(base) | {"seed": seed}
     for key, value in method.overrides.items():
         _set(tables, key, value, where)
+    if fold is not None:
+        # One fold is for testing instead.
+        rows = {key: value for key, value in tables.get("rows", {}).items() if key != "test"}
+        tables["rows"] = rows | {"folds": study.folds, "fold": fold}
     shared = _written(study.finetune)
     if method.alone is not None or method.combined:
         recipe, folder, shared = (
             parse(Recipe, tables, where),
-            (path.parent / study.recipe).parent,
-            by_oneself(shared),
+            recipe_of(path, study)[1],
+            by_oneself(shared, method.alone or COMBINED),
         )
         if method.alone is not None:
             tables = alone(tables, recipe, method.alone, folder, where)
         else:
             tables = combined(tables, recipe, folder, where)
         tables.pop("wire", None)
-    name = f"{study.name}.{method.name}.s{seed}"
+    name = f"{study.name}.{method.name}.s{seed}" + ("" if fold is None else f".k{fold}")
     tuning = tables | {"phases": _written(method.finetune) or shared}
     pretrain: PlannedRun | None = None
     if method.pretrain:
@@ -230,7 +280,7 @@ def _chain(
             }
         first = _wired(first)
         recipe = parse(Recipe, first, f"{where}: pretrain")
-        pretrain = PlannedRun(name, "pretrain", method.name, seed, None, first, recipe)
+        pretrain = PlannedRun(name, "pretrain", method.name, seed, None, fold, first, recipe)
         tuning["start"] = {"run": name, "phases": phases}
     elif method.pretrain_of is not None:
         pretrain = pretrained[method.pretrain_of]
@@ -252,7 +302,7 @@ def _chain(
             own["rows"] = tables.get("rows", {}) | {"labelled": labels}
         own = _wired(own)
         recipe = parse(Recipe, own, f"{where}: finetune")
-        runs.append(PlannedRun(run_id, "finetune", method.name, seed, labels, own, recipe))
+        runs.append(PlannedRun(run_id, "finetune", method.name, seed, labels, fold, own, recipe))
     return Pipeline(pretrain, tuple(runs))
 
 

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from vfl.report.table import size
-from vfl.studies.plan import StudyFile
+from vfl.studies.plan import Group, StudyFile
 from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
 
@@ -48,6 +48,9 @@ class FineTuned:
     metrics: dict[str, dict[str, float]]
     pretrain: Cost
     finetune: Cost
+    # From 1; None without folds.
+    fold: int | None = None
+    group: Group = "federated"
 
     def value(self, metric: str) -> float:
         """Returns the metric of the test rows; NaN if the run has none."""
@@ -60,6 +63,8 @@ class FineTuned:
             "method": self.method,
             "seed": self.seed,
         }
+        cells |= {"fold": self.fold} if self.fold is not None else {}
+        cells["group"] = self.group
         cells |= {"preset": self.preset} if self.preset else {}
         cells["labels"] = "" if self.labels is None else self.labels
         for split in _SPLITS:
@@ -106,8 +111,8 @@ def points(metric: str) -> tuple[float, str]:
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
-    """Returns mean and sample standard deviation over the seeds; the latter is None for a single
-    value.
+    """Returns mean and sample standard deviation over seeds and folds; the latter is None for a
+    single value.
     """
     return mean(values), stdev(values) if len(values) > 1 else None
 
@@ -122,31 +127,48 @@ def cell(values: Sequence[float], metric: str) -> str:
     return f"{middle:{form}}" + (f" ± {sd:{form}}" if sd is not None else "")
 
 
+def averaged_over(results: Sequence[FineTuned]) -> str:
+    """Returns how many seeds and folds there are, in words; empty for one run."""
+    seeds = len({result.seed for result in results})
+    folds = len({result.fold for result in results} - {None})
+    parts = [f"{folds} folds"] if folds else []
+    if seeds > 1 or parts:
+        parts.append(f"{seeds} seed{'s' if seeds != 1 else ''}")
+    return ", ".join(parts)
+
+
 def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
     """Returns a table with methods as rows and label counts as columns; cells are means over the
-    finished seeds.
+    finished seeds and folds.
     """
     found = list(results)
     _, unit = points(study.metric)
-    seeds = len({result.seed for result in found})
+    over = averaged_over(found)
     title = f"{study.name}: test {study.metric}" + (f" in {unit}" if unit != study.metric else "")
     shown = Table(
-        title=f"{title}, mean ± sd of {seeds} seeds" if seeds > 1 else title,
+        title=f"{title}, mean ± sd of {over}" if over else title,
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
-        caption="bytes and seconds: training without start-up; means over seeds and label counts",
+        caption="bytes and seconds: training without start-up; means over all runs of a method",
         caption_justify="left",
     )
     shown.add_column("method")
+    in_groups = len({method.group for method in study.methods}) > 1
+    if in_groups:
+        shown.add_column("columns")
     columns = study.labels or (None,)
     for labels in columns:
         shown.add_column(study.metric if labels is None else f"{labels} labels", justify="right")
     for heading in ("pretraining", "fine-tuning", "seconds"):
         shown.add_column(heading, justify="right")
-    for method in study.methods:
+    before = None
+    for method in study.in_groups:
+        if in_groups and before not in (None, method.group):
+            shown.add_section()
+        before = method.group
         own = [result for result in found if result.method == method.name]
         values = [
             cell(
@@ -155,7 +177,8 @@ def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
             )
             for labels in columns
         ]
-        shown.add_row(method.name, *values, *_costs(own))
+        whose = [f"{method.alone} alone" if method.alone else method.group] if in_groups else []
+        shown.add_row(method.name, *whose, *values, *_costs(own))
     return shown
 
 

@@ -1,8 +1,9 @@
 """``vfl study``: runs many federations; a finished run is never repeated.
 
 Everything lies in ``<out>/<study name>/``: a folder for each run, ``results.csv`` and
-``results.png``. The runs' own summaries say which are finished, so the same command resumes a study
-that was killed.
+``results.png``, and, if there are enough runs to compare, ``differences.csv`` and
+``differences.png``. The runs' own summaries say which are finished, so the same command resumes a
+study that was killed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 from vfl.launcher.forks import Launcher, launching
 from vfl.simulation.live import View, view
 from vfl.simulation.run import run_federation
-from vfl.studies.plan import Pipeline, PlannedRun, StudyFile, load_study
+from vfl.studies.comparison import differences, write_differences
+from vfl.studies.plan import Pipeline, PlannedRun, StudyFile, load_study, recipe_of
 from vfl.studies.report import Cost, FineTuned, cost_of, write_csv
 from vfl_common.config.recipe import recorded_recipe
 from vfl_common.config.spelling import first_difference
@@ -65,7 +67,13 @@ class StudyFailed(VflError):  # noqa: N818 - it says what happened
 
 
 def run_study(
-    path: Path, out: Path, *, jobs: int = 1, tell: Tell = SILENT, live: bool = False
+    path: Path,
+    out: Path,
+    *,
+    jobs: int = 1,
+    folds: int | None = None,
+    tell: Tell = SILENT,
+    live: bool = False,
 ) -> list[FineTuned]:
     """Runs the rest of a study; returns the results of all its runs, in the plan's order.
 
@@ -73,18 +81,19 @@ def run_study(
         path: the study file.
         out: the folder in which the study gets its own folder.
         jobs: the number of federations at a time.
+        folds: of a cross-validation, instead of the file's.
         tell: called with an event when a run begins, ends or fails.
         live: show the current federation at a terminal.
 
     Raises InputError if the study cannot be run, StudyFailed at the end if some of its runs failed.
     """
-    study, chains = load_study(path)
+    study, chains = load_study(path, folds=folds)
     require_folder(out)
     folder = out / study.name
     with _locked(folder):
         running = Running(
             study,
-            path.resolve().parent / study.recipe,
+            recipe_of(path, study)[1],
             folder,
             chains,
             tell,
@@ -103,9 +112,12 @@ def run_study(
                 running.run(launcher)
         running.record()
         if running.results:
-            from vfl.studies.chart import draw_study
+            from vfl.studies.chart import draw_differences, draw_study
 
             draw_study(study, running.results, folder / "results.png")
+            compared = differences(study, chains, running.results)
+            write_differences(folder / "differences.csv", compared)
+            draw_differences(study, compared, folder / "differences.png")
     if running.failures:
         raise StudyFailed(running.failures, running.results)
     return running.results
@@ -267,7 +279,7 @@ class Running:
         try:
             try_all(
                 [Tried(run.title, run.recipe, run.stage == "finetune") for run in tried],
-                self.base.parent,
+                self.base,
             )
         except InputError as error:
             raise InputError(error.code, f"{error}; nothing has been run") from None
@@ -357,7 +369,7 @@ class Running:
         shutil.rmtree(folder, ignore_errors=True)
         with view(run.recipe) if self.live else View(run.recipe) as screen:
             run_federation(
-                run.tables, run.recipe, self.base.parent, folder, screen, launcher, stop=self._stop
+                run.tables, run.recipe, self.base, folder, screen, launcher, stop=self._stop
             )
 
     def _place(self) -> dict[str, int]:
@@ -419,4 +431,6 @@ class Running:
             summary.metrics,
             before,
             cost_of(summary),
+            run.fold,
+            next(each.group for each in self.study.methods if each.name == run.method),
         )

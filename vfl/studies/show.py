@@ -9,7 +9,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from vfl.studies.plan import StudyFile, load_study
+from vfl.studies.comparison import differences, table_of_differences
+from vfl.studies.plan import Pipeline, StudyFile, load_study
 from vfl.studies.report import FineTuned, table
 from vfl.studies.run import StudyFailed, run_study
 from vfl_common.text import to_json
@@ -51,11 +52,13 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def show_study(path: Path, out: Path, *, jobs: int, as_json: bool) -> None:
+def show_study(
+    path: Path, out: Path, *, jobs: int, folds: int | None = None, as_json: bool
+) -> None:
     """Runs the command: shows progress, then the table; ``as_json``: prints events as JSON lines
     instead.
     """
-    study, _ = load_study(path)
+    study, chains = load_study(path, folds=folds)
     errors = Console(stderr=True)
 
     def say(event: dict[str, Any]) -> None:
@@ -68,21 +71,36 @@ def show_study(path: Path, out: Path, *, jobs: int, as_json: bool) -> None:
 
     live = errors.is_terminal and not as_json
     try:
-        results = run_study(path, out, jobs=jobs, tell=say, live=live)
+        results = run_study(path, out, jobs=jobs, folds=folds, tell=say, live=live)
     except StudyFailed as failed:
-        _show_results(study, failed.results, out, as_json)
+        _show_results(study, chains, failed.results, out, as_json)
         raise _Failed(failed) from None
-    _show_results(study, results, out, as_json)
+    _show_results(study, chains, results, out, as_json)
 
 
-def _show_results(study: StudyFile, results: Sequence[FineTuned], out: Path, as_json: bool) -> None:
+def _show_results(
+    study: StudyFile,
+    chains: Sequence[Pipeline],
+    results: Sequence[FineTuned],
+    out: Path,
+    as_json: bool,
+) -> None:
+    compared = differences(study, chains, results)
     if as_json or not results:
         for result in results:
             click.echo(to_json({"event": "result", **result.row()}, compact=True))
+        for each in compared:
+            click.echo(to_json({"event": "difference", **each.row()}, compact=True))
         return
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _PIPE_WIDTH)
     console.print()
     console.print(table(study, results))
-    click.echo(f"\n{out / study.name / 'results.csv'}\n{out / study.name / 'results.png'}")
+    if compared:
+        console.print()
+        console.print(table_of_differences(study, compared))
+    folder = out / study.name
+    names = ["results.csv", "results.png"]
+    names += ["differences.csv", "differences.png"] if compared else []
+    click.echo("\n" + "\n".join(str(folder / name) for name in names))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -120,10 +121,27 @@ def parse(model: type[S], value: Any, where: str) -> S:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join(_keys(value, first["loc"], missing=first["type"] == "missing"))
         raise InputError(
             Code.CONFIG_INVALID, f"{where}: {key + ': ' if key else ''}{_sentence(first)}"
         ) from None
+
+
+def _keys(value: Any, place: Sequence[int | str], *, missing: bool) -> list[str]:
+    """Returns the keys that people wrote on the way to a mistake, without the kind of a table,
+    which pydantic puts between them. ``missing``: the last key is not there.
+    """
+    found, at = list[str](), value
+    for number, part in enumerate(place, 1):
+        if isinstance(at, dict) and part not in at and not (missing and number == len(place)):
+            continue
+        found.append(str(part))
+        if isinstance(at, dict):
+            at = at.get(part)
+        else:
+            inside = isinstance(at, list | tuple) and isinstance(part, int) and part < len(at)
+            at = at[part] if inside else None
+    return found
 
 
 KindName = Annotated[

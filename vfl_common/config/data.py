@@ -9,7 +9,14 @@ from os.path import normpath
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, PrivateAttr, field_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from vfl_common.config.base import Section, spelt
 
@@ -42,6 +49,7 @@ IdRule = Annotated[
     ),
 ]
 Duplicates = Literal["error", "first", "drop"]
+Unlabelled = Literal["refuse", "drop"]
 
 
 def reader_of(source: str) -> str | None:
@@ -146,13 +154,29 @@ class DataSettings(Section):
     """The label column. The active party needs it, except for named sets, whose label is
     ``target``. At a passive party it takes the column out of the features.
     """
+    labels: tuple[str, ...] = ()
+    """The label columns of a ``multilabel`` task, in place of ``label``: each holds 0 and 1, or
+    true and false.
+    """
+    weight: str | None = None
+    """The active party's column of how much each row counts in the loss of training: numbers of 0
+    or more, of which only the proportions matter. It is no feature.
+    """
+    event: str | None = None
+    """Of a ``survival`` task: the column that says whether ``label`` is the time at which it
+    happened (1 or true), or until which it had not (0 or false).
+    """
+    unlabelled: Unlabelled = "refuse"
+    """What happens to rows whose label is missing: ``refuse`` refuses the table, ``drop`` leaves
+    them out of training. They can be predicted as all others.
+    """
     split: str | None = None
     """The column with each row's split (``train``, ``validation``, ``test``), for ``rows.split =
     "column"``. It is no feature. The active party reads it; with ``rows.align = "none"`` every
     passive party does.
     """
     columns: tuple[str, ...] | None = None
-    """The feature columns (NPZ: arrays). Default: all but id, label, split and ``drop``."""
+    """The feature columns (NPZ: arrays). Default: all but id, label, weight, split and ``drop``."""
     drop: tuple[str, ...] = ()
     """Columns to leave out."""
     numeric: tuple[str, ...] = ()
@@ -195,9 +219,10 @@ class DataSettings(Section):
     """The encoding of a text file, such as ``cp1252``. Default: found, UTF-8 or Windows-1252."""
     skip_lines: NonNegativeInt = 0
     """Lines of a text file, or rows of a sheet, before the line with the columns' names."""
-    dates: str | None = None
+    dates: str | dict[str, str] | None = None
     """The form of dates that are written as text, in the notation of ``strptime``, such as
-    ``%d/%m/%Y``. Default: found, if only one form fits.
+    ``%d/%m/%Y``; or a table with the form of each column that needs it. Default: found, if only one
+    form fits a column.
     """
     memory_mib: NonNegativeInt = 256
     """The largest array of rows that stays in memory, in MiB. A larger array lies in a file in
@@ -277,10 +302,17 @@ class DataSettings(Section):
                 f"{text_only[0]} is for text files, and {shown(self.source)} is a "
                 "workbook; remove it"
             )
-        roles = [name for name in (*self.id, self.label, self.split) if name is not None]
+        if len(self.labels) == 1:
+            raise ValueError("labels names two columns or more; for one, give label")
+        if self.labels and self.event is not None:
+            raise ValueError("event is for a survival task, which has one label; remove it")
+        if self.labels and self.label not in (None, self.labels[0]):
+            raise ValueError("give label or labels, and not both")
+        roles = [name for name in (*self.id, *self.roles) if name is not None]
         if len(set(roles)) < len(roles):
             raise ValueError(
-                "id, label and split are columns of their own; two of them have the same name"
+                "id, label, event, weight and split are columns of their own; two of them have the "
+                "same name"
             )
         if self.query is not None and not self.is_database:
             raise ValueError(
@@ -292,6 +324,30 @@ class DataSettings(Section):
                 "sheet is for an Excel workbook; remove it, or give a source that ends in "
                 ".xlsx or .xlsm"
             )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_label(cls, value: Any) -> Any:
+        """Makes the first of ``labels`` the label, too."""
+        labels = value.get("labels") if isinstance(value, dict) else None
+        if isinstance(labels, list | tuple) and labels and value.get("label") is None:
+            return {**value, "label": labels[0]}
+        return value
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The columns that the active party reads beside its label."""
+        others = (each for each in (self.event, self.weight) if each is not None)
+        return (*self.labels[1:], *others)
+
+    @property
+    def roles(self) -> tuple[str | None, ...]:
+        """The columns that are neither ids nor features; None for one that is not given."""
+        return (self.label, *self.beside, self.split)
+
+    def date_form(self, name: str) -> str | None:
+        """Returns the form that ``dates`` gives for a column; None if it is to be found."""
+        return self.dates.get(name) if isinstance(self.dates, dict) else self.dates
 
     @property
     def is_table(self) -> bool:

@@ -33,7 +33,11 @@ def divide(recipe: Recipe, base: Path) -> dict[str, DataSettings]:
     """
     simulate = settings_of(recipe)
     roster = [party.name for party in recipe.parties]
-    for key, named in (("parties", simulate.parties), ("devices", simulate.devices)):
+    for key, named in (
+        ("parties", simulate.parties),
+        ("devices", simulate.devices),
+        ("policies", simulate.policies),
+    ):
         for name in named:
             if name not in roster:
                 near = difflib.get_close_matches(name, roster, n=1)

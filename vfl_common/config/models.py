@@ -1,12 +1,16 @@
-"""Settings of encoders, top models, optimizers and tasks, shared by the recipe and all methods."""
+"""Settings of encoders, top models and optimizers, shared by the recipe and all methods."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from vfl_common.config.base import KindName, Section, gathered, spelt
+
+# For those who have models.
+from vfl_common.config.task import TaskSettings as TaskSettings
+from vfl_common.config.task import class_text as class_text
 
 # Widths and sizes: more is a typing mistake.
 PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]
@@ -146,24 +150,74 @@ class TopSettings(Section):
     empty.
     """
 
+    kind: Literal["mlp"] = "mlp"
+    """A linear layer, or fully connected layers with ReLU."""
     hidden: tuple[PositiveInt, ...] = ()
     """The widths of the top model's hidden layers; without any it is linear."""
     dropout: Probability = 0.0
     """The probability with which dropout sets a hidden number to zero in training."""
 
 
+class CustomTop(Section):
+    """The user's own top model: ``factory(in_features, outputs, **options) -> torch.nn.Module``."""
+
+    kind: Literal["custom"]
+    """A top model that a function of yours makes."""
+    factory: Annotated[str, spelt(r"[\w.]+:\w+", "module:callable")]
+    """The function: ``factory(in_features, outputs, **options)`` returns a ``torch.nn.Module``. The
+    active party imports it.
+    """
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the function."""
+
+
+class PluginTop(Section):
+    """The top model of a plug-in, which checks its own ``settings``: see
+    ``vfl_party/models/top/plugin.py``.
+    """
+
+    kind: KindName
+    """The name of a plug-in's top model."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """The plug-in's own settings."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        return gathered(value, ("kind",))
+
+
+# Ours; any other kind is a plug-in's.
+TOPS = ("mlp", "custom")
+
+
+def _whose_top(value: Any) -> str:
+    """Returns which settings a top model has: its kind, or ``plugin``; ``mlp`` if it names none."""
+    kind = value.get("kind", "mlp") if isinstance(value, dict) else getattr(value, "kind", "mlp")
+    return kind if kind in TOPS else "plugin"
+
+
+TopKinds = Annotated[
+    Annotated[TopSettings, Tag("mlp")]
+    | Annotated[CustomTop, Tag("custom")]
+    | Annotated[PluginTop, Tag("plugin")],
+    Discriminator(_whose_top),
+]
+
+
 class ModelSettings(Section):
     """The split model: an encoder for each party, one rule of combination, one top model."""
 
     embedding_size: PositiveInt
-    """The width of every party's embedding: the numbers that a party sends for each row."""
-    combine: Literal["concat", "sum", "mean", "max"] = "concat"
-    """How the active party combines embeddings: side by side, its own first (``concat``), or
-    element by element.
+    """The width of each party's embedding: the numbers that a party sends for each row."""
+    combine: Literal["concat", "sum", "mean", "max", "attention"] = "concat"
+    """How the active party combines embeddings: side by side, its own first (``concat``); element
+    by element (``sum``, ``mean``, ``max``); or as a sum with weights that it learns
+    (``attention``).
     """
     encoder: EncoderSettings = MlpSettings()
     """The encoder of all parties that have none of their own."""
-    top: TopSettings = TopSettings()
+    top: TopKinds = TopSettings()
     """The active party's model on the combined embeddings."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """The type in which forward and backward passes multiply. Tensors are stored and sent as
@@ -174,16 +228,27 @@ class ModelSettings(Section):
 class OptimizerSettings(Section):
     """The optimizer that each party applies to its own parameters."""
 
-    kind: Literal["sgd", "adam", "adagrad"] = "adam"
+    kind: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
     """torch's optimizer; each party has one for its own parameters."""
     lr: Rate = 1e-3
     """The learning rate."""
     momentum: Probability = 0.0
     """The momentum; only for ``sgd``."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1e3)] = 0.0
-    """Weight decay, which is added to the gradient."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """``cosine``: the learning rate falls to zero over the phase, changed after each epoch."""
+    """Weight decay. It is added to the gradient; ``adamw`` shrinks the weights instead."""
+    schedule: Literal["constant", "cosine", "step", "plateau"] = "constant"
+    """How the learning rate changes after an epoch. ``cosine``: it falls to zero over the phase.
+    ``step``: it is multiplied by ``factor`` after each ``step_epochs`` epochs. ``plateau``: it is
+    multiplied by ``factor`` after ``plateau_patience`` validations without a better value.
+    """
+    warmup_epochs: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Epochs in which the learning rate rises evenly to ``lr``, before the schedule begins."""
+    step_epochs: PositiveInt | None = None
+    """Epochs between two steps; only for ``step``, which needs it."""
+    factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    """The number by which ``step`` and ``plateau`` multiply the learning rate."""
+    plateau_patience: PositiveInt = 3
+    """Validations without a better value of early stopping's metric; only for ``plateau``."""
     clip_norm: Norm | None = None
     """The largest L2 norm of a party's own gradient; a longer one is shortened. Default: no limit.
     """
@@ -191,51 +256,25 @@ class OptimizerSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.momentum and self.kind != "sgd":
             raise ValueError(f"momentum is for sgd; {self.kind} has none")
+        schedules = {
+            "step_epochs": ("step",),
+            "factor": ("step", "plateau"),
+            "plateau_patience": ("plateau",),
+        }
+        for key, fitting in schedules.items():
+            if key in self.model_fields_set and self.schedule not in fitting:
+                wanted = " or ".join(f'"{each}"' for each in fitting)
+                raise ValueError(f"{key} is for schedule = {wanted}; remove it, or set that")
+        if self.schedule == "step" and self.step_epochs is None:
+            raise ValueError('schedule = "step" needs step_epochs')
 
 
-class TaskSettings(Section):
-    """The kind of labels, and with it the loss and the metrics."""
-
-    kind: Literal["binary", "multiclass", "regression"]
-    """The kind of labels, and with it loss and metrics."""
-    classes: Annotated[int, Field(ge=2)] | None = None
-    """The number of classes; ``multiclass`` needs it, the others refuse it."""
-    metrics: tuple[KindName, ...] = ()
-    """Metrics of plug-ins, beside our own."""
-    positive: bool | int | float | str | None = None
-    """``binary``: the class whose probability a score is, and for which AUC and f1 are computed.
-    Default: the second one in sorted order.
-    """
-
-    def model_post_init(self, _context: Any) -> None:
-        if self.positive is not None and self.kind != "binary":
-            raise ValueError("positive is for binary tasks; remove it")
-        if (self.kind == "multiclass") != (self.classes is not None):
-            raise ValueError("give 'classes' for multiclass tasks, and only for them")
-        names = self.all_metrics
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"metrics: {twice} is computed already; remove it")
-
-    @property
-    def all_metrics(self) -> tuple[str, ...]:
-        """The metrics of ``evaluate``; it leaves out auc if the rows have only one class."""
-        regression = self.kind == "regression"
-        return (
-            *(("loss", "rmse", "rmse_scaled") if regression else ("loss", "accuracy", "auc", "f1")),
-            *self.metrics,
-        )
-
-    @property
-    def outputs(self) -> int:
-        """The width of the top model's output: logits, or one value."""
-        return self.classes or 1
+def _without_plateau(value: OptimizerSettings) -> OptimizerSettings:
+    if value.schedule == "plateau":
+        text = 'schedule = "plateau" is for splitnn, whose early_stopping tells all parties'
+        raise ValueError(f'{text} what improves; take "step" or "cosine"')
+    return value
 
 
-def class_text(value: object) -> str:
-    """Returns a class as text, in which 1, 1.0 and "1" are one, and so are true and "true"."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
+# Of a method whose parties do not hear how a validation was.
+UnjudgedOptimizer = Annotated[OptimizerSettings, AfterValidator(_without_plateau)]

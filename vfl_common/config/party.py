@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, PositiveInt
 from vfl_common.config.base import Section, parse, spelt
 from vfl_common.config.data import DataSettings
 from vfl_common.config.kind_of_file import read_tables
-from vfl_common.config.models import CustomSettings, EncoderSettings
+from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import Name
 from vfl_common.errors import Code, InputError
@@ -61,6 +61,15 @@ class PredictionLimits(Section):
 
     at_least: PositiveInt = 1
     """How many rows must be common so that this party answers in a joint prediction."""
+    deadline_s: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
+    """How long a prediction waits, in all, for the server and the other parties. The active party
+    then writes what it has without them. Default: as long as the server waits, and then nothing is
+    written.
+    """
+    alone: str | None = None
+    """Active party: the folder of its run of ``--baseline alone``, whose model gives the scores
+    that are written without the others. Default: none, and the rows have no score.
+    """
 
 
 class TreeLimits(Section):
@@ -155,30 +164,40 @@ def load_party(path: Path) -> PartyFile:
             "out": absolute(party.out),
             "tls": tls,
             "data": data,
+            "predict": party.predict.model_copy(
+                update={"alone": absolute(party.predict.alone) if party.predict.alone else None}
+            ),
         }
     )
 
 
-def code_named(recipe: Recipe, name: str) -> str | None:
-    """Returns the ``module:callable`` that a recipe has a party import as its encoder; None if it
-    names none.
+def code_named(recipe: Recipe, name: str, *, own_encoder: bool = False) -> list[str]:
+    """Returns each ``module:callable`` that a recipe has a party import: for its encoder, and for
+    the active party's top model.
+
+    ``own_encoder``: the party file names the encoder, so the recipe's is not imported.
     """
-    place = recipe.party(name)
-    if place is None or not place.features:
-        return None
-    encoder = place.encoder or recipe.model.encoder
-    return encoder.factory if isinstance(encoder, CustomSettings) else None
+    found, place = list[str](), recipe.party(name)
+    if place is not None and place.features and not own_encoder:
+        encoder = place.encoder or recipe.model.encoder
+        found += [encoder.factory] if isinstance(encoder, CustomSettings) else []
+    if name == recipe.active.name and isinstance(recipe.model.top, CustomTop):
+        found.append(recipe.model.top.factory)
+    return found
 
 
 def check_code(path: Path, file: PartyFile, recipe: Recipe) -> None:
     """Raises InputError if the recipe would have this party run code that its own file does not
     allow.
     """
-    named = code_named(recipe, file.name) if file.encoder is None else None
-    if named is None:
-        return
-    module = named.partition(":")[0]
-    if not {named, module} & set(file.allow_code):
+    for named in code_named(recipe, file.name, own_encoder=file.encoder is not None):
+        module = named.partition(":")[0]
+        if {named, module} & set(file.allow_code):
+            continue
         text = f"{path}: the recipe has this party run {named}, which the party file does not allow"
         ways = f'read that code, and set allow_code = ["{module}"], or give an encoder of your own'
+        if isinstance(recipe.model.top, CustomTop) and named == recipe.model.top.factory:
+            ways = (
+                f'read that code, and set allow_code = ["{module}"], or agree on another model.top'
+            )
         raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")

@@ -123,13 +123,16 @@ class Recipe(Section):
         for party in self.parties:
             if party.role == "passive" and not party.features:
                 raise ValueError(f"parties: {party.name} is passive and must have features")
+            if party.embedding_size is not None:
+                self._check_own_size(party)
         if not any(party.features for party in self.parties):
             raise ValueError(
                 f"parties: {self.active.name} is alone and must have features, or add a "
                 "passive party"
             )
-        if self.rows.validation + self.rows.test >= 1.0:
-            raise ValueError("rows: validation + test leave no training rows")
+        if self.rows.validation + self.rows.share_for_tests >= 1.0:
+            tests = "test" if self.rows.folds is None else "the fold for testing"
+            raise ValueError(f"rows: validation + {tests} leave no training rows")
         if self.rows.align == "none":
             self._check_own_rows()
         if self.start is not None and self.start.held_by == "active" and self.rows.align != "none":
@@ -155,6 +158,17 @@ class Recipe(Section):
                 raise ValueError(f"phases: the name {name!r} is reserved; take another")
         self._check_wire(phase_names)
         return self
+
+    def _check_own_size(self, party: PartySettings) -> None:
+        """Raises ValueError if the party cannot have embeddings of a width of its own."""
+        if not party.features:
+            text = f"{party.name} has no features, so it gives no embeddings"
+            raise ValueError(f"parties: {text}; remove embedding_size")
+        if self.model.combine != "concat":
+            text = f'model.combine = "{self.model.combine}" needs embeddings of one width'
+            raise ValueError(
+                f'parties: {text}; remove {party.name}\'s embedding_size, or take "concat"'
+            )
 
     def _check_wire(self, phases: list[str]) -> None:
         """Raises ValueError if a table of ``wire`` names no phase, or two say something of the
@@ -210,6 +224,12 @@ class Recipe(Section):
         return tuple(
             party.name for party in self.parties if party.features and party.name not in own
         )
+
+    def embedding_size(self, name: str) -> int:
+        """Returns the width of a party's embedding."""
+        place = self.party(name)
+        own = place.embedding_size if place is not None else None
+        return self.model.embedding_size if own is None else own
 
     def party(self, name: str) -> PartySettings | None:
         return next((party for party in self.parties if party.name == name), None)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, PositiveInt, model_validator
 from vfl_common.config.base import KindName, Section, gathered, spelt
 from vfl_common.config.data import DataSettings, IdRule
 from vfl_common.config.models import EncoderSettings
+from vfl_common.config.models import PositiveInt as Width
 from vfl_common.files import PLAIN_NAME
 
 Name = Annotated[
@@ -54,6 +55,10 @@ class PartySettings(Section):
     """Whether the party has features. Only an active party may have none."""
     encoder: EncoderSettings | None = None
     """This party's encoder, in place of ``model.encoder``."""
+    embedding_size: Width | None = None
+    """The width of this party's embedding, in place of ``model.embedding_size``; only for
+    ``combine = "concat"``.
+    """
 
 
 class RowsSettings(Section):
@@ -87,7 +92,13 @@ class RowsSettings(Section):
     validation: Fraction = 0.1
     """The share of all rows for validation."""
     test: Fraction = 0.2
-    """The share of all rows for testing."""
+    """The share of all rows for testing. With ``folds``, one fold takes its place."""
+    folds: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """For cross-validation: into how many parts the rows are divided, alike in all runs of a seed.
+    The parts are of one size, give or take a row.
+    """
+    fold: Annotated[int, Field(ge=1)] | None = None
+    """Which part is for testing, from 1 to ``folds``. Validation rows are drawn from the others."""
     aligned: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """For experiments: the share of the training rows that counts as held by all parties. The
     others are each party's own.
@@ -96,6 +107,25 @@ class RowsSettings(Section):
     """For experiments: how many of the aligned training rows have a label. Default: all."""
     id_rules: tuple[IdRule, ...] = ()
     """How every party spells its ids alike, in order, before they are compared."""
+
+    def model_post_init(self, _context: Any) -> None:
+        if (self.folds is None) != (self.fold is None):
+            raise ValueError("give folds together with fold, or neither")
+        if self.folds is None or self.fold is None:
+            return
+        if self.fold > self.folds:
+            raise ValueError(
+                f"fold = {self.fold}, but folds = {self.folds}; take 1 to {self.folds}"
+            )
+        if self.split == "column":
+            raise ValueError('folds divide the rows, and so does split = "column"; remove one')
+        if self.test != type(self).model_fields["test"].default:
+            raise ValueError("with folds, one fold is for testing; remove test")
+
+    @property
+    def share_for_tests(self) -> float:
+        """The share of all rows for testing, without the rounding to whole rows."""
+        return self.test if self.folds is None else 1 / self.folds
 
 
 class TransformSettings(Section):
@@ -265,5 +295,7 @@ class SimulateSettings(Section):
     """Each party's own data."""
     devices: dict[str, str] = Field(default_factory=dict)
     """Each party's device. Default: ``cpu``."""
+    policies: dict[str, KindName] = Field(default_factory=dict)
+    """Each party's policy, as in its party file. Default: ``allow_all``."""
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
     """Threads of each party."""

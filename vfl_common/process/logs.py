@@ -1,8 +1,8 @@
 """Writes logs as JSON lines, and reports events to the person or program that started this one.
 
-A log line has time, level, run, party (its writer), event and message; never ids or values of rows.
-Events go to standard output: as sentences for a person at a terminal, as JSON lines for a program
-(``vfl simulate``, the tests).
+A log line has time, level, version, run, party (its writer), event and message; never ids or values
+of rows. Events go to standard output: as sentences for a person at a terminal, as JSON lines for a
+program (``vfl simulate``, the tests). ``log_to_stdout`` has the lines of the log there instead.
 """
 
 from __future__ import annotations
@@ -72,13 +72,25 @@ class _LogFile(RotatingFileHandler):
         """
 
 
+class _StdoutLog(logging.StreamHandler[TextIO]):
+    """Writes the lines of the log to standard output, before a run has a name too."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout)
+        self.setLevel(logging.INFO)
+        self.setFormatter(JsonLines(version=version()))
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Drops a line if the reader is gone: the file has it too."""
+
+
 class EarlyLog(logging.Handler):
     """Keeps the first lines of a program until ``log_to`` gives them a file: a run's folder comes
     with its name.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(logging.INFO)
         self.records: deque[logging.LogRecord] = deque(maxlen=_MOST_EARLY)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -98,16 +110,23 @@ def version() -> str:
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
 
-    try:
-        return version_of("vfl")
-    except PackageNotFoundError:
-        return ""
+    # The server alone is a distribution of its own (deploy/server).
+    for name in ("vfl", "vfl-server"):
+        with contextlib.suppress(PackageNotFoundError):
+            return version_of(name)
+    return ""
+
+
+def log_to_stdout() -> None:
+    """Writes the log's lines to standard output from now on, in the place of events."""
+    root = logging.getLogger()
+    root.addHandler(_StdoutLog())
+    root.setLevel(logging.INFO)
 
 
 def log_to(path: Path, **always: str) -> logging.Handler:
-    """Appends this program's log to ``path``; ``always`` is part of each line. Returns the handler.
-
-    The first line of a program has its version.
+    """Appends this program's log to ``path``; ``always`` is part of each line, as the version is.
+    Returns the handler.
 
     Peers and strangers cause lines, so the log must have an end: a full file gets ``.1`` at the end
     of its name, as in ``files.append``. Raises InputError if the file cannot be opened.
@@ -116,9 +135,13 @@ def log_to(path: Path, **always: str) -> logging.Handler:
         handler = _LogFile(path, maxBytes=MOST_BYTES, backupCount=OLDER, encoding="utf-8")
     except OSError as error:
         raise unwritable(path, error) from None
-    handler.setFormatter(JsonLines(**always))
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(JsonLines(version=version(), **always))
     root = logging.getLogger()
     root.addHandler(handler)
+    for each in root.handlers:
+        if isinstance(each, _StdoutLog):
+            each.setFormatter(handler.formatter)
     for older in [
         h
         for h in root.handlers
@@ -129,7 +152,6 @@ def log_to(path: Path, **always: str) -> logging.Handler:
                 "msg": f"vfl {version()}",
                 "levelname": "INFO",
                 "event": "program",
-                "version": version(),
             }
             handler.handle(logging.makeLogRecord(facts))
         root.removeHandler(older)
@@ -150,18 +172,28 @@ class Console:
         self._one_line = threading.RLock()
         # Which would grow as long as the run; metrics.jsonl has it.
         self._shows_progress = not _is_file(sys.stdout)
+        # Its lines are there instead.
+        self._silent = any(isinstance(each, _StdoutLog) for each in logging.getLogger().handlers)
 
     def emit(self, event: str, **facts: Any) -> None:
-        """Reports one event as a JSON line or a sentence, and logs it unless it is progress."""
-        if event != "progress":
-            level = logging.WARNING if event in _WARNINGS else logging.INFO
+        """Reports one event as a JSON line or a sentence, and logs it; only traces take progress
+        from the log.
+        """
+        level = (
+            logging.DEBUG
+            if event == "progress"
+            else logging.WARNING
+            if event in _WARNINGS
+            else logging.INFO
+        )
+        if log.isEnabledFor(level):
             extra = {"event": event, **{_free(key): value for key, value in facts.items()}}
             log.log(level, "%s", event, extra=extra)
         self.show(event, **facts)
 
     def show(self, event: str, **facts: Any) -> None:
         """Reports one event as ``emit`` does, without logging it: the caller has."""
-        if event == "progress" and not self._shows_progress:
+        if self._silent or (event == "progress" and not self._shows_progress):
             return
         if self._json:
             line = to_json({"event": event, "program": self.program, **facts})

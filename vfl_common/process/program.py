@@ -7,20 +7,18 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
 from vfl_common.errors import VflError
-from vfl_common.process import garbage
-from vfl_common.process.logs import EarlyLog
+from vfl_common.process import garbage, signals
+from vfl_common.process.logs import EarlyLog, log_to_stdout
+from vfl_common.process.signals import Stopped
 from vfl_common.text import LINE, clean
 
 EXIT_CODES = """\b
@@ -30,33 +28,56 @@ Exit codes:
   2    the input cannot be used, here or at a peer: file, recipe, certificate, address, data, message
   3    a party was lost, or was too slow, past the recipe's deadline
   4    another party stopped the run
+  5    done, and not as wished: scores without the others, a worse model, or a column that drifted
   130  stopped by SIGINT or SIGTERM
 """  # noqa: E501
 
-METRICS = (
-    "Serve metrics for Prometheus at HOST:PORT; PORT alone: on 127.0.0.1; port 0: a free one. "
-    "[default: no port]"
+METRICS = click.option(
+    "--metrics",
+    default="",
+    metavar="HOST:PORT",
+    help="Serve metrics for Prometheus, and /healthz, at HOST:PORT; PORT alone: on 127.0.0.1; port "
+    "0: a free one. [default: no port]",
 )
+LINGER = click.option(
+    "--metrics-linger",
+    "linger_s",
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    type=click.FloatRange(0.0, 86_400.0),
+    help="Serve the metrics that much longer after the run has ended or failed, so that the last "
+    "ones can be read. The program then ends.",
+)
+
+
+def _to_stdout(_context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        log_to_stdout()
+
+
+LOG_STDOUT = click.option(
+    "--log-stdout",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_to_stdout,
+    help="Write the lines of log.jsonl to standard output, too, and no events: with time, level, "
+    "version, run and party.",
+)
+
+# The exit code after a signal.
+STOPPED = 130
 
 # Of options, for the group of all commands of a program.
 NAMES: dict[str, Any] = {
     "token_normalize_func": lambda name: "out" if name == "output" else name,
 }
 
-# Which is ignored by default, and nothing else here uses.
-_NUDGE = signal.SIGURG
-# On a busy machine the wait may begin late.
-_PAUSES_S = (0.05, 0.5, 2.0)
-
 _last: list[Callable[[], None]] = []
+_afterwards: list[Callable[[threading.Event], None]] = []
 
 log = logging.getLogger(__name__)
-
-
-class Stopped(BaseException):
-    """SIGTERM as an exception: unwinds like Ctrl-C, past all error handlers. Its text, if any, is
-    for the person.
-    """
 
 
 @contextlib.contextmanager
@@ -89,12 +110,19 @@ def run_program(command: click.Command, name: str, *, private: bool = False) -> 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if private:
         os.umask(os.umask(0o077) | 0o077)
-    signal.signal(signal.SIGTERM, _stop)
-    _heed_at_once()
-    garbage.seldom()
-    # Until a run has a folder for its log.
-    logging.getLogger().addHandler(EarlyLog())
-    _leave(exit_status(lambda: command.main(prog_name=name, standalone_mode=False)))
+
+    def run() -> object:
+        try:
+            signals.heed()
+            garbage.seldom()
+            # Until a run has a folder for its log.
+            logging.getLogger().addHandler(EarlyLog())
+            return command.main(prog_name=name, standalone_mode=False)
+        finally:
+            # The process exits here anyway.
+            signals.ignore()
+
+    _leave(exit_status(run))
 
 
 def do_last(act: Callable[[], None]) -> None:
@@ -106,11 +134,21 @@ def do_last(act: Callable[[], None]) -> None:
     _last.append(act)
 
 
+def do_afterwards(act: Callable[[threading.Event], None]) -> None:
+    """Has ``act`` called when all else is done, even ``do_last``; it returns when the event is set,
+    which a signal does.
+
+    A run that a signal has stopped ends at once.
+    """
+    _afterwards.append(act)
+
+
 def _leave(status: int) -> NoReturn:
     """Flushes output and logs, then exits without the interpreter's other steps."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    ended = threading.Event()
+    for number in signals.ENDS:
         # The process exits here anyway.
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda _signal, _frame: ended.set())
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         # The reader may be gone.
@@ -122,6 +160,8 @@ def _leave(status: int) -> NoReturn:
         # Without the note, the same command finds that nothing is left to do.
         with contextlib.suppress(OSError):
             act()
+    for wait in _afterwards if status != STOPPED else ():
+        wait(ended)
     os._exit(status)
 
 
@@ -137,7 +177,7 @@ def exit_status(call: Callable[[], object]) -> int:
         text = f"stopped: {stop}" if str(stop) else "stopped"
         log.warning(text, extra={"event": "stopped"})
         click.echo(text, err=True)
-        return 130
+        return STOPPED
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -150,34 +190,13 @@ def exit_status(call: Callable[[], object]) -> int:
         click.echo(f"error: {text}", err=True)
         return 2
     except Exception as error:
+        if signals.asked_to_stop():
+            # A library has made another error of the stop.
+            log.warning("stopped", exc_info=True, extra={"event": "stopped"})
+            click.echo("stopped", err=True)
+            return 130
         log.exception("internal error", extra={"event": "failed"})
         traceback.print_exc()
         click.echo(f"error: internal: {type(error).__name__}: {clean(str(error), LINE)}", err=True)
         return 1
     return result if isinstance(result, int) else 0
-
-
-def _heed_at_once() -> None:
-    """Makes signals interrupt the main thread even if it begins to wait just as one comes.
-
-    The interpreter calls a signal's handler between two steps of the main thread. A wait that
-    begins after the last of them is not interrupted, and may be long. So each signal also wakes a
-    thread, which interrupts the wait soon after.
-    """
-    read, write = socket.socketpair()
-    write.setblocking(False)
-    signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-    signal.signal(_NUDGE, lambda _signal, _frame: None)
-    main = threading.main_thread().ident or 0
-
-    def nudge(_kept_open: socket.socket) -> None:
-        while number := read.recv(1):
-            for pause_s in _PAUSES_S if number[0] in (signal.SIGINT, signal.SIGTERM) else ():
-                time.sleep(pause_s)
-                signal.pthread_kill(main, _NUDGE)
-
-    threading.Thread(target=nudge, args=[write], name="signals", daemon=True).start()
-
-
-def _stop(_signal: int, _frame: FrameType | None) -> None:
-    raise Stopped

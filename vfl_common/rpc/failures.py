@@ -29,9 +29,13 @@ def to_failure(error: BaseException) -> failure_pb2.Failure:
 
 
 def refusal(party: str, code: Code) -> str:
-    """Says to the others why a party may not join: a sentence of this program's, without values."""
-    reason = CATALOGUE[code].public.replace("the party's", "its").replace("the party ", "it ")
-    return f"{party} was refused: {reason}"
+    """Says to the others why a party does not join: a sentence of this program's, without
+    values.
+    """
+    meaning = CATALOGUE[code]
+    reason = meaning.public.replace("a file of the party", "one of its files")
+    reason = reason.replace("the party's", "its").replace("the party ", "it ")
+    return f"{party} {'cannot take part' if meaning.own else 'was refused'}: {reason}"
 
 
 def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,7 @@ class Session:
             answer.
         absent_s: how long a generation goes on without the server; 0: not at all.
         emit: reports events to the person or program in front of this party.
+        deadline_s: how long to wait, in all, for the server and the others to be there.
     """
 
     address: str
@@ -75,6 +77,7 @@ class Session:
     absent_s: float = 0.0
     back_s: float = 0.0
     emit: Callable[..., None] = field(default=lambda _event, **_facts: None)
+    deadline_s: float = math.inf
 
     def __post_init__(self) -> None:
         self._server_away = ServerAway(self.absent_s)
@@ -88,6 +91,8 @@ class Session:
         self._unspoken: VflError | None = None
         # For the server to hear that this party was stopped.
         self._has_waited = False
+        # From the first joining on (monotonic).
+        self._by_s = math.inf
         self._joined = control_pb2.Join()
         self._uplink = Uplink(
             self.address,
@@ -112,6 +117,8 @@ class Session:
             InputError, PeerError: the server cannot be reached, or refuses this party.
             LostError: the others did not come in time.
         """
+        self._by_s = min(self._by_s, time.monotonic() + self.deadline_s)
+        missing: list[str] = []
         self._uplink.stop_looking()
         self._uplink.await_looker()
         self._forget()
@@ -124,9 +131,12 @@ class Session:
             self._send(message)
             patience_s = self.wait_s
             while True:
+                left_s = self._by_s - time.monotonic()
                 try:
-                    answer = self._inbox.get(timeout=patience_s)
+                    answer = self._inbox.get(timeout=max(0.0, min(patience_s, left_s)))
                 except queue.Empty:
+                    if left_s < patience_s:
+                        raise self._too_late(missing) from None
                     text = (
                         f"{self.server} has accepted the connection but said nothing for "
                         f"{patience_s:g} s"
@@ -156,7 +166,8 @@ class Session:
                     left_s = max(0.0, min(answer.waiting.deadline_s, _LONGEST_S))
                     patience_s = left_s + self.wait_s
                     missing = missing_of(answer.waiting)
-                    self.on_waiting(missing, left_s, refusals_of(answer.waiting))
+                    own_s = max(0.0, self._by_s - time.monotonic())
+                    self.on_waiting(missing, min(left_s, own_s), refusals_of(answer.waiting))
                 elif answer.HasField("start"):
                     return checked_start(
                         answer.start,
@@ -180,6 +191,14 @@ class Session:
         with self._uplink.lock:
             self._protocol, self._unspoken, self._ended = OLDEST, error, None
         return True
+
+    def _too_late(self, missing: Sequence[str]) -> LostError:
+        """Returns the error with which this party waits no longer for ``missing``, or the
+        server.
+        """
+        away = list(missing) or [self.server]
+        text = f"{', '.join(away)} did not come within {self.deadline_s:g} s (predict.deadline_s)"
+        return LostError(Code.PARTY_LOST, text, party=away[0])
 
     def _forget(self) -> None:
         """Forgets what the server said of an earlier generation. Raises its refusal of this party,
@@ -294,7 +313,9 @@ class Session:
 
     def _connect(self, give_up_s: float) -> None:
         """Connects to the server until ``give_up_s`` (monotonic). Raises why it cannot."""
-        why = self._uplink.connect(give_up_s, self.on_waiting)
+        why = self._uplink.connect(min(give_up_s, self._by_s), self.on_waiting)
+        if why is not None and time.monotonic() >= self._by_s:
+            raise self._too_late(())
         if why is not None:
             raise self._gone(why) from None
 

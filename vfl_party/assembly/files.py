@@ -4,7 +4,9 @@ anything else.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +23,8 @@ from vfl_common.identity.credentials import BOTH, DIALS
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import members_of
 from vfl_common.rpc.channel import means_all_addresses
+from vfl_common.rpc.messages import Joining
+from vfl_common.rpc.unable import tell_unable
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import TRAINING, Load, Opened, Work, load, open_party
 from vfl_party.base.devices import resolve_device
@@ -63,6 +67,12 @@ class PartyFiles:
         """Reads the data, with ``load``. Raises InputError."""
         return open_party(self.recipe, self.name, self.data, self.encoder, load, work)
 
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tells the server of a failure in the block, which ends before the party joins."""
+        with _telling(self.file, self.recipe, self.settings, self.keyring):
+            yield
+
     @property
     def data(self) -> DataSettings:
         if self.file.data is None:
@@ -81,10 +91,15 @@ class PartyFiles:
 
 
 def read_files(
-    path: Path, *, device: str | None = None, recipe: Recipe | None = None
+    path: Path, *, device: str | None = None, recipe: Recipe | None = None, joins: bool = False
 ) -> PartyFiles:
-    """Reads a party file, its recipe and its certificate; ``device`` replaces the file's. Raises
-    InputError.
+    """Reads a party file, its recipe and its certificate. Raises InputError.
+
+    Args:
+        device: replaces the file's.
+        recipe: replaces the one that the file names.
+        joins: the party is about to join: the server hears of a failure, once it is known which
+            server that is.
     """
     file = load_party(path)
     # For the user's own encoder, beside the party file.
@@ -97,17 +112,30 @@ def read_files(
             Code.NOT_IN_RECIPE,
             f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})",
         )
-    _check_relayed(path, file, recipe)
-    check_code(path, file, recipe)
     uses = BOTH if settings.role == "active" else DIALS
     members = members_of(recipe, file.pins)
     keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
-    resolved = resolve_device(device or file.device)
-    encoder = encoder_settings(recipe, file.name, file.encoder)
-    files = PartyFiles(file, recipe, settings, keyring, resolved, encoder)
-    # So that a wrong one is found now.
-    files.policy()
+    with _telling(file, recipe, settings, keyring) if joins else contextlib.nullcontext():
+        _check_relayed(path, file, recipe)
+        check_code(path, file, recipe)
+        resolved = resolve_device(device or file.device)
+        encoder = encoder_settings(recipe, file.name, file.encoder)
+        files = PartyFiles(file, recipe, settings, keyring, resolved, encoder)
+        # So that a wrong one is found now.
+        files.policy()
     return files
+
+
+@contextlib.contextmanager
+def _telling(
+    file: PartyFile, recipe: Recipe, settings: PartySettings, keyring: Keyring
+) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        joining = Joining(settings.role, recipe.canonical_json(), "train", 0, "")
+        tell_unable(file.server, keyring, recipe.server, joining, error)
+        raise
 
 
 def _check_relayed(path: Path, file: PartyFile, recipe: Recipe) -> None:

@@ -9,7 +9,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Tree
 from vfl_party.base.seeds import derive_seed
-from vfl_party.models import build_top, check_encoder, combined_size, seeded
+from vfl_party.models import build_joint, build_top, check_encoder, seeded
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
 
@@ -41,17 +41,21 @@ def build_models(
     phases share the one encoder. A method with a model of its own needs neither encoder nor top.
     """
     recipe, models = course.recipe, course.own_models()
-    seed, size = recipe.seed if secret is None else secret, recipe.model.embedding_size
+    seed = recipe.seed if secret is None else secret
     if models:
         return models
     if make_encoder is not None:
         models["encoder"] = course.encoder(make_encoder)
     if name == recipe.active.name:
         models |= course.upper(seed)
-        parts = len(recipe.passives) + recipe.active.features
-        width = size if "tail" in models else combined_size(recipe.model.combine, parts, size)
+        widths = [recipe.embedding_size(party.name) for party in recipe.parties if party.features]
         with seeded(derive_seed(seed, "init", name, "top")):
-            models["top"] = build_top(recipe.model.top, width, recipe.task.outputs)
+            # A network that is cut in two has one embedding of a row, and nothing to combine.
+            models["top"] = (
+                build_top(recipe.model.top, recipe.model.embedding_size, recipe.task.outputs)
+                if "tail" in models
+                else build_joint(recipe.model, widths, recipe.task.outputs)
+            )
     return models
 
 

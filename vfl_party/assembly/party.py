@@ -31,7 +31,7 @@ from vfl_party.base.phase import Phase, Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.data import Table, load_table, read_table
 from vfl_party.data.rows import Prepared, prepare
-from vfl_party.models import InputSpec, begin
+from vfl_party.models import InputSpec, begin, check_top
 from vfl_party.outbound.chains import PASSIVES, coding_of, summarised
 from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
@@ -180,6 +180,7 @@ def open_party(
         data = data.with_missing()
     active = name == recipe.active.name
     if active:
+        check_top(recipe.model.top)
         data = data.keeping_rows()
     # Every party divides its own rows.
     if not active and recipe.rows.align == "none" and data.split is not None:
@@ -305,6 +306,7 @@ class Assembled:
             "preprocessor": prepared.preprocessor.state() if prepared.preprocessor else None,
             "labels": prepared.labels.state() if prepared.labels else None,
             "data": self._data,
+            "threshold": party.threshold,
             "chains": {"/".join(key): state for key, state in chains.items() if state is not None},
         }
 
@@ -329,6 +331,8 @@ class Assembled:
                 "restore them, or begin a new run with --fresh at the server alone",
             )
         load_models(party.models, tree)
+        # A checkpoint of an earlier version has none.
+        party.threshold = tree.get("threshold")
         torch.set_rng_state(tree["generators"]["cpu"])
         if party.device.type == "cuda" and "cuda" in tree["generators"]:
             torch.cuda.set_rng_state(tree["generators"]["cuda"], party.device)
@@ -392,6 +396,7 @@ def assemble(
             ids=prepared.table.ids,
             holdings=aligned.holdings,
             columns=prepared.cells if features is not None else None,
+            weights=prepared.weights,
         ),
         policy=policy if policy is not None else AllowAll(),
         sent=opened.sent,

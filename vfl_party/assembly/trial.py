@@ -18,7 +18,7 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import Assembled, Load, assemble, expected_rows, load, open_party
 from vfl_party.data import Table
-from vfl_party.outbound.policies import Policy
+from vfl_party.outbound.policies import Policy, of_trial
 
 
 def try_party(
@@ -52,11 +52,15 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, As
     if recipe.rows.align == "none":
         held = {each.name: rows[each.name].holdings[each.name] for each in recipe.passives}
         return {
-            name: assemble(each, replace(rows[name], holdings=held))
+            name: assemble(each, replace(rows[name], holdings=held), policy=of_trial(recipe, name))
             for name, each in opened.items()
         }
     return {
-        name: assemble(each, told if told.ids == rows[name].ids else rows[name])
+        name: assemble(
+            each,
+            told if told.ids == rows[name].ids else rows[name],
+            policy=of_trial(recipe, name),
+        )
         for name, each in opened.items()
     }
 

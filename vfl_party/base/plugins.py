@@ -1,5 +1,5 @@
-"""Finds methods, encoders, codecs and the like by name: in our own rooms, or as others' entry
-points.
+"""Finds methods, encoders, codecs and the like by name: in our own rooms, among what one run was
+given, or as others' entry points.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import importlib
 import logging
 import pkgutil
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -26,6 +27,49 @@ log = logging.getLogger(__name__)
 _OURS = ("torch", "vfl", "vfl_common", "vfl_party", "vfl_server")
 # By the first part of a plug-in's module: who has made it.
 _loaded: dict[str, str] = {}
+
+# {group, without ``vfl.``: {name: the object that an entry point would name}}.
+Given = Mapping[str, Mapping[str, Any]]
+# The groups of which a run may be given some.
+GROUPS = (
+    "attacks",
+    "codecs",
+    "encoders",
+    "losses",
+    "methods",
+    "metrics",
+    "policies",
+    "sources",
+    "tops",
+    "transforms",
+)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What one run was given, and, as in ``_loaded``, who has made what it has loaded of that."""
+
+    given: Given = field(default_factory=dict)
+    makers: dict[str, str] = field(default_factory=dict)
+
+
+# Of a run, not of the process: each thread, and each party of a run in one process, sees its own.
+_SCOPE: ContextVar[_Scope] = ContextVar("plug-ins of a run", default=_Scope())  # noqa: B039
+
+
+@contextlib.contextmanager
+def using(given: Given) -> Iterator[None]:
+    """Lets the block find what is ``given`` by its name, beside our own and what is installed."""
+    token = _SCOPE.set(_Scope(given))
+    try:
+        yield
+    finally:
+        _SCOPE.reset(token)
+
+
+def given_now() -> Given:
+    """Returns what the block of ``using`` around the caller was given; nothing outside of one."""
+    return _SCOPE.get().given
 
 
 @dataclass(frozen=True)
@@ -44,14 +88,20 @@ class PlugIns:
 
     def names(self) -> list[str]:
         """Returns all known names, sorted."""
-        return sorted({*self.ours, *(each.name for each in self._others())})
+        return sorted({*self.ours, *self._given(), *(each.name for each in self._others())})
+
+    def is_ours(self, name: str) -> bool:
+        """Returns whether the export of that name is one of our own."""
+        return name in self.ours
 
     def load(self, name: str, where: str) -> Any:
-        """Imports the export of that name.
+        """Returns what the run was given under that name, or else imports the export.
 
         Raises InputError that names ``where`` and the nearest name if there is none, or if the
         import fails.
         """
+        if name in self._given():
+            return self._of_run(name)
         found = self._other(name)
         if found is None:
             names = self.names()
@@ -73,7 +123,7 @@ class PlugIns:
 
     def version(self, name: str) -> dict[str, str]:
         """Returns {``group:name``: ``distribution version``} of a plug-in; nothing if the name is
-        ours or unknown.
+        ours or unknown, or of what the run was given, which has no version.
         """
         found = self._other(name)
         if found is None:
@@ -118,8 +168,23 @@ class PlugIns:
     def _others(self) -> list[EntryPoint]:
         return list(entry_points(group=self.group))
 
+    def _given(self) -> Mapping[str, Any]:
+        return given_now().get(self.group.removeprefix("vfl."), {})
+
+    def _of_run(self, name: str) -> Any:
+        """Returns what the run was given under that name. Raises InputError if it is the name of
+        one of ours, which would come first.
+        """
+        if self.is_ours(name):
+            text = f"plugins: {self.group.removeprefix('vfl.')}: there is a {self.what} {name!r}"
+            raise InputError(Code.CONFIG_INVALID, f"{text} already; choose another name")
+        found = self._given()[name]
+        for root in _roots(found):
+            _SCOPE.get().makers[root] = "of this notebook or script" if root == "__main__" else root
+        return found
+
     def _other(self, name: str) -> EntryPoint | None:
-        if name in self.ours:
+        if name in self.ours or name in self._given():
             return None
         return next((each for each in self._others() if each.name == name), None)
 
@@ -136,9 +201,8 @@ def blaming() -> Iterator[None]:
     except VflError:
         raise
     except Exception as error:
-        maker = next(
-            (_loaded[root] for root, _ in reversed(_lines(error)) if root in _loaded), None
-        )
+        makers = _makers()
+        maker = next((makers[root] for root, _ in reversed(_lines(error)) if root in makers), None)
         if maker is None:
             raise
         log.exception("the plug-in %s failed", maker, extra={"event": "plug-in"})
@@ -154,8 +218,8 @@ def where_it_failed(error: Exception) -> str:
     there is none.
     """
     why = next(iter(f"{type(error).__name__}: {error}".splitlines()), "")
-    lines = _lines(error)
-    theirs = [line for root, line in lines if root in _loaded] or [
+    lines, makers = _lines(error), _makers()
+    theirs = [line for root, line in lines if root in makers] or [
         line for root, line in lines if root not in _OURS
     ]
     return f"{theirs[-1]}: {why}" if theirs else f"with {why}"
@@ -172,6 +236,17 @@ def _lines(error: Exception) -> list[tuple[str, str]]:
         )
         for frame, number in traceback.walk_tb(error.__traceback__)
     ]
+
+
+def _makers() -> dict[str, str]:
+    return _loaded | _SCOPE.get().makers
+
+
+def _roots(made: Any) -> set[str]:
+    """Returns the first parts of the modules from which an object comes, or what it holds."""
+    inside = vars(made).values() if not isinstance(made, type) and hasattr(made, "__dict__") else ()
+    named = [getattr(each, "__module__", None) for each in (made, *inside)]
+    return {_root(each) for each in named if isinstance(each, str)} - {*_OURS, "builtins", ""}
 
 
 def _root(module: str) -> str:
@@ -198,7 +273,7 @@ class Registry(PlugIns):
     def load(self, name: str, where: str) -> Any:
         """Imports the export of that name, as ``PlugIns.load``; our own come first."""
         own = self._own()
-        if name in own:
+        if name in own and name not in self._given():
             return getattr(importlib.import_module(own[name]), self.attribute)
         return super().load(name, where)
 

@@ -80,6 +80,8 @@ def split_rows(
     test: float,
     aligned: float = 1.0,
     labelled: int | None = None,
+    folds: int | None = None,
+    fold: int | None = None,
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Returns the row numbers of the splits, each ascending; the shares are rounded to whole rows.
 
@@ -87,9 +89,29 @@ def split_rows(
     ``aligned``, the share that all parties hold; ``train``, the aligned rows with known labels.
     ``train`` has at most ``labelled`` rows; all if it is None. With one seed, a smaller split is a
     subset of a larger one. Row numbers are positions in the canonical order of the ids.
+    ``folds``, ``fold``: see ``with_fold_first``; then ``test`` has no effect.
     """
-    order = permutation(derive_seed(root, "split"), n)
-    return cut_order(order, round(n * test), round(n * validation), aligned, labelled)
+    order, n_test = with_fold_first(
+        permutation(derive_seed(root, "split"), n), round(n * test), folds, fold
+    )
+    return cut_order(order, n_test, round(n * validation), aligned, labelled)
+
+
+def with_fold_first(
+    order: Rows, n_test: int, folds: int | None, fold: int | None
+) -> tuple[Rows, int]:
+    """Moves a fold to the front of an order of the rows, where test rows stand; returns the order
+    and their number.
+
+    The folds are ``folds`` runs of successive rows of ``order``, of one size, give or take one row;
+    ``fold`` counts from 1. So they are disjoint and have all rows; those of a stratified order have
+    their share of each class. Without folds, nothing moves, and ``n_test`` is returned.
+    """
+    if folds is None or fold is None:
+        return order, n_test
+    parts = np.array_split(order, folds)
+    tests = parts.pop(fold - 1)
+    return np.concatenate([tests, *parts]), len(tests)
 
 
 def stratified_order(root: int, classes_N: npt.NDArray[np.int64]) -> Rows:

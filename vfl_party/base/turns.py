@@ -9,6 +9,7 @@ the same.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -112,9 +113,10 @@ class TakingTurns(Turns):
         """Lets ``act`` take turns with the others. It must not raise. ``helps``: the round may end
         without it.
         """
-        self._players.append(
-            _Player(name, greenlet(act, self._home), helps, self._generators(), _Modes.now())
-        )
+        body = greenlet(act, self._home)
+        # What the run was given, which a greenlet does not see by itself.
+        body.gr_context = contextvars.copy_context()
+        self._players.append(_Player(name, body, helps, self._generators(), _Modes.now()))
 
     def play(self) -> None:
         """Lets all play until those who do not only help have ended.

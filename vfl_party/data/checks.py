@@ -61,9 +61,14 @@ def require_names(
 def require_roles(
     source: str, settings: DataSettings, names: Sequence[str], *, noun: str = "column"
 ) -> None:
-    """Raises InputError if the source lacks the label or the split that the settings name."""
-    for key, name in (("label", settings.label), ("split", settings.split)):
-        require_names(source, key, [name] if name is not None else [], names, noun=noun)
+    """Raises InputError if the source lacks a label, the weight or the split that the settings
+    name.
+    """
+    label = ("labels", settings.labels) if settings.labels else ("label", (settings.label,))
+    event = ("event", (settings.event,))
+    for key, wanted in (label, event, ("weight", (settings.weight,)), ("split", (settings.split,))):
+        given = [name for name in wanted if name is not None]
+        require_names(source, key, given, names, noun=noun)
 
 
 def refuse_column_settings(source: str, settings: DataSettings, keys: Sequence[str]) -> None:
@@ -186,6 +191,11 @@ def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], miss
             f"{int(sick_N.sum())} images have {kind} pixels, first in row {row}; correct "
             "or remove them",
         )
+
+
+def unlabelled(labels_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Returns a mask of the labels that are missing."""
+    return no_text(labels_N) if labels_N.dtype == object else np.isnan(labels_N)
 
 
 def no_text(values: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:

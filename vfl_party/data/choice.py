@@ -1,4 +1,6 @@
-"""Chooses the columns of a table: ids, label, split, features."""
+"""Chooses the columns of a table: ids, label, split, features, and what is read beside the
+label.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ class Chosen:
     label: str | None
     features: tuple[str, ...]
     split: str | None = None
+    beside: tuple[str, ...] = ()
 
     def all_names(self) -> list[str]:
-        return [*self.id, *(each for each in (self.label, self.split) if each), *self.features]
+        roles = (each for each in (self.label, *self.beside, self.split) if each)
+        return [*self.id, *roles, *self.features]
 
 
 def reads_split(settings: DataSettings, with_label: bool) -> bool:
@@ -54,14 +58,12 @@ def choose(source: str, names: list[str], settings: DataSettings, with_label: bo
         checks.require_roles(source, settings, names)
     elif reads_split(settings, with_label):
         checks.require_names(source, "split", [settings.split or ""], names)
-    features = choose_features(
-        source, names, settings, leave_out=(*settings.id, settings.label, settings.split)
-    )
+    features = choose_features(source, names, settings, leave_out=(*settings.id, *settings.roles))
     label, split = (
         settings.label if with_label else None,
         settings.split if reads_split(settings, with_label) else None,
     )
-    return Chosen(settings.id, label, features, split)
+    return Chosen(settings.id, label, features, split, settings.beside if with_label else ())
 
 
 def choose_features(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import DataSettings, Unlabelled
 from vfl_party.data import checks
 from vfl_party.data.cells import number_formats
 from vfl_party.data.choice import Chosen, choose
@@ -38,6 +38,8 @@ def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
         choose(stream.source, list(stream.names), settings, with_label),
         Space.of(settings),
     )
+    if isinstance(settings.dates, dict):
+        checks.require_names(stream.source, "dates", [*settings.dates], stream.names)
     if not stream.as_written:
         if settings.dates is not None:
             text = (
@@ -109,7 +111,7 @@ def _find(
         return number_formats.Findings({})
     wanted = [
         name
-        for name in (chosen.label, *chosen.features)
+        for name in (chosen.label, *chosen.beside, *chosen.features)
         if name and name not in settings.categorical
     ]
     first = pa.Table.from_batches(head).slice(0, number_formats.SAMPLE).select(wanted)
@@ -131,11 +133,14 @@ def _find(
     return replace(found, readings=readings)
 
 
-def label_values(source: str, name: str, column: pa.Array) -> npt.NDArray[Any]:
-    """Returns labels as float64 numbers or text. Raises InputError for other types, missing and
-    infinite ones.
+def label_values(
+    source: str, name: str, column: pa.Array, unlabelled: Unlabelled
+) -> npt.NDArray[Any]:
+    """Returns labels as float64 numbers or text. Raises InputError for other types, infinite ones
+    and, unless ``unlabelled`` drops them, missing ones.
     """
-    reading = Reading(source, Chosen((), name, ()), DataSettings(source=source))
+    settings = DataSettings(source=source, label=name, unlabelled=unlabelled)
+    reading = Reading(source, Chosen((), name, ()), settings)
     reading.add(pa.record_batch({name: column}))
     values = reading.labels()
     assert values is not None  # noqa: S101 - it has a label

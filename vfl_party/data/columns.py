@@ -40,6 +40,7 @@ class Rows:
     or [N, F] if ``image_shape`` says how to arrange them. splits: [N] text of ``SPLITS``, or None.
     notes: what was guessed, a sentence each. id_types: of the id columns in the source, if it
     declares them. separator: see ``Stream``.
+    beside: {column: its values, as labels} of ``data.beside``.
     """
 
     ids: Sequence[Any]
@@ -49,6 +50,7 @@ class Rows:
     notes: tuple[str, ...] = ()
     id_types: tuple[pa.DataType, ...] = ()
     separator: str | None = None
+    beside: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids[0])

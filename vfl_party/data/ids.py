@@ -128,27 +128,30 @@ class Ids(Sequence[str]):
 @dataclass(frozen=True)
 class IdCounts:
     """``rows`` of a source, those that miss an id, and those that are left out because another row
-    has theirs.
+    has theirs, or because they have no label.
     """
 
     rows: int
     missing: int
     repeated: int
+    unlabelled: int = 0
 
     @classmethod
-    def of(cls, ids: pa.Array, kept: int) -> IdCounts:
-        """Counts the ids of all rows, of which ``kept`` stay."""
-        return cls(len(ids), ids.null_count, len(ids) - ids.null_count - kept)
+    def of(cls, ids: pa.Array, kept: int, unlabelled: int = 0) -> IdCounts:
+        """Counts all rows: ``kept`` stay, ``unlabelled`` ids are null for want of a label."""
+        missing = ids.null_count - unlabelled
+        return cls(len(ids), missing, len(ids) - ids.null_count - kept, unlabelled)
 
     @property
     def kept(self) -> int:
-        return self.rows - self.missing - self.repeated
+        return self.rows - self.missing - self.repeated - self.unlabelled
 
     @property
     def left_out(self) -> str:
         """Words how many rows are left out, and why; '' if all are kept."""
         why = [f"{self.missing:,} without an id"] if self.missing else []
         why += [f"{self.repeated:,} with a repeated id"] if self.repeated else []
+        why += [f"{self.unlabelled:,} without a label"] if self.unlabelled else []
         return (
             f"{self.rows - self.kept:,} of {self.rows:,} rows are left out: {', '.join(why)}"
             if why

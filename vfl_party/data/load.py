@@ -88,14 +88,19 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     rows = replace(rows, ids=())
     release_unused = pa.default_memory_pool().release_unused
     release_unused()
+    has_id = ids.is_valid()
+    if settings.unlabelled == "drop" and rows.labels is not None:
+        # A row that is left out takes no other row's id.
+        ids = pc.if_else(pa.array(checks.unlabelled(rows.labels)), pa.scalar(None, ids.type), ids)
     order = in_order(ids, settings.duplicates)
     release_unused()
-    counts = IdCounts.of(ids, len(order))
+    counts = IdCounts.of(ids, len(order), pc.sum(has_id).as_py() - len(ids) + ids.null_count)
     if settings.duplicates == "error":
         checks.require_unique(source, ids, counts.repeated)
     if len(order) == 0:
+        label = "data.label, " if counts.unlabelled else ""
         raise checks.unusable(
-            source, f"{counts.left_out}; correct data.id, data.id_rules or data.duplicates"
+            source, f"{counts.left_out}; correct {label}data.id, data.id_rules or data.duplicates"
         )
     # Of all rows: sentences about them count the source's.
     texts = Ids(pc.fill_null(ids, ""))
@@ -107,6 +112,7 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
         texts,
         labels=rows.labels,
         splits=rows.splits,
+        beside=rows.beside,
         counts=counts,
         notes=rows.notes,
         space=space,
@@ -132,25 +138,35 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
             source, f"has {len(table)} rows, too few for the parts of data.view; take fewer parts"
         )
     if own_ids:
-        table = _with_own_rows(table, own_ids, rows.separator, ids, kept, order)
+        left_out = _left_out(has_id, ids.is_valid(), kept)
+        table = _with_own_rows(table, own_ids, rows.separator, left_out, kept, order)
     return table if len(order) == n and (np.diff(order) > 0).all() else table.select(order)
+
+
+def _left_out(has_id: pa.Array, may_stay: pa.Array, kept: Positions) -> npt.NDArray[np.uint8]:
+    """Returns why each row of the source is left out, as places in ``LEFT_OUT``; ``may_stay``:
+    whether it has an id and, if it needs one, a label.
+    """
+    missing, repeated, unlabelled = map(
+        LEFT_OUT.index, ("without an id", "with a repeated id", "without a label")
+    )
+    found = np.where(has_id.to_numpy(False), unlabelled, missing).astype(np.uint8)
+    found[may_stay.to_numpy(False)] = repeated
+    found[kept] = 0
+    return found
 
 
 def _with_own_rows(
     table: Table,
     own_ids: tuple[Any, ...],
     separator: str | None,
-    ids: pa.LargeStringArray,
+    left_out: npt.NDArray[np.uint8],
     kept: Positions,
     order: Positions,
 ) -> Table:
     """Adds the rows of the source to its table, which has all of them; ``order``: those of ``kept``
     in the view.
     """
-    left_out = np.where(
-        ids.is_valid().to_numpy(False), LEFT_OUT.index("with a repeated id"), 1
-    ).astype(np.uint8)
-    left_out[kept] = 0
     own = InputRows(
         own_ids, left_out, separator, table.style[0] if table.style is not None else None
     )

@@ -61,6 +61,7 @@ class Reading:
         self._ids: list[list[pa.Array]] = [[] for _ in chosen.id]
         self._words: dict[str, Vocabulary] = {}
         self._label: list[npt.NDArray[Any]] = []
+        self._beside: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in chosen.beside}
         self._split: list[npt.NDArray[np.int32]] = []
         # Once the first block has come.
         self._numeric: tuple[str, ...] | None = None
@@ -89,7 +90,15 @@ class Reading:
         ids = [pa.chunked_array(each) for each in self._ids]
         said = (*notes, *(self._found.notes if self._found is not None else ()))
         types = tuple(decoded_type(schema.field(name).type) for name in self._chosen.id)
-        return Rows(ids, self.labels(), self.columns(schema), self.splits(), said, types)
+        return Rows(
+            ids,
+            self.labels(),
+            self.columns(schema),
+            self.splits(),
+            said,
+            types,
+            beside={name: self._values(name, blocks) for name, blocks in self._beside.items()},
+        )
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Adds rows. Raises InputError."""
@@ -99,6 +108,8 @@ class Reading:
             self._label.append(
                 self._label_block(self._chosen.label, batch.column(self._chosen.label))
             )
+        for name, blocks in self._beside.items():
+            blocks.append(self._label_block(name, batch.column(name)))
         if self._chosen.split is not None:
             self._split.append(
                 self._split_block(self._chosen.split, batch.column(self._chosen.split))
@@ -215,7 +226,7 @@ class Reading:
         if (
             isinstance(reading, dates.Dates)
             and reading.form
-            and reading.form == self._settings.dates
+            and reading.form == self._settings.date_form(name)
         ):
             raise dates.not_all_dates(self._source, name, reading.form)
         kept = self.odd.setdefault(name, [])
@@ -270,7 +281,8 @@ class Reading:
         elif self._found is None and is_number(column.type):
             return floats(column)
         if not is_text(column.type):
-            text = f"label column {name!r} holds {column.type}; labels are numbers or text"
+            role = self._role(name)
+            text = f"{role} column {name!r} holds {column.type}; {role}s are numbers or text"
             raise checks.unusable(self._source, text)
         return self._codes_of(name, column)
 
@@ -279,19 +291,31 @@ class Reading:
         InputError.
         """
         name = self._chosen.label
-        if name is None:
-            return None
+        return None if name is None else self._values(name, self._label)
+
+    def _values(self, name: str, blocks: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Returns the label of all rows, or a column beside it. Raises InputError if one is
+        missing, unless rows without a label are left out.
+        """
         if name in self._words:
-            values: npt.NDArray[Any] = self._words[name].all_texts(self._label)
+            values: npt.NDArray[Any] = self._words[name].all_texts(blocks)
             missing_N = checks.no_text(values)
         else:
-            values = np.concatenate(self._label)
+            values = np.concatenate(blocks)
             checks.require_finite(self._source, values[:, None], [name])
             missing_N = np.isnan(values)
-        if name not in self.odd:
-            advice = "leave out the rows without a label"
-            checks.require_present(self._source, f"label column {name!r}", missing_N, advice)
+        left_out = name == self._settings.label and self._settings.unlabelled == "drop"
+        if name not in self.odd and not left_out:
+            role = self._role(name)
+            advice = f"leave out the rows without a {role}"
+            if name == self._settings.label:
+                advice += ', or set data.unlabelled to "drop"'
+            checks.require_present(self._source, f"{role} column {name!r}", missing_N, advice)
         return values
+
+    def _role(self, name: str) -> str:
+        roles = {self._settings.weight: "weight", self._settings.event: "event"}
+        return roles.get(name, "label")
 
     def _split_block(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
         column = decoded(self._text(column))

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,12 @@ from vfl_party.base.seeds import (
     permutation,
     split_rows,
     stratified_order,
+    with_fold_first,
 )
 from vfl_party.data import Features, Labels, Preprocessor, Table
+from vfl_party.data.inputs.weights import check_classes, checked_weights
 from vfl_party.data.row_arrays import parts, release
+from vfl_party.models import takes_codes
 
 # Ids that are hashed at once.
 _CHUNK = 1 << 14
@@ -45,6 +49,8 @@ class Prepared:
     splits: dict[str, Rows]
     # See division_of.
     division: bytes | None = None
+    # What each row counts, as the table has it.
+    weights: Tensor | None = None
 
     def cells(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]:
         """Returns the columns as ``Preprocessor.cells`` does. Raises InputError if the party has no
@@ -71,7 +77,7 @@ class Prepared:
             if self.features is None
             else [self.features.x, self.features.categories, self.targets]
         )
-        for tensor in tensors:
+        for tensor in (*tensors, self.weights):
             if tensor is None:
                 continue
             for part in parts(len(tensor)):
@@ -86,6 +92,7 @@ def divide_rows(recipe: Recipe, count: int) -> dict[str, Rows]:
     be labelled.
     """
     rows = recipe.rows
+    _check_folds(recipe, count)
     splits = split_rows(
         recipe.seed,
         count,
@@ -93,6 +100,8 @@ def divide_rows(recipe: Recipe, count: int) -> dict[str, Rows]:
         test=rows.test,
         aligned=rows.aligned,
         labelled=rows.labelled,
+        folds=rows.folds,
+        fold=rows.fold,
     )
     _check_labelled(recipe, splits)
     return splits
@@ -129,14 +138,17 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
             np.concatenate([*parts.values()]),
         )
     else:
-        if recipe.task.kind == "regression":
-            text = 'recipe: rows.split = "stratified" divides by classes, and a regression has none'
+        if recipe.task.kind not in ("binary", "multiclass"):
+            kind = recipe.task.kind
+            text = f'recipe: rows.split = "stratified" divides by classes, and a {kind} has none'
             raise InputError(Code.CONFIG_INVALID, f'{text}; take "random" or "column"')
         assert table.labels is not None  # noqa: S101 - the recipe refuses it without an alignment
-        n_test, n_validation = round(n * rows.test), round(n * rows.validation)
+        _check_folds(recipe, n)
+        n_validation = round(n * rows.validation)
         order = stratified_order(
             recipe.seed, np.unique(table.labels, return_inverse=True)[1].reshape(-1)
         )
+        order, n_test = with_fold_first(order, round(n * rows.test), rows.folds, rows.fold)
     splits = cut_order(order, n_test, n_validation, rows.aligned, rows.labelled)
     _check_labelled(recipe, splits)
     codes = np.zeros(n, np.uint8)
@@ -162,6 +174,13 @@ def divided(division: bytes) -> dict[str, Rows]:
     masks = {"local": local | aligned | train, "aligned": aligned | train, "train": train}
     masks |= {"validation": validation, "test": test}
     return {name: np.flatnonzero(mask).astype(np.int64) for name, mask in masks.items()}
+
+
+def _check_folds(recipe: Recipe, count: int) -> None:
+    folds = recipe.rows.folds
+    if folds is not None and count < folds:
+        text = f"recipe: rows: folds = {folds}, but there are only {count} rows"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; take fewer folds, or give more rows")
 
 
 def _check_labelled(recipe: Recipe, splits: dict[str, Rows]) -> None:
@@ -202,12 +221,12 @@ def prepare(
         )
     place = recipe.party(name)
     splits = divided(division) if division is not None else divide_rows(recipe, len(table.ids))
-    preprocessor = features = labels = targets = None
+    preprocessor = features = labels = targets = weights = None
     if place is None or place.features:
         preprocessor = Preprocessor.fit(
             table,
             splits["local"],
-            one_hot=encoder.kind != "tabular",
+            one_hot=not takes_codes(encoder),
             flatten=encoder.kind in ("mlp", "tabular"),
             settings=settings,
             tabular=tabular,
@@ -233,8 +252,35 @@ def prepare(
             )
     if place is not None and place.role == "active":
         scale = settings.label_scale
+        raw = _all_labels(table, settings)
+        survival = recipe.task.kind == "survival"
+        if settings.event is not None and not survival:
+            text = f"data.event is for a survival task, and the recipe's is {recipe.task.kind}"
+            raise InputError(Code.CONFIG_INVALID, f"{table.source}: {text}; remove it")
+        if settings.weight is not None and survival:
+            text = "data.weight: the loss of a survival task compares rows, and weighs none"
+            raise InputError(Code.CONFIG_INVALID, f"{table.source}: {text}; remove it")
         labels = Labels.fit(
-            table.labels, recipe.task, splits["train"], source=table.source, scale=scale
+            raw,
+            recipe.task,
+            splits["train"],
+            source=table.source,
+            scale=scale,
+            names=settings.labels,
         )
-        targets = labels.encode(table.labels) if table.labels is not None else None
-    return Prepared(table, preprocessor, features, labels, targets, splits, division)
+        targets = labels.encode(raw) if raw is not None else None
+        check_classes(recipe.task, labels)
+        if settings.weight is not None:
+            weights = checked_weights(table.source, settings.weight, table.beside[settings.weight])
+    return Prepared(table, preprocessor, features, labels, targets, splits, division, weights)
+
+
+def _all_labels(table: Table, settings: DataSettings) -> npt.NDArray[Any] | None:
+    """Returns the labels as the table has them, [N], or [N, labels] if there are several
+    columns.
+    """
+    others = (*settings.labels[1:], *([settings.event] if settings.event is not None else []))
+    if table.labels is None or not others:
+        return table.labels
+    columns = [table.labels, *(table.beside[name] for name in others)]
+    return np.stack([column.astype(object) for column in columns], axis=1)

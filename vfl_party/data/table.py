@@ -41,7 +41,7 @@ class Categories:
 
 
 # Why a row of a source is not in its table.
-LEFT_OUT = ("", "without an id", "with a repeated id")
+LEFT_OUT = ("", "without an id", "with a repeated id", "without a label")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,8 @@ class Table:
     ``train``, ``validation`` or ``test``, if the source says it; counts: of the source's rows, also
     of those that are left out because of their ids; notes: what was guessed, a sentence each;
     space: where its arrays lie; kinds, style: see ``collect.Columns``; own: the source's rows, if
-    the settings keep them, and places_N: the place of each row among these. A table has columns or
+    the settings keep them, and places_N: the place of each row among these;
+    beside: see ``columns.Rows``. A table has columns or
     images; an active party without features has neither.
     """
 
@@ -99,6 +100,7 @@ class Table:
     style: tuple[str, str] | None = None
     own: InputRows | None = None
     places_N: npt.NDArray[np.int64] | None = None  # noqa: N815
+    beside: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -121,6 +123,7 @@ class Table:
             labels=pick(self.labels),
             splits=pick(self.splits),
             places_N=None if self.places_N is None else self.places_N[rows],
+            beside={name: values[rows] for name, values in self.beside.items()},
         )
 
     def among(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:

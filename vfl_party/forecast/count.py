@@ -32,7 +32,7 @@ from vfl_party.forecast.runs import Runs
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.chains import summarised
 from vfl_party.outbound.declared import Occurrence, Traffic
-from vfl_party.outbound.policies import Policy
+from vfl_party.outbound.policies import Policy, of_trial
 from vfl_party.outbound.policies import load as load_policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases.context import Party, PartyData
@@ -95,7 +95,13 @@ def outlook_of(recipe: Recipe, folder: Path, load: Load = load) -> Outlook:
     name = (recipe.passives or recipe.parties)[0].name
     data = divide(recipe, folder)[name] if recipe.simulate is not None else None
     return Outlook(
-        recipe, name, data, encoder_settings(recipe, name, None), folder=folder, load=load
+        recipe,
+        name,
+        data,
+        encoder_settings(recipe, name, None),
+        folder=folder,
+        policy=of_trial(recipe, name),
+        load=load,
     )
 
 

@@ -5,7 +5,7 @@ device, and moved later.
 """
 
 from vfl_party.models.combine import Combined, combine, combined_size
-from vfl_party.models.encoders.build import build_encoder, checked_encoder
+from vfl_party.models.encoders.build import build_encoder, checked_encoder, takes_codes
 from vfl_party.models.encoders.plugin import Encoder, check_encoder
 from vfl_party.models.encoders.spec import InputSpec
 from vfl_party.models.init import begin, generator, seeded
@@ -13,7 +13,8 @@ from vfl_party.models.parts import mark_top, top_state
 from vfl_party.models.precision import forward
 from vfl_party.models.projector import build_predictor, build_projector
 from vfl_party.models.stochastic import StochasticEncoder, deterministic
-from vfl_party.models.top import build_top
+from vfl_party.models.top.build import build_joint, build_top
+from vfl_party.models.top.plugin import Top, check_top
 from vfl_party.models.towers import TwoTowers
 
 __all__ = [
@@ -21,13 +22,16 @@ __all__ = [
     "Encoder",
     "InputSpec",
     "StochasticEncoder",
+    "Top",
     "TwoTowers",
     "begin",
     "build_encoder",
+    "build_joint",
     "build_predictor",
     "build_projector",
     "build_top",
     "check_encoder",
+    "check_top",
     "checked_encoder",
     "combine",
     "combined_size",
@@ -36,5 +40,6 @@ __all__ = [
     "generator",
     "mark_top",
     "seeded",
+    "takes_codes",
     "top_state",
 ]

@@ -9,18 +9,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Rule = Literal["concat", "sum", "mean", "max"]
+Rule = Literal["concat", "sum", "mean", "max", "attention"]
 
 
 def combine(rule: Rule, embeddings: Sequence[Tensor]) -> Tensor:
     """Combines n embeddings [B, D]: the active party's own first, then in the recipe's order.
 
-    ``concat`` gives [B, n*D], the others [B, D], element by element. ``max`` sends the whole
-    gradient of an element to the first party that holds its maximum (``amax`` would split it evenly
-    among ties).
+    ``concat`` gives [B, n*D], or the sum of the widths if each embedding has its own.
+    ``attention`` gives [B, n, D], which the top model's first layer pools; the others [B, D],
+    element by element. ``max`` sends the whole gradient of an element to the first party that holds
+    its maximum (``amax`` would split it evenly among ties).
     """
     if rule == "concat":
         return torch.cat(list(embeddings), dim=1)
+    if rule == "attention":
+        return torch.stack(list(embeddings), dim=1)
     if rule == "max":
         return torch.stack(list(embeddings)).max(dim=0).values
     total_BD = reduce(torch.add, embeddings)
@@ -89,6 +92,8 @@ def _gradient(of: Tensor) -> Tensor:
     return torch.zeros_like(of) if of.grad is None else of.grad
 
 
-def combined_size(rule: Rule, n: int, embedding_size: int) -> int:
-    """Returns the width of the combination of n embeddings."""
-    return n * embedding_size if rule == "concat" else embedding_size
+def combined_size(rule: Rule, widths: Sequence[int]) -> int:
+    """Returns the width of the combination of embeddings of these widths, which only ``concat``
+    may have different.
+    """
+    return sum(widths) if rule == "concat" else widths[0]

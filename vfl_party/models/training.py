@@ -1,13 +1,17 @@
-"""The training budget of a supervised phase."""
+"""The training budget of a supervised phase, and the optimizers of single parties."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import Section
-from vfl_common.config.models import OptimizerSettings
+from vfl_common.config.models import OptimizerSettings, UnjudgedOptimizer
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
 
 
 class TrainingSettings(Section):
@@ -19,7 +23,7 @@ class TrainingSettings(Section):
     """For few rows: whole epochs with at least this many batches."""
     batch_size: PositiveInt = 64
     """Rows of a batch."""
-    optimizer: OptimizerSettings = OptimizerSettings()
+    optimizer: UnjudgedOptimizer = OptimizerSettings()
     """The optimizer of each party."""
 
     def model_post_init(self, _context: Any) -> None:
@@ -34,3 +38,27 @@ class TrainingSettings(Section):
         # See vfl_party.base.seeds.batches.
         a_step = rest > 1 or (rest == 1 and (whole == 0 or self.batch_size == 1))
         return -(-self.steps // max(1, whole + a_step))
+
+
+class OwnOptimizers(Section):
+    """Optimizers of single parties, of a phase in which several parties have one."""
+
+    optimizers: dict[str, UnjudgedOptimizer] = Field(default_factory=dict)
+    """The optimizers of single parties, by the party's name, each in place of ``optimizer``."""
+
+
+def own_optimizer(
+    recipe: Recipe, phase: str, party: str, optimizers: Mapping[str, OptimizerSettings]
+) -> OptimizerSettings | None:
+    """Returns the optimizer that the recipe gives to ``party`` alone; None if it gives none.
+
+    Raises InputError if ``optimizers`` names somebody who is no party of the recipe.
+    """
+    names = [each.name for each in recipe.parties]
+    for name in optimizers:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the recipe has {', '.join(names)}"
+            text = f"recipe: phases: {phase}: optimizers: there is no party {name!r}; {hint}"
+            raise InputError(Code.CONFIG_INVALID, text)
+    return optimizers.get(party)

@@ -162,7 +162,33 @@ class Asking(_Side):
 
 
 class Answering(_Side):
-    """The computing side of one exchange of a phase."""
+    """The computing side of one exchange of a phase.
+
+    ``sizes``: those that are the same at every step; one that the asking parties need not share is
+    {party: its size}.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        phase: str,
+        chains: Chains,
+        connections: Connections,
+        device: torch.device,
+        sizes: Mapping[str, int | Mapping[str, int]],
+    ) -> None:
+        alike: dict[str, int] = {}
+        # {party: sizes that are its own}; empty if all are alike, which is checked faster.
+        self._own: dict[str, dict[str, int]] = {}
+        for word, size in sizes.items():
+            if not isinstance(size, Mapping):
+                alike[word] = size
+            elif len(found := set(size.values())) == 1:
+                alike[word] = found.pop()
+            else:
+                for party, own in size.items():
+                    self._own.setdefault(party, {})[word] = own
+        super().__init__(exchange, phase, chains, connections, device, alike)
 
     @property
     def hub(self) -> Hub:
@@ -190,6 +216,9 @@ class Answering(_Side):
         Raises as ``Hub.collect``.
         """
         sent, up = self.exchange.up, self.chains.up
+        if self._own:
+            own_sizes = each or {}
+            each = {name: {**own, **own_sizes.get(name, {})} for name, own in self._own.items()}
         received: dict[str, dict[str, Tensor]] = {}
         alike = self._expected(sent, up, sizes) if each is None else None
         specs = {

@@ -54,12 +54,17 @@ class PrivateGaussian:
 
 
 class NoisyFilter(Filter):
-    """A filter that adds noise of ``_random``."""
+    """A filter that adds noise of ``random``."""
 
     draws = True
 
     def __init__(self) -> None:
         self._random = PrivateGaussian()
+
+    @property
+    def random(self) -> PrivateGaussian:
+        """The generator, whose key comes from the operating system."""
+        return self._random
 
     def renew(self) -> None:
         self._random = PrivateGaussian()

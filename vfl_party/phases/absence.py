@@ -24,30 +24,40 @@ MOST_STRETCHES = 200
 
 
 def filled(
-    policy: LatePolicy, rule: Rule, own: Sequence[Tensor], z_BD: Mapping[str, Tensor | None]
+    policy: LatePolicy,
+    rule: Rule,
+    own: Sequence[Tensor],
+    z_BD: Mapping[str, Tensor | None],
+    widths: Mapping[str, int],
 ) -> list[Tensor]:
     """Returns the embeddings [B, D] to combine for a batch: the active party's own, then the
     others' in roster order.
 
     None stands for a party that is absent. Under ``skip`` only the others are combined; a
     concatenation has no narrower form, so there, and with the other policies, zeros take its place.
+    ``widths``: {passive party: D}.
     """
     there = [*own, *(z for z in z_BD.values() if z is not None)]
     if len(there) == len(own) + len(z_BD) or (policy == "skip" and rule != "concat"):
         return there
-    blank = torch.zeros_like(there[0], requires_grad=False)
-    return [*own, *(blank if z is None else z for z in z_BD.values())]
+    rows = len(there[0])
+    return [
+        *own,
+        *(there[0].new_zeros(rows, widths[name]) if z is None else z for name, z in z_BD.items()),
+    ]
 
 
 class Cache:
     """The last embedding of each row that each party has sent, float32 [N, D]; zeros for rows never
     seen.
 
-    ``n``: the number of aligned rows.
+    ``widths``: {party: D}. ``n``: the number of aligned rows.
     """
 
-    def __init__(self, parties: Sequence[str], n: int, width: int, device: torch.device) -> None:
-        self._last = {party: torch.zeros(n, width, device=device) for party in parties}
+    def __init__(self, widths: Mapping[str, int], n: int, device: torch.device) -> None:
+        self._last = {
+            party: torch.zeros(n, width, device=device) for party, width in widths.items()
+        }
 
     def filled(self, z_BD: Mapping[str, Tensor | None], rows: Rows) -> dict[str, Tensor | None]:
         """Keeps the embeddings that came, and returns them with the cached ones of the absent

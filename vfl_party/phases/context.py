@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from vfl_common.bundle import StepKey
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
@@ -23,11 +24,12 @@ from vfl_party.base.plugins import where_it_failed
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Features, Labels
+from vfl_party.data.inputs.weights import row_weights
 from vfl_party.models import InputSpec, checked_encoder, forward, seeded
 from vfl_party.models.precision import Precision
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.chains import make_chains
-from vfl_party.outbound.declared import Exchange, Role
+from vfl_party.outbound.declared import Exchange, Occurrence, Role
 from vfl_party.outbound.exchange import Answering, Asking, Connections
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
@@ -57,7 +59,7 @@ class MakeEncoder:
 
     @property
     def width(self) -> int:
-        return self.recipe.model.embedding_size
+        return self.recipe.embedding_size(self.party)
 
     def __call__(self, label: str, *, shared: bool = False, width: int | None = None) -> nn.Module:
         """Makes an encoder with its own initial weights for each label; ``shared``: the same
@@ -109,6 +111,7 @@ class PartyData:
             empty.
         columns: gives the aligned rows' cells as the table has them, see ``Prepared.cells``; None
             without features.
+        weights: the column of ``data.weight`` at the active party, [N], as the table has it.
     """
 
     splits: Mapping[str, Rows]
@@ -118,6 +121,7 @@ class PartyData:
     ids: Sequence[str] = ()
     holdings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     columns: Callable[[], Columns] | None = None
+    weights: Tensor | None = None
 
 
 def _forward(model: nn.Module, precision: Precision, *inputs: Tensor) -> Tensor:
@@ -187,7 +191,8 @@ class Party:
             opened them.
 
     ``connections``: the links and the hub of this generation; None before ``connect``. ``hooks``:
-    what the party calls while a phase runs.
+    what the party calls while a phase runs. ``threshold``: the probability above which a row is
+    decided positive, if a rule of the recipe has chosen it.
     """
 
     name: str
@@ -205,6 +210,7 @@ class Party:
     exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
     connections: Connections | None = field(default=None, init=False)
     hooks: Hooks = field(default_factory=Hooks, init=False)
+    threshold: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.encode is _without_encoder and "encoder" in self.models:
@@ -304,13 +310,29 @@ class Party:
         self.exchanges[phase, exchange.name] = asking
         return asking
 
-    def answering(self, phase: str, exchange: Exchange, **sizes: int) -> Answering:
-        """Opens the active party's answering side of an exchange; see ``asking``."""
+    def answering(
+        self, phase: str, exchange: Exchange, **sizes: int | Mapping[str, int]
+    ) -> Answering:
+        """Opens the active party's answering side of an exchange; see ``asking``. A size that the
+        passive parties need not share is given as {passive party: its size}.
+        """
         answering = Answering(
             exchange, phase, self.chains(phase, exchange), self, self.device, sizes
         )
         self.exchanges[phase, exchange.name] = answering
         return answering
+
+    def occurrences(self, exchange: Exchange, step: StepKey, **sizes: int) -> list[Occurrence]:
+        """Returns an exchange of embeddings at ``step``, for a forecast: once for all passive
+        parties, or once for each if their ``widths`` differ.
+        """
+        if len(set(self.widths.values())) < 2:
+            width = next(iter(self.widths.values()), self.embedding_size)
+            return [Occurrence.of(exchange, step, **sizes, width=width)]
+        return [
+            replace(Occurrence.of(exchange, step, **sizes, width=width), party=name)
+            for name, width in self.widths.items()
+        ]
 
     def unhurried(self) -> None:
         """Lets the next exchange wait as long as the peers live: they may be at work on their
@@ -325,13 +347,25 @@ class Party:
 
     @property
     def embedding_size(self) -> int:
-        return self.recipe.model.embedding_size
+        """The width of this party's embeddings."""
+        return self.recipe.embedding_size(self.name)
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """{passive party: the width of its embeddings}."""
+        return {each.name: self.recipe.embedding_size(each.name) for each in self.recipe.passives}
 
     def outputs(self, z_BD: Tensor) -> Tensor:
         """Returns the top model's outputs for combined embeddings, float32 [B, O], in the recipe's
-        precision.
+        precision. Raises InputError if it fails.
         """
-        return _forward(self.models["top"], self.recipe.model.precision, z_BD)
+        try:
+            return _forward(self.models["top"], self.recipe.model.precision, z_BD)
+        except VflError:
+            raise
+        except Exception as error:
+            text = f"the top model of {self.name} failed {where_it_failed(error)}"
+            raise InputError(Code.MODEL_INVALID, text) from error
 
     @cached_property
     def privacy(self) -> PrivacyPlan | None:
@@ -381,6 +415,16 @@ class Party:
                 Code.DATA_INVALID, f"{self.name} has no labels; set data.label in its party file"
             )
         return labels, targets
+
+    def row_weights(self, rows: Rows) -> Tensor | None:
+        """Returns what each row counts in the loss if ``rows`` are those of training, float32 [N],
+        of mean 1 over ``rows``. None: all count alike.
+
+        Raises InputError.
+        """
+        labels, targets = self.need_labels()
+        found = row_weights(self.recipe.task, labels, targets, self.data.weights, rows)
+        return found.to(self.device) if found is not None else None
 
     def rows(self, split: str) -> Rows:
         """Returns a split, ascending: ``train``, ``aligned``, ``local``, ``validation``, ``test``,

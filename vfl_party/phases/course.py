@@ -16,11 +16,12 @@ from vfl_common.config.base import Section, parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.config.spelling import Spelling
+from vfl_common.config.task import ThresholdRule
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import MOST_ROUNDS
 from vfl_party.base.phase import Phase
 from vfl_party.base.plugins import Registry, blaming
-from vfl_party.models.metrics import load_metric
+from vfl_party.models.metrics import load_metric, loss_fn
 from vfl_party.outbound import codecs, transforms
 from vfl_party.outbound.chains import check_asked, check_wire
 from vfl_party.phases.absence import LatePolicy
@@ -297,14 +298,52 @@ class Course:
         """
         self._check_lone()
         self._check_rows()
+        self._check_task()
         own, precision = self.own_passes, self.recipe.model.precision
         if own is not None and precision != "float32":
             text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes only in"
             raise InputError(
                 Code.CONFIG_INVALID, f'{text} float32; remove model.precision = "{precision}"'
             )
+        self._check_sizes()
         if rows is not None:
             self.privacy(rows)
+
+    def _check_task(self) -> None:
+        """Raises InputError if a phase does not do what the recipe's task asks for."""
+        task = self.recipe.task
+        for key in sorted(task.shaped):
+            self._check_follows(key, f"task.{key}")
+        if task.kind in ("multilabel", "survival"):
+            self._check_follows(task.kind, f'task.kind = "{task.kind}"')
+        if isinstance(task.threshold, ThresholdRule) and "validation" not in self.evaluated:
+            text = "a rule chooses by the scores of validation rows, and no phase evaluates them"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f'recipe: task.threshold: {text}; add a phase of kind "evaluate", or set a number',
+            )
+
+    def _check_follows(self, key: str, shown: str) -> None:
+        """Raises InputError if the loss of a phase does not follow a key of the task."""
+        for phase in self.phases:
+            follows = phase.method.follows(phase.settings)
+            if follows is not None and key not in follows:
+                text = f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} does not"
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{text} follow {shown}; remove it, or take a phase of another kind",
+                )
+
+    def _check_sizes(self) -> None:
+        """Raises InputError if a party has an embedding of its own width, and a phase cannot have
+        that.
+        """
+        own = next((each for each in self.recipe.parties if each.embedding_size is not None), None)
+        for phase in self.phases if own is not None else ():
+            if own is not None and not phase.method.own_sizes(phase.settings):
+                text = f"a phase of kind {phase.kind!r} gives all parties embeddings of one width"
+                text = f"recipe: phases: {phase.name}: {text}; remove parties.{own.name}"
+                raise InputError(Code.CONFIG_INVALID, f"{text}.embedding_size")
 
     def _check_lone(self) -> None:
         """Raises InputError if a phase with a model of its own is not alone, or another one has no
@@ -360,8 +399,12 @@ class Course:
         """Makes this party's side of every phase. Raises InputError."""
         self.check(len(party.rows("train")))
         if party.role == "active":
-            for metric in self.recipe.task.metrics:
+            for metric in self.recipe.task.plugin_metrics:
                 load_metric(metric)
+            # It loads the loss of a plug-in.
+            loss_fn(self.recipe.task)
+            if party.data.weights is not None:
+                self._check_follows("weight", "data.weight")
         phases = [_side(phase, party) for phase in self.phases]
         opened = {key: each.exchange for key, each in party.exchanges.items()}
         check_asked(self.recipe, opened)

@@ -20,6 +20,10 @@ from vfl_party.phases.scoring import Scorer
 from vfl_party.privacy.plan import PrivatePhase
 
 S = TypeVar("S", bound=Section)
+# All that a loss can follow; see ``Method.follows``.
+WHOLE_TASK = frozenset(
+    {"loss", "label_smoothing", "class_weight", "weight", "multilabel", "survival"}
+)
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,11 @@ class Method(Generic[S]):
         """Makes the models of every party, {name: model}, if ``model`` is ``own``."""
         return {}
 
+    def own_sizes(self, settings: S) -> bool:
+        """Returns whether the phase works if parties have embeddings of several widths."""
+        _ = settings
+        return False
+
     # -- what crosses
     # ----------------------------------------------------------------------
 
@@ -148,6 +157,16 @@ class Method(Generic[S]):
 
     # -- how it trains
     # ----------------------------------------------------------------------
+
+    def follows(self, settings: S) -> frozenset[str] | None:
+        """Returns what its loss follows of the recipe beyond the kind of the task: ``loss``,
+        ``label_smoothing`` and ``class_weight`` of ``[task]``, ``weight`` of ``[data]``, and
+        ``multilabel`` and ``survival`` tasks.
+
+        A recipe with anything else is refused. None: the phase trains without labels, or not.
+        """
+        _ = settings
+        return frozenset()
 
     def private(self, phase: str, settings: S, recipe: Recipe, rows: int) -> PrivatePhase | None:
         """Returns the phase's privacy budget over ``rows`` training rows. None: its settings have

@@ -92,8 +92,13 @@ class SplitScorer:
         following: Following | None = None,
     ) -> None:
         self._party, self._policy, self._following = party, policy, following
-        opened = party.answering if party.role == "active" else party.asking
-        self._side: Answering | Asking = opened(phase, exchange, width=party.embedding_size)
+        self._side: Answering | Asking
+        if party.role == "active":
+            self._side = party.answering(
+                phase, exchange, width=party.widths or party.embedding_size
+            )
+        else:
+            self._side = party.asking(phase, exchange, width=party.embedding_size)
         if isinstance(self._side, Asking):
             self._side.lenient = following is not None
 
@@ -134,11 +139,11 @@ class SplitScorer:
     def scored(self, found: Iterable[Chunk]) -> Scored:
         """Returns the top model's scores for embeddings: the second half of ``score``."""
         party, policy = self._party, self._policy or self._party.course.late_policy
-        rule, top = party.recipe.model.combine, party.models["top"]
+        rule, top, widths = party.recipe.model.combine, party.models["top"], party.widths
         top.eval()
         outputs, without = [], Counter[str]()
         for each in found:
-            z_BD = combine(rule, filled(policy, rule, each.own, each.others))
+            z_BD = combine(rule, filled(policy, rule, each.own, each.others, widths))
             outputs.append(party.outputs(z_BD))
             without.update({name: each.rows for name, z in each.others.items() if z is None})
         empty = torch.empty(0, party.recipe.task.outputs, device=party.device)
@@ -184,8 +189,9 @@ def scoring_traffic(
     made it.
     """
     return [
-        Occurrence.of(exchange, step, rows=len(chunk), width=party.embedding_size)
+        each
         for step, chunk in _steps(rows, StepKey(phase, round_, first_batch))
+        for each in party.occurrences(exchange, step, rows=len(chunk))
     ]
 
 

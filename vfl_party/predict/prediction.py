@@ -5,7 +5,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,8 +35,9 @@ from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.measure import decides
 from vfl_party.phases.scoring import Scorer, SplitScorer, scoring
-from vfl_party.predict.results import Output, listed_rows, result_columns
+from vfl_party.predict.results import SCORED, Output, listed_rows, result_columns
 
 PHASE = "predict"
 
@@ -88,7 +89,7 @@ def load_trained(run: Path, name: str) -> TrainedRun:
             "newest that is whole)"
         )
         raise InputError(Code.CHECKPOINT_INVALID, f"{text}; restore it, or train again")
-    encoder, state = _encoder(folder, recipe, name), store.load(labels[-1])["job"]
+    encoder, state = encoder_of(folder, recipe, name), store.load(labels[-1])["job"]
     return TrainedRun(
         folder.run_id, recipe, encoder, state, path, folder.facts().get("plugins", {})
     )
@@ -111,7 +112,7 @@ def load_joint(run: Path, name: str) -> TrainedRun:
     return found
 
 
-def _encoder(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
+def encoder_of(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
     """Returns the settings of the party's encoder: its own, if the folder notes one, else the
     recipe's.
     """
@@ -313,15 +314,11 @@ class PassivePredict(Phase):
 
 
 class ActivePredict(Phase):
-    """Writes the scores of all rows, with the rows' ids, in one round. ``ids``: the names of the id
-    columns.
-    """
+    """Writes the scores of all rows, with the rows' ids, in one round. ``work``: says where."""
 
-    def __init__(
-        self, party: Party, ids: Sequence[str], table: Table, outputs: Sequence[Output]
-    ) -> None:
+    def __init__(self, party: Party, work: Prediction, table: Table) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
-        self._ids, self._table, self._outputs = ids, table, outputs
+        self._work, self._table = work, table
         self._scorer = scorer(party)
 
     def run_round(self, round_: int) -> RoundReport:
@@ -331,10 +328,11 @@ class ActivePredict(Phase):
             raise InputError(
                 Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes"
             )
-        columns = result_columns(party.recipe, party.data.labels, outputs)
-        found = listed_rows(self._ids, self._table, columns)
-        for output in self._outputs:
+        columns = result_columns(party.recipe, party.data.labels, outputs, decides(party))
+        found = listed_rows(self._work.ids, self._table, columns, self._work.state)
+        for output in self._work.outputs:
             output.write(found, self._table.own)
+            self._work.written.append(output)
             advise(party.show, output.advice(found))
         return RoundReport(0)
 
@@ -344,13 +342,16 @@ class Prediction:
     """See ``vfl_party.assembly.party.Work``: the joint prediction of new rows with a trained run.
 
     ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``outputs``:
-    the files that the active party writes.
+    the files that the active party writes. ``state``: of the rows that have a score. ``written``:
+    the files that are written already.
     """
 
     trained: TrainedRun
     settings: PartySettings
     ids: Sequence[str]
     outputs: Sequence[Output]
+    state: str = SCORED
+    written: list[Output] = field(default_factory=list)
 
     job: ClassVar[Job] = "predict"
 
@@ -384,4 +385,6 @@ class Prediction:
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
         if party.role == "passive":
             return [PassivePredict(party)]
-        return [ActivePredict(party, self.ids, prepared.table, self.outputs)]
+        # A run of an earlier version has none.
+        party.threshold = self.trained.state.get("threshold")
+        return [ActivePredict(party, self, prepared.table)]

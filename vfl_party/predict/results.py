@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
@@ -28,7 +29,7 @@ from vfl_party.data.ids import SEPARATOR, Ids
 from vfl_party.data.rows import Prepared
 from vfl_party.data.sources.images import FILE
 from vfl_party.data.table import LEFT_OUT, InputRows
-from vfl_party.models.metrics import scores
+from vfl_party.models.metrics import decided, scores
 
 KEPT = "predictions.parquet"
 FORMATS = (".csv", ".parquet")
@@ -39,8 +40,11 @@ _SCORE = "score_"
 # Before the name of an id column: the id by which the parties have found the row.
 _MATCHED = "matched_"
 STATE, SCORED, ELSEWHERE = "state", "scored", "not at every party"
+# Of rows that have no joint score because a party was away: with a score of this party's own, or
+# with none.
+ALONE, WAITING = "alone", "waiting"
 # Columns of results; older ones have ``score``.
-_OURS = ("phase", "split", "truth", "score", "class", "value", STATE)
+_OURS = ("phase", "split", "truth", "score", "class", "value", "risk", "event", STATE)
 # Text that a spreadsheet takes for a formula.
 _COMPUTED = r"^[=+\-@\t\r]"
 # Which does no harm.
@@ -52,22 +56,26 @@ class Predicted:
     """How many rows of a party's table are predicted, and why the others are left out.
 
     ``rows``: in the table; ``missing``: without an id; ``repeated``: left out because another row
-    has their id. All others that are not ``written`` are not at every party.
+    has their id. All others that are not ``written`` are not at every party. ``state``: that of
+    the rows that are written without the other parties, ``ALONE`` or ``WAITING``; '' if all were
+    there. ``why``: who was away.
     """
 
     written: int
     rows: int
     missing: int = 0
     repeated: int = 0
+    state: str = ""
+    why: str = ""
 
     @classmethod
-    def of(cls, table: Table, written: int) -> Predicted:
+    def of(cls, table: Table, written: int, *, state: str = "", why: str = "") -> Predicted:
         """Counts the rows of a table, of which ``written`` are predicted."""
         counts = table.counts
         return (
-            cls(written, len(table))
+            cls(written, len(table), state=state, why=why)
             if counts is None
-            else cls(written, counts.rows, counts.missing, counts.repeated)
+            else cls(written, counts.rows, counts.missing, counts.repeated, state, why)
         )
 
     @property
@@ -79,12 +87,16 @@ class Predicted:
         reasons = {
             "without an id": self.missing,
             "with a repeated id": self.repeated,
-            "not at every party": self.elsewhere,
+            "not at every party": 0 if self.state else self.elsewhere,
         }
         why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+        left_out = f"; left out: {why}" if why else ""
+        if not self.state:
+            return f"{self.written:,} of {self.rows:,} rows are predicted{left_out}"
+        done = "have the score of your own model" if self.state == ALONE else "have no score"
         return (
-            f"{self.written:,} of {self.rows:,} rows are "
-            f"predicted{f'; left out: {why}' if why else ''}"
+            f"{self.elsewhere:,} of {self.rows:,} rows {done}, and none has a joint one{left_out}: "
+            f"{self.why}"
         )
 
 
@@ -131,7 +143,9 @@ def row_columns(names: Sequence[str], table: Table, rows: Rows) -> dict[str, pa.
     return {**own, **_matched(names, matched)}
 
 
-def listed_rows(names: Sequence[str], table: Table, columns: Mapping[str, Any]) -> pa.Table:
+def listed_rows(
+    names: Sequence[str], table: Table, columns: Mapping[str, Any], state: str = SCORED
+) -> pa.Table:
     """Returns a result with a row for each row of the source, in its order; scores are null where
     there are none.
 
@@ -139,6 +153,7 @@ def listed_rows(names: Sequence[str], table: Table, columns: Mapping[str, Any]) 
         names: of the id columns.
         table: the rows that are scored, [N].
         columns: their scores and classes, [N] each.
+        state: of these rows.
     """
     own, places_N = table.own, table.places_N
     # Made by hand, and not read from a source.
@@ -151,7 +166,7 @@ def listed_rows(names: Sequence[str], table: Table, columns: Mapping[str, Any]) 
     state_S = np.where(
         row_S >= 0, len(LEFT_OUT), np.where(own.left_out == 0, len(LEFT_OUT) + 1, own.left_out)
     )
-    states = pa.array([*LEFT_OUT, SCORED, ELSEWHERE]).take(pa.array(state_S))
+    states = pa.array([*LEFT_OUT, state, ELSEWHERE]).take(pa.array(state_S))
     found = {
         name: pa.array(values).take(rows)
         for name, values in (_matched(names, table.ids) | dict(columns)).items()
@@ -172,25 +187,37 @@ def meaning(labels: Labels, label: str) -> str:
     """
     if labels.kind == "regression":
         return f"value: the predicted {label}, in its own unit"
+    if labels.kind == "survival":
+        return f"risk: the logarithm of the hazard; the greater it is, the shorter is {label}"
     if labels.kind == "binary":
         positive = labels.classes[1]
         return f"{_SCORE}{positive}: the probability that {label} is {positive}"
+    if labels.kind == "multilabel":
+        return f"{_SCORE}…: for each label, the probability that it is true"
     return f"{_SCORE}…: for each class, the probability that {label} is this class"
 
 
-def result_columns(recipe: Recipe, labels: Labels, outputs_NO: Tensor) -> dict[str, Any]:
+def result_columns(
+    recipe: Recipe, labels: Labels, outputs_NO: Tensor, threshold: float | None = None
+) -> dict[str, Any]:
     """Returns the columns of the result.
 
     Regression: ``value``, in the label's own unit. Binary: ``score_<class>`` of the positive class,
-    and ``class``. Multi-class: ``score_<class>`` of each class, and ``class``.
+    and ``class``, which is positive above the ``threshold`` (None: 0.5). Multi-class:
+    ``score_<class>`` of each class, and ``class``. Survival: ``risk``. Several labels:
+    ``score_<label>`` of each.
     """
     found = scores(recipe.task, outputs_NO).cpu()
+    if recipe.task.kind == "survival":
+        return {"risk": found.reshape(-1).numpy()}
     if recipe.task.kind == "regression":
         return {"value": labels.unscale(found.double()).reshape(-1).numpy()}
     if recipe.task.kind == "binary":
         # As the accuracy counts.
-        chosen = labels.decode((outputs_NO > 0).to(torch.int64))
+        chosen = labels.decode(decided(outputs_NO, threshold).to(torch.int64))
         return {f"{_SCORE}{labels.classes[1]}": found.reshape(-1).numpy(), "class": list(chosen)}
+    if recipe.task.kind == "multilabel":
+        return {f"{_SCORE}{name}": found[:, at].numpy() for at, name in enumerate(labels.classes)}
     known = found[:, : len(labels.classes)]
     named = {
         f"{_SCORE}{name}": known[:, column].numpy() for column, name in enumerate(labels.classes)
@@ -198,18 +225,20 @@ def result_columns(recipe: Recipe, labels: Labels, outputs_NO: Tensor) -> dict[s
     return {**named, "class": list(labels.decode(known.argmax(dim=1)))}
 
 
-def check_output(path: Path) -> None:
+def check_output(path: Path, *, replace: bool = False) -> None:
     """Raises InputError if ``path`` cannot become a result: a wrong ending, no folder, or a file
-    that exists.
+    that exists and is not to be replaced.
     """
     if path.suffix not in FORMATS:
         raise InputError(
             Code.FILE_INVALID, f"{path}: the result's name must end in {' or '.join(FORMATS)}"
         )
-    if path.exists():
-        raise InputError(
-            Code.FILE_INVALID, f"{path}: exists already; move it away or give another --out"
+    if path.exists() and not (replace and path.is_file()):
+        what = "is no file" if replace else "exists already"
+        remedy = (
+            "give another --out" if replace else "move it away, give another --out, or --replace"
         )
+        raise InputError(Code.FILE_INVALID, f"{path}: {what}; {remedy}")
     if not path.absolute().parent.is_dir():
         raise InputError(Code.FILE_INVALID, f"{path.absolute().parent}: no such folder")
 
@@ -219,18 +248,20 @@ class Output:
     """Where and how a prediction is written.
 
     ``like_input``: CSV with the separator and the decimal sign of the active party's own file;
-    ``spreadsheet``: with ``'`` before text that a spreadsheet would compute.
+    ``spreadsheet``: with ``'`` before text that a spreadsheet would compute; ``replace``: an older
+    result of this name is replaced, once the new one is whole.
     """
 
     path: Path
     like_input: bool = False
     spreadsheet: bool = False
+    replace: bool = False
 
     def check(self, settings: DataSettings | None = None) -> None:
         """Raises InputError if this cannot become a result of the rows of ``settings``, as far as
         these are known.
         """
-        check_output(self.path)
+        check_output(self.path, replace=self.replace)
         flags = [
             f
             for f, given in (("--like-input", self.like_input), ("--spreadsheet", self.spreadsheet))
@@ -334,28 +365,43 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def kept_table(
-    recipe: Recipe, ids: Sequence[str], prepared: Prepared, phase: str, predictions: Predictions
+    recipe: Recipe,
+    ids: Sequence[str],
+    prepared: Prepared,
+    phase: str,
+    predictions: Predictions,
+    threshold: float | None = None,
 ) -> pa.Table:
     """Returns a row for each prediction: phase, split, ids, the label as in the data, and the
     columns of a result.
 
     ``ids``: the names of the id columns. Scores are float64, so that they rank the rows as the
-    logits do, from which the metrics were computed.
+    logits do, from which the metrics were computed. Of several labels, each has a column
+    ``truth_<label>``.
     """
     labels, targets, raw_N = prepared.labels, prepared.targets, prepared.table.labels
     assert labels is not None and targets is not None and raw_N is not None  # noqa: S101, PT018 - of the active party
     parts = []
     for split, (rows, outputs_NO) in predictions.items():
-        truth_N = raw_N[rows] if recipe.task.kind == "regression" else labels.decode(targets[rows])
         columns = {
             "phase": [phase] * len(rows),
             "split": [split] * len(rows),
             **row_columns(ids, prepared.table, rows),
-            "truth": truth_N,
-            **result_columns(recipe, labels, outputs_NO.cpu().double()),
+            **_truth(recipe, labels, targets[rows], raw_N[rows]),
+            **result_columns(recipe, labels, outputs_NO.cpu().double(), threshold),
         }
         parts.append(pa.table(columns))
     return pa.concat_tables(parts)
+
+
+def _truth(
+    recipe: Recipe, labels: Labels, targets: Tensor, raw_N: npt.NDArray[Any]
+) -> dict[str, Any]:
+    if recipe.task.kind == "multilabel":
+        return {f"truth_{name}": targets[:, at].numpy() for at, name in enumerate(labels.classes)}
+    if recipe.task.kind == "survival":
+        return {"truth": raw_N, "event": targets[:, 1].numpy()}
+    return {"truth": raw_N if recipe.task.kind == "regression" else labels.decode(targets)}
 
 
 def keep(folder: Path, phase: str, table: pa.Table) -> None:

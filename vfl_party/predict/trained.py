@@ -26,7 +26,9 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_common.run_folder import RunFolder
+from vfl_common.stages import rounds_done
 from vfl_party.assembly.models import build_models, load_models
+from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.base.phase import Tree
 from vfl_party.data import Labels, Preprocessor, Table, loading
 from vfl_party.data.sources.arrays import channels_first, row_ids
@@ -169,21 +171,44 @@ def load(path: Path, party: str | None) -> TrainedParty:
         return _from_file(path, party)
     if not path.exists():
         raise InputError(Code.FILE_INVALID, f"{path}: no such run, and no such file")
-    run, name = _chosen(path, party)
+    run, name = chosen(path, party)
     trained = load_trained(run, name)
+    return of_state(trained.run_id, name, trained.recipe, trained.encoder, trained.state)
+
+
+def of_state(
+    run_id: str, party: str, recipe: Recipe, encoder: EncoderSettings, state: Tree
+) -> TrainedParty:
+    """Makes a party's models of the state of a run, which may be under way: copies, on the CPU.
+
+    ``state``: as ``Assembled.state`` gives it. Raises InputError.
+    """
     about = About(
-        run_id=trained.run_id,
-        party=name,
-        recipe_digest=trained.recipe.digest(),
-        recipe=trained.recipe,
-        encoder=trained.encoder,
-        preprocessor=trained.state["preprocessor"],
-        labels=trained.state["labels"],
+        run_id=run_id,
+        party=party,
+        recipe_digest=recipe.digest(),
+        recipe=recipe,
+        encoder=encoder,
+        preprocessor=state["preprocessor"],
+        labels=state["labels"],
     )
-    return _made(about, trained.state)
+    return _made(about, state)
 
 
-def _chosen(path: Path, party: str | None) -> tuple[Path, str]:
+def of_round(
+    run: Path, party: str, recipe: Recipe, encoder: EncoderSettings, phase: str, round_: int
+) -> TrainedParty | None:
+    """Makes a party's models of the checkpoint after ``round_`` rounds of a phase, of a run that
+    other processes make; None if it is not on the disk. Raises InputError.
+    """
+    store = CheckpointStore(run / party / "checkpoints", keep=1)
+    label = next((each for each in store.labels() if rounds_done(each) == (phase, round_)), None)
+    if label is None:
+        return None
+    return of_state(run.name, party, recipe, encoder, store.load(label)["job"])
+
+
+def chosen(path: Path, party: str | None) -> tuple[Path, str]:
     """Returns the run's folder and the party's name. Raises InputError if the party is not
     there.
     """

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.process.program import Stopped
+from vfl_common.process.signals import Stopped
 from vfl_party.base.devices import launched
 
 log = logging.getLogger(__name__)

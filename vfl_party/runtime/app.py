@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,12 +14,13 @@ from pathlib import Path
 from torch import nn
 
 from vfl_common.config.data import DataSettings
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, LostError
 from vfl_common.files import write_atomic
 from vfl_common.ledger import Ledger
 from vfl_common.process import garbage
 from vfl_common.process.logs import Console, version
 from vfl_common.process.program import resumable
+from vfl_common.process.tracing import traced
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.service import ExchangeService
 from vfl_common.rpc.session import Session
@@ -30,8 +32,9 @@ from vfl_party.assembly.party import Assembled, Opened, Spread, assemble, open_p
 from vfl_party.base.devices import float32_in_full, keep_freed_memory, set_threads
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
+from vfl_party.predict.alone import Alone, is_away, write_waiting
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
-from vfl_party.predict.results import Output, Predicted, id_names
+from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
 from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, follow
 from vfl_party.runtime import versions
 from vfl_party.runtime.folders import Folders, store_of
@@ -54,6 +57,7 @@ class PartyApp:
         console: receives events.
         wait_s: how long to wait for a server that does not answer.
         metrics: the address where Prometheus reads: host:port, or only a port; '' for none.
+        linger_s: how long that port outlives the run.
         ranks: this process, the first, among several of this party; None if it is alone.
     """
 
@@ -61,6 +65,7 @@ class PartyApp:
     console: Console
     wait_s: float
     metrics: str = ""
+    linger_s: float = 0.0
     ranks: Ranks | None = None
 
     def train(self, *, fresh: bool) -> tuple[Outcome, RunFolder]:
@@ -70,6 +75,13 @@ class PartyApp:
         The caller notes in the folder that the run is finished, as the last thing that the process
         does.
         """
+        with self.files.telling():
+            opened, folders = self._to_train(fresh=fresh)
+        with resumable(fresh=fresh):
+            return self._run(opened, folders)
+
+    def _to_train(self, *, fresh: bool) -> tuple[Opened, Folders]:
+        """Reads the data, and finds the unfinished run. Raises VflError."""
         files = self.files
         # Refuses a bad address before the data are read.
         self._metrics_address()
@@ -95,19 +107,57 @@ class PartyApp:
             folders.log(resume)
             resume.checkpoints = store_of(resume, files.recipe)
             versions.require_same(resume.path, resume.facts().get("plugins", {}), plugins)
-        with resumable(fresh=fresh):
-            return self._run(opened, folders)
+        return opened, folders
 
     def predict(
-        self, trained: TrainedRun, data: DataSettings, output: Output
-    ) -> tuple[Predicted, RunFolder]:
+        self,
+        trained: TrainedRun,
+        data: DataSettings,
+        output: Output,
+        *,
+        deadline_s: float | None = None,
+        alone: Alone | None = None,
+    ) -> tuple[Predicted, RunFolder | None]:
         """Takes part in a joint prediction for the rows of ``data``; the active party writes
         ``output``.
 
-        Returns how many rows of this party's are predicted, too.
+        Returns how many rows of this party's are predicted, too. If a party is away past
+        ``deadline_s``, or there is a model to score ``alone`` with, the active party writes what it
+        can without the others; then there is no folder.
         """
         files = self.files
-        work = Prediction(trained, files.settings, id_names(data), (output,))
+        with files.telling():
+            work = Prediction(trained, files.settings, id_names(data), (output,))
+            opened = self._to_predict(work, data)
+        folders = Folders(
+            Path(files.file.out),
+            files.name,
+            files.recipe,
+            {"job": "predict", "trained_run": trained.run_id},
+        )
+        try:
+            outcome, folder = self._run(
+                opened, folders, math.inf if deadline_s is None else deadline_s
+            )
+        except (LostError, InputError) as error:
+            wanted = files.is_active and not (deadline_s is None and alone is None)
+            # Once the joint scores are written, nothing replaces them.
+            if not wanted or work.written or not is_away(error):
+                raise
+            log.warning("%s", error, extra={"event": "without_others"})
+            if alone is not None:
+                alone.write(output, files.device)
+            else:
+                write_waiting(trained, opened.table, work.ids, output)
+            state = WAITING if alone is None else ALONE
+            return Predicted.of(opened.table, 0, state=state, why=str(error)), None
+        return Predicted.of(
+            opened.table, outcome.common_rows if outcome.rows else len(opened.table)
+        ), folder
+
+    def _to_predict(self, work: Prediction, data: DataSettings) -> Opened:
+        """Reads the rows to predict. Raises VflError if they are not fit for it."""
+        files, trained = self.files, work.trained
         opened = open_party(files.recipe, files.name, data, files.encoder, work=work)
         if len(opened.table) < (least := files.file.predict.at_least):
             text = (
@@ -122,19 +172,24 @@ class PartyApp:
             said = f"{opened.table.source}: {text}"
             log.warning("%s", said, extra={"event": "unseen"})
             self.console.show("unseen", said=said)
+        return opened
 
-        folders = Folders(
-            Path(files.file.out),
-            files.name,
-            files.recipe,
-            {"job": "predict", "trained_run": trained.run_id},
-        )
-        outcome, folder = self._run(opened, folders)
-        return Predicted.of(
-            opened.table, outcome.common_rows if outcome.rows else len(opened.table)
-        ), folder
+    def _run(
+        self, opened: Opened, folders: Folders, deadline_s: float = math.inf
+    ) -> tuple[Outcome, RunFolder]:
+        with contextlib.ExitStack() as stack:
+            with self.files.telling():
+                run = self._before_joining(opened, folders, deadline_s, stack)
+            outcome, folder = run.run()
+        # Only the active party has it; on one machine the server writes the same file.
+        if outcome.summary_json:
+            write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
+        return outcome, folder
 
-    def _run(self, opened: Opened, folders: Folders) -> tuple[Outcome, RunFolder]:
+    def _before_joining(
+        self, opened: Opened, folders: Folders, deadline_s: float, stack: contextlib.ExitStack
+    ) -> PartyRun:
+        """Makes all that can fail without the others; ``stack``: closes it after the run."""
         files, recipe = self.files, self.files.recipe
         set_threads(files.file.threads)
         float32_in_full()
@@ -181,24 +236,20 @@ class PartyApp:
             absent_s=recipe.run.server_absent_s if trains else 0.0,
             back_s=recipe.run.rejoin_deadline_s,
             emit=self.console.emit,
+            deadline_s=deadline_s,
         )
         progress = Progress(self.console, session, ledger, files.is_active)
-        with (
-            transports.listening() as (service, address),
-            self._exposed(session, progress, service),
-        ):
-            outcome, folder = PartyRun(
-                prepared,
-                folders,
-                session,
-                partial(transports.transport, service),
-                progress,
-                address=files.file.advertise or address,
-            ).run()
-        # Only the active party has it; on one machine the server writes the same file.
-        if outcome.summary_json:
-            write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
-        return outcome, folder
+        stack.enter_context(traced("vfl-party", files.name))
+        service, address = stack.enter_context(transports.listening())
+        stack.enter_context(self._exposed(session, progress, service))
+        return PartyRun(
+            prepared,
+            folders,
+            session,
+            partial(transports.transport, service),
+            progress,
+            address=files.file.advertise or address,
+        )
 
     def _aligning(self, job: Job, at: Aligning) -> Aligning:
         """Adds what this party computes with, who it is, and what it asks of the others."""
@@ -246,7 +297,9 @@ class PartyApp:
     def _exposed(
         self, session: Session, progress: Progress, service: ExchangeService | None
     ) -> Iterator[None]:
-        """Serves metrics to Prometheus while the run lasts, if they were asked for."""
+        """Serves metrics to Prometheus while the run lasts, and for ``linger_s`` after it, if they
+        were asked for.
+        """
         address = self._metrics_address()
         if not address:
             yield
@@ -254,7 +307,12 @@ class PartyApp:
         from vfl_common.prometheus import exposed
         from vfl_party.runtime.prometheus import PartyMetrics
 
-        files = self.files
+        files, failed = self.files, False
+
+        def state() -> str:
+            # Of an error of its own a session knows nothing.
+            return "failed" if failed else session.state
+
         metrics = PartyMetrics(
             {
                 "party": files.name,
@@ -266,14 +324,18 @@ class PartyApp:
             progress.standing,
             session.ledger,
             session.meter,
-            lambda: session.state,
+            state,
             files.keyring.ends,
             peers=[party.name for party in files.recipe.passives] if service is not None else [],
             waits_for=lambda: service.awaited if service is not None else [],
         )
-        with exposed(address, metrics.families) as bound:
-            self.console.emit("metrics", name=files.name, address=bound)
-            yield
+        with exposed(address, metrics.families, state, linger_s=self.linger_s) as port:
+            self.console.emit("metrics", name=files.name, address=port.address)
+            try:
+                yield
+            except Exception:
+                failed = True
+                raise
 
 
 def lend(files: PartyFiles, ranks: Ranks) -> None:

@@ -24,13 +24,16 @@ from vfl_party.align import Aligned, Aligning, Alignment, alignment_of
 from vfl_party.assembly.party import Assembled, Opened, check_ranks
 from vfl_party.base.devices import device_name
 from vfl_party.base.phase import Phase, Predictions, Tree
+from vfl_party.base.plugins import blaming
 from vfl_party.base.seeds import secret_seed
 from vfl_party.base.step_timing import Clock
+from vfl_party.data.inputs import profile
 from vfl_party.models import StochasticEncoder
 from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
 from vfl_party.phases.advice import advise, few_common
 from vfl_party.phases.context import Hooks
+from vfl_party.phases.measure import decides
 from vfl_party.predict.results import id_names, keep, kept_table
 from vfl_party.runtime.joining import joining_of
 
@@ -170,7 +173,8 @@ class Generation:
             encoder.keep_secret(self._folder.path / KEPT_SECRET)
         if self._folder.checkpoints is not None:
             for phase in self._assembled.phases:
-                phase.keep(self._folder.path)
+                with blaming():
+                    phase.keep(self._folder.path)
         self._assembled.connect(transport, self._hooks)
 
     @property
@@ -263,8 +267,23 @@ class Generation:
         """Writes a phase's predictions into the folder of the run, with ids and labels. Raises
         InputError.
         """
-        party, ids = self.assembled, id_names(self._opened.settings)
-        keep(folder, phase, kept_table(party.party.recipe, ids, party.prepared, phase, predictions))
+        made, ids = self.assembled, id_names(self._opened.settings)
+        party = made.party
+        table = kept_table(party.recipe, ids, made.prepared, phase, predictions, decides(party))
+        keep(folder, phase, table)
+
+    def keep_profile(self, folder: Path) -> None:
+        """Writes how the columns of the training rows are spread, unless it is there: for new rows
+        to be compared with. Raises InputError.
+        """
+        prepared = self.assembled.prepared
+        tabular = prepared.preprocessor is not None and prepared.table.images_NCHW is None
+        if self._opened.work.job != "train" or not tabular or (folder / profile.FILE).exists():
+            return
+        rows = prepared.splits["local"]
+        # Those that only this party has come after the table's.
+        own = rows[rows < len(prepared.table)]
+        profile.save(folder, profile.profile_of(prepared.table, own))
 
     def end(self, error: VflError) -> None:
         """Wakes the main thread with ``error`` if it waits for a peer; any thread may call this."""

@@ -162,7 +162,7 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
             notes.extend(Finding("ids", True, text, note=True) for text in [zeros] if text)
         notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
         found = list(smells(rows, data))
-        if with_label and files.recipe.task.kind != "regression":
+        if with_label and files.recipe.task.kind not in ("regression", "survival"):
             found += target_leakage(rows, label_name(data))
         notes.extend(Finding("data", True, smell.text, note=True) for smell in found)
         computed = sum(

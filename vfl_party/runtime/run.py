@@ -289,6 +289,7 @@ class PartyRun:
                 folder.note(returns=resume.returns(folder) + 1)
             # The plan gives the labels of checkpoints a meaning.
             folder.note(plan=[asdict(phase) for phase in said.plan], data=said.data)
+            generation.keep_profile(folder.path)
             if label:
                 tree = resume.load(folder, label)
                 generation.load_state(tree["job"])

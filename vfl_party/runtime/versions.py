@@ -13,6 +13,7 @@ from vfl_party.assembly.party import Opened
 from vfl_party.data import load as data
 from vfl_party.models import metrics
 from vfl_party.models.encoders import plugin
+from vfl_party.models.top import plugin as tops
 from vfl_party.outbound import codecs, transforms
 from vfl_party.phases.course import REGISTRY
 
@@ -34,12 +35,13 @@ def shared(opened: Opened) -> dict[str, str]:
     if opened.name == recipe.active.name:
         for metric in recipe.task.metrics:
             found |= metrics.PLUGINS.version(metric)
+    found |= _of_top(opened)
     return found | (_of_encoder(opened) if opened.encoder == recipe.model.encoder else {})
 
 
 def modelling(opened: Opened) -> dict[str, str]:
     """Returns those that decide what the party's models are and compute."""
-    return _of_methods(opened) | _of_encoder(opened)
+    return _of_methods(opened) | _of_encoder(opened) | _of_top(opened)
 
 
 def reading(opened: Opened) -> dict[str, str]:
@@ -71,3 +73,9 @@ def _of_methods(opened: Opened) -> dict[str, str]:
 def _of_encoder(opened: Opened) -> dict[str, str]:
     place = opened.recipe.party(opened.name)
     return plugin.PLUGINS.version(opened.encoder.kind) if place is None or place.features else {}
+
+
+def _of_top(opened: Opened) -> dict[str, str]:
+    recipe = opened.recipe
+    is_active = opened.name == recipe.active.name
+    return tops.PLUGINS.version(recipe.model.top.kind) if is_active else {}

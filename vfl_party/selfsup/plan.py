@@ -52,23 +52,30 @@ class SelfSupPlan:
 
 
 def make_plan(
-    settings: SelfSupSettings, preset: Literal["paper", "released"], gamma: float = 0.0
+    settings: SelfSupSettings,
+    preset: Literal["paper", "released"],
+    gamma: float = 0.0,
+    own: OptimizerSettings | None = None,
 ) -> SelfSupPlan:
     """Fills in the defaults of the method and the preset.
 
     The learning rate is 0.05 · B / 256, times 0.5 / (0.5 + gamma) if the local loss has the two
-    guidance terms too.
+    guidance terms too. ``own``: the optimizer of this party alone.
     """
     released = preset == "released"
     momentum = settings.momentum
     if momentum is None:
         momentum = 0.999 if released else _MOMENTUM.get(settings.ssl, 0.0)
-    optimizer = settings.optimizer or OptimizerSettings(
-        kind="sgd",
-        lr=0.05 * settings.batch_size / 256 * 0.5 / (0.5 + gamma),
-        momentum=0.9,
-        weight_decay=3e-5,
-        schedule="cosine",
+    optimizer = (
+        own
+        or settings.optimizer
+        or OptimizerSettings(
+            kind="sgd",
+            lr=0.05 * settings.batch_size / 256 * 0.5 / (0.5 + gamma),
+            momentum=0.9,
+            weight_decay=3e-5,
+            schedule="cosine",
+        )
     )
     augment = settings.augment
     if released and "corrupt" not in augment.model_fields_set:

@@ -6,15 +6,15 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from vfl_common.config.base import Section
-from vfl_common.config.models import OptimizerSettings, Probability, Temperature
 from vfl_common.config.models import PositiveInt as Width
+from vfl_common.config.models import Probability, Temperature, UnjudgedOptimizer
+from vfl_party.models.training import OwnOptimizers
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
 Ssl = Literal["simsiam", "byol", "moco", "simclr"]
 
 
-class SelfSupSettings(Section):
+class SelfSupSettings(OwnOptimizers):
     """The settings; ``None`` stands for the default of the preset or method: see
     ``vfl_party.selfsup.plan``.
     """
@@ -38,7 +38,7 @@ class SelfSupSettings(Section):
     """How much the target encoder keeps of its weights in each step (``byol``, ``moco``). Default:
     the method's, by preset.
     """
-    optimizer: OptimizerSettings | None = None
+    optimizer: UnjudgedOptimizer | None = None
     """The optimizer. Default: SGD with a cosine schedule and a learning rate by the batch size."""
     augment: AugmentSettings = AugmentSettings()
     """How the two views of a row are made."""

@@ -98,10 +98,9 @@ class Conduct:
     def refused(self, name: str, error: VflError, now_s: float) -> None:
         """Tells those who wait for a party that it was refused."""
         # If its name is taken, another process of that name takes part.
-        if name not in self._roster or error.code is Code.NAME_TAKEN:
-            return
-        waits = self.presence.state is RunState.WAITING and not self.presence.joined(name)
-        if waits and self._waiting.refuse(name, error.code):
+        other = name not in self._roster or error.code is Code.NAME_TAKEN
+        # While a generation runs, for those who wait after it.
+        if not (other or self.presence.joined(name)) and self._waiting.refuse(name, error.code):
             self._decide(now_s, announce=True)
 
     def handle(self, member: Member, message: control_pb2.PartyMessage, now_s: float) -> None:
@@ -130,7 +129,7 @@ class Conduct:
                 self._emit("lost", party=name, how="was stopped")
             self.lose(name, "was stopped", now_s)
         elif body == "abort":
-            error = stopped_by(name, message.abort, self._active, self._roster)
+            error = stopped_by(member, message.abort, self._active, self._roster)
             if error is not None and presence.can_do_without(name):
                 self.lose(name, f"has ended: {clean(message.abort.message)}", now_s)
             elif error is not None:

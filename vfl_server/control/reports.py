@@ -15,6 +15,7 @@ from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.stages import MOST_ROUNDS
 from vfl_common.summary import Absence, ExchangeSummary, PhaseTimes, Privacy
 from vfl_common.text import clean, number
+from vfl_server.control.members import Member
 
 # Characters of a name.
 MAX_TEXT = 200
@@ -136,17 +137,24 @@ def times_of(report: control_pb2.Report) -> list[PhaseTimes] | None:
 
 
 def stopped_by(
-    sender: str, failure: failure_pb2.Failure, active: str, roster: Collection[str]
+    member: Member, failure: failure_pb2.Failure, active: str, roster: Collection[str]
 ) -> PeerError | None:
     """Returns the error with which a party stops the run; None if it only repeats another's.
 
     The active party sees the others' data and may blame them; a passive party speaks only for
     itself.
+
+    Raises PeerError if the party has failed before it joined: it may be started again, and the
+    others wait for it.
     """
+    sender, text = member.name, clean(failure.message)
     try:
         code = Code(failure.code)
     except ValueError:
         code = Code.INTERNAL
+    if not member.join.role:
+        error = PeerError(code, text, party=sender)
+        raise error.privately(f"{sender} cannot take part: {text}")
     if code is Code.INTERRUPTED:
         code = Code.ABORTED
     # It ends because of another party, which says itself why: the cause is to be told, not its
@@ -158,7 +166,6 @@ def stopped_by(
     if late and not _exchanges(sender, failure.party, active, roster):
         return None
     blames = sender == active and failure.party in roster
-    text = clean(failure.message)
     error = PeerError(code, text, party=failure.party if blames else sender)
     return error.privately(f"{sender} stopped the run: {text}")
 

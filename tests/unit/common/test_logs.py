@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from typing import Any
 import pytest
 
 from tests.contract.exchanges import keyring
-from vfl_common.errors import Code
+from vfl_common.errors import Code, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.process import logs
-from vfl_common.process.logs import Console, EarlyLog, log_to, utc
+from vfl_common.process.logs import Console, EarlyLog, log_to, log_to_stdout, utc
+from vfl_common.process.program import exit_status
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_server.control.members import Member
 from vfl_server.control.service import ControlService
@@ -51,6 +53,7 @@ def test_an_event_is_a_line_and_says_who_writes_it(
     assert line.pop("time").endswith("Z")
     assert line == {
         "level": "info",
+        "version": version("vfl"),
         "run": "r1",
         "party": "server",
         "message": "joined",
@@ -144,6 +147,66 @@ def test_the_first_lines_wait_for_the_file(tmp_path: Path) -> None:
     assert (first["event"], first["version"], first["run"]) == ("program", version("vfl"), "r1")
     assert [int(line["message"]) for line in found] == list(range(100, 201))
     assert {(line["run"], line["party"]) for line in found} == {("r1", "bank")}
+
+
+def test_the_lines_of_the_log_on_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are those of the file, and of what happens before there is one; no event is beside
+    them.
+    """
+    root, level = logging.getLogger(), logging.getLogger().level
+    before = list(root.handlers)
+    log_to_stdout()
+    console = Console("vfl-server", json_lines=True)
+    logging.getLogger("x").warning("early", extra={"event": "guessed"})
+    handler = log_to(tmp_path / "log.jsonl", run="r1", party="bank")
+    console.emit("joined", party="hospital")
+    console.emit("progress", phase="splitnn", round=1, rounds=2)
+    console.show("scores", said="score_1")
+    failed = VflError(Code.PARTY_LOST, "hospital was lost")
+    assert exit_status(raising(failed)) == 3
+    for each in [each for each in root.handlers if each not in before]:
+        root.removeHandler(each)
+    root.setLevel(level)
+    handler.close()
+    first, *rest = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {key: first[key] for key in ("level", "version", "event")} == {
+        "level": "warning",
+        "version": version("vfl"),
+        "event": "guessed",
+    }
+    assert "party" not in first
+    assert rest == lines(tmp_path / "log.jsonl")
+    assert [(line["event"], line["level"], line["party"], line["run"]) for line in rest] == [
+        ("joined", "info", "bank", "r1"),
+        ("failed", "error", "bank", "r1"),
+    ]
+    assert rest[1]["code"] == "PARTY_LOST"
+
+
+def raising(error: Exception) -> Callable[[], object]:
+    def call() -> object:
+        raise error
+
+    return call
+
+
+def test_a_reader_of_the_lines_that_is_gone_disturbs_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    root, before = logging.getLogger(), list(logging.getLogger().handlers)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        log_to_stdout()
+        logging.getLogger("x").warning("said to nobody")
+        for each in [each for each in root.handlers if each not in before]:
+            root.removeHandler(each)
+        with contextlib.suppress(OSError):
+            stream.close()
+    assert capsys.readouterr().err == ""
 
 
 def test_a_file_of_events_does_not_grow_with_the_rounds(

@@ -4,6 +4,10 @@ on an engine.
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +81,7 @@ def test_nobody_has_rights_or_a_way_out(name: str) -> None:
 def test_nobody_can_fill_the_machine(name: str) -> None:
     service = SERVICES[name]
     assert service["pids_limit"] == 1024
+    assert service["cpus"] == "${VFL_CPUS:-1}"
     assert service["mem_limit"] == "${VFL_MEMORY:-4g}"
     assert service["tmpfs"] == ["/tmp:size=256m"]  # noqa: S108 - in a container
     assert service["ulimits"] == {"core": 0}
@@ -84,6 +89,17 @@ def test_nobody_can_fill_the_machine(name: str) -> None:
         "driver": "json-file",
         "options": {"max-size": "10m", "max-file": "3"},
     }
+
+
+def test_the_server_s_image_is_one_without_torch() -> None:
+    assert SERVICES["server"]["image"] == "${VFL_SERVER_IMAGE:-vfl-server}"
+    assert SERVICES["server"]["build"]["target"] == "server"
+    others = {service["image"] for name, service in SERVICES.items() if name != "server"}
+    assert others == {"${VFL_IMAGE:-vfl}"}
+    assert SERVICES["folders"]["build"]["target"] == "party"
+    stages = re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    # Without BuildKit, all stages above the target are built; the last is what `docker build` makes.
+    assert stages == ["base", "wheels", "server", "libraries", "party"]
 
 
 def test_a_gpu_of_its_own_for_each_party() -> None:
@@ -94,3 +110,35 @@ def test_a_gpu_of_its_own_for_each_party() -> None:
         assert service["command"] == [*SERVICES[name]["command"], "--device", "cuda"]
         (device,) = service["deploy"]["resources"]["reservations"]["devices"]
         assert device["device_ids"] == [f"${{{name.upper()}_GPU:-{number}}}"]
+
+
+def built(folder: Path, *args: str, **variables: str) -> tuple[int, list[str]]:
+    """Runs deploy/build-images with a `docker` that only says what it was asked; (exit code, its
+    lines).
+    """
+    fake = folder / "docker"
+    fake.write_text('#!/bin/sh\necho "$@"\n')
+    fake.chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"} | variables
+    done = subprocess.run(
+        [ROOT / "deploy" / "build-images", *args], env=environment, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_images_have_labels_of_what_they_are_made(tmp_path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    code, lines = built(tmp_path, TORCH="cpu", VFL_TAG="new")
+    assert code == 0
+    assert [line.split()[:5] for line in lines] == [
+        ["build", "--target", "server", "-t", "vfl-server:new"],
+        ["build", "--target", "party", "-t", "vfl:new"],
+    ]
+    for line in lines:
+        assert f"VERSION={project['version']} " in line
+        assert "--build-arg TORCH=cpu" in line
+    labels = re.findall(r"image\.(\w+)=\"\$\{(\w+)\}\"", (ROOT / "Dockerfile").read_text())
+    # Of each of the two images.
+    assert labels == [(name, name.upper()) for name in ("version", "revision", "source")] * 2
+    assert built(tmp_path, "server")[1][0].startswith("build --target server -t vfl-server:latest ")
+    assert built(tmp_path, "client")[0] == 2

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ DOCUMENTS = [
     *PAGES,
 ]
 SENT = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
-OF_PLUGINS = re.compile(r'"(plain|saturating|row_clip|residual|brier|embeddings_only)"')
+OF_PLUGINS = re.compile(r'"(plain|saturating|row_clip|residual|quadratic|embeddings_only)"')
 
 
 def named(path: Path) -> str:
@@ -96,6 +99,31 @@ def test_the_pages_of_plug_ins_show_the_example_as_it_is() -> None:
             shown.add(name)
     modules = {path.name for path in EXAMPLE.glob("*.py")}
     assert shown == modules | {"pyproject.toml", "Dockerfile"}
+
+
+def test_plug_ins_that_are_shown_import_nothing_of_us_but_the_names_that_are_promised() -> None:
+    """The example's files, the blocks of the how-to pages, and the cells of the notebook."""
+    shown = [path.read_text() for path in EXAMPLE.glob("*.py")]
+    for page in (DOCS / "how-to" / "plugins").glob("*.md"):
+        shown += [code for kind in ("python", "py") for code in blocks(page.read_text(), kind)]
+    notebook = json.loads((REPO / "examples" / "own-plugins.ipynb").read_text())
+    shown += ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    found = {
+        module
+        for code in shown
+        for node in ast.walk(ast.parse(textwrap.dedent(code)))
+        for module in imported(node)
+    }
+    assert {each for each in found if each.partition(".")[0] in PACKAGES} == {"vfl", "vfl.api"}
+
+
+PACKAGES = ("vfl", "vfl_common", "vfl_party", "vfl_server")
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [each.name for each in node.names] if isinstance(node, ast.Import) else []
 
 
 def test_the_policy_that_is_shown_lets_out_embeddings_alone() -> None:

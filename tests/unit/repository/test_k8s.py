@@ -201,3 +201,19 @@ def test_no_process_can_fill_the_node(folder: str) -> None:
     assert {"memory", "ephemeral-storage"} <= container["resources"]["requests"].keys()
     empty = [volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume]
     assert [list(each) for each in empty] == [["sizeLimit"]]
+
+
+@pytest.mark.parametrize("kind", ["server", "passive", "active"])
+def test_a_night_s_job_is_the_job(kind: str) -> None:
+    (cron,) = documents(K8S / "nightly" / kind / "cronjob.yaml")
+    for version in VERSIONS:
+        validate(cron, version, strict=True)
+    (job,) = documents(K8S / ("server" if kind == "server" else "base/party") / "job.yaml")
+    wanted = job["spec"]
+    if kind == "active":
+        (patch,) = documents(K8S / "bank" / "active.yaml")
+        container = wanted["template"]["spec"]["containers"][0]
+        container |= patch["spec"]["template"]["spec"]["containers"][0]
+    assert cron["spec"]["jobTemplate"]["spec"] == wanted
+    assert cron["spec"]["concurrencyPolicy"] == "Forbid"
+    assert [*folders(K8S / "nightly" / kind)] == [K8S / "nightly" / kind]

@@ -17,6 +17,7 @@ import vfl
 from scripts.reference import exchanges, keys
 from scripts.reference.errors import REMEDY
 from scripts.reference.pages import DOCS, PAGES, filled, named, parts
+from vfl import api
 from vfl_common.config.models import ENCODERS, PluginSettings
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
@@ -27,6 +28,8 @@ from vfl_party.outbound import codecs, transforms
 from vfl_party.phases.course import load_method
 
 REPO = Path(__file__).parents[3]
+# What a type checker reads of the names for plug-ins.
+SEEN = (REPO / "vfl" / "api.py").read_text().partition("\n__all__")[0]
 
 
 def models() -> set[type[BaseModel]]:
@@ -55,6 +58,7 @@ def test_a_page_has_what_is_generated(page: Path) -> None:
 
 def test_pages_of_all_sorts_are_generated() -> None:
     assert {kind for page in MADE for kind, _ in parts(page.read_text())} == {
+        "api",
         "keys",
         "commands",
         "errors",
@@ -150,9 +154,10 @@ def test_every_program_has_its_commands_on_the_page() -> None:
     ours = {each.name: each.module for each in programs if each.module.startswith("vfl")}
     assert len(ours) == 3
     for name, module in ours.items():
-        group = import_module(module).cli
+        commands = f"{module.removesuffix('.__main__')}.cli"
+        group = import_module(commands).cli
         assert isinstance(group, click.Group)
-        assert f"<!-- commands {module}:cli -->\n\n## {name}\n" in page
+        assert f"<!-- commands {commands}:cli -->\n\n## {name}\n" in page
         assert all(f"### {name} {each}\n" in page for each in group.commands)
 
 
@@ -165,6 +170,22 @@ def test_the_page_of_python_has_every_public_name() -> None:
             assert f"::: {made.__module__}.{name}\n" in page, name
 
 
+def test_the_page_of_names_for_plug_ins_lists_exactly_those() -> None:
+    """With the first words of each, and its room; they can all be had."""
+    page = (PAGES / "api-for-plugins.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \| (\S.*) \| `(vfl[\w.]+)` \|$", page, re.MULTILINE)
+    of_research = {each.name for each in entry_points(group="vfl.api")}
+    assert {name for name, _, _ in listed} == {*api.__all__} | of_research == {*dir(api)}
+    assert set(api.FROM) == set(api.__all__)
+    assert of_research == {"Attack", "Figure", "Scene", "Tally", "UnfitError"}
+    for name, _, room in listed:
+        assert getattr(api, name) is getattr(import_module(room), name)
+        # A type checker sees it too.
+        assert re.search(rf"\b{name}\b", SEEN), name
+    with pytest.raises(AttributeError):
+        _ = api.nothing_of_that_name
+
+
 def test_the_page_of_plug_ins_names_things_that_exist() -> None:
     page = (PAGES / "plugins.md").read_text()
     directives = re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)
@@ -174,7 +195,8 @@ def test_the_page_of_plug_ins_names_things_that_exist() -> None:
         assert hasattr(import_module(module), name), each
     source = "".join(path.read_text() for path in REPO.glob("vfl*/**/*.py"))
     groups = set(re.findall(r'"(vfl\.[a-z]+)"', source)) & set(re.findall(r"`(vfl\.[a-z]+)`", page))
-    assert groups == set(re.findall(r"^\| `(vfl\.[a-z]+)` \|", page, re.MULTILINE))
+    # It is the names for plug-ins, and no type of them.
+    assert groups - {"vfl.api"} == set(re.findall(r"^\| `(vfl\.[a-z]+)` \|", page, re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", ["architecture.md", "walks.md"])

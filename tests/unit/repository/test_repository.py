@@ -19,7 +19,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CPU, CUDA = (ROOT / "deploy" / "locks" / f"requirements-{name}.txt" for name in ("cpu", "cuda"))
+CPU, CUDA, SERVER = LOCKS = [
+    ROOT / "deploy" / "locks" / f"requirements-{name}.txt" for name in ("cpu", "cuda", "server")
+]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text()
 PYTHONS = ["3.11", "3.12", "3.13"]
@@ -53,7 +55,7 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
 
 
-@pytest.mark.parametrize("lock", [CPU, CUDA], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("lock", LOCKS, ids=["cpu", "cuda", "server"])
 def test_a_lock_is_of_the_dependencies_as_they_are(lock: Path) -> None:
     digest = hashlib.sha256(json.dumps(PROJECT["dependencies"]).encode()).hexdigest()
     assert digest in lock.read_text(), "the dependencies have changed: run `make lock`"
@@ -68,7 +70,7 @@ def test_the_locks_have_versions_that_the_dependencies_allow() -> None:
         assert all(version in wanted.specifier for version in versions), line
 
 
-@pytest.mark.parametrize("lock", [CPU, CUDA], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("lock", LOCKS, ids=["cpu", "cuda", "server"])
 def test_a_lock_has_one_version_with_hashes_of_each_library_and_no_address(lock: Path) -> None:
     text = lock.read_text()
     for found in pins(lock).values():
@@ -87,6 +89,17 @@ def test_torch_is_in_the_lock_for_cuda_alone_and_that_one_has_all_else_too() -> 
     only_cuda = re.compile("torch|torchvision|triton|nvidia-.*|cuda-.*")
     assert [name for name in pins(CPU) if only_cuda.fullmatch(name)] == []
     assert f"-r {CPU.name}\n" in CUDA.read_text()
+
+
+def test_the_server_s_lock_has_its_libraries_in_the_versions_of_the_others() -> None:
+    alone = tomllib.loads((ROOT / "deploy" / "server" / "pyproject.toml").read_text())["project"]
+    locked = pins(SERVER)
+    assert {canonicalize_name(Requirement(each).name) for each in alone["dependencies"]} <= set(
+        locked
+    )
+    others = pins(CPU)
+    assert all(others[name] == found for name, found in locked.items())
+    assert len(locked) < len(others) / 2
 
 
 @pytest.mark.parametrize(("schema", "path"), SCHEMAS, ids=lambda each: getattr(each, "name", each))

@@ -20,7 +20,8 @@ from vfl_server.cli import cli as server
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "systemd"
 PROGRAMS = {"vfl-server": server, "vfl-party": party}
-UNITS = sorted(path.name for path in FOLDER.iterdir())
+UNITS = sorted(path.name for path in FOLDER.glob("*.service"))
+TIMERS = sorted(path.name for path in FOLDER.glob("*.timer"))
 BIN = "/opt/vfl/bin/"
 Unit = dict[tuple[str, str], list[str]]
 
@@ -44,7 +45,37 @@ def one(name: str, key: str) -> str:
 
 
 def test_there_is_one_for_each_program() -> None:
-    assert UNITS == ["vfl-party@.service", "vfl-server@.service"]
+    assert UNITS == ["vfl-party@.service", "vfl-predict@.service", "vfl-server@.service"]
+    assert [name.replace(".timer", ".service") for name in TIMERS] == UNITS
+    assert {path.suffix for path in FOLDER.iterdir()} == {".service", ".timer"}
+
+
+def test_a_prediction_has_the_limits_of_a_run() -> None:
+    run, predict = (unit(f"vfl-{name}@.service") for name in ("party", "predict"))
+    differ = {key for key in run.keys() | predict.keys() if run.get(key) != predict.get(key)}
+    assert differ == {
+        ("Unit", "Description"),
+        ("Service", "ExecStart"),
+        ("Service", "EnvironmentFile"),
+    }
+
+
+@pytest.mark.parametrize("name", TIMERS)
+def test_timers_start_the_unit_of_their_name(tmp_path: Path, name: str) -> None:
+    (at,) = unit(name)["Timer", "OnCalendar"]
+    assert at.endswith(" UTC")
+    assert ("Timer", "Unit") not in unit(name)
+    # The server comes first.
+    server, party = (
+        unit(f"vfl-{each}@.timer")["Timer", "OnCalendar"][0] for each in ("server", "party")
+    )
+    assert server < party
+    if shutil.which("systemd-analyze") is None:
+        return
+    service = name.replace(".timer", ".service")
+    text = (FOLDER / service).read_text().replace(BIN, f"{Path(sys.executable).parent}/")
+    (tmp_path / service).write_text(text)
+    assert verify(tmp_path, (FOLDER / name).read_text(), name) == ""
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -60,8 +91,10 @@ def test_the_command_and_its_options_exist(name: str) -> None:
         assert context.args == []
     known = {option for parameter in command.params for option in parameter.opts}
     comments = [line for line in (FOLDER / name).read_text().splitlines() if "OPTIONS=--" in line]
-    assert [line.partition("OPTIONS=")[2].partition("=")[0] for line in comments] == ["--metrics"]
-    assert "--metrics" in known
+    shown = [word.partition("=")[0] for word in comments[0].partition("OPTIONS=")[2].split()]
+    assert shown == (["--data", "--out"] if "predict" in name else ["--metrics"])
+    assert len(comments) == 1
+    assert {*shown} <= known
 
 
 @pytest.mark.parametrize("name", UNITS)

@@ -15,7 +15,7 @@ import torch
 from tests.harness import cases
 from tests.harness.federation import toml
 from tests.harness.sentences import raises
-from vfl.simulation.baselines import alone, combined
+from vfl.simulation.baselines import COMBINED, alone, by_oneself, combined
 from vfl.studies.plan import load_study
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
@@ -109,6 +109,20 @@ def test_a_solo_party_keeps_its_encoder_and_device_and_the_combined_one_has_the_
     assert one.active.encoder is None
     # A study tells a run of one from another's.
     assert len({recipe.digest(), solo.digest(), one.digest()}) == 3
+
+
+def test_a_solo_party_keeps_its_optimizer_and_its_width() -> None:
+    given, own = tables(), {"kind": "sgd", "lr": 0.1}
+    given["parties"][1]["embedding_size"] = 5
+    given["phases"][0] |= {"optimizer": {"lr": 0.5}, "optimizers": {"p1": own}}
+    made = alone(given, parse(Recipe, given, "recipe"), "p1", HERE, "study")
+    assert made["model"]["embedding_size"] == 5
+    (phase,) = by_oneself(made["phases"], "p1")
+    assert (phase["optimizer"], "optimizers" in phase) == (own, False)
+    assert parse(Recipe, made | {"phases": [phase]}, "recipe").embedding_size("p1") == 5
+    for name in ("p0", COMBINED):
+        (phase,) = by_oneself(given["phases"], name)
+        assert (phase["optimizer"], "optimizers" in phase) == ({"lr": 0.5}, False)
 
 
 def test_the_active_party_may_be_alone_with_a_file_of_its_own() -> None:

@@ -330,3 +330,31 @@ def test_an_empty_column_is_left_out() -> None:
         "label": "default",
         "drop": ["old"],
     }
+
+
+def test_rows_without_a_label_are_left_out_and_told() -> None:
+    table("gaps.csv", "customer,age,buy", lambda n: f"K{n},{n % 50},{'' if n % 8 == 1 else n % 2}")
+    said = run("recipe", "--data", "gaps.csv", "--passive", "shop", "--label", "buy")
+    (rows,) = [line for line in said.splitlines() if line.startswith("rows ")]
+    worded_as_before(rows)
+    assert tables("gaps.toml")["data"]["unlabelled"] == "drop"
+    # They have an id of their own.
+    assert "is this the id?" not in said
+
+
+def test_an_id_that_many_rows_share_is_told_beside_rows_without_a_label() -> None:
+    table("gaps.csv", "customer,age,buy", lambda n: f"K{n},{n % 50},{'' if n % 8 == 1 else n % 2}")
+    said = run("recipe", "--data", "gaps.csv", "--passive", "shop", "--label", "buy", "--id", "age")
+    (told,) = [line for line in said.splitlines() if "is this the id?" in line]
+    worded_as_before(told)
+
+
+def test_a_form_of_dates_for_each_column() -> None:
+    table(
+        "days.csv",
+        "customer,opened,closed,buy",
+        lambda n: f"K{n},0{n % 9 + 1}/02/2024,0{n % 9 + 1}/03/2024,{n % 2}",
+    )
+    forms = 'dates={opened = "%d/%m/%Y", closed = "%m/%d/%Y"}'
+    run(*("recipe", "--data", "days.csv", "--passive", "shop", "--label", "buy"), "--set", forms)
+    assert tables("days.toml")["data"]["dates"] == {"opened": "%d/%m/%Y", "closed": "%m/%d/%Y"}

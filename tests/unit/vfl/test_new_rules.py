@@ -16,13 +16,13 @@ from vfl_common.errors import Code, InputError
 @pytest.mark.parametrize(
     ("rows", "sizes"),
     [
-        (1, ModelSizes(32, 8, 32, 60, 12, 0.2)),
-        (999, ModelSizes(32, 8, 32, 60, 12, 0.2)),
-        (1_000, ModelSizes(64, 16, 64, 40, 8, 0.15)),
-        (10_000, ModelSizes(64, 16, 256, 20, 4, 0.1)),
-        (100_000, ModelSizes(128, 32, 1024, 10, 3, 0.1)),
-        (1_000_000, ModelSizes(128, 32, 4096, 5, 2, 0.05)),
-        (50_000_000, ModelSizes(128, 32, 4096, 5, 2, 0.05)),
+        (1, ModelSizes(32, 8, 32, 32, 200, 20, 0.2)),
+        (999, ModelSizes(32, 8, 32, 32, 200, 20, 0.2)),
+        (1_000, ModelSizes(64, 16, 64, 64, 100, 12, 0.15)),
+        (10_000, ModelSizes(64, 16, 64, 256, 60, 8, 0.1)),
+        (100_000, ModelSizes(128, 32, 64, 1024, 30, 5, 0.1)),
+        (1_000_000, ModelSizes(128, 32, 64, 4096, 15, 3, 0.05)),
+        (50_000_000, ModelSizes(128, 32, 64, 4096, 15, 3, 0.05)),
     ],
 )
 def test_sizes_follow_the_number_of_rows(rows: int, sizes: ModelSizes) -> None:

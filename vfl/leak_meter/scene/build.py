@@ -113,7 +113,7 @@ class Scenes:
             lambda root: deterministic(own.course.encoder(replace(make, secret=root))),
             recipe.seed,
             own.own_seed,
-            settings.optimizer,
+            settings.optimizers.get(name, settings.optimizer),
             settings.epochs_over(len(own.data.splits["train"])),
             settings.plain,
             partial(self._recording.batches, attacker, name, "gradient"),

@@ -179,12 +179,7 @@ def find(
             form = f" of the form {reading.form}" if reading.form else ""
             text = f"column {name!r} holds dates{form}: read as days since 1970-01-01"
             notes.append(f"{text}; data.dates, data.categorical")
-    forms = {each.form for each in readings.values() if isinstance(each, Dates)}
-    if settings.dates is not None and readings and settings.dates not in forms:
-        text = f"data.dates = {settings.dates!r} fits the cells of no column"
-        raise checks.unusable(
-            source, f'{text}; write it as strptime has it, such as "%d.%m.%Y", or remove it'
-        )
+    _require_forms(source, readings, settings)
     notes += [
         f"{sign} is dropped from the numbers of {checks.listed(names)}"
         for sign, names in signs.items()
@@ -196,21 +191,37 @@ def find(
     return Findings(readings, style, tuple(notes), points, marked)
 
 
+def _require_forms(source: str, readings: Mapping[str, Reading], settings: DataSettings) -> None:
+    """Raises InputError if a form of ``data.dates`` fits no cells that it is for."""
+    forms = {name: each.form for name, each in readings.items() if isinstance(each, Dates)}
+    advice = 'write it as strptime has it, such as "%d.%m.%Y", or remove it'
+    if isinstance(settings.dates, dict):
+        for name, form in settings.dates.items():
+            if name in readings and forms.get(name) != form:
+                text = f"data.dates = {form!r} does not fit the cells of column {name!r}"
+                raise checks.unusable(source, f"{text}; {advice}")
+    elif settings.dates is not None and readings and settings.dates not in forms.values():
+        text = f"data.dates = {settings.dates!r} fits the cells of no column"
+        raise checks.unusable(source, f"{text}; {advice}")
+
+
 def _reading(
     source: str, name: str, text: pa.Array, style: Style, settings: DataSettings, *, marked: bool
 ) -> Reading | None:
     """Returns how a column is read: dates as the settings say come before numbers, such as
     20240131; None for words.
     """
-    if settings.dates is None or name == settings.label:
+    no_feature = name in (settings.label, *settings.beside)
+    form = settings.date_form(name)
+    if form is None or no_feature:
         return _numbers(text, style, marked) or (
-            find_dates(source, name, text) if name != settings.label else None
+            None if no_feature else find_dates(source, name, text)
         )
-    said = Dates(settings.dates, marked=marked)
+    said = Dates(form, marked=marked)
     fits = said.fits(text)
     wrong, right = pc.sum(pc.invert(fits)).as_py() or 0, pc.sum(fits).as_py() or 0
     if right > wrong > 0:
-        raise not_all_dates(source, name, settings.dates)
+        raise not_all_dates(source, name, form)
     if right and not wrong:
         return said
     found: Reading | None = _numbers(text, style, marked)

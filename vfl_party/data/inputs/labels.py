@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vfl_common.config.models import TaskSettings, class_text
+from vfl_common.config.task import TaskSettings, class_text
 from vfl_party.data import checks
 
 
@@ -19,8 +19,9 @@ class Labels:
 
     kind: the task's kind. classes: a classification's labels, sorted (numbers as numbers, text by
     code points), but the one that ``task.positive`` names is the second; a class's position is its
-    code. mean, std: of a regression's training labels or, with ``minmax``, the least of them and
-    the distance to the greatest; targets are (label - mean) / std.
+    code. Of ``multilabel``: the names of the label columns. mean, std: of a regression's training
+    labels or, with ``minmax``, the least of them and the distance to the greatest, or, for counts,
+    0 and their mean; targets are (label - mean) / std.
     """
 
     kind: str
@@ -38,14 +39,20 @@ class Labels:
         *,
         source: str,
         scale: Literal["standard", "minmax"] = "standard",
+        names: tuple[str, ...] = (),
     ) -> Labels:
         """Learns the classes from all labels, or a regression's scale from the training rows.
 
-        raw: [N] numbers or text; errors name ``source``. Raises InputError if the labels do not fit
-        the task.
+        raw: [N] numbers or text, or [N, labels] of ``multilabel``, whose columns have the
+        ``names``, or [N, 2] of ``survival``, times and events; errors name ``source``. Raises
+        InputError if the labels do not fit the task.
         """
         if raw is None:
             raise checks.unusable(source, "has no labels; the active party's data needs data.label")
+        if task.kind == "survival":
+            return cls(task.kind, source)
+        if task.kind == "multilabel" or names:
+            return cls(task.kind, source, _label_columns(task, names, source))
         if task.kind == "regression":
             values = _numbers(raw, source)[train_rows]
             if len(values) == 0:
@@ -53,6 +60,8 @@ class Labels:
                     source, "no training rows are left; give more rows or smaller other splits"
                 )
             least, greatest = values.min(), values.max()
+            if task.counts:
+                return cls(task.kind, source, std=_mean_count(raw, values, scale, source))
             if least == greatest:
                 mean, std = least, 1.0
             elif scale == "minmax":
@@ -83,11 +92,22 @@ class Labels:
 
     def encode(self, raw: npt.NDArray[Any]) -> torch.Tensor:
         """Returns the targets of labels: binary float32 [N, 1] of 0 and 1; multiclass int64 [N];
-        regression float32 [N, 1], scaled. Raises InputError for a label that ``fit`` did not see.
+        multilabel float32 [N, labels] of 0 and 1; regression float32 [N, 1], scaled; survival
+        float32 [N, 2], the time and 1 if it happened then.
+
+        Raises InputError for a label that ``fit`` did not see.
         """
         if self.kind == "regression":
             scaled_N = (_numbers(raw, self.source) - self.mean) / self.std
             return torch.from_numpy(scaled_N.astype(np.float32))[:, None]
+        if self.kind == "survival":
+            return _times(raw, self.source)
+        if self.kind == "multilabel":
+            columns = [
+                _yes_or_no(column, f"label column {name!r}", self.source)
+                for column, name in zip(raw.T, self.classes, strict=True)
+            ]
+            return torch.from_numpy(np.stack(columns, axis=1))
         places = {name: code for code, name in enumerate(self.classes)}
         values, inverse_N = np.unique(raw, return_inverse=True)
         codes = np.array([places.get(_plain(value), -1) for value in values.tolist()], np.int64)
@@ -144,6 +164,64 @@ def _with_positive(
         what = f"its label has no value {positive!r}, which task.positive of the recipe names"
         raise checks.unusable(source, f"{what}; correct the recipe, or remove the key")
     return classes[::-1] if is_positive[0] else classes
+
+
+def _mean_count(
+    raw: npt.NDArray[Any], train: npt.NDArray[np.float64], scale: str, source: str
+) -> float:
+    """Returns the mean of the training rows' counts, by which all are divided: the loss is the same
+    but for a factor. Raises InputError if they are no counts.
+    """
+    if scale != "standard":
+        what = 'task.loss = "poisson" divides counts by their mean, and data.label_scale is given'
+        raise checks.unusable(source, f"{what}; remove that")
+    if _numbers(raw, source).min() < 0:
+        what = 'its label has numbers below 0, and task.loss = "poisson" is for counts'
+        raise checks.unusable(source, f"{what}; correct the column or the recipe")
+    mean = float(train.mean())
+    if not (np.isfinite(mean) and mean > 0):
+        what = "its labels are 0 in all training rows, or too large to be summed"
+        raise checks.unusable(source, f"{what}; correct the column")
+    return mean
+
+
+def _label_columns(
+    task: TaskSettings, names: tuple[str, ...], source: str
+) -> tuple[str | int | float, ...]:
+    """Returns the names of the label columns. Raises InputError if the task has another number."""
+    if task.kind != "multilabel":
+        what = f"data.labels is for a multilabel task, and the recipe's is {task.kind}"
+        raise checks.unusable(source, f"{what}; give data.label, or correct the recipe")
+    if not names:
+        what = "the recipe's task is multilabel, and data.label names one column"
+        raise checks.unusable(source, f"{what}; give data.labels in its place")
+    if len(names) != task.outputs:
+        what = f"data.labels names {len(names)} columns, and the recipe's task has {task.outputs}"
+        raise checks.unusable(source, f"{what} labels (task.classes); correct one of them")
+    return names
+
+
+def _times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
+    """Returns times and whether it happened then, [N, 2]. Raises InputError if they are none."""
+    if raw.ndim != 2:
+        what = "the recipe's task is survival, and data.event is missing"
+        raise checks.unusable(source, f"{what}; name the column that says whether it happened")
+    times, events = raw[:, 0], _yes_or_no(raw[:, 1], "the column of data.event", source)
+    if any(isinstance(each, str) for each in times[:1].tolist()):
+        raise checks.unusable(source, "its labels are text, and a survival task needs times")
+    if (times.astype(np.float64) < 0).any():
+        raise checks.unusable(source, "its label has times below 0; correct the column")
+    return torch.from_numpy(np.stack([times.astype(np.float32), events], axis=1))
+
+
+def _yes_or_no(column: npt.NDArray[Any], name: str, source: str) -> npt.NDArray[np.float32]:
+    """Returns a label of several as 0 and 1. Raises InputError if it holds anything else."""
+    texts_N = np.char.lower(column.astype(str))
+    yes_N, no_N = np.isin(texts_N, ("1", "1.0", "true")), np.isin(texts_N, ("0", "0.0", "false"))
+    if not (yes_N | no_N).all():
+        what = f"{name} holds more than 0 and 1, or true and false"
+        raise checks.unusable(source, f"{what}; correct the column")
+    return yes_N.astype(np.float32)
 
 
 def _numbers(raw: npt.NDArray[Any], source: str) -> npt.NDArray[np.float64]:

@@ -55,7 +55,7 @@ def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
     if settings.id:
         yield from map(Smell, _ids(rows, settings))
     if rows.labels is not None and rows.labels.dtype == object:
-        labels = sorted(set(rows.labels.tolist()))
+        labels = sorted({*rows.labels.tolist()} - {None})
         yield from map(Smell, _alike(f"labels in {settings.label!r}", labels))
         yield from map(Smell, _yes_and_no(f"labels in {settings.label!r}", labels))
     if isinstance(rows.features, Columns):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vfl_party.data import checks
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.notes.smells import Smell
 from vfl_party.data.row_arrays import parts, release
@@ -35,7 +36,8 @@ def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
     """
     if rows.labels is None or not isinstance(rows.features, Columns):
         return
-    encoded = pc.dictionary_encode(pa.array(rows.labels))
+    labelled_N = ~checks.unlabelled(rows.labels)
+    encoded = pc.dictionary_encode(pa.array(rows.labels[labelled_N]))
     classes_N: Codes = encoded.indices.to_numpy(zero_copy_only=False)
     counts = np.bincount(classes_N)
     if not 2 <= len(counts) <= MOST_CLASSES or counts.sum() - counts.max() < LEAST_OTHERS:
@@ -45,6 +47,8 @@ def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
         (numbers, rows.features.numeric_names),
         (words, rows.features.categorical_names),
     ):
+        # A copy, so only if it is needed.
+        values_NF = values_NF if labelled_N.all() else values_NF[labelled_N]
         for name in _told(values_NF, names, classes_N, len(counts)):
             text = f"column {name!r} alone tells {label!r} in every row"
             yield Smell(

@@ -35,7 +35,7 @@ def array_rows(
     InputError.
     """
     source = settings.source
-    names = [name for name in arrays if name not in (*settings.id, settings.label, settings.split)]
+    names = [name for name in arrays if name not in (*settings.id, *settings.roles)]
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
@@ -53,8 +53,15 @@ def array_rows(
     labels = splits = None
     if with_label and settings.label is not None:
         labels = label_values(
-            source, settings.label, _chunk(arrays[settings.label].reshape(n)[keep])
+            source,
+            settings.label,
+            _chunk(arrays[settings.label].reshape(n)[keep]),
+            settings.unlabelled,
         )
+    beside = {
+        name: label_values(source, name, _chunk(arrays[name].reshape(n)[keep]), "refuse")
+        for name in (settings.beside if with_label else ())
+    }
     if settings.split is not None and reads_split(settings, with_label):
         splits = split_values(
             source, settings.split, _chunk(arrays[settings.split].reshape(n)[keep])
@@ -68,10 +75,10 @@ def array_rows(
     ):
         checks.refuse_column_settings(source, settings, ("numeric", "categorical"))
         images = first if first.ndim == 2 else channels_first(source, first, settings.image_shape)
-        return Rows(ids or [row_ids(n)[keep]], labels, images, splits, id_types=types)
-    return Rows(
-        ids or [row_ids(n)[keep]], labels, array_columns(features, settings), splits, id_types=types
-    )
+        read: Columns | npt.NDArray[Any] = images
+    else:
+        read = array_columns(features, settings)
+    return Rows(ids or [row_ids(n)[keep]], labels, read, splits, id_types=types, beside=beside)
 
 
 def row_ids(n: int) -> list[str]:
@@ -153,7 +160,9 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
         what = "is not an NPZ file of plain arrays that can be read (without pickled objects)"
         raise checks.unreadable(source, f"{what}; write it again with numpy.savez") from None
     ids = [("id", name) for name in settings.id]
-    for role, name in (*ids, ("label", settings.label), ("split", settings.split)):
+    roles = {settings.weight: "weight", settings.event: "event"}
+    others = [(roles.get(name, "label"), name) for name in settings.beside]
+    for role, name in (*ids, ("label", settings.label), *others, ("split", settings.split)):
         if name in arrays and arrays[name].size != len(arrays[name]):
             raise checks.unusable(
                 source, f"{role} array {name!r} has several values a row; give one"
@@ -173,10 +182,11 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
     elif reads_split(settings, with_label):
         checks.require_names(source, "split", [settings.split or ""], names, noun="array")
     split = settings.split if reads_split(settings, with_label) else None
-    needed = (*settings.id, settings.label if with_label else None, split)
+    labels = (settings.label, *settings.beside) if with_label else ()
+    needed = (*settings.id, *labels, split)
     for key, listed in (("columns", settings.columns or ()), ("drop", settings.drop)):
         checks.require_names(source, key, listed, names, noun="array")
-    left_out = {*settings.id, settings.label, settings.split, *settings.drop}
+    left_out = {*settings.id, *settings.roles, *settings.drop}
     features = [name for name in dict.fromkeys(settings.columns or names) if name not in left_out]
     if settings.columns == ():
         features = []

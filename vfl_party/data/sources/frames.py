@@ -27,7 +27,7 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
     source = settings.source
     if is_arrays(frame):
         arrays = {str(name): _array(source, name, array) for name, array in frame.items()}
-        wanted = {*settings.id, settings.label, settings.split}
+        wanted = {*settings.id, *settings.roles}
         checks.require_names(source, "id", settings.id, list(arrays))
         if with_label and settings.label is None:
             text = (

@@ -92,6 +92,10 @@ def _check_roles(settings: DataSettings, splits: Sequence[str] = ()) -> None:
     checks.require_names(
         settings.source, "label", [settings.label] if settings.label else [], [TARGET]
     )
+    for key in ("event", "weight"):
+        given = getattr(settings, key)
+        checks.require_names(settings.source, key, [given] if given else [], [])
+    checks.require_names(settings.source, "labels", settings.labels, [TARGET])
     checks.require_names(
         settings.source, "split", [settings.split] if settings.split else [], splits
     )

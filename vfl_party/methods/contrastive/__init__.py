@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from vfl_common.config.models import Probability, Temperature
 from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.models.training import own_optimizer
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.method import Method
@@ -46,8 +47,9 @@ class Contrastive(Phase):
         self.name, self.rounds = name, settings.rounds
         self._party, self._local = party, None
         self._warned: set[str] = set()
+        own = own_optimizer(party.recipe, name, party.name, settings.optimizers)
         if party.features is not None:
-            plan = make_plan(settings, party.recipe.preset)
+            plan = make_plan(settings, party.recipe.preset, own=own)
             tower = build_tower(party, name, "local", party.models["encoder"], plan, shared=False)
             self._local = LocalSelfSup(party, name, plan, tower, epochs=settings.rounds)
 
@@ -67,6 +69,14 @@ class Contrastive(Phase):
 
 class ContrastiveLearning(Method[ContrastiveSettings]):
     """Every party works on its own. The preset decides the augmentations."""
+
+    def follows(self, settings: ContrastiveSettings) -> frozenset[str] | None:
+        _ = settings
+        return None
+
+    def own_sizes(self, settings: ContrastiveSettings) -> bool:
+        _ = settings
+        return True
 
     def traffic(self, party: Party, phase: str, settings: ContrastiveSettings) -> Traffic:
         _ = party, phase, settings

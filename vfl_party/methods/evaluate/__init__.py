@@ -12,11 +12,11 @@ from vfl_common.bundle import StepKey
 from vfl_common.config.base import Section
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
-from vfl_party.models.metrics import evaluate
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
+from vfl_party.phases.measure import measured
 from vfl_party.phases.method import Method
-from vfl_party.phases.scoring import SplitScorer, scoring, scoring_traffic
+from vfl_party.phases.scoring import SplitScorer, chunks, scoring, scoring_traffic
 
 
 class EvaluateSettings(Section):
@@ -44,8 +44,6 @@ class ActiveEvaluate(Phase):
 
     def run_round(self, round_: int) -> RoundReport:
         party, batch = self._party, 0
-        labels, targets = party.need_labels()
-        metrics: dict[str, dict[str, float]] = {}
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         # If training may go on without a party, people want to know what the model is worth without
         # it.
@@ -66,12 +64,8 @@ class ActiveEvaluate(Phase):
                 f"{split} without {name}": [each.without(name) for each in found] for name in away
             }
             for name, each in of.items():
-                outputs = self._scorer.scored(each).outputs
-                metrics[name] = evaluate(
-                    party.recipe.task, outputs, party.take(targets, rows), labels.unscale
-                )
-                predictions[name] = rows, outputs
-        return RoundReport(0, metrics, predictions=predictions)
+                predictions[name] = rows, self._scorer.scored(each).outputs
+        return RoundReport(0, measured(party, predictions), predictions=predictions)
 
 
 class PassiveEvaluate(Phase):
@@ -93,11 +87,21 @@ class PassiveEvaluate(Phase):
 class Evaluate(Method[EvaluateSettings]):
     """Nothing is trained: every party encodes the rows of each split, and the active one scores."""
 
+    def follows(self, settings: EvaluateSettings) -> frozenset[str] | None:
+        _ = settings
+        return None
+
+    def own_sizes(self, settings: EvaluateSettings) -> bool:
+        _ = settings
+        return True
+
     def traffic(self, party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
         found: list[Occurrence] = []
-        exchange = embeddings(party)
+        exchange, steps = embeddings(party), 0
         for split in settings.splits:
-            found += scoring_traffic(party, phase, exchange, 0, len(found), party.rows(split))
+            rows = party.rows(split)
+            found += scoring_traffic(party, phase, exchange, 0, steps, rows)
+            steps += len(chunks(rows))
         return Traffic(found)
 
 

@@ -16,9 +16,9 @@ from vfl_party.methods.fedcvt.objective import TERMS, Objective
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.training import FedCVTTraining
 from vfl_party.models import forward, seeded
-from vfl_party.models.metrics import evaluate
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_sums
+from vfl_party.phases.measure import measured
 from vfl_party.phases.scoring import SplitScorer
 
 
@@ -97,10 +97,7 @@ class ActiveFedCVT(Phase):
         party, rows = self._party, self._party.rows("validation")
         outputs = self._validation.score(rows, StepKey(self.name, round_, batch)).outputs
         if len(rows):
-            labels, targets = party.need_labels()
-            metrics["validation"] = evaluate(
-                party.recipe.task, outputs, party.take(targets, rows), labels.unscale
-            )
+            metrics.update(measured(party, {"validation": (rows, outputs)}))
 
     def state(self) -> Tree:
         return self._training.state()

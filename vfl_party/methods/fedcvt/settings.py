@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt
 from vfl_common.config.base import Section
 from vfl_common.config.models import Probability
 from vfl_common.config.recipe_tables import Fraction
-from vfl_party.models.training import TrainingSettings
+from vfl_party.models.training import OwnOptimizers, TrainingSettings
 from vfl_party.outbound.declared import Role
 from vfl_party.outbound.noise import Amplifier
 
@@ -44,7 +44,7 @@ class Lambdas(Section):
         return 0.1 if preset == "released" else 0.001
 
 
-class FedCVTSettings(TrainingSettings):
+class FedCVTSettings(TrainingSettings, OwnOptimizers):
     """A step has a batch of each kind of rows; a round is ``validate_every`` epochs, then
     validation and a checkpoint.
 

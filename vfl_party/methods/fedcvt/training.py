@@ -17,6 +17,7 @@ from vfl_party.methods.fedcvt.batches import FedCVTBatches, Step, own_rows, too_
 from vfl_party.methods.fedcvt.encoders import TwoNetworks
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.training import own_optimizer
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_own
 
@@ -36,8 +37,8 @@ def check_recipe(recipe: Recipe, phase: str) -> None:
             f"{active.name} has no features, and fedcvt compares both parties' views; give it "
             "features"
         )
-    elif recipe.task.kind == "regression":
-        text = "a regression has no classes for fedcvt's pseudo-labels; take splitnn"
+    elif recipe.task.kind not in ("binary", "multiclass"):
+        text = f"a {recipe.task.kind} has no classes for fedcvt's pseudo-labels; take splitnn"
     elif recipe.model.combine != "concat":
         text = (
             "fedcvt gives its joint classifier both views side by side: set model.combine = "
@@ -83,7 +84,8 @@ class FedCVTTraining:
                 f"{text}; give more rows, a larger batch_size, or another encoder",
             )
         self._params = list(self._models.parameters())
-        self._settings = settings.optimizer
+        own = own_optimizer(party.recipe, phase, party.name, settings.optimizers)
+        self._settings = settings.optimizer if own is None else own
         self._optimizer = build_optimizer(self._settings, self._params)
         self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
 

@@ -21,6 +21,10 @@ from vfl_party.phases.method import Method
 class FedHSSLMethod(Method[FedHSSLSettings]):
     """Each party has two encoders, across parties and its own, of which it may keep one."""
 
+    def follows(self, settings: FedHSSLSettings) -> frozenset[str] | None:
+        _ = settings
+        return None
+
     def encoder(self, settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
         return kept_encoder(settings, make)
 

@@ -10,6 +10,7 @@ from vfl_party.methods.fedhssl.aggregate import AggregationStep
 from vfl_party.methods.fedhssl.cross import ActiveCross, CrossStep, PassiveCross
 from vfl_party.methods.fedhssl.encoders import CROSS, LOCAL, two_encoders
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
+from vfl_party.models.training import own_optimizer
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.local import Epochs, LocalSelfSup
 from vfl_party.selfsup.plan import make_plan
@@ -44,7 +45,8 @@ class FedHSSL(Phase):
             )
         preset = party.recipe.preset
         gamma = settings.guidance(preset)
-        plan, encoders = make_plan(settings, preset, gamma), two_encoders(party, settings)
+        own = own_optimizer(party.recipe, name, party.name, settings.optimizers)
+        plan, encoders = make_plan(settings, preset, gamma, own), two_encoders(party, settings)
         self._cross = self._local = self._aggregation = None
         self.alone_from = None if settings.cross or settings.aggregate else 0
         if settings.cross:

@@ -26,6 +26,14 @@ from vfl_party.privacy.plan import PrivatePhase
 class FedOnceMethod(Method[FedOnceSettings]):
     """Every party works on its own."""
 
+    def follows(self, settings: FedOnceSettings) -> frozenset[str] | None:
+        _ = settings
+        return None
+
+    def own_sizes(self, settings: FedOnceSettings) -> bool:
+        _ = settings
+        return True
+
     def encoder(self, settings: FedOnceSettings, make: MakeEncoder) -> nn.Module | None:
         return learnt_encoder(settings, make)
 

@@ -56,7 +56,7 @@ class Pca:
             )
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text}, at most {most} components, and model.embedding_size is {d}; take fewer",
+                f"{text}, at most {most} components, and embedding_size is {d}; take fewer",
             )
         self._linear = linear
 

@@ -10,6 +10,7 @@ from vfl_party.methods.fedonce.nat import Nat
 from vfl_party.methods.fedonce.pca import Pca
 from vfl_party.methods.fedonce.reconstruction import Reconstruction
 from vfl_party.methods.fedonce.settings import FedOnceSettings
+from vfl_party.models.training import own_optimizer
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.local import LocalSelfSup
 from vfl_party.selfsup.plan import make_plan
@@ -39,7 +40,8 @@ class ContrastiveLearner:
             batch_size=settings.batch_size,
             projector=settings.projector,
             temperature=settings.temperature,
-            optimizer=settings.optimizer,
+            optimizer=own_optimizer(party.recipe, phase, party.name, settings.optimizers)
+            or settings.optimizer,
             augment=settings.augment,
         )
         plan = make_plan(given, party.recipe.preset)

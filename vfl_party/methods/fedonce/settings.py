@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from vfl_common.config.base import Section
-from vfl_common.config.models import OptimizerSettings, Temperature
+from vfl_common.config.models import OptimizerSettings, Temperature, UnjudgedOptimizer
 from vfl_common.config.models import PositiveInt as Width
+from vfl_party.models.training import OwnOptimizers
 from vfl_party.privacy.settings import DpSettings
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
@@ -20,7 +20,7 @@ Output = Literal["tanh", "linear", "sphere"]
 ADAM = OptimizerSettings(kind="adam", lr=1e-4, weight_decay=1e-5)
 
 _ALL = {"objective", "rows", "active"}
-_TRAINED = _ALL | {"epochs", "batch_size", "optimizer", "output"}
+_TRAINED = _ALL | {"epochs", "batch_size", "optimizer", "optimizers", "output"}
 _KEYS = {
     "nat": _TRAINED | {"match_every", "matching", "dp"},
     "pca": _ALL,
@@ -29,7 +29,7 @@ _KEYS = {
 }
 
 
-class FedOnceSettings(Section):
+class FedOnceSettings(OwnOptimizers):
     """One round is one epoch; ``pca`` has one round. The defaults are the paper's Table 5."""
 
     objective: Literal["nat", "pca", "reconstruction", "contrastive"] = "nat"
@@ -46,7 +46,7 @@ class FedOnceSettings(Section):
     """Epochs, each a round; ``pca`` has one round."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 100
     """Rows of a batch. Matching takes about its cube: keep to 256 with ``nat``."""
-    optimizer: OptimizerSettings | None = None
+    optimizer: UnjudgedOptimizer | None = None
     """The optimizer. Default: Adam with learning rate 1e-4 and weight decay 1e-5; ``contrastive``:
     SGD by the batch size.
     """
@@ -90,7 +90,8 @@ class FedOnceSettings(Section):
                 "rows = 'local' is not for dp: nobody knows how many rows of its own "
                 "another party has"
             )
-        if self.optimizer is not None and self.optimizer.clip_norm is not None:
+        chosen = [self.optimizer, *self.optimizers.values()]
+        if any(each is not None and each.clip_norm is not None for each in chosen):
             raise ValueError(
                 "optimizer.clip_norm is not for dp, which clips the gradient of each row: "
                 "max_grad_norm"

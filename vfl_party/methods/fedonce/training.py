@@ -14,6 +14,7 @@ from vfl_party.base.seeds import Rows
 from vfl_party.methods.fedonce.rows import finite, own_batches
 from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.training import own_optimizer
 from vfl_party.phases.context import Party
 from vfl_party.privacy.steps import PrivateSteps
 
@@ -35,7 +36,8 @@ class LocalTraining:
             n,
         )
         self._params = list(module.parameters())
-        self._optimize = settings.optimizer or ADAM
+        own = own_optimizer(party.recipe, phase, party.name, settings.optimizers)
+        self._optimize = own or settings.optimizer or ADAM
         self._optimizer = build_optimizer(self._optimize, self._params)
         self._schedule = build_schedule(self._optimize, self._optimizer, settings.epochs)
         self._private: PrivateSteps | None = None

@@ -15,6 +15,10 @@ from vfl_party.phases.method import Method
 class Gbdt(Method[GbdtSettings]):
     """Only the active party works."""
 
+    def follows(self, settings: GbdtSettings) -> frozenset[str]:
+        _ = settings
+        return frozenset({"loss", "class_weight", "weight"})
+
     def traffic(self, party: Party, phase: str, settings: GbdtSettings) -> Traffic:
         _ = party, phase, settings
         return Traffic()

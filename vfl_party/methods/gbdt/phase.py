@@ -9,14 +9,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vfl_common.config.task import (
+    FocalSettings,
+    HuberSettings,
+    PluginLossSettings,
+    QuantileSettings,
+    TaskSettings,
+)
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.gbdt.settings import GbdtSettings
-from vfl_party.models.metrics import evaluate
 from vfl_party.phases.context import Party
+from vfl_party.phases.measure import measured
 
-OBJECTIVES = {"binary": "binary", "multiclass": "multiclass", "regression": "regression"}
+# LightGBM's name of a loss.
+_OBJECTIVES = {"mae": "regression_l1", "poisson": "poisson"}
 INSTALL = "pip install lightgbm"
 
 
@@ -34,6 +42,21 @@ def lightgbm(where: str) -> Any:
     return lightgbm
 
 
+def objective(task: TaskSettings) -> dict[str, Any]:
+    """Returns LightGBM's parameters of the task's loss; it has no focal loss, and none of
+    plug-ins.
+    """
+    match task.loss:
+        case None | FocalSettings() | PluginLossSettings():
+            return {"objective": task.kind}
+        case QuantileSettings():
+            return {"objective": "quantile", "alpha": task.loss.q}
+        case HuberSettings():
+            return {"objective": "huber", "alpha": task.loss.delta}
+        case _:
+            return {"objective": _OBJECTIVES[task.loss.kind]}
+
+
 class ActiveGbdt(Phase):
     """Grows all trees in one round, then reports their metrics."""
 
@@ -43,6 +66,10 @@ class ActiveGbdt(Phase):
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
         where = f"recipe: phases: {name}"
+        task = party.recipe.task
+        if isinstance(task.loss, FocalSettings | PluginLossSettings):
+            text = f'{where}: LightGBM has nothing for task.loss = "{task.loss.kind}"; take splitnn'
+            raise InputError(Code.CONFIG_INVALID, f"{text}, or remove it")
         self._lightgbm = lightgbm(where)
         if party.features is None:
             raise InputError(
@@ -59,11 +86,16 @@ class ActiveGbdt(Phase):
     def run_round(self, _round: int) -> RoundReport:
         party, settings, lgb = self._party, self._settings, self._lightgbm
         x_NF, categorical = self._columns()
-        labels, targets = party.need_labels()
+        _, targets = party.need_labels()
+        weights = party.row_weights(party.rows("train"))
+        w_N = None if weights is None else weights.cpu().numpy()
         y_N = targets.reshape(-1).cpu().numpy()
 
         def data(rows: Rows, reference: Any = None) -> Any:
-            return lgb.Dataset(x_NF[rows], y_N[rows], reference, categorical_feature=categorical)
+            of = None if w_N is None else w_N[rows]
+            return lgb.Dataset(
+                x_NF[rows], y_N[rows], reference, weight=of, categorical_feature=categorical
+            )
 
         train = data(party.rows("train"))
         callbacks, watched = [self._tick], []
@@ -71,29 +103,24 @@ class ActiveGbdt(Phase):
             watched = [data(party.rows("validation"), train)]
             callbacks.append(lgb.early_stopping(settings.early_stopping, verbose=False))
         trees = lgb.train(self._parameters(), train, settings.trees, watched, callbacks=callbacks)
-        metrics: dict[str, dict[str, float]] = {}
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         for split in settings.splits:
             rows = party.rows(split)
             if len(rows):
-                outputs = self._outputs(trees, x_NF[rows])
-                metrics[split] = evaluate(
-                    party.recipe.task, outputs, party.take(targets, rows), labels.unscale
-                )
-                predictions[split] = rows, outputs
+                predictions[split] = rows, self._outputs(trees, x_NF[rows])
         kept = (
             trees.best_iteration
             if settings.early_stopping is not None
             else trees.current_iteration()
         )
         note = f"{self.name}: {kept} of at most {settings.trees} rounds of boosting"
-        return RoundReport(0, metrics, note=note, predictions=predictions)
+        return RoundReport(0, measured(party, predictions), note=note, predictions=predictions)
 
     def _parameters(self) -> dict[str, Any]:
         party, settings = self._party, self._settings
         classes = {"num_class": party.recipe.task.classes} if party.recipe.task.classes else {}
         return classes | {
-            "objective": OBJECTIVES[party.recipe.task.kind],
+            **objective(party.recipe.task),
             "learning_rate": settings.lr,
             "num_leaves": settings.leaves,
             "min_data_in_leaf": settings.min_rows,

@@ -15,12 +15,20 @@ from vfl_party.methods.head.settings import HeadSettings
 from vfl_party.methods.head.upload import traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
-from vfl_party.phases.method import Method
+from vfl_party.phases.method import WHOLE_TASK, Method
 from vfl_party.privacy.plan import PrivatePhase
 
 
 class Head(Method[HeadSettings]):
     """One upload, and training at the active party."""
+
+    def follows(self, settings: HeadSettings) -> frozenset[str]:
+        _ = settings
+        return WHOLE_TASK
+
+    def own_sizes(self, settings: HeadSettings) -> bool:
+        _ = settings
+        return True
 
     def noise(self, settings: HeadSettings) -> float:
         return settings.noise

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.bundle import StepKey
+from vfl_common.config.models import TopSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows, batches
@@ -24,6 +25,7 @@ from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import embed
 from vfl_party.privacy.steps import PrivateSteps
+from vfl_party.selfsup.augment.supervised import BatchViews
 
 
 class ActiveHead(Phase):
@@ -36,6 +38,7 @@ class ActiveHead(Phase):
         self._party, self._settings = party, settings
         self._loss = loss_fn(party.recipe.task)
         self._rows = party.rows("train")
+        self._weights = party.row_weights(self._rows) if len(self._rows) else None
         where = f"recipe: phases: {name}"
         if len(self._rows) == 0:
             raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
@@ -47,12 +50,19 @@ class ActiveHead(Phase):
             raise InputError(
                 Code.CONFIG_INVALID, f"{text} {party.recipe.model.combine} of all the others"
             )
+        if settings.deadline_s is not None and not isinstance(party.recipe.model.top, TopSettings):
+            text = f"{where}: deadline_s needs a top model of kind 'mlp': of another nobody knows"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text} which weights read a late party's representations"
+            )
         self._trains_encoder = settings.own_encoder == "trained"
         if self._trains_encoder and party.features is None:
             text = f"{where}: own_encoder = 'trained', but {party.name} has no features"
             raise InputError(
                 Code.CONFIG_INVALID, f"{text}; give it features, or remove the setting"
             )
+        augment = settings.augment
+        self._views = BatchViews(party, name, augment) if augment is not None else None
         self._models = nn.ModuleDict({key: party.models[key] for key in self._trained})
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(settings.batch_size, len(self._rows)) < 2:
@@ -60,16 +70,31 @@ class ActiveHead(Phase):
             raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, or a larger batch_size")
         self._params = list(self._models.parameters())
         self._optimizer = build_optimizer(settings.optimizer, self._params)
+        self._epochs = settings.epochs_over(len(self._rows))
+        self._schedule = build_schedule(settings.optimizer, self._optimizer, self._epochs)
         self._positions = np.arange(len(self._rows), dtype=np.int64)
         self._private: PrivateSteps | None = None
         if settings.dp is not None:
+            if party.recipe.task.kind == "survival":
+                text = f"{where}: dp bounds what each row does, and the loss of a survival task"
+                raise InputError(
+                    Code.CONFIG_INVALID, f"{text} compares rows with each other; remove dp"
+                )
+            if self._weights is not None:
+                text = f"{where}: dp: task.class_weight and data.weight depend on all rows"
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{text}, which the epsilon does not cover; remove one of them",
+                )
             size, norm = settings.batch_size, settings.dp.max_grad_norm
             trained = self._models, self._optimizer, self._positions
             self._private = PrivateSteps(
                 party.need_privacy(), name, party.name, *trained, size, norm
             )
         self._upload = party.answering(
-            name, upload(settings, party.course.protected), width=party.embedding_size
+            name,
+            upload(settings, party.course.protected),
+            width=party.widths or party.embedding_size,
         )
         # {passive party: its representations of the training rows, [N, D]}.
         self._r: dict[str, Tensor] = {}
@@ -89,14 +114,14 @@ class ActiveHead(Phase):
     def _collect(self, round_: int) -> RoundReport:
         """Collects one bundle from each passive party: FedOnce's Alg. 1, line 19."""
         party, step = self._party, StepKey(self.name, round_, 0)
-        n, d = len(self._rows), party.embedding_size
+        n = len(self._rows)
         deadline_s = self._settings.deadline_s
         received = self._upload.collect(
             step, rows=n, deadline_s=math.inf if deadline_s is None else deadline_s
         )
         self._late = [each.name for each in party.recipe.passives if each.name not in received]
         self._r = {name: tensors["z"] for name, tensors in received.items()} | zeros(
-            self._late, n, d, party.device
+            self._late, n, party
         )
         self._owed = True
         late = (
@@ -124,9 +149,8 @@ class ActiveHead(Phase):
     def _train(self, round_: int) -> RoundReport:
         """Trains: SS-VFL's Alg. 1, lines 6 to 10; FedOnce's, lines 20 to 30."""
         self._acknowledge()
-        party, settings, rule, top = (
+        party, rule, top = (
             self._party,
-            self._settings,
             self._party.recipe.model.combine,
             self._models["top"],
         )
@@ -135,14 +159,15 @@ class ActiveHead(Phase):
             party.take(targets, self._rows),
             [self._r[each.name] for each in party.recipe.passives],
         )
+        w_N = None if self._weights is None else party.take(self._weights, self._rows)
         own_ND = self._frozen()
-        epochs = settings.epochs_over(len(self._rows))
-        schedule = build_schedule(settings.optimizer, self._optimizer, epochs)
+        epochs = self._epochs
 
         def loss(batch: Rows) -> Tensor:
             r_BD = [party.take(each, batch) for each in r_ND]
-            outputs = top(combine(rule, [*self._own(own_ND, batch), *r_BD]))
-            return self._loss(outputs, party.take(y_N, batch))
+            outputs = top(combine(rule, [*self._own(own_ND, batch, steps), *r_BD]))
+            weights_B = None if w_N is None else party.take(w_N, batch)
+            return self._loss(outputs, party.take(y_N, batch), weights_B)
 
         steps, mean_loss = 0, 0.0
         self._models.train()
@@ -163,7 +188,7 @@ class ActiveHead(Phase):
             if steps == before:
                 break
             mean_loss = total.item() / counted if counted else mean_loss
-            schedule.step()
+            self._schedule.step()
             party.tick(self.name, round_, self.rounds, epoch + 1, epochs)
         without(self._models["top"], party.recipe, self._late)
         found = {"loss": mean_loss}
@@ -198,13 +223,16 @@ class ActiveHead(Phase):
             return []
         return [embed(self._party, self._rows)]
 
-    def _own(self, frozen_ND: list[Tensor], batch: Rows) -> list[Tensor]:
+    def _own(self, frozen_ND: list[Tensor], batch: Rows, step: int) -> list[Tensor]:
         """Returns this party's own representations of a batch of positions, [B, D]; none if it has
-        no features.
+        no features. ``step``: the batch's number in the phase.
         """
         if not self._trains_encoder:
             return [self._party.take(each, batch) for each in frozen_ND]
-        return [self._models["encoder"](*self._party.need_features().inputs(self._rows[batch]))]
+        rows, views = self._rows[batch], self._views
+        features = self._party.need_features()
+        inputs = features.inputs(rows) if views is None else views.inputs(rows, step)
+        return [self._models["encoder"](*inputs)]
 
     def finish(self) -> None:
         if self._private is not None:

@@ -9,6 +9,7 @@ from pydantic import Field
 from vfl_party.models.training import TrainingSettings
 from vfl_party.outbound.noise import Amplifier
 from vfl_party.privacy.settings import DpSettings
+from vfl_party.selfsup.augment.settings import SupervisedAugment
 
 # Rounds: a checkpoint lies between them, so that a failure in training does not repeat the upload.
 UPLOAD, TRAIN = 0, 1
@@ -36,6 +37,10 @@ class HeadSettings(TrainingSettings):
     """
     dp: DpSettings | None = None
     """Differential privacy of the training (FedOnce-L1). Default: none."""
+    augment: SupervisedAugment | None = None
+    """Random changes of the active party's rows in each batch, if its encoder is ``trained``.
+    Default: none.
+    """
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
@@ -44,3 +49,13 @@ class HeadSettings(TrainingSettings):
                 "optimizer.clip_norm is not for dp, which clips the gradient of each row: "
                 "max_grad_norm"
             )
+        if self.augment is not None and self.own_encoder == "frozen":
+            raise ValueError(
+                'augment is for own_encoder = "trained": a frozen encoder embeds each row once'
+            )
+        if self.augment is not None and self.augment.corruption and self.dp is not None:
+            text = (
+                "augment.corruption puts numbers of other rows into a row, and dp bounds what one"
+            )
+            text = f"{text} row can change"
+            raise ValueError(f"{text}; remove one of them")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_party.methods.head.settings import UPLOAD, HeadSettings
-from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, Traffic, f32, noise, u8
+from vfl_party.outbound.declared import NOTHING, Exchange, Sent, Traffic, f32, noise, u8
 from vfl_party.phases.context import Party
 
 
@@ -34,10 +34,8 @@ def upload(settings: HeadSettings, how: str) -> Exchange:
 
 def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
     """See ``Method.traffic``."""
-    sizes = {"rows": len(party.rows("train")), "width": party.embedding_size}
-    return Traffic(
-        [Occurrence.of(upload(settings, party.course.protected), StepKey(name, UPLOAD, 0), **sizes)]
-    )
+    once, step = upload(settings, party.course.protected), StepKey(name, UPLOAD, 0)
+    return Traffic(party.occurrences(once, step, rows=len(party.rows("train"))))
 
 
 @torch.no_grad()
@@ -52,12 +50,12 @@ def without(top: nn.Module, recipe: Recipe, late: Sequence[str]) -> None:
         *([recipe.active.name] if recipe.active.features else []),
         *(party.name for party in recipe.passives),
     ]
-    d = recipe.model.embedding_size
     for name in late:
-        at = d * order.index(name)
-        first.weight[:, at : at + d] = 0.0
+        at = sum(recipe.embedding_size(each) for each in order[: order.index(name)])
+        first.weight[:, at : at + recipe.embedding_size(name)] = 0.0
 
 
-def zeros(late: Sequence[str], n: int, d: int, device: torch.device) -> dict[str, Tensor]:
-    """Returns {late party: zeros [n, d]}."""
-    return {name: torch.zeros(n, d, device=device) for name in late}
+def zeros(late: Sequence[str], n: int, party: Party) -> dict[str, Tensor]:
+    """Returns {late party: zeros [n, D]} on the device of ``party``."""
+    widths = party.widths
+    return {name: torch.zeros(n, widths[name], device=party.device) for name in late}

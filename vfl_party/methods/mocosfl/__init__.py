@@ -38,6 +38,10 @@ def _active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
 class MocoSFL(Method[MocoSFLSettings]):
     """The encoder is the bottom of a network whose tail the active party has."""
 
+    def follows(self, settings: MocoSFLSettings) -> frozenset[str] | None:
+        _ = settings
+        return None
+
     def encoder(self, settings: MocoSFLSettings, make: MakeEncoder) -> nn.Module:
         if make.settings != make.recipe.model.encoder:
             raise other_encoder(f"party {make.party}: encoder")

@@ -8,7 +8,12 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import Section
-from vfl_common.config.models import OptimizerSettings, Probability, Temperature
+from vfl_common.config.models import (
+    OptimizerSettings,
+    Probability,
+    Temperature,
+    UnjudgedOptimizer,
+)
 from vfl_common.config.models import PositiveInt as Width
 from vfl_party.methods.mocosfl.resist import ResistSettings
 from vfl_party.models.halves import Bottleneck
@@ -67,11 +72,11 @@ class MocoSFLSettings(Section):
     """Whether the bottoms stay as they are, without gradient and average (TAResSFL's transfer)."""
     resist: ResistSettings | None = None
     """Resistance to inversion, learnt by a party that is alone. Default: none."""
-    optimizer: OptimizerSettings | None = None
+    optimizer: UnjudgedOptimizer | None = None
     """The optimizer of bottoms and tail. Default: SGD, 0.06, momentum 0.9, weight decay 5e-4,
     cosine; with ``frozen`` 0.001.
     """
-    bottom_optimizer: OptimizerSettings | None = None
+    bottom_optimizer: UnjudgedOptimizer | None = None
     """The optimizer of the bottoms. Default: ``optimizer``."""
     augment: AugmentSettings = AugmentSettings()
     """How the two views of a row are made."""

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from vfl_common.config.models import OptimizerSettings
+from vfl_common.errors import Code, InputError
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 
 
@@ -35,6 +36,10 @@ class TrainedHalf:
             optimizer,
         )
         self._optimizer = build_optimizer(optimizer, self._params)
+        if by_batch and (optimizer.warmup_epochs or optimizer.schedule == "step"):
+            text = 'recipe: phases: warmup_epochs and schedule = "step" go by epochs, and with'
+            text = f'{text} preset = "released" the schedule of the bottoms goes by batches'
+            raise InputError(Code.CONFIG_INVALID, f"{text}; remove them, or give bottom_optimizer")
         if by_batch and optimizer.schedule == "cosine":
             self._schedule = LambdaLR(
                 self._optimizer, lambda step: (1 + math.cos(math.pi * step / epochs)) / 2

@@ -8,11 +8,15 @@ from vfl_party.methods.probe.passive import PassiveProbe
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
-from vfl_party.phases.method import Method
+from vfl_party.phases.method import WHOLE_TASK, Method
 
 
 class Probe(Method[ProbeSettings]):
     """Passive parties send frozen features, and the active party learns from them."""
+
+    def follows(self, settings: ProbeSettings) -> frozenset[str]:
+        _ = settings
+        return WHOLE_TASK
 
     def traffic(self, party: Party, phase: str, settings: ProbeSettings) -> Traffic:
         return traffic(party, phase, settings)

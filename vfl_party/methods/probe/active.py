@@ -28,10 +28,11 @@ from vfl_party.methods.probe.exchanges import (
 )
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.models.halves import Tail
-from vfl_party.models.metrics import evaluate, loss_fn
+from vfl_party.models.metrics import loss_fn
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
+from vfl_party.phases.measure import measured
 
 # Rows whose neighbours are looked for at once.
 _VOTERS = 512
@@ -63,10 +64,9 @@ class ActiveProbe(Phase):
             raise InputError(
                 Code.CONFIG_INVALID, f'{text}; put a phase of kind "mocosfl" before it'
             )
-        if party.recipe.task.kind == "regression":
-            text = (
-                f"recipe: phases: {name}: a probe tells classes apart, and the task is a regression"
-            )
+        if party.recipe.task.kind not in ("binary", "multiclass"):
+            kind = party.recipe.task.kind
+            text = f"recipe: phases: {name}: a probe tells classes apart, and the task is {kind}"
             raise InputError(Code.CONFIG_INVALID, f"{text}; take another task")
         self._tail, self._size, self._splits = (
             tail,
@@ -76,8 +76,7 @@ class ActiveProbe(Phase):
         self._latents = party.answering(name, LATENTS, **sizes_of(tail.latent))
 
     def run_round(self, round_: int) -> RoundReport:
-        party, task = self._party, self._party.recipe.task
-        labels, targets = party.need_labels()
+        party, (_, targets) = self._party, self._party.need_labels()
         known = self._collect(round_)
         train = known[TRAINING]
         if not len(train.rows):
@@ -88,18 +87,16 @@ class ActiveProbe(Phase):
             )
             raise InputError(Code.DATA_INVALID, f"phase {self.name}: {text}")
         steps_, loss = self._train(train, party.take(targets, train.rows))
-        metrics = {"train": {"loss": loss}}
         predictions: dict[str, tuple[Rows, Tensor]] = {}
+        found: dict[str, tuple[Rows, Tensor]] = {}
         for split in self._settings.splits:
             of = known[split]
             if not len(of.rows):
                 continue
-            truth = party.take(targets, of.rows)
-            outputs = self._outputs(of)
-            metrics[split] = evaluate(task, outputs, truth, labels.unscale)
             votes = self._votes(of.features, train.features, party.take(targets, train.rows))
-            metrics[f"{split} by neighbours"] = evaluate(task, votes, truth, labels.unscale)
-            predictions[split] = of.rows, outputs
+            predictions[split] = of.rows, self._outputs(of)
+            found |= {split: predictions[split], f"{split} by neighbours": (of.rows, votes)}
+        metrics = {"train": {"loss": loss}} | measured(party, found, train.rows)
         counted = ", ".join(
             f"{len(of.rows):,} {'training' if s == TRAINING else s}" for s, of in known.items()
         )
@@ -172,6 +169,8 @@ class ActiveProbe(Phase):
         )
         epochs = max(settings.epochs, -(-settings.least_steps // per))
         schedule = build_schedule(settings.optimizer, optimizer, epochs)
+        weights = party.row_weights(train.rows)
+        w_N = None if weights is None else party.take(weights, train.rows)
         loss_of, positions = loss_fn(party.recipe.task), np.arange(len(train.rows), dtype=np.int64)
         steps_, mean = 0, 0.0
         top.train()
@@ -180,7 +179,9 @@ class ActiveProbe(Phase):
             parts = batches(party.own_seed, self.name, epoch, positions, settings.batch_size)
             for rows in parts:
                 loss = loss_of(
-                    party.outputs(party.take(train.features, rows)), party.take(y_N, rows)
+                    party.outputs(party.take(train.features, rows)),
+                    party.take(y_N, rows),
+                    None if w_N is None else party.take(w_N, rows),
                 )
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import PositiveInt, field_validator
 
 from vfl_common.config.base import Section
-from vfl_common.config.models import OptimizerSettings, Temperature
+from vfl_common.config.models import OptimizerSettings, Temperature, UnjudgedOptimizer
 
 
 class ProbeSettings(Section):
@@ -24,7 +24,7 @@ class ProbeSettings(Section):
     """With few rows, epochs are added until there are this many steps."""
     batch_size: PositiveInt = 128
     """Rows of a batch."""
-    optimizer: OptimizerSettings = OptimizerSettings(kind="adam", lr=1e-3, schedule="cosine")
+    optimizer: UnjudgedOptimizer = OptimizerSettings(kind="adam", lr=1e-3, schedule="cosine")
     """The optimizer of the linear model."""
     neighbours: PositiveInt = 200
     """How many training rows vote on a row."""

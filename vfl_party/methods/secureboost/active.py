@@ -52,8 +52,9 @@ from vfl_party.methods.secureboost.tree.positions import (
     where,
 )
 from vfl_party.methods.secureboost.tree.sampling import by_gradient, sample, secret
-from vfl_party.models.metrics import evaluate, loss_fn
+from vfl_party.models.metrics import loss_fn
 from vfl_party.phases.context import Party
+from vfl_party.phases.measure import measured
 
 log = logging.getLogger(__name__)
 
@@ -162,17 +163,14 @@ class ActiveSecureBoost(Phase):
         party, settings, outputs = self._party, self._settings, self._party.recipe.task.outputs
         if settings.early_stopping is not None:
             del self._forest.trees[self._best * outputs :]
-        labels, targets = party.need_labels()
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         for split in settings.splits:
             rows = party.rows(split)
             found = self._walk.score(rows, StepKey(self.name, round_, self._batch))
             self._batch += found.steps
             if len(rows):
-                metrics[split] = evaluate(
-                    party.recipe.task, found.outputs, party.take(targets, rows), labels.unscale
-                )
                 predictions[split] = rows, found.outputs
+        metrics |= measured(party, predictions)
         note_importance(party, self.name, self._forest.importance(), "gain")
         count = len(self._forest.trees)
         sent = f"; gradients {settings.protection}" if party.recipe.passives else ""

@@ -14,11 +14,19 @@ from vfl_party.methods.splitnn.traffic import traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.context import MakeEncoder, Party
-from vfl_party.phases.method import Method
+from vfl_party.phases.method import WHOLE_TASK, Method
 
 
 class SplitNN(Method[SplitNNSettings]):
     """Embeddings go up and gradients come back, step by step."""
+
+    def follows(self, settings: SplitNNSettings) -> frozenset[str]:
+        _ = settings
+        return WHOLE_TASK
+
+    def own_sizes(self, settings: SplitNNSettings) -> bool:
+        _ = settings
+        return True
 
     def encoder(self, settings: SplitNNSettings, make: MakeEncoder) -> nn.Module | None:
         return stochastic_encoder(settings, make)

@@ -22,10 +22,11 @@ from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.methods.splitnn.without_passives import Absent
 from vfl_party.models import Combined
 from vfl_party.models.backward import backward
-from vfl_party.models.metrics import evaluate, loss_fn
+from vfl_party.models.metrics import loss_fn
 from vfl_party.outbound.filter import Tensors
 from vfl_party.phases.context import Party
 from vfl_party.phases.drift import Drift
+from vfl_party.phases.measure import measured
 from vfl_party.phases.scoring import SplitScorer
 
 
@@ -41,9 +42,12 @@ class ActiveSplitNN(Phase):
         self._party, self._settings = party, settings
         self._training = OwnTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
-        self._embedding = party.answering(name, embedding(settings), width=party.embedding_size)
+        self._embedding = party.answering(
+            name, embedding(settings), width=party.widths or party.embedding_size
+        )
         self._scorer = SplitScorer(party, name, validation(settings), policy=settings.late_policy)
         self._loss = loss_fn(party.recipe.task)
+        self._weights = party.row_weights(party.rows("train"))
         knows = self._embedding.chains.down.knows
         if settings.dcor and OF_CLASS in knows:
             text = (
@@ -53,6 +57,23 @@ class ActiveSplitNN(Phase):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{text} cover, so its epsilon would not hold; remove one of them",
+            )
+        if self._weights is not None and OF_CLASS in knows:
+            text = (
+                f"recipe: phases: {name}: task.class_weight and data.weight tell something of the "
+                "labels of all rows"
+            )
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{text} that the epsilon of label_dp does not cover; remove one of them",
+            )
+        if party.recipe.task.kind == "survival" and (
+            settings.micro_batches > 1 or settings.cache is not None
+        ):
+            text = f"recipe: phases: {name}: micro_batches and cache work on the loss of each row"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{text}, and that of a survival task compares the rows of a batch; remove them",
             )
         # Defences that depend on labels want to be told more about the rows of a gradient.
         self._facts = RowFacts(knows, party.recipe.task) if knows else None
@@ -102,7 +123,9 @@ class ActiveSplitNN(Phase):
         party = self._party
         _, targets = party.need_labels()
         y_B = party.take(targets, rows)
-        own = party.own_embeddings(rows)
+        own = []
+        if party.features is not None:
+            own = [party.encode(*self._training.inputs(rows, step.round, step.batch))]
         lenience = self._absent.lenience if self._absent is not None else None
         received = self._embedding.collect(step, lenience=lenience, rows=len(rows))
         z_BD = {name: tensors["z"] for name, tensors in received.items()}
@@ -111,7 +134,7 @@ class ActiveSplitNN(Phase):
             all_BD = self._absent.fill(step, rows, own, z_BD)
         combined = Combined(party.recipe.model.combine, all_BD, z_BD)
         outputs = party.outputs(combined.value)
-        loss = self._loss(outputs, y_B)
+        loss = self._loss(outputs, y_B, self._weights_of(rows))
         if share < 1.0:
             loss = loss * share
         facts: Mapping[str, Tensors] = {}
@@ -127,6 +150,9 @@ class ActiveSplitNN(Phase):
         if self._watch is not None:
             self._watch.batch(own, z_BD)
         return loss.detach(), Swapped(rows, z_BD, dz_BD)
+
+    def _weights_of(self, rows: Rows) -> Tensor | None:
+        return None if self._weights is None else self._party.take(self._weights, rows)
 
     def _report(
         self, step: StepKey, steps: int, metrics: dict[str, dict[str, float]]
@@ -151,10 +177,7 @@ class ActiveSplitNN(Phase):
         found = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
         scored = self._scorer.scored(found)
         if len(rows):
-            labels, targets = party.need_labels()
-            metrics["validation"] = evaluate(
-                party.recipe.task, scored.outputs, party.take(targets, rows), labels.unscale
-            )
+            metrics.update(measured(party, {"validation": (rows, scored.outputs)}))
         return StepKey(first.phase, first.round, first.batch + scored.steps)
 
     def state(self) -> Tree:

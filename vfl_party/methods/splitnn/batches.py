@@ -52,12 +52,13 @@ class Batches:
             )
             raise InputError(Code.CONFIG_INVALID, text)
         swap = embedding(settings)
-        chains, sizes = party.chains(phase, swap), {"rows": 1, "width": party.embedding_size}
+        chains = party.chains(phase, swap)
         crosses = [
-            chains.up.wire_spec(swap.up.spec(**sizes)),
-            chains.down.wire_spec(swap.down.spec(**sizes)),
+            chain.wire_spec(sent.spec(rows=1, width=width))
+            for width in party.widths.values()
+            for chain, sent in ((chains.up, swap.up), (chains.down, swap.down))
         ]
-        row_bytes = sum(spec.payload_bytes for spec in crosses) * len(party.recipe.passives)
+        row_bytes = sum(spec.payload_bytes for spec in crosses)
         # The same in every epoch.
         self._sizes = [len(batch) for batch in self._epoch(0)]
         self._bytes = [row_bytes * size for size in self._sizes]

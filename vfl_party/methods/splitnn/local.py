@@ -128,13 +128,20 @@ class ActiveLocal(Local):
     to all of them.
     """
 
+    def __init__(self, party: Party, settings: SplitNNSettings, training: OwnTraining) -> None:
+        super().__init__(party, settings, training)
+        self._weights = party.row_weights(party.rows("train"))
+
     def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
         party = self._party
         y_B = party.take(party.need_labels()[1], swapped.rows)
         own = party.own_embeddings(swapped.rows)
         z_BD = [z.detach().requires_grad_(threshold is not None) for z in swapped.z.values()]
         outputs = party.outputs(combine(party.recipe.model.combine, [*own, *z_BD]))
-        loss = loss_fn(party.recipe.task)(outputs, y_B)
+        weights = self._weights
+        loss = loss_fn(party.recipe.task)(
+            outputs, y_B, None if weights is None else party.take(weights, swapped.rows)
+        )
         if threshold is None:
             loss.backward()  # type: ignore[no-untyped-call]
             return

@@ -71,11 +71,11 @@ class PassiveSplitNN(Phase):
         """Runs one step; returns whether this party took part in it. ``following``: the rows of the
         next one.
         """
-        party, training, features = self._party, self._training, self._party.need_features()
+        party, training = self._party, self._training
         if self._following is not None and self._following.is_over(step):
             self._ready = ()
             return False
-        x = self._ready or features.inputs(rows)
+        x = self._ready or training.inputs(rows, step.round, step.batch)
         z_BD = party.encode(*x)
         self._embedding.send(step, {"z": z_BD})
         # The active party computes meanwhile:
@@ -83,7 +83,9 @@ class PassiveSplitNN(Phase):
         own_BD = None
         if self._settings.nopeek:
             own_BD = gradient(z_BD, columns_of(x), self._settings.nopeek)
-        self._ready = features.inputs(following) if following is not None else ()
+        self._ready = ()
+        if following is not None:
+            self._ready = training.inputs(following, step.round, step.batch + 1)
         try:
             dz_BD = self._embedding.receive(step, rows=z_BD.shape[0])["dz"]
         except StepPassed as passed:

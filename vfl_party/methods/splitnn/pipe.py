@@ -165,13 +165,13 @@ class Pipe:
         """Sends a batch's embeddings, each part as soon as it is computed; ``ahead``: batches that
         are under way.
         """
-        party, features = self._party, self._party.need_features()
+        party, training = self._party, self._training
         copies, weights = self._copies, None
         if copies is not None:
             weights = copies.take(ahead)
         sent = _Sent(batch, [], weights)
         for number, rows in enumerate(batch.parts, batch.first):
-            inputs = features.inputs(rows)
+            inputs = training.inputs(rows, round_, number)
             with (
                 copies.used(weights)
                 if copies is not None and weights is not None

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import KindName, Section
+from vfl_common.config.models import OptimizerSettings
 from vfl_common.config.recipe_tables import Seconds
-from vfl_party.models.training import TrainingSettings
+from vfl_party.models.training import OwnOptimizers, TrainingSettings
 from vfl_party.outbound.noise import Amplifier
 from vfl_party.phases.absence import LatePolicy
+from vfl_party.selfsup.augment.settings import SupervisedAugment
 
 
 class EarlyStopping(Section):
@@ -37,7 +39,7 @@ class CacheSettings(Section):
     """The least cosine between exchanged and present values with which a row counts (cos ξ)."""
 
 
-class SplitNNSettings(TrainingSettings):
+class SplitNNSettings(TrainingSettings, OwnOptimizers):
     """A step is one batch; a round is ``validate_every`` epochs, then validation and a checkpoint.
 
     ``max_bytes`` counts the payload over all passive parties, and may end the phase within an epoch
@@ -47,6 +49,11 @@ class SplitNNSettings(TrainingSettings):
     ``local_updates`` (FedBCD-p, arXiv 1912.11187) and ``cache``.
     """
 
+    # Early stopping tells all parties what a schedule of plateaus needs.
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """The optimizer of each party."""
+    optimizers: dict[str, OptimizerSettings] = Field(default_factory=dict)
+    """The optimizers of single parties, by the party's name, each in place of ``optimizer``."""
     validate_every: Annotated[int, Field(gt=0, le=1000)] = 1
     """Epochs between two validations; together they are one round."""
     checkpoint_steps: PositiveInt = 2000
@@ -69,6 +76,8 @@ class SplitNNSettings(TrainingSettings):
     """
     mid: Amplifier = 0.0
     """λ: passive encoders draw their embeddings, and λ · KL to N(0, 1) is added to their loss."""
+    augment: SupervisedAugment | None = None
+    """Random changes of the rows of each batch, at each party by itself. Default: none."""
     early_stopping: EarlyStopping | None = None
     """When the phase ends before its last epoch. Default: off."""
     late_policy: LatePolicy = "wait"
@@ -116,6 +125,7 @@ class SplitNNSettings(TrainingSettings):
             raise ValueError(
                 'early_stopping needs late_policy = "wait": a party that is away hears no verdict'
             )
+        self._check_plateaus()
         if self.late_policy != "wait" and not self.plain:
             text = 'in_flight, micro_batches, local_updates and cache need late_policy = "wait"'
             raise ValueError(f"{text}; remove them, or the policy")
@@ -130,7 +140,27 @@ class SplitNNSettings(TrainingSettings):
             raise ValueError(
                 f"{text}; remove it, or in_flight, micro_batches, local_updates and cache"
             )
+        if self.augment is not None and self.local:
+            text = "augment gives each exchange a view of its own, and local_updates and cache"
+            raise ValueError(f"{text} use rows again after their exchange; remove one of them")
+        if self.augment is not None and self.nopeek:
+            text = "nopeek hides the columns as they are, and augment changes them"
+            raise ValueError(f"{text}; remove one of them")
         if self.cache is not None and self.local_updates > 1:
             raise ValueError(
                 "give local_updates or cache, not both: both are updates between two exchanges"
             )
+
+    def _check_plateaus(self) -> None:
+        """Raises ValueError if a schedule waits for verdicts that never come, or come too late."""
+        for each in (self.optimizer, *self.optimizers.values()):
+            if each.schedule != "plateau":
+                continue
+            if self.early_stopping is None:
+                text = 'schedule = "plateau" goes by the validations of early_stopping'
+                raise ValueError(f"{text}; add early_stopping")
+            if each.plateau_patience >= self.early_stopping.patience:
+                most = self.early_stopping.patience
+                text = f"plateau_patience = {each.plateau_patience} must be below"
+                text = f"{text} early_stopping.patience = {most}, with which the phase ends"
+                raise ValueError(f"{text}; lower the one, or raise the other")

@@ -1,6 +1,7 @@
 """Early stopping, both sides: the active party judges each validation, and tells the others.
 
-All keep their weights of the best validation, and the phase ends with these.
+All keep their weights of the best validation, and the phase ends with these. A schedule of plateaus
+goes by the same verdicts.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Judge:
         best = self.best
         if best is None or self._is_better(value, best["value"]):
             best = self.best = {"value": value, "round": round_, "metrics": report.metrics}
-            training.keep_as_best()
         is_best = best["round"] == round_
+        training.judged(best=is_best)
         validations = training.batches.validations
         stop = bool(validations(round_) - validations(best["round"]) >= self._rule.patience)
         verdict = torch.tensor([is_best * _BEST | stop * _STOP], dtype=torch.uint8)
@@ -100,6 +101,5 @@ class Judged:
     def ends(self, step: StepKey) -> bool:
         """Asks whether the active party ends the phase with the round of ``step``."""
         verdict = int(self._verdicts.swap(step, {})["verdict"][0])
-        if verdict & _BEST:
-            self._training.keep_as_best()
+        self._training.judged(best=bool(verdict & _BEST))
         return bool(verdict & _STOP)

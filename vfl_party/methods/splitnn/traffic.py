@@ -11,7 +11,7 @@ from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.stopping import VERDICT
 from vfl_party.outbound.declared import Occurrence, Traffic
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import scoring_traffic
+from vfl_party.phases.scoring import chunks, scoring_traffic
 
 
 def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
@@ -35,12 +35,11 @@ def _occurrences(
     for round_ in range(batches.rounds):
         sizes = batches.sizes(round_)
         for batch, rows in enumerate(sizes):
-            yield Occurrence.of(
-                swap, StepKey(name, round_, batch), rows=rows, width=party.embedding_size
-            )
+            yield from party.occurrences(swap, StepKey(name, round_, batch), rows=rows)
         if not batches.validates(round_):
             continue
         scored = scoring_traffic(party, name, scores, round_, len(sizes), party.rows("validation"))
         yield from scored
+        steps = len(sizes) + len(chunks(party.rows("validation")))
         if settings.early_stopping is not None:
-            yield Occurrence.of(VERDICT, StepKey(name, round_, len(sizes) + len(scored)))
+            yield Occurrence.of(VERDICT, StepKey(name, round_, steps))

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.optim import Plateau, build_optimizer, build_schedule, clip
+from vfl_party.models.training import own_optimizer
 from vfl_party.outbound import transforms
 from vfl_party.phases.context import Party
+from vfl_party.selfsup.augment.supervised import BatchViews
 
 
 class OwnTraining:
@@ -47,6 +50,13 @@ class OwnTraining:
             )
             text = f"{text} embedding depends on its whole batch, so the epsilon would not hold"
             raise InputError(Code.CONFIG_INVALID, f"{text}; take an encoder without it")
+        corrupts = settings.augment is not None and settings.augment.corruption
+        if corrupts and (kind := _of_row(party, phase)):
+            text = (
+                f"recipe: phases: {phase}: transforms: {kind}: augment.corruption puts numbers of"
+            )
+            text = f"{text} other rows into a row, so the epsilon would not hold"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; remove one of them")
         if norms and settings.micro_batches > 1:
             text = (
                 f"recipe: phases: {phase}: micro_batches: {party.name} has batch "
@@ -62,11 +72,20 @@ class OwnTraining:
             )
             text = f"{text} work on one batch at a time; start one process, or set both to 1"
             raise InputError(Code.CONFIG_INVALID, text)
+        self._party, augment = party, settings.augment
+        self._views = BatchViews(party, phase, augment) if augment is not None else None
         self._params = list(self._models.parameters())
-        self._settings = settings.optimizer
+        own = own_optimizer(party.recipe, phase, party.name, settings.optimizers)
+        self._settings = settings.optimizer if own is None else own
         self._optimizer = build_optimizer(self._settings, self._params)
         self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
         self._best: dict[str, Tensor] | None = None
+
+    def inputs(self, rows: Rows, *place: int) -> tuple[Tensor, ...]:
+        """Returns the encoder's arguments for a batch, [B, …]. ``place``: its round and number."""
+        if self._views is not None:
+            return self._views.inputs(rows, *place)
+        return self._party.need_features().inputs(rows)
 
     def train_mode(self) -> None:
         self._models.train()
@@ -89,10 +108,14 @@ class OwnTraining:
         while self._schedule.last_epoch < self.batches.epochs_before(round_):
             self._schedule.step()
 
-    def keep_as_best(self) -> None:
-        self._best = {
-            name: value.detach().clone() for name, value in self._models.state_dict().items()
-        }
+    def judged(self, *, best: bool) -> None:
+        """Notes whether a validation was the best one so far: then these weights are kept."""
+        if best:
+            self._best = {
+                name: value.detach().clone() for name, value in self._models.state_dict().items()
+            }
+        if isinstance(self._schedule, Plateau):
+            self._schedule.judged(best=best)
 
     def restore_best(self) -> None:
         if self._best is not None:

@@ -39,6 +39,7 @@ class Absent:
             party.recipe.model.combine,
         )
         self._names = [each.name for each in party.recipe.passives]
+        self._widths = party.widths
         # An active party without features cannot learn from nobody.
         self._allowed = Lenience(
             settings.deadline_s or 0.0, at_least=0 if party.features is not None else 1
@@ -49,7 +50,7 @@ class Absent:
             n = 1 + max(
                 (int(rows.max()) for rows in party.data.splits.values() if len(rows)), default=0
             )
-            self._cache = Cache(self._names, n, party.embedding_size, party.device)
+            self._cache = Cache(party.widths, n, party.device)
         self._absences = Absences(phase)
         self._shows = Rate(_SHOW_S, _SHOWN)
         # Steps of the round under way.
@@ -85,7 +86,7 @@ class Absent:
             self._show("back", name, step)
         if self._cache is not None:
             found = self._cache.filled(found, rows)
-        return filled(self._policy, self._rule, own, found)
+        return filled(self._policy, self._rule, own, found, self._widths)
 
     def _show(self, event: str, name: str, step: StepKey) -> None:
         """Shows who comes and goes; not each time if a party is late again and again."""

@@ -17,9 +17,9 @@ from vfl_common.config.models import (
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.models.encoders.cnn import build_cnn
-from vfl_party.models.encoders.custom import build_custom
+from vfl_party.models.encoders.custom import asks_for_codes, build_custom
 from vfl_party.models.encoders.mlp import build_mlp
-from vfl_party.models.encoders.plugin import build_plugin
+from vfl_party.models.encoders.plugin import build_plugin, plugin_asks_for_codes
 from vfl_party.models.encoders.resnet18 import build_resnet18
 from vfl_party.models.encoders.spec import InputSpec
 from vfl_party.models.encoders.tabular import build_tabular
@@ -48,6 +48,20 @@ def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: in
             return build_custom(settings, spec, embedding_size)
         case PluginSettings():
             return build_plugin(settings, spec, embedding_size)
+
+
+def takes_codes(settings: EncoderSettings) -> bool:
+    """Returns whether an encoder takes categorical columns as codes, not as a column of 0 and 1 for
+    each category.
+
+    Raises InputError if the encoder is somebody's own and cannot be found.
+    """
+    match settings:
+        case CustomSettings():
+            return asks_for_codes(settings)
+        case PluginSettings():
+            return plugin_asks_for_codes(settings)
+    return isinstance(settings, TabularSettings)
 
 
 def checked_encoder(
@@ -79,14 +93,14 @@ def checked_encoder(
     if out.dim() == 2 and len(out) == 2 and out.shape[1] != embedding_size:
         raise _invalid(
             f"the encoder of {party} gives {out.shape[1]} numbers a row, but the recipe's "
-            "model.embedding_size is "
+            "embedding_size is "
             f"{embedding_size}; make them equal"
         )
     if out.shape != (2, embedding_size):
         raise _invalid(
             f"the encoder of {party} gives a tensor of shape {list(out.shape)} for two "
             "rows, but the recipe's "
-            f"model.embedding_size asks for [2, {embedding_size}]"
+            f"embedding_size asks for [2, {embedding_size}]"
         )
     return encoder
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from typing import Any
 
 from torch import nn
 
@@ -13,25 +15,27 @@ from vfl_party.models.encoders.spec import InputSpec
 
 
 def build_custom(settings: CustomSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Builds the encoder by ``factory(spec, embedding_size, **options)``.
+    """Builds the encoder by ``factory(spec, embedding_size, **options)``. Raises as ``made_by``."""
+    return made_by(settings.factory, settings.options, _where(settings), spec, embedding_size)
 
-    Raises InputError (MODEL_INVALID) if the factory cannot be imported, fails, or gives no
-    ``torch.nn.Module``.
+
+def asks_for_codes(settings: CustomSettings) -> bool:
+    """Returns whether the factory has ``takes_codes = True``. Raises InputError (MODEL_INVALID) if
+    it cannot be imported.
     """
-    where = f"model.encoder.factory = {settings.factory!r}"
-    module_name, _, name = settings.factory.partition(":")
+    return bool(getattr(_imported(settings.factory, _where(settings)), "takes_codes", False))
+
+
+def made_by(factory: str, options: Mapping[str, Any], where: str, *args: Any) -> nn.Module:
+    """Returns the module that the user's factory, ``module:callable``, makes of ``args`` and
+    ``options``.
+
+    ``where``: the key that names it. Raises InputError (MODEL_INVALID) if the factory cannot be
+    imported, fails, or gives no ``torch.nn.Module``.
+    """
+    make = _imported(factory, where)
     try:
-        module = import_module(module_name)
-    except Exception as error:
-        # The user's module may raise anything.
-        raise _invalid(
-            f"{where}: cannot import {module_name} ({_first_line(error)}); is it on PYTHONPATH?"
-        ) from error
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        raise _invalid(f"{where}: {module_name} has no function or class {name!r}")
-    try:
-        model = factory(spec, embedding_size, **settings.options)
+        model = make(*args, **options)
     except Exception as error:
         # The factory, too, may raise anything.
         raise _invalid(f"{where}: the factory failed {where_it_failed(error)}") from error
@@ -40,6 +44,26 @@ def build_custom(settings: CustomSettings, spec: InputSpec, embedding_size: int)
             f"{where}: the factory gives a {type(model).__name__}, not a torch.nn.Module"
         )
     return model
+
+
+def _imported(factory: str, where: str) -> Callable[..., Any]:
+    module_name, _, name = factory.partition(":")
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        # The user's module may raise anything.
+        raise _invalid(
+            f"{where}: cannot import {module_name} ({_first_line(error)}); is it on PYTHONPATH?"
+        ) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise _invalid(f"{where}: {module_name} has no function or class {name!r}")
+    make: Callable[..., Any] = found
+    return make
+
+
+def _where(settings: CustomSettings) -> str:
+    return f"model.encoder.factory = {settings.factory!r}"
 
 
 def _first_line(error: Exception) -> str:

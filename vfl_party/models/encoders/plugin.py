@@ -27,10 +27,13 @@ class Encoder(Generic[S]):
             It takes float32 [B, *spec.shape], categorical columns as one 0 or 1 a category, and
             gives float32 [B, embedding_size]. The submodules that FedHSSL aggregates are named by
             the encoder's attribute ``top_layers``.
+        takes_codes: the encoder takes categorical columns as codes, int64 [B, C], as its second
+            argument, and ``spec.cardinalities`` says how many codes each column has.
     """
 
     settings: type[S]
     build: Callable[[S, InputSpec, int], nn.Module]
+    takes_codes: bool = False
 
 
 PLUGINS = PlugIns("vfl.encoders", "encoder", ours=ENCODERS)
@@ -61,6 +64,12 @@ def build_plugin(settings: PluginSettings, spec: InputSpec, embedding_size: int)
         text = f"{where}: the plug-in gives a {type(model).__name__}, not a torch.nn.Module"
         raise InputError(Code.MODEL_INVALID, text)
     return model
+
+
+def plugin_asks_for_codes(settings: PluginSettings) -> bool:
+    """Returns the plug-in's ``takes_codes``. Raises InputError as ``check_encoder``."""
+    export, _ = _load(settings, f"model.encoder.kind = {settings.kind!r}")
+    return export.takes_codes
 
 
 def _load(settings: PluginSettings, where: str) -> tuple[Encoder[Any], Section]:

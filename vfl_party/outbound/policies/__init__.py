@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from vfl_common.config.recipe import Recipe
 from vfl_party.base.plugins import Registry
 from vfl_party.outbound.declared import Exchange, Sent
 from vfl_party.outbound.filter import Filter
@@ -33,3 +34,11 @@ def load(name: str, where: str) -> Policy:
     """Makes a policy by name. Raises InputError that names ``where`` if there is none."""
     policy: Policy = REGISTRY.make(name, where, Callable)  # type: ignore[arg-type]
     return policy
+
+
+def of_trial(recipe: Recipe, name: str) -> Policy:
+    """Makes the policy of a party in a trial on one machine, as ``simulate.policies`` says. Raises
+    InputError if there is none of that name.
+    """
+    named = recipe.simulate.policies if recipe.simulate is not None else {}
+    return load(named.get(name, "allow_all"), f"recipe: simulate.policies: {name}")

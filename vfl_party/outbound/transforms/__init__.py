@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from torch import Tensor
+
 from vfl_common.config.base import Section
 from vfl_party.base.plugins import Registry
-from vfl_party.outbound.filter import Filter
+from vfl_party.outbound.filter import Filter, Tensors
 
 S = TypeVar("S", bound=Section)
 
@@ -36,5 +38,24 @@ REGISTRY = Registry("vfl.transforms", "transform", __name__, "TRANSFORM")
 
 
 def load(kind: str, where: str) -> Transform[Any]:
-    """Returns the transform ``kind``. Raises InputError that names ``where`` if there is none."""
-    return REGISTRY.checked(REGISTRY.load(kind, where), kind, where, Transform)
+    """Returns the transform ``kind``; a class of Filter, or a function of one tensor, is one
+    without settings. Raises InputError that names ``where`` if there is none.
+    """
+    found = REGISTRY.load(kind, where)
+    if isinstance(found, type) and issubclass(found, Filter):
+        made: Any = Transform(Section, lambda _settings: found())
+    elif callable(found) and not isinstance(found, type):
+        made = Transform(Section, lambda _settings: _OfEach(kind, found))
+    else:
+        made = found
+    return REGISTRY.checked(made, kind, where, Transform)
+
+
+class _OfEach(Filter):
+    """Changes each tensor by a function."""
+
+    def __init__(self, text: str, change: Callable[[Tensor], Tensor]) -> None:
+        self.text, self._change = text, change
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        return {name: self._change(x.detach()) for name, x in tensors.items()}

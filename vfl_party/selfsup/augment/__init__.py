@@ -1,5 +1,5 @@
-"""Makes two random views of a batch, for self-supervision: crops and colours of images, corrupted
-features of tables.
+"""Makes random views of a batch, two for self-supervision and one for supervised phases: crops and
+colours of images, corrupted features of tables.
 
 All random numbers come from a CPU generator and are moved, so that views are equal on every device,
 and a new generator with the same seed makes the same views. Every row has its own random numbers
@@ -33,6 +33,9 @@ class Augment(Protocol):
         """Returns two views of ``Features.inputs(rows)``, of the same shape; ``generator`` is on
         the CPU.
         """
+
+    def one_view(self, inputs: Inputs, generator: torch.Generator) -> Inputs:
+        """Returns one view, as ``two_views``; whole images (``crop_scale`` = [1, 1]) stay whole."""
 
 
 def make_augment(

@@ -8,6 +8,7 @@ from torch import Tensor
 from vfl_party.selfsup.augment.blur import blur, draw_blurs
 from vfl_party.selfsup.augment.colour import draw_colours, recolour
 from vfl_party.selfsup.augment.crop import crop, draw_crops
+from vfl_party.selfsup.augment.draws import happens
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
 
@@ -25,9 +26,24 @@ class ImageAugment:
         x_BCHW, *rest = inputs
         return (self._view(x_BCHW, generator), *rest), (self._view(x_BCHW, generator), *rest)
 
+    def one_view(
+        self, inputs: tuple[Tensor, ...], generator: torch.Generator
+    ) -> tuple[Tensor, ...]:
+        x_BCHW, *rest = inputs
+        if self._settings.crop_scale != (1.0, 1.0):
+            return self._view(x_BCHW, generator), *rest
+        # A crop would also have to have a ratio within bounds, and an image has its own.
+        mirrored_B = happens(self._settings.flip, len(x_BCHW), 1, 1, 1, generator=generator)
+        view = torch.where(mirrored_B.to(x_BCHW.device), x_BCHW.flip(3), x_BCHW)
+        return self._coloured(view, generator), *rest
+
     def _view(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
-        settings, device, (B, C, H, W) = self._settings, x_BCHW.device, x_BCHW.shape
-        view = crop(x_BCHW, draw_crops(B, H, W, settings, generator).to(device))
+        B, _, H, W = x_BCHW.shape
+        boxes = draw_crops(B, H, W, self._settings, generator).to(x_BCHW.device)
+        return self._coloured(crop(x_BCHW, boxes), generator)
+
+    def _coloured(self, view: Tensor, generator: torch.Generator) -> Tensor:
+        settings, device, (B, C, _, _) = self._settings, view.device, view.shape
         if settings.jitter or (settings.grayscale and C == 3):
             view = recolour(view, draw_colours(B, settings, generator).to(device))
         if settings.blur:

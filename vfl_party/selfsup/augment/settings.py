@@ -1,4 +1,6 @@
-"""Settings of the two views that self-supervision makes of a party's rows."""
+"""Settings of the two views that self-supervision makes of a party's rows, and of the one view of
+supervised training.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vfl_common.config.base import Section
+from vfl_common.config.recipe_tables import Name
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -55,3 +58,52 @@ class AugmentSettings(Section):
                 f"crop_ratio = [{low}, {high}]: give widths by heights, 0.01 <= lowest <= "
                 "highest <= 100"
             )
+
+
+class SupervisedAugment(Section):
+    """Random changes of the rows of each training batch; what is not named does not happen. Images
+    and tables have the keys of ``AugmentSettings``.
+    """
+
+    parties: tuple[Name, ...] = ()
+    """The parties whose rows are changed. Default: all that have features."""
+    crop_scale: tuple[float, float] = (1.0, 1.0)
+    """The least and the largest share of an image's area that a crop has; whole images by default.
+    """
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """The least and the largest width / height of a crop."""
+    flip: Share = 0.0
+    """The probability that an image is mirrored."""
+    jitter: Share = 0.0
+    """The probability that an image's colours change."""
+    brightness: Share = 0.4
+    """A jitter's factor of brightness is drawn from 1 ± this."""
+    contrast: Share = 0.4
+    """A jitter's factor of contrast is drawn from 1 ± this."""
+    saturation: Share = 0.4
+    """A jitter's factor of saturation is drawn from 1 ± this; three channels."""
+    hue: Annotated[float, Field(ge=0.0, le=0.5)] = 0.1
+    """The most by which a jitter turns the hue, as a share of the full circle; three channels."""
+    grayscale: Share = 0.0
+    """The probability that an image becomes grey; three channels."""
+    blur: Share = 0.0
+    """The probability that an image is blurred."""
+    corruption: Share = 0.0
+    """Tables: the probability that a feature is replaced by another row's."""
+
+    def model_post_init(self, _context: Any) -> None:
+        # It checks the crops.
+        self.view()
+        if not (self.of_images or self.corruption):
+            text = "changes nothing: name crop_scale, flip, jitter, grayscale or blur for"
+            raise ValueError(f"{text} images, or corruption for tables")
+
+    @property
+    def of_images(self) -> bool:
+        """Whether images are changed."""
+        crops = self.crop_scale != (1.0, 1.0)
+        return bool(crops or self.flip or self.jitter or self.grayscale or self.blur)
+
+    def view(self) -> AugmentSettings:
+        """Returns the settings of one view. Raises ValueError if a crop cannot be made."""
+        return AugmentSettings(**self.model_dump(exclude={"parties"}))

@@ -33,6 +33,11 @@ class TableAugment:
         first = inputs if self._settings.corrupt == "one" else self._corrupted(inputs, generator)
         return first, self._corrupted(inputs, generator)
 
+    def one_view(
+        self, inputs: tuple[Tensor, ...], generator: torch.Generator
+    ) -> tuple[Tensor, ...]:
+        return self._corrupted(inputs, generator)
+
     def _corrupted(
         self, inputs: tuple[Tensor, ...], generator: torch.Generator
     ) -> tuple[Tensor, ...]:

@@ -132,6 +132,11 @@ READ: dict[str, tuple[bytes | str, dict[str, Any], dict[str, list[Any]]]] = {
     "American dates": ("id,d\n1,01/31/2024\n2,02/01/2024\n", {}, {"d": [19753, 19754]}),
     "British dates": ("id,d\n1,31/01/2024\n2,01/02/2024\n", {}, {"d": [19753, 19754]}),
     "dates that are said": ("id,d\n1,01/02/2024\n", {"dates": "%d/%m/%Y"}, {"d": [19754]}),
+    "dates of two forms": (
+        "id,d,e,f\n1,01/02/2024,01/02/2024,31.01.2024\n",
+        {"dates": {"d": "%d/%m/%Y", "e": "%m/%d/%Y"}},
+        {"d": [19754], "e": [19724], "f": [19753]},
+    ),
     "dates without signs": (
         "id,d\n1,20240131\n2,20240201\n",
         {"dates": "%Y%m%d"},
@@ -268,6 +273,16 @@ REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
         "id;d\n1;31.01.2024\n",
         {"dates": "nonsense"},
         "'nonsense' fits the cells of no",
+    ),
+    "a form that does not fit its column": (
+        "id,d,e\n1,31/01/2024,01/31/2024\n",
+        {"dates": {"d": "%m/%d/%Y", "e": "%m/%d/%Y"}},
+        "does not fit the cells of column 'd'",
+    ),
+    "a form for a column that is not there": (
+        "id,d\n1,31/01/2024\n",
+        {"dates": {"e": "%d/%m/%Y"}},
+        "has no column 'e', which data.dates names",
     ),
     "a form of dates, and numbers alone": (
         "id,a\n1,20240131\n",

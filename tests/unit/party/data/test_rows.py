@@ -19,6 +19,7 @@ from torch import nn
 from tests.harness import cases
 from tests.harness.sentences import raises, worded_as_before
 from vfl_common.bundle import Kind, StepKey
+from vfl_common.config.base import parse
 from vfl_common.config.models import CnnSettings, MlpSettings, ResNet18Settings, TabularSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
@@ -31,7 +32,7 @@ from vfl_party.base import seeds
 from vfl_party.base.seeds import batches, full_batches, permutation, split_rows
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Table
-from vfl_party.data.rows import divided, division_of
+from vfl_party.data.rows import divide_rows, divided, division_of
 from vfl_party.models import (
     InputSpec,
     TwoTowers,
@@ -110,7 +111,9 @@ def divided_table(labels: Any, splits: Any = None) -> Table:
 
 
 def rows_recipe(**rows: Any) -> Recipe:
-    return Recipe.model_validate(cases.recipe(2, rows=rows))
+    # A recipe with folds must not have another share for tests.
+    defaults = {"test": 0.2} if "folds" in rows else {}
+    return Recipe.model_validate(cases.recipe(2, rows=defaults | rows))
 
 
 @given(
@@ -146,6 +149,56 @@ def test_every_stratified_split_has_its_share_of_each_class(
     for name, rows in splits.items():
         found = np.bincount(labels[rows], minlength=len(counts))
         assert (np.abs(found - len(rows) * p) <= most).all(), name
+
+
+@given(
+    counts=st.lists(st.integers(1, 60), min_size=2, max_size=4),
+    folds=st.integers(2, 8),
+    seed=st.integers(0, 2**32),
+    split=st.sampled_from(["random", "stratified"]),
+)
+def test_folds_partition_the_rows_and_a_stratified_one_has_its_share_of_each_class(
+    counts: list[int], folds: int, seed: int, split: str
+) -> None:
+    labels, n = np.repeat(np.arange(len(counts)), counts), sum(counts)
+    tests: list[Any] = []
+    if n < 2 * folds:
+        return
+    for fold in range(1, folds + 1):
+        recipe = rows_recipe(split=split, validation=0.1, fold=fold, folds=folds)
+        recipe = recipe.model_copy(update={"seed": seed})
+        division = division_of(recipe, divided_table(labels))
+        splits = divide_rows(recipe, n) if division is None else divided(division)
+        assert len(splits["validation"]) == round(0.1 * n)
+        parts = [splits[name].tolist() for name in ("test", "validation", "local")]
+        assert sorted(row for rows in parts for row in rows) == list(range(n))
+        tests.append(splits["test"])
+    assert sorted(np.concatenate(tests)) == list(range(n))
+    assert {len(rows) for rows in tests} <= {n // folds, -(-n // folds)}
+    # The bound of the test above.
+    p = np.array(counts) / n
+    most = 2 * ((1 - p) + p * (len(counts) - 1))
+    for rows in tests if split == "stratified" else []:
+        found = np.bincount(labels[rows], minlength=len(counts))
+        assert (np.abs(found - len(rows) * p) <= most).all()
+
+
+def test_folds_that_cannot_be_are_refused() -> None:
+    for rows in (
+        {"folds": 5},
+        {"fold": 1},
+        {"folds": 5, "fold": 6},
+        {"folds": 5, "fold": 0},
+        {"folds": 5, "fold": 1, "split": "column"},
+        {"folds": 5, "fold": 1, "test": 0.3},
+        {"folds": 2, "fold": 1, "validation": 0.5},
+    ):
+        with raises(InputError, Code.CONFIG_INVALID):
+            parse(Recipe, cases.recipe(2) | {"rows": rows}, "recipe.toml")
+    with raises(InputError, Code.CONFIG_INVALID):
+        divide_rows(rows_recipe(folds=5, fold=1), 4)
+    with raises(InputError, Code.CONFIG_INVALID):
+        division_of(rows_recipe(split="stratified", folds=5, fold=1), divided_table([0, 1, 0, 1]))
 
 
 def test_a_stratified_split_is_random_within_a_class() -> None:

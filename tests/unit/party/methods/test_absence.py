@@ -20,6 +20,7 @@ from vfl_party.phases.absence import MOST_STRETCHES, Absences, Cache, Following,
 from vfl_party.phases.course import NamedPhase
 
 OWN, NORTH, SOUTH = (torch.full((2, 3), value) for value in (1.0, 2.0, 6.0))
+WIDTHS = {"north": 3, "south": 3}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,8 @@ OWN, NORTH, SOUTH = (torch.full((2, 3), value) for value in (1.0, 2.0, 6.0))
 )
 def test_an_absent_party_s_place(policy: LatePolicy, rule: Rule, want: list[list[float]]) -> None:
     assert (
-        combine(rule, filled(policy, rule, [OWN], {"north": NORTH, "south": None})).tolist() == want
+        combine(rule, filled(policy, rule, [OWN], {"north": NORTH, "south": None}, WIDTHS)).tolist()
+        == want
     )
 
 
@@ -45,15 +47,27 @@ def test_with_all_there_every_policy_combines_all() -> None:
     for policy in ("wait", "zeros", "cached", "skip"):
         assert (
             combine(
-                "mean", filled(policy, "mean", [OWN], {"north": NORTH, "south": SOUTH})
+                "mean", filled(policy, "mean", [OWN], {"north": NORTH, "south": SOUTH}, WIDTHS)
             ).tolist()
             == [[3.0] * 3] * 2
         )
 
 
+def test_zeros_are_as_wide_as_the_embeddings_of_the_party_that_is_absent() -> None:
+    found = filled("zeros", "concat", [OWN], {"north": None, "south": SOUTH}, WIDTHS | {"north": 5})
+    assert [each.shape[1] for each in found] == [3, 5, 3]
+    assert not found[1].any()
+    cache = Cache({"north": 5, "south": 3}, 4, torch.device("cpu"))
+    seen = cache.filled({"north": None, "south": SOUTH}, np.array([0, 1]))
+    assert seen["north"] is not None
+    assert seen["north"].shape == (2, 5)
+
+
 def test_no_gradient_goes_to_what_stands_in() -> None:
     received = {"north": NORTH.clone()}
-    combined = Combined("sum", filled("zeros", "sum", [], {**received, "south": None}), received)
+    combined = Combined(
+        "sum", filled("zeros", "sum", [], {**received, "south": None}, WIDTHS), received
+    )
     combined.value.sum().backward()
     assert {name: dz.tolist() for name, dz in combined.gradients().items()} == {
         "north": [[1.0] * 3] * 2
@@ -61,7 +75,7 @@ def test_no_gradient_goes_to_what_stands_in() -> None:
 
 
 def test_the_cache_gives_the_last_embedding_of_each_row() -> None:
-    cache = Cache(["north", "south"], 4, 3, torch.device("cpu"))
+    cache = Cache(WIDTHS, 4, torch.device("cpu"))
 
     def at(rows: list[int], north: Tensor | None, south: Tensor | None) -> Tensor | None:
         return cache.filled({"north": north, "south": south}, np.array(rows))["south"]
@@ -71,7 +85,7 @@ def test_the_cache_gives_the_last_embedding_of_each_row() -> None:
     found = at([1, 3], NORTH, None)
     assert found is not None
     assert found.tolist() == [[7.0] * 3, [0.0] * 3]
-    other = Cache(["north", "south"], 4, 3, torch.device("cpu"))
+    other = Cache(WIDTHS, 4, torch.device("cpu"))
     other.load_state({name: each.clone() for name, each in cache.state().items()})
     again = other.filled({"north": None, "south": None}, np.array([1, 0]))
     assert {name: None if z is None else z.tolist() for name, z in again.items()} == {

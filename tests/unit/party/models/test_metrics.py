@@ -7,8 +7,10 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
+from tests.harness.reference_task import c_index_of, losses_of_rows, threshold_of
 from vfl_common.config.models import TaskSettings
-from vfl_party.models.metrics import evaluate, loss_fn, scores
+from vfl_common.config.task import METRICS, ThresholdRule
+from vfl_party.models.metrics import choose, decided, evaluate, loss_fn, lower_is_better, scores
 
 BINARY, REGRESSION = TaskSettings(kind="binary"), TaskSettings(kind="regression")
 FIVE = TaskSettings(kind="multiclass", classes=5)
@@ -105,3 +107,194 @@ def test_scores_are_probabilities_or_values() -> None:
     torch.testing.assert_close(scores(FIVE, x).sum(dim=1), torch.ones(6))
     torch.testing.assert_close(scores(BINARY, x[:, :1]), 1 / (1 + torch.exp(-x[:, :1])))
     assert torch.equal(scores(REGRESSION, x[:, :1]), x[:, :1])
+
+
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+def test_more_binary_metrics_are_those_of_scikit_learn(scale: float) -> None:
+    names = ("average_precision", "brier", "gini", "ks", "log_loss", "precision", "recall")
+    task = TaskSettings(kind="binary", metrics=names)
+    outputs_N1 = randn(400, 1) * scale
+    targets_N1 = (outputs_N1 + scale * randn(400, 1) > 0.7).float()
+    got = evaluate(task, outputs_N1, targets_N1, threshold=0.8)
+    x, y = outputs_N1.flatten().double(), targets_N1.flatten().numpy()
+    p, guess = x.sigmoid().numpy(), (x.sigmoid() > 0.8).numpy()
+    false, true, _ = sk.roc_curve(y, x)
+    want = {
+        "average_precision": sk.average_precision_score(y, x),
+        "brier": sk.brier_score_loss(y, p),
+        "gini": 2 * sk.roc_auc_score(y, x) - 1,
+        "ks": (true - false).max(),
+        "log_loss": np.mean(np.logaddexp(0, x.numpy()) - x.numpy() * y),
+        "precision": sk.precision_score(y, guess),
+        "recall": sk.recall_score(y, guess),
+        "accuracy": sk.accuracy_score(y, guess),
+        "f1": sk.f1_score(y, guess),
+    }
+    assert {name: got[name] for name in want} == pytest.approx(want, abs=2e-6)
+    one = evaluate(task, outputs_N1, torch.ones_like(targets_N1))
+    assert {"auc", "gini", "ks", "average_precision"}.isdisjoint(one)
+
+
+def test_more_multiclass_metrics_are_those_of_scikit_learn() -> None:
+    names = ("brier", "log_loss", "precision", "recall", "top_2", "top_9")
+    task = TaskSettings(kind="multiclass", classes=5, metrics=names)
+    targets_N = torch.randint(5, (500,), generator=GENERATOR)
+    outputs_NC = randn(500, 5) + 1.5 * torch.nn.functional.one_hot(targets_N, 5)
+    got = evaluate(task, outputs_NC, targets_N)
+    p, y = outputs_NC.double().softmax(1).numpy(), targets_N.numpy()
+    want = {
+        "brier": ((p - np.eye(5)[y]) ** 2).sum(1).mean(),
+        "log_loss": sk.log_loss(y, p),
+        "precision": sk.precision_score(y, p.argmax(1), average="macro"),
+        "recall": sk.recall_score(y, p.argmax(1), average="macro"),
+        "top_2": sk.top_k_accuracy_score(y, p, k=2),
+        "top_9": 1.0,
+    }
+    assert {name: got[name] for name in want} == pytest.approx(want, abs=2e-6)
+
+
+def test_more_metrics_of_numbers_are_those_of_scikit_learn_in_the_unit_of_the_label() -> None:
+    task = TaskSettings(kind="regression", metrics=("r2", "mae", "mape"))
+    outputs_N1, targets_N1 = randn(100, 1), randn(100, 1)
+
+    def unscale(v: torch.Tensor) -> torch.Tensor:
+        return v * 5 + 70
+
+    got = evaluate(task, outputs_N1, targets_N1, unscale)
+    x, y = unscale(outputs_N1.double()).numpy(), unscale(targets_N1.double()).numpy()
+    want = {
+        "r2": sk.r2_score(y, x),
+        "mae": sk.mean_absolute_error(y, x),
+        "mape": sk.mean_absolute_percentage_error(y, x),
+    }
+    assert {name: got[name] for name in want} == pytest.approx(want)
+    undefined = evaluate(task, outputs_N1, torch.zeros_like(targets_N1))
+    assert {"r2", "mape"}.isdisjoint(undefined)
+
+
+def test_counts_are_measured_by_their_rates() -> None:
+    task = TaskSettings.model_validate({"kind": "regression", "loss": "poisson"})
+    outputs_N1, targets_N1 = randn(100, 1), torch.randint(5, (100, 1), generator=GENERATOR).float()
+    got = evaluate(task, outputs_N1, targets_N1, lambda v: 2 * v)
+    rates = outputs_N1.double().exp().numpy()
+    want = sk.root_mean_squared_error(targets_N1.numpy(), rates)
+    assert (got["rmse_scaled"], got["rmse"]) == pytest.approx((want, 2 * want))
+    assert torch.equal(scores(task, outputs_N1), outputs_N1.exp())
+
+
+def test_metrics_of_several_labels_are_the_means_of_the_labels() -> None:
+    task = TaskSettings(kind="multilabel", classes=3, metrics=("ks", "recall"))
+    one = TaskSettings(kind="binary", metrics=("ks", "recall"))
+    outputs_NL, targets_NL = randn(80, 3), (randn(80, 3) > 0.5).float()
+    # Its AUC is undefined.
+    targets_NL[:, 2] = 0.0
+    got = evaluate(task, outputs_NL, targets_NL)
+    each = [evaluate(one, outputs_NL[:, [k]], targets_NL[:, [k]]) for k in range(3)]
+    for name in ("loss", "accuracy", "f1", "recall"):
+        assert got[name] == pytest.approx(np.mean([of[name] for of in each]), abs=1e-6)
+    for name in ("auc", "ks"):
+        assert got[name] == pytest.approx(np.mean([of[name] for of in each[:2]]), abs=1e-6)
+    assert torch.equal(scores(task, outputs_NL), outputs_NL.sigmoid())
+
+
+def test_whether_less_is_better() -> None:
+    better = {
+        name
+        for name, kinds in METRICS.items()
+        for kind in sorted(kinds)[:1]
+        if lower_is_better(
+            TaskSettings.model_validate(
+                {"kind": kind, "metrics": [name]}
+                | ({"classes": 3} if kind.startswith("multi") else {})
+            ),
+            name,
+        )
+    }
+    assert better == {"brier", "log_loss", "mae", "mape"}
+
+
+@pytest.mark.parametrize("kind", ["binary", "multiclass", "multilabel"])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_a_focal_loss_and_its_gradient_are_finite_where_probabilities_end(
+    kind: str, gamma: float
+) -> None:
+    table = {"kind": kind, "loss": {"kind": "focal", "gamma": gamma}}
+    task = TaskSettings.model_validate(table | ({} if kind == "binary" else {"classes": 3}))
+    outputs = torch.tensor([[200.0] * task.outputs, [-200.0] * task.outputs])
+    outputs[:, 0] *= -1
+    outputs.requires_grad_()
+    targets = torch.tensor([0, 1]) if kind == "multiclass" else torch.ones(2, task.outputs)
+    loss_fn(task)(outputs, targets).backward()
+    assert outputs.grad is not None
+    assert torch.isfinite(outputs.grad).all()
+    near = randn(9, task.outputs)
+    targets = torch.arange(9) % 3 if kind == "multiclass" else (randn(9, task.outputs) > 0).float()
+    want = losses_of_rows(task, near.double(), targets)
+    torch.testing.assert_close(loss_fn(task)(near, targets).double(), want.mean())
+    weights = torch.rand(9, generator=GENERATOR)
+    found = loss_fn(task)(near, targets, weights).double()
+    torch.testing.assert_close(found, (want * weights).mean())
+
+
+RULES = (
+    {"rule": "f1"},
+    {"rule": "rate", "rate": 0.2},
+    {"rule": "cost", "false_positive": 1, "false_negative": 7},
+    {"rule": "cost", "false_positive": 7, "false_negative": 1},
+)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_threshold_is_the_best_of_all_cuts(rule: dict[str, object], ties: bool) -> None:
+    made = ThresholdRule.model_validate(rule)
+    for _ in range(20):
+        outputs = 3 * randn(40, 1)
+        outputs = outputs.round() if ties else outputs
+        targets = (outputs + 2 * randn(40, 1) > 1).float()
+        p, y = outputs.double().sigmoid().flatten().numpy(), targets.flatten().numpy()
+        found = choose(made, outputs, targets)
+        assert found == pytest.approx(threshold_of(made, p, y), abs=1e-12)
+        assert decided(outputs, found).flatten().tolist() == (p > found).tolist()
+
+
+@pytest.mark.parametrize("outputs", [[[90.0]], [[-800.0]], [[90.0], [-800.0]], [[0.0], [0.0]]])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_threshold_is_a_probability_whatever_the_scores(
+    outputs: list[list[float]], rule: dict[str, object]
+) -> None:
+    for label in (0.0, 1.0):
+        scored = torch.tensor(outputs)
+        found = choose(ThresholdRule.model_validate(rule), scored, torch.full_like(scored, label))
+        assert 0.0 < found < 1.0
+        decided(scored, found)
+
+
+def test_without_a_threshold_half_decides() -> None:
+    outputs = torch.tensor([[-1e-30], [0.0], [1e-30]])
+    assert decided(outputs, None).flatten().tolist() == [False, False, True]
+    assert torch.equal(decided(outputs, 0.5), decided(outputs, None))
+
+
+@pytest.mark.parametrize("ties", [1, 4])
+def test_survival_is_measured_pair_by_pair(ties: int) -> None:
+    task = TaskSettings(kind="survival")
+    hazards = (ties * randn(90, 1)).round() / ties if ties > 1 else randn(90, 1)
+    times = torch.rand(90, generator=GENERATOR)
+    times = (times * 20 / ties).ceil()
+    targets = torch.stack([times, (randn(90) > 0).float()], dim=1)
+    got = evaluate(task, hazards, targets)
+    risk = hazards.flatten().numpy()
+    assert got["c_index"] == pytest.approx(c_index_of(risk, *targets.T.numpy()))
+    want = losses_of_rows(task, hazards.double(), targets.double())
+    assert got["loss"] == pytest.approx(want.mean().item())
+    nothing = torch.stack([times, torch.zeros(90)], dim=1)
+    assert evaluate(task, hazards, nothing) == {"loss": 0.0}
+
+
+def test_many_rows_of_survival_are_compared_in_parts() -> None:
+    n = 1500
+    hazards, times = torch.linspace(3, -3, n)[:, None], torch.arange(1.0, n + 1)
+    targets = torch.stack([times, torch.ones(n)], dim=1)
+    assert evaluate(TaskSettings(kind="survival"), hazards, targets)["c_index"] == 1.0
+    assert evaluate(TaskSettings(kind="survival"), -hazards, targets)["c_index"] == 0.0

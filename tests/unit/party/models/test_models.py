@@ -257,7 +257,7 @@ def test_combination_and_its_gradient_by_hand(
     a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
     out = combine(rule, [a, b])  # type: ignore[arg-type]
     assert out.tolist() == value
-    assert out.shape[1] == combined_size(rule, 2, 3)  # type: ignore[arg-type]
+    assert out.shape[1] == combined_size(rule, [3, 3])  # type: ignore[arg-type]
     (out * WEIGHT).sum().backward()
     assert a.grad is not None
     assert b.grad is not None
@@ -265,7 +265,7 @@ def test_combination_and_its_gradient_by_hand(
     assert b.grad.tolist() == grad_b
 
 
-@pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max"])
+@pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max", "attention"])
 @pytest.mark.parametrize("own", [True, False])
 def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(
     rule: Rule, own: bool
@@ -288,7 +288,7 @@ def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(
     assert (found["p1"] is found["p2"]) == (rule in ("sum", "mean"))
 
 
-@pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max"])
+@pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max", "attention"])
 def test_gradients_are_zeros_if_the_loss_does_not_depend_on_the_embeddings(rule: Rule) -> None:
     received = {"p1": A.clone()}
     assert torch.equal(
@@ -300,7 +300,7 @@ def test_concatenation_keeps_the_order_and_splits_the_gradient() -> None:
     a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
     out = combine("concat", [a, b])
     assert out.tolist() == [[1.0, 5.0, 2.0, 3.0, 5.0, 0.0]]
-    assert combined_size("concat", 2, 3) == 6
+    assert combined_size("concat", [3, 4]) == 7
     (out * torch.arange(6.0)).sum().backward()
     assert a.grad is not None
     assert b.grad is not None

@@ -6,18 +6,24 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import lr_scheduler as torchs
 
 from tests.harness.sentences import raises
+from vfl_common.config.base import parse
 from vfl_common.config.models import OptimizerSettings
+from vfl_common.errors import Code, InputError
 from vfl_party.models import seeded
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.optim import Plateau, build_optimizer, build_schedule, clip
 
 SETTINGS = [
     (OptimizerSettings(kind="sgd", lr=0.05), SGD, {}),
@@ -27,6 +33,7 @@ SETTINGS = [
         {"momentum": 0.9},
     ),
     (OptimizerSettings(kind="adam", lr=1e-3, weight_decay=1e-3), Adam, {}),
+    (OptimizerSettings(kind="adamw", lr=1e-3, weight_decay=0.1), AdamW, {}),
     (OptimizerSettings(kind="adagrad", lr=1e-2, weight_decay=1e-3), Adagrad, {}),
 ]
 
@@ -69,7 +76,7 @@ def test_steps_repeat_bit_by_bit_and_agree_with_the_default(
 @pytest.mark.parametrize(
     "odd", ["", "no gradient", "now and then none", "dtype", "momentum", "loaded"]
 )
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
 def test_steps_are_those_of_torchs_kernel(kind: str, odd: str) -> None:
     momentum = 0.9 if (kind, odd) == ("sgd", "momentum") else 0.0
     settings = OptimizerSettings.model_validate(
@@ -94,14 +101,12 @@ def test_steps_are_those_of_torchs_kernel(kind: str, odd: str) -> None:
         return [each.detach() for each in params]
 
     ours = stepped(lambda params: build_optimizer(settings, params))
-    torchs = stepped(
-        lambda params: (
-            SGD(params, lr=0.05, weight_decay=1e-3, momentum=momentum, fused=True)
-            if kind == "sgd"
-            else Adam(params, lr=0.05, weight_decay=1e-3, fused=True)
-        )
+    makers: dict[str, Any] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+    more = {"momentum": momentum} if kind == "sgd" else {}
+    theirs = stepped(
+        lambda params: makers[kind](params, lr=0.05, weight_decay=1e-3, fused=True, **more)
     )
-    assert all(torch.equal(one, other) for one, other in zip(ours, torchs, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("settings", [SETTINGS[0][0], SETTINGS[2][0]], ids=["sgd", "adam"])
@@ -159,6 +164,103 @@ def test_a_cosine_rate_falls_to_zero_and_stays_there() -> None:
     )
     assert all(a >= b for a, b in pairwise(seen))
     assert seen[-2:] == [0.0, 0.0]
+
+
+def composed(
+    warmup: int, after: Callable[[Optimizer], torchs.LRScheduler], steps: int
+) -> list[float]:
+    """The rates of torch's own warm-up with a schedule of torch's after it."""
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.2)
+    schedule = after(optimizer)
+    if warmup:
+        rise = torchs.LinearLR(optimizer, 1 / (warmup + 1), 1.0, total_iters=warmup)
+        schedule = torchs.SequentialLR(optimizer, [rise, schedule], milestones=[warmup])
+    seen = []
+    for _ in range(steps):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return [*seen, optimizer.param_groups[0]["lr"]]
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["constant", "cosine", "step"])
+def test_schedules_and_their_warm_up_are_torchs(kind: str, warmup: int) -> None:
+    more = {"step_epochs": 2, "factor": 0.3} if kind == "step" else {}
+    settings = OptimizerSettings.model_validate(
+        {"lr": 0.2, "schedule": kind, "warmup_epochs": warmup, **more}
+    )
+
+    def after(optimizer: Optimizer) -> torchs.LRScheduler:
+        if kind == "constant":
+            return torchs.ConstantLR(optimizer, 1.0)
+        if kind == "cosine":
+            return torchs.CosineAnnealingLR(optimizer, 9 - warmup)
+        return torchs.StepLR(optimizer, 2, 0.3)
+
+    assert rates(settings, 9, 9) == pytest.approx(composed(warmup, after, 9), rel=1e-9, abs=1e-12)
+
+
+@given(
+    values=st.lists(st.floats(0, 1), min_size=1, max_size=40),
+    patience=st.integers(1, 4),
+    warmup=st.integers(0, 3),
+    cut=st.integers(0, 40),
+)
+def test_a_plateau_lowers_the_rate_as_torchs_does(
+    values: list[float], patience: int, warmup: int, cut: int
+) -> None:
+    settings = OptimizerSettings(
+        lr=0.2, schedule="plateau", factor=0.5, plateau_patience=patience, warmup_epochs=warmup
+    )
+    optimizer = build_optimizer(settings, [nn.Parameter(torch.ones(1))])
+    schedule = build_schedule(settings, optimizer, 50)
+    theirs = SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    falls = torchs.ReduceLROnPlateau(
+        theirs, factor=0.5, patience=patience - 1, threshold=0.0, eps=0.0
+    )
+    best = math.inf
+    for epoch, value in enumerate(values):
+        if epoch == cut:
+            saved = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
+            optimizer = build_optimizer(settings, [nn.Parameter(torch.ones(1))])
+            schedule = build_schedule(settings, optimizer, 50)
+            optimizer.load_state_dict(saved[0])
+            schedule.load_state_dict(saved[1])
+        warm = min(1.0, (epoch + 1) / (warmup + 1))
+        want = 0.2 * warm * theirs.param_groups[0]["lr"]
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(want, rel=1e-12)
+        optimizer.step()
+        schedule.step()
+        assert isinstance(schedule, Plateau)
+        schedule.judged(best=value < best)
+        best = min(best, value)
+        falls.step(value)
+
+
+def test_a_warm_up_leaves_an_epoch_with_the_whole_rate() -> None:
+    settings = OptimizerSettings(warmup_epochs=3)
+    assert rates(settings, 4, 4)[3] == settings.lr
+    with raises(InputError, Code.CONFIG_INVALID):
+        rates(settings, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"momentum": 0.9, "kind": "adamw"},
+        {"schedule": "step"},
+        {"schedule": "cosine", "step_epochs": 3},
+        {"schedule": "constant", "factor": 0.5},
+        {"schedule": "step", "step_epochs": 3, "plateau_patience": 2},
+        {"schedule": "step", "step_epochs": 3, "factor": 1.0},
+        {"warmup_epochs": -1},
+    ],
+    ids=str,
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]) -> None:
+    with raises(InputError, Code.CONFIG_INVALID):
+        parse(OptimizerSettings, settings, "optimizer")
 
 
 def test_a_schedule_goes_on_where_it_stopped() -> None:

@@ -324,9 +324,21 @@ def test_a_faulty_plug_in_is_named_and_no_defect_of_ours(
         codecs.make("mine", WHERE)
     assert "plug-in" in str(caught.value)
     with raises(InputError, Code.CONFIG_INVALID):
-        transforms.load("mine", WHERE)
-    with raises(InputError, Code.CONFIG_INVALID):
         policies.load("mine", WHERE)
+
+
+def test_what_is_neither_a_transform_nor_a_function_is_no_transform(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A class of Filter, and a function, serve as they are: ``test_given_plugins.py``."""
+    for made in (7, Rounds, "text"):
+        monkeypatch.setattr(plugins.Registry, "load", lambda *_, made=made: made)
+        with raises(InputError, Code.CONFIG_INVALID):
+            transforms.load("mine", WHERE)
+
+
+class Rounds:
+    """No filter."""
 
 
 class Odd(Filter):

@@ -16,12 +16,19 @@ from torch import nn
 
 import vfl
 from tests.harness import cases
+from tests.harness.memory import in_process
 from tests.harness.plugins import metadata
 from tests.harness.sentences import raises
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
-from vfl_common.config.models import MlpSettings, ModelSettings, PluginSettings, TaskSettings
+from vfl_common.config.models import (
+    MlpSettings,
+    ModelSettings,
+    PluginSettings,
+    TabularSettings,
+    TaskSettings,
+)
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
@@ -31,7 +38,7 @@ from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import TRAINING, Opened, assemble, expected_rows, open_party
 from vfl_party.base import plugins
 from vfl_party.data import Table, load_table
-from vfl_party.models import Encoder, InputSpec, checked_encoder
+from vfl_party.models import Encoder, InputSpec, Top, checked_encoder, takes_codes
 from vfl_party.models.metrics import Metric, evaluate, lower_is_better
 from vfl_party.phases.course import Course
 from vfl_party.predict.prediction import prediction_data
@@ -104,6 +111,13 @@ def test_an_encoder_of_a_plug_in_has_settings_of_its_own(installed: Installed) -
     assert encoder[1].weight.shape == (5, 4)  # type: ignore[index]
 
 
+def test_an_encoder_of_a_plug_in_may_ask_for_codes(installed: Installed) -> None:
+    installed("vfl.encoders", Encoder(Wide, linear, takes_codes=True))
+    assert takes_codes(PluginSettings(kind="mine"))
+    assert takes_codes(TabularSettings(kind="tabular"))
+    assert not takes_codes(MlpSettings())
+
+
 def test_ours_are_parsed_as_ever() -> None:
     model = ModelSettings.model_validate(
         {"embedding_size": 6, "encoder": {"kind": "mlp", "hidden": [3]}}
@@ -160,6 +174,55 @@ def test_a_faulty_encoder_is_one_sentence(export: Any, installed: Installed) -> 
     installed("vfl.encoders", export)
     with raises(InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID) as caught:
         checked_encoder(PluginSettings(kind="mine"), FLAT, 6, party="p0")
+    assert "\n" not in str(caught.value)
+
+
+# --- top models
+# ----------------------------------------------------------------------
+
+
+def wide_top(settings: Wide, in_features: int, outputs: int) -> nn.Module:
+    first = nn.Linear(in_features, settings.width)
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(settings.width, outputs))
+
+
+def test_a_top_model_of_a_plug_in_has_settings_of_its_own(
+    installed: Installed, tmp_path: Path
+) -> None:
+    installed("vfl.tops", Top(Wide, wide_top))
+    tables = cases.recipe(2, model={"top": MINE, "combine": "sum"})
+    made, data = Recipe.model_validate(tables), cases.digits(2)
+    party = open_party(made, "p0", DataSettings(**data["p0"]), made.model.encoder)
+    top = assemble(party, expected_rows(party)).party.models["top"]
+    assert top[0].weight.shape == (5, 8)  # type: ignore[index]
+    # All that the active party needs; the others do not need it.
+    assert set(versions.shared(party)) == {"vfl.tops:mine"} == set(versions.modelling(party))
+    other = open_party(made, "p1", DataSettings(**data["p1"]), made.model.encoder)
+    assert versions.shared(other) == {} == versions.modelling(other)
+    summary = in_process(tmp_path / "run", tables, data)
+    assert summary.steps > 0
+
+
+@pytest.mark.parametrize(
+    ("top", "export"),
+    [
+        ({"kind": "nowhere"}, Top(Wide, wide_top)),
+        ({"kind": "mine", "widht": 3}, Top(Wide, wide_top)),
+        ({"kind": "mine"}, wide_top),
+        ({"kind": "mine"}, Top(Wide, fails)),  # type: ignore[arg-type]
+        ({"kind": "mine"}, Top(Wide, lambda *_: 3)),  # type: ignore[arg-type]
+        ({"kind": "mine"}, Top(Wide, lambda _s, width, _o: nn.Linear(width, 9))),
+    ],
+)
+def test_a_faulty_top_model_is_one_sentence(
+    top: dict[str, Any], export: Any, installed: Installed
+) -> None:
+    installed("vfl.tops", export)
+    made = Recipe.model_validate(cases.recipe(2, model={"top": top}))
+    data = DataSettings(**cases.digits(2)["p0"])
+    with raises(InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID) as caught:
+        opened = open_party(made, "p0", data, made.model.encoder)
+        assemble(opened, expected_rows(opened))
     assert "\n" not in str(caught.value)
 
 

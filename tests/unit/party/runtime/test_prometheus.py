@@ -7,6 +7,10 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,7 +27,7 @@ from vfl_common.ledger import Ledger, TcpCount
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.process.logs import Console
-from vfl_common.prometheus import exposed, listen_address, traffic
+from vfl_common.prometheus import Families, exposed, listen_address, traffic
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.messages import STATES, Start
 from vfl_party.base.phase import RoundReport
@@ -64,7 +68,7 @@ def test_a_port_that_is_taken_is_told_so() -> None:
             listen_address(address)
         with (
             raises(InputError, Code.ADDRESS_IN_USE),
-            exposed(address, list),
+            exposed(address, list, lambda: "waiting"),
         ):
             pass
 
@@ -77,8 +81,41 @@ def ledger() -> Ledger:
     return found
 
 
+@contextmanager
+def served(families: Families, state: str = "running") -> Iterator[str]:
+    with exposed("127.0.0.1:0", families, lambda: state) as port:
+        yield port.address
+
+
+def answer(address: str, path: str) -> tuple[int, str]:
+    """(status, text)."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as found:
+            return found.status, found.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_program_is_healthy_unless_its_run_has_failed(state: str) -> None:
+    with served(list, state) as address:
+        status = 503 if state == "failed" else 200
+        assert answer(address, "/healthz") == (status, f"{state}\n")
+        assert answer(address, "/healthz?verbose=1")[0] == status
+
+
+def test_there_are_two_pages() -> None:
+    with served(lambda: traffic(ledger(), [])) as address:
+        assert answer(address, "/elsewhere")[0] == 404
+        assert answer(address, "/healthz/")[0] == 404
+        for path in ("/", "/metrics", "/metrics?of=all"):
+            status, text = answer(address, path)
+            assert (status, "vfl_messages_total{" in text) == (200, True)
+
+
 def test_the_ledger_as_prometheus_reads_it() -> None:
-    with exposed("127.0.0.1:0", lambda: traffic(ledger(), [TcpCount("p1", 10, 20)])) as address:
+    with served(lambda: traffic(ledger(), [TcpCount("p1", 10, 20)])) as address:
         found = scrape(address)
     came = {"peer": "p1", "phase": "splitnn", "kind": "embedding", "direction": "received"}
     assert found[key("vfl_payload_bytes_total", **came)] == 8192
@@ -96,14 +133,14 @@ def test_the_ledger_as_prometheus_reads_it() -> None:
 def test_silent_callers_cost_one_thread_and_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "REQUEST_S", 0.2)
     before = set(threading.enumerate())
-    with exposed("127.0.0.1:0", lambda: traffic(ledger(), [])) as address:
+    with served(lambda: traffic(ledger(), [])) as address:
         host, _, port = address.partition(":")
         silent = [socket.create_connection((host, int(port))) for _ in range(4)]
         # Once each of them has had its time.
         assert scrape(address)
         assert {thread.name for thread in set(threading.enumerate()) - before} == {"metrics"}
     monkeypatch.setattr(prometheus, "REQUEST_S", 60.0)
-    with exposed("127.0.0.1:0", list) as address:
+    with served(list) as address:
         silent.append(socket.create_connection((host, int(address.rpartition(":")[2]))))
         began_s = time.monotonic()
     assert time.monotonic() - began_s < 5.0
@@ -128,7 +165,7 @@ def hung_up(caller: socket.socket) -> bool:
 
 def test_a_caller_that_never_ends_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "REQUEST_S", 0.5)
-    with exposed("127.0.0.1:0", list) as address:
+    with served(list) as address:
         host, _, port = address.partition(":")
         with socket.create_connection((host, int(port))) as slow:
             slow.settimeout(0.1)
@@ -302,7 +339,10 @@ def test_the_server_tells_who_is_there_and_how_far_the_run_is() -> None:
     )
     assert found[key("vfl_generation")] == 1
     assert found[key("vfl_interruptions_total")] == 0
-    assert found[key("vfl_refusals_total", code="NOT_IN_RECIPE")] == 2
+    # Each code has a series from the beginning.
+    assert {code: found[key("vfl_refusals_total", code=code.name)] for code in Code} == {
+        code: 2 * (code is Code.NOT_IN_RECIPE) for code in Code
+    }
     assert found[key("vfl_round", phase="splitnn")] == 2
     assert found[key("vfl_run_steps")] == 8
     assert found[key("vfl_party_metric", party="p0", phase="splitnn", metric="train loss")] == 0.4

@@ -1,0 +1,163 @@
+"""The registry of models, and the log of predictions: plain files in a folder of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.cases import recipe
+from tests.harness.sentences import raises
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.production import scorings
+from vfl_common.production.registry import FILE, ModelRegistry
+from vfl_common.run_folder import create
+
+
+def trained(out: Path, run_id: str, *, name: str = "case", party: str = "p0", **facts: Any) -> None:
+    """Makes a party's folder of a run as training leaves it."""
+    found = Recipe.model_validate(recipe(2) | {"name": name})
+    folder = create(out, run_id, party, found)
+    folder.note(**({"job": "train", "trained": True} | facts))
+    folder.finishing()()
+    folder.unlock()
+
+
+def stages(out: Path) -> dict[str, str]:
+    registry = ModelRegistry(out)
+    lines = registry.lines()
+    return {
+        each.run_id: lines[each.recipe].stage(each.run_id) if each.recipe in lines else "candidate"
+        for each in registry.trained()
+    }
+
+
+A, B, C = (f"2026010{day}-020000-case-aaaa" for day in (1, 2, 3))
+
+
+def test_one_run_of_a_recipe_is_in_production(tmp_path: Path) -> None:
+    for run in (B, A, C):
+        trained(tmp_path, run)
+    registry = ModelRegistry(tmp_path)
+    assert stages(tmp_path) == {C: "candidate", B: "candidate", A: "candidate"}
+    assert list(stages(tmp_path)) == [C, B, A]
+    assert registry.promote(A) is None
+    assert registry.promote(B) == A
+    # Again: nothing changes.
+    assert registry.promote(B) == B
+    assert len(registry.changes()) == 2
+    assert stages(tmp_path) == {C: "candidate", B: "production", A: "retired"}
+    assert registry.find("production") == registry.find("production", "case") == B
+    assert registry.find("latest") == C
+    assert registry.promote(C) == B
+    assert registry.rollback() == (B, C)
+    assert registry.rollback("case") == (A, B)
+    assert stages(tmp_path) == {C: "retired", B: "retired", A: "production"}
+    with raises(InputError, Code.FILE_INVALID):
+        registry.rollback()
+    # What was retired can come back.
+    assert registry.promote(C) == A
+    assert stages(tmp_path) == {C: "production", B: "retired", A: "retired"}
+
+
+def test_a_run_in_production_can_be_retired_and_the_one_before_comes_back(tmp_path: Path) -> None:
+    for run in (A, B):
+        trained(tmp_path, run)
+        ModelRegistry(tmp_path).promote(run)
+    assert ModelRegistry(tmp_path).retire(B) == "production"
+    with raises(InputError, Code.FILE_INVALID):
+        ModelRegistry(tmp_path).find("production")
+    assert ModelRegistry(tmp_path).rollback() == (A, None)
+    assert stages(tmp_path) == {B: "retired", A: "production"}
+
+
+def test_recipes_have_models_of_their_own(tmp_path: Path) -> None:
+    trained(tmp_path, A)
+    trained(tmp_path, B, name="other")
+    registry = ModelRegistry(tmp_path)
+    registry.promote(A)
+    registry.promote(B)
+    assert (registry.find("production", "case"), registry.find("production", "other")) == (A, B)
+    assert registry.find("latest", "case") == A
+    for act in (registry.find, lambda _word: registry.rollback()):
+        with raises(InputError, Code.CONFIG_INVALID):
+            act("production")
+
+
+def test_only_what_was_trained_to_the_end_counts(tmp_path: Path) -> None:
+    trained(tmp_path, A)
+    trained(tmp_path, B, trained=False)
+    trained(tmp_path, C, job="predict")
+    assert list(stages(tmp_path)) == [A]
+    with raises(InputError, Code.FILE_INVALID):
+        ModelRegistry(tmp_path).promote(B)
+    # Another party's run is not this one's.
+    assert ModelRegistry(tmp_path, "p1").trained() == []
+    with raises(InputError, Code.FILE_INVALID):
+        ModelRegistry(tmp_path, "p1").find("latest", "case")
+
+
+def test_a_run_with_a_name_of_its_own_began_when_its_recipe_was_written(tmp_path: Path) -> None:
+    for at, run in ((30, "nightly-a"), (10, "nightly-b"), (20, "nightly-c")):
+        trained(tmp_path, run)
+        os.utime(tmp_path / run / "p0" / "recipe.json", (at, at))
+    assert list(stages(tmp_path)) == ["nightly-a", "nightly-c", "nightly-b"]
+
+
+def test_a_model_whose_folder_is_gone_is_named(tmp_path: Path) -> None:
+    trained(tmp_path, A)
+    trained(tmp_path, B)
+    ModelRegistry(tmp_path).promote(A)
+    (tmp_path / A / "p0" / "run.json").unlink()
+    with raises(InputError, Code.FILE_INVALID):
+        ModelRegistry(tmp_path).find("production")
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}x", '[{"run": 1}]', "[3]"])
+def test_a_damaged_registry_says_so(tmp_path: Path, text: str) -> None:
+    trained(tmp_path, A)
+    (tmp_path / FILE).write_text(text)
+    with raises(InputError, Code.FILE_INVALID):
+        ModelRegistry(tmp_path).promote(A)
+    assert (tmp_path / FILE).read_text() == text
+
+
+def test_changes_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    runs = [f"2026010{day}-020000-case-aaaa" for day in range(1, 9)]
+    for run in runs:
+        trained(tmp_path, run)
+    threads = [threading.Thread(target=ModelRegistry(tmp_path).promote, args=[run]) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {each.run for each in ModelRegistry(tmp_path).changes()} == set(runs)
+    assert sum(stage == "production" for stage in stages(tmp_path).values()) == 1
+
+
+FACTS: dict[str, Any] = {"party": "bank", "recipe": "churn", "rows": 3, "scored": 2, "run": "r"}
+
+
+def test_the_log_of_predictions_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert scorings.read(tmp_path) == []
+    for model in (A, B):
+        scorings.note(tmp_path, model=model, **FACTS)
+    path = tmp_path / scorings.FILE
+    assert path.stat().st_mode & 0o777 == 0o600
+    # A crash has cut a line short; a later release knows more.
+    later = json.loads(path.read_text().splitlines()[0]) | {"model": C, "more": 1}
+    with path.open("a") as file:
+        file.write(json.dumps(later) + '\n{"at": "2026')
+    found = scorings.read(tmp_path)
+    assert [each.model for each in found] == [A, B, C]
+    assert {(each.party, each.rows, each.scored, bool(each.who)) for each in found} == {
+        ("bank", 3, 2, True)
+    }
+    scorings.remove(tmp_path, lambda each: each.model == B)
+    assert [each.model for each in scorings.read(tmp_path)] == [A, C]
+    assert path.stat().st_mode & 0o777 == 0o600

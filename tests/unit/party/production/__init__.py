@@ -1,0 +1,1 @@
+"""What a party does with its trained runs beside predicting."""

@@ -1,0 +1,165 @@
+"""The names that plug-ins may rely on.
+
+A plug-in, in a package or in a notebook, imports what it needs of us from here and from nowhere
+else::
+
+    from vfl.api import Filter, Section, Transform
+
+``docs/reference/api-for-plugins.md`` lists the names, and says what is promised of them. Each is
+imported when it is asked for, so that a party that does not need torch does not load it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    # Of attacks, and no part of __all__: these names go if the leak meter is removed.
+    from vfl.leak_meter.scene.scene import Attack as Attack
+    from vfl.leak_meter.scene.scene import Figure as Figure
+    from vfl.leak_meter.scene.scene import Scene as Scene
+    from vfl.leak_meter.scene.scene import UnfitError as UnfitError
+    from vfl.leak_meter.scene.scores import Tally as Tally
+    from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
+    from vfl_common.config.base import Section
+    from vfl_common.errors import Code, InputError, VflError
+    from vfl_party.base.phase import Phase, RoundReport
+    from vfl_party.base.seeds import Rows, batches, derive_seed
+    from vfl_party.models import Encoder, InputSpec, combine
+    from vfl_party.models.metrics import (
+        LossOfRows,
+        Metric,
+        evaluate,
+        loss_fn,
+        lower_is_better,
+    )
+    from vfl_party.models.top.plugin import Top
+    from vfl_party.outbound.codecs import Codec, Place
+    from vfl_party.outbound.codecs.float16 import Float16
+    from vfl_party.outbound.declared import (
+        NOTHING,
+        Exchange,
+        Occurrence,
+        Sent,
+        Traffic,
+        Use,
+        f32,
+        i64,
+        u8,
+    )
+    from vfl_party.outbound.exchange import Answering, Asking
+    from vfl_party.outbound.filter import Filter, Passage, Tensors
+    from vfl_party.outbound.noise import NoisyFilter
+    from vfl_party.outbound.policies import Policy
+    from vfl_party.outbound.transforms import Transform
+    from vfl_party.phases.absence import LatePolicy
+    from vfl_party.phases.context import MakeEncoder, Party
+    from vfl_party.phases.method import Method
+    from vfl_party.phases.scoring import Scored, Scorer, SplitScorer, scoring, scoring_traffic
+    from vfl_party.privacy.plan import PrivatePhase
+    from vfl_party.privacy.settings import DpSettings
+    from vfl_party.privacy.steps import PrivateSteps
+
+__all__ = [
+    "NOTHING",
+    "Answering",
+    "Asking",
+    "BundleSpec",
+    "Code",
+    "Codec",
+    "DType",
+    "DpSettings",
+    "Encoder",
+    "Exchange",
+    "Filter",
+    "Float16",
+    "InputError",
+    "InputSpec",
+    "Kind",
+    "LatePolicy",
+    "LossOfRows",
+    "MakeEncoder",
+    "Method",
+    "Metric",
+    "NoisyFilter",
+    "Occurrence",
+    "Party",
+    "Passage",
+    "Phase",
+    "Place",
+    "Policy",
+    "PrivatePhase",
+    "PrivateSteps",
+    "RoundReport",
+    "Rows",
+    "Scored",
+    "Scorer",
+    "Section",
+    "Sent",
+    "SplitScorer",
+    "StepKey",
+    "TensorSpec",
+    "Tensors",
+    "Top",
+    "Traffic",
+    "Transform",
+    "Use",
+    "VflError",
+    "batches",
+    "combine",
+    "derive_seed",
+    "evaluate",
+    "f32",
+    "i64",
+    "loss_fn",
+    "lower_is_better",
+    "scoring",
+    "scoring_traffic",
+    "u8",
+]
+
+# The room of each name.
+FROM = {
+    name: module
+    for module, names in {
+        "vfl_common.bundle": "BundleSpec DType Kind StepKey TensorSpec",
+        "vfl_common.config.base": "Section",
+        "vfl_common.errors": "Code InputError VflError",
+        "vfl_party.base.phase": "Phase RoundReport",
+        "vfl_party.base.seeds": "Rows batches derive_seed",
+        "vfl_party.models": "Encoder InputSpec combine",
+        "vfl_party.models.metrics": "LossOfRows Metric evaluate loss_fn lower_is_better",
+        "vfl_party.models.top.plugin": "Top",
+        "vfl_party.outbound.codecs": "Codec Place",
+        "vfl_party.outbound.codecs.float16": "Float16",
+        "vfl_party.outbound.declared": ("Exchange NOTHING Occurrence Sent Traffic Use f32 i64 u8"),
+        "vfl_party.outbound.exchange": "Answering Asking",
+        "vfl_party.outbound.filter": "Filter Passage Tensors",
+        "vfl_party.outbound.noise": "NoisyFilter",
+        "vfl_party.outbound.policies": "Policy",
+        "vfl_party.outbound.transforms": "Transform",
+        "vfl_party.phases.absence": "LatePolicy",
+        "vfl_party.phases.context": "MakeEncoder Party",
+        "vfl_party.phases.method": "Method",
+        "vfl_party.phases.scoring": "Scored Scorer SplitScorer scoring scoring_traffic",
+        "vfl_party.privacy.plan": "PrivatePhase",
+        "vfl_party.privacy.settings": "DpSettings",
+        "vfl_party.privacy.steps": "PrivateSteps",
+    }.items()
+    for name in names.split()
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in FROM:
+        return getattr(import_module(FROM[name]), name)
+    # What research adds stands in no module of ours: the entry points ``vfl.api`` name it.
+    for added in entry_points(group="vfl.api", name=name):
+        return added.load()
+    raise AttributeError(f"module 'vfl.api' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(each.name for each in entry_points(group="vfl.api"))})

@@ -1,0 +1,157 @@
+"""What a call of the library is given beside its recipe: functions and classes that it names."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from vfl_common.config.models import ENCODERS, TOPS
+from vfl_common.config.task import LOSSES, METRICS
+from vfl_common.errors import Code, InputError
+from vfl_party.base.plugins import GROUPS, Given, given_now, using
+
+# {group: {name: "module:object"}}.
+Named = dict[str, dict[str, str]]
+
+# Of those groups that do not look for their own names.
+_OURS = {
+    "encoders": ENCODERS,
+    "losses": LOSSES,
+    "metrics": tuple(METRICS),
+    "sources": ("sklearn", "torchvision"),
+    "tops": TOPS,
+}
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@contextlib.contextmanager
+def with_plugins(plugins: Given | None) -> Iterator[None]:
+    """Lets the block find what ``plugins`` has; None: nothing is added. Raises InputError."""
+    if plugins is None:
+        yield
+        return
+    with using(_checked(plugins)):
+        yield
+
+
+def _checked(plugins: Given) -> Given:
+    """Returns a copy, which the caller cannot change meanwhile. Raises InputError if it is no
+    ``{group: {name: object}}``.
+    """
+    if not isinstance(plugins, Mapping):
+        text = f"plugins: give {{group: {{name: object}}}}, not {type(plugins).__name__}"
+        raise InputError(Code.CONFIG_INVALID, text)
+    for group, named in plugins.items():
+        if group not in GROUPS:
+            near = difflib.get_close_matches(str(group), GROUPS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(GROUPS)}"
+            raise InputError(Code.CONFIG_INVALID, f"plugins: there is no group {group!r}; {hint}")
+        if not isinstance(named, Mapping):
+            text = f"plugins: {group}: give {{name: object}}, not {type(named).__name__}"
+            raise InputError(Code.CONFIG_INVALID, text)
+        ours = next((each for each in _OURS.get(group, ()) if each in named), None)
+        if ours is not None:
+            text = f"plugins: {group}: there is {ours!r} already; choose another name"
+            raise InputError(Code.CONFIG_INVALID, text)
+        odd = next((n for n in named if not (isinstance(n, str) and _NAME.fullmatch(n))), None)
+        if odd is not None:
+            text = f"plugins: {group}: {odd!r} is no name"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; take lower-case letters, digits and _")
+    return {group: dict(named) for group, named in plugins.items()}
+
+
+# -- other processes
+# ----------------------------------------------------------------------
+
+
+def named_now(instead: str) -> Named:
+    """Returns the names under which other processes can import what this block was given.
+
+    Raises InputError if only this process has one of them. ``instead``: the argument with which
+    that does not matter.
+    """
+    return {
+        group: {name: _place_of(made, group, name, instead) for name, made in named.items()}
+        for group, named in given_now().items()
+        if named
+    }
+
+
+def imported(named: Named) -> Given:
+    """Imports what ``named_now`` named, in another process. Raises InputError if that fails."""
+    found: dict[str, dict[str, Any]] = {}
+    for group, of in named.items():
+        for name, place in of.items():
+            module, _, attribute = place.partition(":")
+            try:
+                made = getattr(import_module(module), attribute)
+            except Exception as error:
+                text = f"plugins: {group}: {name}: {place} cannot be imported by other processes"
+                raise InputError(
+                    Code.CONFIG_INVALID, f"{text} ({type(error).__name__}: {error}); correct it"
+                ) from error
+            found.setdefault(group, {})[name] = made
+    return found
+
+
+def installed(named: Named, folder: Path) -> tuple[Path, ...]:
+    """Writes entry points into ``folder``, as if a package had them, so that our programs find
+    what is ``named``.
+
+    Returns the folders from which they must import: none if nothing is named.
+    """
+    if not named:
+        return ()
+    info = folder / "given_to_the_run-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: given-to-the-run\nVersion: 0\n")
+    lines = [
+        f"[vfl.{group}]\n" + "".join(f"{name} = {place}\n" for name, place in of.items())
+        for group, of in named.items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    modules = {place.partition(":")[0] for of in named.values() for place in of.values()}
+    return folder.resolve(), *sorted({*filter(None, map(_home_of, modules))})
+
+
+def _place_of(made: Any, group: str, name: str, instead: str) -> str:
+    """Returns ``module:object`` of something that can be imported. Raises InputError."""
+    module, own = getattr(made, "__module__", None), getattr(made, "__qualname__", None)
+    if module != "__main__" and own is not None and _is_at(module, own, made):
+        return f"{module}:{own}"
+    # An object of a module, such as a Method, does not know its name.
+    main = sys.modules.get("__main__")
+    for module, loaded in list(sys.modules.items()):
+        # It also has another name in a child of multiprocessing.
+        if loaded is main or module.partition(".")[0] in ("vfl", "vfl_party"):
+            continue
+        for own, value in list(getattr(loaded, "__dict__", {}).items()):
+            if value is made and own.isidentifier():
+                return f"{module}:{own}"
+    text = f"plugins: {group}: {name} is of this notebook or script, and cannot be found by other"
+    ways = f"put it into a module of its own, or set {instead}"
+    raise InputError(Code.CONFIG_INVALID, f"{text} processes; {ways}")
+
+
+def _is_at(module: Any, name: Any, made: Any) -> bool:
+    return str(name).isidentifier() and getattr(sys.modules.get(module), name, None) is made
+
+
+def _home_of(module: str) -> Path | None:
+    """Returns the folder from which the first part of a module's name is imported; None if each
+    process looks there anyway.
+    """
+    root = sys.modules[module.partition(".")[0]]
+    places = list(getattr(root, "__path__", ())) or [getattr(root, "__file__", None)]
+    if not places or places[0] is None:
+        return None
+    home = Path(places[0]).resolve().parent
+    always = {Path(sysconfig.get_path(key)).resolve() for key in ("purelib", "platlib", "stdlib")}
+    return None if home in always else home

@@ -1,0 +1,127 @@
+"""The presets of ``vfl new recipe --protect``: what they add to split training, and what they were
+measured to give away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vfl.new.rules import Kind
+
+Protect = Literal["none", "labels", "columns", "both"]
+# Trees have no presets.
+Chosen = Literal[Protect, "trees"]
+# Numbers of an embedding, which several classes need more of, and MID's λ.
+WIDTHS: dict[Kind, int] = {"binary": 2, "multiclass": 4, "regression": 2}
+MID = 1e-3
+_BY_KIND: dict[Kind, dict[str, Any]] = {
+    "binary": {"kind": "marvell", "scale": 25.0},
+    "multiclass": {"kind": "label_dp", "epsilon": 1.0},
+    "regression": {"kind": "iso", "amplifier": 4.0},
+}
+
+
+def protected(training: Mapping[str, Any], kind: Kind, protect: Protect) -> dict[str, Any]:
+    """Returns the tables of split training with what a preset adds.
+
+    Args:
+        training: the tables ``model`` and ``phases``, split training first.
+        kind: of the task.
+        protect: ``labels`` adds noise to the gradients that the active party sends, ``columns``
+            takes narrower embeddings, which are drawn (MID, arXiv 2301.01142), ``both`` does both.
+    """
+    model, (split, *others) = dict(training["model"]), training["phases"]
+    split = dict(split)
+    if protect in ("columns", "both"):
+        model["embedding_size"] = min(model["embedding_size"], WIDTHS[kind])
+        split["mid"] = MID
+    if protect in ("labels", "both"):
+        noise = {"exchange": "embedding", "sent_by": "active", **_BY_KIND[kind]}
+        split["transforms"] = [noise]
+    return {**training, "model": model, "phases": [split, *others]}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a preset shows in ``benchmarks/results/defaults-protect.json``, a mean over its tables.
+
+    ``lost``: against ``none``, points of AUC or accuracy, or per cent of a regression's RMSE.
+    ``labels``: what a passive party reads of labels that knows none, as AUC, or |ρ| of a
+    regression; None if no attack reads them so. ``columns``: what the active party reads of a
+    passive party's numbers, R².
+    """
+
+    lost: float
+    labels: float | None
+    columns: float
+
+    def shows_more_labels(self, other: Measured) -> bool:
+        """Whether it gives away more of the labels, as far as they were attacked."""
+        return self.labels is not None and other.labels is not None and self.labels > other.labels
+
+
+MEASURED: dict[Kind, dict[str, Measured]] = {
+    "binary": {
+        "none": Measured(0.0, 1.0, 0.765),
+        "labels": Measured(-0.33, 0.661, 0.815),
+        "columns": Measured(-0.21, 1.0, 0.278),
+        "both": Measured(0.42, 0.639, 0.351),
+        "trees": Measured(0.1, 0.86, 0.502),
+    },
+    "multiclass": {
+        "none": Measured(0.0, 0.951, 0.846),
+        "labels": Measured(2.02, 0.328, 0.817),
+        "columns": Measured(-0.28, 0.811, 0.578),
+        "both": Measured(1.85, 0.32, 0.542),
+        "trees": Measured(2.75, 0.53, 0.558),
+    },
+    "regression": {
+        "none": Measured(0.0, 0.972, 0.968),
+        "labels": Measured(5.41, 0.191, 0.976),
+        "columns": Measured(5.68, 0.795, 0.658),
+        "both": Measured(23.36, 0.142, 0.627),
+        "trees": Measured(18.73, None, 0.648),
+    },
+}
+# R² of the columns that the active party reads by its own columns alone, without any message.
+ALONE: dict[Kind, float] = {"binary": 0.435, "multiclass": 0.156, "regression": 0.147}
+# What is taken if nobody says otherwise: ``labels`` where it costs no more than a point.
+DEFAULTS: dict[Kind, Protect] = {"binary": "labels", "multiclass": "none", "regression": "none"}
+_LOST = {"binary": "points of AUC", "multiclass": "points of AUC", "regression": "% of RMSE"}
+_READ = {"binary": "AUC", "multiclass": "accuracy", "regression": "|ρ|"}
+
+
+def comments(kind: Kind, chosen: Chosen) -> list[str]:
+    """Returns lines for a recipe: what each preset gives away by measurement; the chosen one is
+    marked.
+    """
+    heads = f"labels ({_READ[kind]}) by the others, columns (R²) by the active party"
+    return [
+        "What was read in rehearsals on public tables, and what it costs:",
+        f"{heads}; without any message: columns {ALONE[kind]:.2f}.",
+        "Your own columns differ: rehearse them with vfl leaks.",
+        *(
+            f"{'>' if name == chosen else ' '} {_called(name)}: {words(kind, name)}"
+            for name in MEASURED[kind]
+        ),
+    ]
+
+
+def words(kind: Kind, preset: str) -> str:
+    """Words what a preset, or ``trees``, gives away and costs."""
+    of = MEASURED[kind][preset]
+    labels = "not measured" if of.labels is None else f"{of.labels:.2f}"
+    text = f"labels {labels}, columns {of.columns:.2f}"
+    if preset == "none":
+        return text
+    # A gain is within the noise of two seeds.
+    costs = (
+        f"{of.lost:.1f} {_LOST[kind]}" if of.lost >= 0.05 else "nothing in the mean of the tables"
+    )
+    return f"{text}; costs {costs}"
+
+
+def _called(name: str) -> str:
+    return "--method secureboost" if name == "trees" else f"--protect {name}"

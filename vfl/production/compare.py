@@ -1,0 +1,301 @@
+"""Whether a new model is better than an old one: metrics of the same rows, and intervals of the
+differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.config.models import class_text
+from vfl_common.errors import Code, InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vfl.production.scored import Scored
+
+Floats = npt.NDArray[np.float64]
+Outcome = Literal["better", "worse", "no difference"]
+
+# Resamples of the bootstrap, and its seed: the same comparison gives the same interval.
+_RESAMPLES, _SEED = 2_000, 0
+_LEVEL = 0.95
+# The quantile of the normal distribution for that level.
+_Z = 1.959963984540054
+# So that a logarithm is finite.
+_LEAST = 1e-7
+_NAMES = {
+    "auc": "AUC",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "log_loss": "log loss",
+    "brier": "Brier score",
+}
+_HIGHER = ("auc", "accuracy")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One metric of the old and of the new model, on the same rows. ``low``, ``high``: the 95 %
+    interval of ``difference``.
+    """
+
+    metric: str
+    old: float
+    new: float
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        """New minus old."""
+        return self.new - self.old
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.metric in _HIGHER
+
+    @property
+    def name(self) -> str:
+        """The name for people."""
+        return _NAMES.get(self.metric, self.metric)
+
+    @property
+    def outcome(self) -> Outcome:
+        """``better`` or ``worse`` only if the whole interval is."""
+        low, high = (self.low, self.high) if self.higher_is_better else (-self.high, -self.low)
+        return "better" if low > 0 else "worse" if high < 0 else "no difference"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same rows.
+
+    ``old``, ``new``: their names. ``rows``: how many. ``which``: what rows these are. ``measures``:
+    the one that decides comes first: AUC, accuracy of several classes, or RMSE.
+    """
+
+    old: str
+    new: str
+    rows: int
+    which: str
+    measures: tuple[Measure, ...]
+    scores: tuple[Floats, Floats]
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the first measure says."""
+        return self.measures[0].outcome
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        first = self.measures[0]
+        said = {
+            "better": f"{self.new} is better than {self.old}",
+            "worse": f"{self.new} is worse than {self.old}",
+            "no difference": f"no difference between {self.old} and {self.new} is shown",
+        }[self.outcome]
+        interval = f"95 % interval {first.low:+.4f} to {first.high:+.4f}"
+        numbers = f"{first.name} {first.new:.4f} against {first.old:.4f}"
+        on = f"on {self.rows:,} {self.which}"
+        return f"{said} {on}: {numbers}, {first.difference:+.4f} ({interval})"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what ``vfl compare --json`` prints."""
+        measures = {
+            each.metric: {
+                "old": each.old,
+                "new": each.new,
+                "difference": each.difference,
+                "low": each.low,
+                "high": each.high,
+            }
+            for each in self.measures
+        }
+        found: dict[str, Any] = {"old": self.old, "new": self.new, "rows": self.rows}
+        found |= {"outcome": self.outcome, "verdict": self.verdict}
+        return found | {"decides": self.measures[0].metric, "measures": measures}
+
+    def plot(self) -> Figure:
+        """Draws the differences with their intervals, and the scores of both."""
+        from vfl.production.pictures import compared
+
+        return compared(self)
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.verdict!r})"
+
+
+def compare(
+    old: str | Path | Any,
+    new: str | Path | Any,
+    data: Mapping[str, Any] | None = None,
+    *,
+    truth: str | None = None,
+    label: str | None = None,
+) -> Comparison:
+    """Compares two models on the same rows.
+
+    The difference of two AUCs has DeLong's interval for paired curves (DeLong, DeLong and
+    Clarke-Pearson 1988); all others have that of a paired bootstrap over rows (2,000 resamples,
+    percentiles). Nothing is chosen or tuned on these rows. Rows with which one of the models was
+    trained make the comparison false.
+
+    Args:
+        old: the folder of a run, or a ``Run``: then the test rows that both have are compared. Or
+            a file that ``vfl-party predict`` wrote.
+        new: the same of the new model; of files, with the same rows.
+        data: {party: its new rows}, as in ``Run.predict``; both runs score them on this machine.
+            The active party's rows have the label.
+        truth: with files: a table of the active party with ids and label.
+        label: with files: the column of ``truth`` that has the label.
+
+    Returns a ``Comparison``. Raises VflError.
+    """
+    from vfl.production import scored
+
+    paths = [Path(getattr(each, "folder", each)) for each in (old, new)]
+    files = [scored.is_file(path) for path in paths]
+    if any(files):
+        if not all(files) or data is not None:
+            raise InputError(
+                Code.CONFIG_INVALID, "compare: give two runs, or two files of scores with --truth"
+            )
+        if truth is None or label is None:
+            text = "compare: files of scores do not say what is true"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text}; give --truth and --label, a table and its column"
+            )
+        both = [scored.of_file(path, truth, label) for path in paths]
+        which, names = "new rows", [path.name for path in paths]
+    else:
+        if truth is not None or label is not None:
+            text = "--truth and --label are for files of scores; give new rows of runs with --data"
+            raise InputError(Code.CONFIG_INVALID, f"compare: {text}")
+        runs = [_run(path) for path in paths]
+        names = [run.name for run, _ in runs]
+        if data is None:
+            both = [scored.tested(*run) for run in runs]
+            which = "test rows of both"
+        else:
+            both = [scored.predicted(run, data, active) for run, active in runs]
+            which = "new rows"
+    first, second = scored.in_common(*both)
+    return Comparison(
+        names[0],
+        names[1],
+        len(first.keys),
+        which,
+        measured(first, second),
+        (first.scores_NC, second.scores_NC),
+    )
+
+
+def _run(path: Path) -> tuple[Path, str]:
+    """Returns the folder of a run and the name of its active party. Raises InputError."""
+    from vfl_common.run_folder import RunFolder
+
+    whole = path.resolve()
+    # A party's own folder in it.
+    whole = whole.parent if (whole / "run.json").is_file() else whole
+    found = next(iter(sorted(whole.glob("*/run.json"))), None)
+    if found is None:
+        raise InputError(Code.FILE_INVALID, f"{path}: holds no run; give the folder OUT/RUN-ID")
+    return whole, RunFolder(found.parent, whole.name).recipe().active.name
+
+
+def measured(old: Scored, new: Scored) -> tuple[Measure, ...]:
+    """Returns the metrics of two models on the same rows, the one that decides first."""
+    assert old.truth is not None  # noqa: S101 - nothing is compared without it
+    if old.classes is None:
+        true_N = np.array(old.truth, np.float64)
+        errors = [each.scores_NC[:, 0] - true_N for each in (old, new)]
+        found = {
+            "rmse": [each**2 for each in errors],
+            "mae": [np.abs(each) for each in errors],
+        }
+        return tuple(_bootstrapped(found))
+    names = [name.removeprefix("score_") for name in old.names]
+    truth = [class_text(each) for each in old.truth]
+    losses: dict[str, list[Floats]] = {"accuracy": [], "log_loss": [], "brier": []}
+    hit_NC = np.array([[each == name for name in names] for each in truth], np.float64)
+    for each in (old, new):
+        assert each.classes is not None  # noqa: S101 - both have the same columns
+        right = [said == true for said, true in zip(each.classes, truth, strict=True)]
+        losses["accuracy"].append(np.array(right, np.float64))
+        p_NC, is_NC = each.scores_NC, hit_NC
+        if len(names) == 1:
+            p_NC = np.concatenate([1 - p_NC, p_NC], axis=1)
+            is_NC = np.concatenate([1 - is_NC, is_NC], axis=1)
+        p_N = (p_NC * is_NC).sum(axis=1)
+        losses["log_loss"].append(-np.log(np.maximum(p_N, _LEAST)))
+        brier_N = ((p_NC - is_NC) ** 2).sum(axis=1)
+        losses["brier"].append(brier_N / 2 if len(names) == 1 else brier_N)
+    measures = _bootstrapped(losses)
+    if len(names) == 1 and 0 < hit_NC.sum() < len(hit_NC):
+        scores = [each.scores_NC[:, 0] for each in (old, new)]
+        measures.insert(0, auc_difference(hit_NC[:, 0] > 0, *scores))
+    return tuple(measures)
+
+
+def auc_difference(is_positive_N: npt.NDArray[np.bool_], old_N: Floats, new_N: Floats) -> Measure:
+    """Returns both AUCs and DeLong's interval of their difference.
+
+    Args:
+        is_positive_N: the truth, [N], of both classes.
+        old_N, new_N: scores of the same rows.
+
+    The placements are found by midranks, so that it takes n log n steps (Sun and Xu 2014).
+    """
+    from scipy.stats import rankdata
+
+    aucs, of_positive, of_negative = [], [], []
+    m, n = int(is_positive_N.sum()), int((~is_positive_N).sum())
+    for scores_N in (old_N, new_N):
+        positive_M, negative_N = scores_N[is_positive_N], scores_N[~is_positive_N]
+        whole = rankdata(np.concatenate([positive_M, negative_N]))
+        over_M = (whole[:m] - rankdata(positive_M)) / n
+        under_N = 1 - (whole[m:] - rankdata(negative_N)) / m
+        aucs.append(float(over_M.mean()))
+        of_positive.append(over_M)
+        of_negative.append(under_N)
+
+    def spread(pair: list[Floats], count: int) -> float:
+        return float(np.var(pair[1] - pair[0], ddof=1)) / count if count > 1 else float("inf")
+
+    deviation = float(np.sqrt(spread(of_positive, m) + spread(of_negative, n)))
+    difference = aucs[1] - aucs[0]
+    return Measure(
+        "auc", aucs[0], aucs[1], difference - _Z * deviation, difference + _Z * deviation
+    )
+
+
+def _bootstrapped(losses: Mapping[str, list[Floats]]) -> list[Measure]:
+    """Returns metrics that are means over rows, with intervals of their differences; the RMSE is
+    the root of one.
+
+    ``losses``: {metric: the rows' terms of the old and of the new model}.
+    """
+    terms_NT = np.stack([each for pair in losses.values() for each in pair], axis=1)
+    rows, random = len(terms_NT), np.random.default_rng(_SEED)
+    means_RT = np.empty((_RESAMPLES + 1, terms_NT.shape[1]))
+    means_RT[0] = terms_NT.mean(axis=0)
+    for resample in range(1, _RESAMPLES + 1):
+        times_N = np.bincount(random.integers(0, rows, rows), minlength=rows)
+        means_RT[resample] = times_N @ terms_NT / rows
+    found = []
+    for at, metric in enumerate(losses):
+        old_R, new_R = means_RT[:, 2 * at], means_RT[:, 2 * at + 1]
+        if metric == "rmse":
+            old_R, new_R = np.sqrt(old_R), np.sqrt(new_R)
+        tail = (1 - _LEVEL) / 2
+        low, high = np.quantile((new_R - old_R)[1:], (tail, 1 - tail)).tolist()
+        found.append(Measure(metric, float(old_R[0]), float(new_R[0]), low, high))
+    return found

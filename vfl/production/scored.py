@@ -1,0 +1,169 @@
+"""Rows with scores of two models and the truth, put side by side by id."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vfl_common.config.data import DataSettings
+from vfl_common.config.models import class_text
+from vfl_common.errors import Code, InputError
+from vfl_party.data import Table, load_table
+from vfl_party.data.ids import SEPARATOR
+from vfl_party.predict.results import FORMATS, KEPT, SCORED, STATE, Output
+from vfl_party.production.input_drift import read_scores
+
+_SCORE, _MATCHED, _VALUE = "score_", "matched_", "value"
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows that one model has scored. ``keys``: their ids. ``scores_NC``: a column for each of
+    ``names``. ``classes``: the model's answer, None in regression. ``truth``: if it is known.
+    """
+
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+    scores_NC: Floats  # noqa: N815 - the shape is part of the name
+    classes: tuple[str, ...] | None
+    truth: tuple[Any, ...] | None
+
+    def taken(self, rows: list[int]) -> Scored:
+        """Returns some rows."""
+        return Scored(
+            tuple(self.keys[row] for row in rows),
+            self.names,
+            self.scores_NC[rows],
+            None if self.classes is None else tuple(self.classes[row] for row in rows),
+            None if self.truth is None else tuple(self.truth[row] for row in rows),
+        )
+
+    def with_truth(self, table: Table) -> Scored:
+        """Returns the rows whose truth a table has. Raises InputError if there is none."""
+        assert table.labels is not None  # noqa: S101 - it was read with its label
+        known = dict(zip(table.ids, table.labels.tolist(), strict=True))
+        found = self.taken([row for row, key in enumerate(self.keys) if key in known])
+        if not found.keys:
+            text = f"{table.source}: has none of the scored ids; give the rows that were scored"
+            raise InputError(Code.DATA_INVALID, text)
+        truth = tuple(known[key] for key in found.keys)
+        return Scored(found.keys, found.names, found.scores_NC, found.classes, truth)
+
+
+def in_common(old: Scored, new: Scored) -> tuple[Scored, Scored]:
+    """Returns the rows that both have, in the same order. Raises InputError if there are none, or
+    if the two score something else.
+    """
+    if old.names != new.names:
+        text = f"the two models give other scores: {', '.join(old.names)}, and"
+        raise InputError(
+            Code.DATA_INVALID, f"{text} {', '.join(new.names)}; compare models of the same label"
+        )
+    at = {key: row for row, key in enumerate(new.keys)}
+    pairs = [(row, at[key]) for row, key in enumerate(old.keys) if key in at]
+    if len(pairs) < 2:
+        text = "the two have fewer than two tested rows in common"
+        raise InputError(
+            Code.DATA_INVALID, f"{text}; let both score the same new rows: --data, or --truth"
+        )
+    return old.taken([a for a, _ in pairs]), new.taken([b for _, b in pairs])
+
+
+def tested(run: Path, active: str) -> Scored:
+    """Returns the test rows of a run, by the ids that the parties have matched. Raises
+    InputError.
+    """
+    path = run / active / KEPT
+    if not path.exists():
+        text = f"{path}: no such file; a phase of kind evaluate or gbdt writes it"
+        raise InputError(Code.FILE_INVALID, f"{text}, at the active party")
+    table = read_scores(path)
+    table = table.filter(pa.compute.field("split") == "test")
+    if not table.num_rows:
+        text = f"{path}: has no test rows; give new rows with --data, or --truth"
+        raise InputError(Code.FILE_INVALID, text)
+    last = table.column("phase")[-1].as_py()
+    return _scored(path, table.filter(pa.compute.field("phase") == last), _MATCHED)
+
+
+def predicted(run: Path, data: Mapping[str, Any], active: str) -> Scored:
+    """Scores new rows with a run on this machine; the active party's have the label. Raises
+    VflError.
+    """
+    from vfl.library.predicting import new_rows, predict_rows
+    from vfl.simulation.origin import Origin
+    from vfl_common.run_folder import RunFolder
+    from vfl_party.data import loading
+
+    with tempfile.TemporaryDirectory(prefix="vfl-") as place:
+        output = Output(Path(place) / "scores.parquet")
+        predict_rows(run, data, output)
+        scores = read_scores(output.path)
+    origin = Origin.of(run)
+    name = next(iter(origin.data))
+    recipe = RunFolder(run / name, run.name).recipe()
+    settings, frames = new_rows(recipe, data, origin)
+    own = settings[active].ruled(tuple(recipe.rows.id_rules))
+    if own.label is None:
+        raise InputError(
+            Code.CONFIG_INVALID, f"{run}: the run does not say which column is the label"
+        )
+    # Its columns are not needed again.
+    own = own.model_copy(update={"columns": (), "drop": (), "numeric": (), "categorical": ()})
+    truth = loading(frames)(own, True)
+    return _scored(run, _only_scored(scores), _MATCHED).with_truth(truth)
+
+
+def of_file(path: Path, truth: str, label: str) -> Scored:
+    """Returns the rows of a prediction's file, with the truth from a table of the active party.
+    Raises InputError.
+    """
+    table = _only_scored(read_scores(path))
+    ids = [name for name in _before_matched(path, table) if name in table.column_names]
+    settings = DataSettings(source=truth, id=tuple(ids), label=label, columns=())
+    found = load_table(settings.absolute(Path()), with_label=True)
+    return _scored(path, table, "").with_truth(found)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a person names a file of scores, and not a run."""
+    return path.suffix in FORMATS and not path.is_dir()
+
+
+def _only_scored(table: pa.Table) -> pa.Table:
+    if STATE not in table.column_names:
+        return table
+    return table.filter(pa.compute.field(STATE) == SCORED)
+
+
+def _before_matched(path: Path, table: pa.Table) -> list[str]:
+    names = [each for each in table.column_names if each.startswith(_MATCHED)]
+    if not names:
+        raise InputError(Code.FILE_INVALID, f"{path}: is no file that vfl-party predict wrote")
+    return [each.removeprefix(_MATCHED) for each in names]
+
+
+def _scored(path: Path, table: pa.Table, before: str) -> Scored:
+    """Reads scores. ``before``: in the names of the columns whose cells are the key."""
+    ids = [f"{before}{name}" for name in _before_matched(path, table)]
+    cells = [table.column(name).to_pylist() for name in ids]
+    keys = tuple(SEPARATOR.join(map(str, each)) for each in zip(*cells, strict=True))
+    names = [n for n in table.column_names if n == _VALUE or n.startswith(_SCORE)]
+    columns = [table.column(name).to_numpy().astype(np.float64) for name in names]
+    with_class = "class" in table.column_names
+    classes = (
+        tuple(class_text(each) for each in table.column("class").to_pylist())
+        if with_class
+        else None
+    )
+    truth = tuple(table.column("truth").to_pylist()) if "truth" in table.column_names else None
+    scores_NC = np.stack(columns, axis=1)
+    return Scored(keys, tuple(names), scores_NC, classes, truth)

@@ -1,0 +1,225 @@
+"""Tells OpenTelemetry of a run, its phases and its rounds, if the environment asks for it.
+
+``OTEL_TRACES_EXPORTER=otlp`` asks; OpenTelemetry's other variables say where the spans go. Nothing
+of it crosses between the parties: the trace's id follows from the run's, so that the spans of all
+programs of a run are in one trace. Spans have names of phases and parties, numbers of rounds and
+codes of errors; never a text, an id or a value of rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from vfl_common.errors import Code, InputError, VflError
+from vfl_common.process import logs
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+
+ASKS = "OTEL_TRACES_EXPORTER"
+# For the last spans, if the program ends by itself, and if it is stopped.
+_FLUSH_S, _STOP_S = 5.0, 1.0
+# Events of the log that are told as events of the run's span.
+_TOLD = frozenset(
+    {"aligned", "away", "back", "interrupted", "joined", "left", "lost", "resumed", "server_away"}
+    | {"server_back", "set_aside", "skipped", "standstill"}
+)
+
+
+@contextmanager
+def traced(program: str, party: str) -> Iterator[None]:
+    """Traces the block, a program's part in a run, if the environment asks for it.
+
+    Args:
+        program: ``vfl-server`` or ``vfl-party``; OpenTelemetry's name of the service.
+        party: the name of this party or server.
+
+    Raises InputError (CONFIG_INVALID) if the environment asks for what is not there.
+    """
+    exporter = _exporter(os.environ.get(ASKS, "").strip())
+    if exporter is None:
+        yield
+        return
+    with exporting(exporter, program, party):
+        yield
+
+
+@contextmanager
+def exporting(exporter: SpanExporter, program: str, party: str) -> Iterator[None]:
+    """Gives the spans of the block to ``exporter``. ``traced`` says the rest."""
+    ids = _Ids()
+    provider = _provider(exporter, program, party, ids)
+    spans = Spans(provider, ids)
+    root, ours = logging.getLogger(), logging.getLogger(logs.__name__)
+    # A server hears of rounds by reports of progress alone, which no other handler takes.
+    before = ours.level
+    ours.setLevel(logging.DEBUG)
+    root.addHandler(spans)
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        root.removeHandler(spans)
+        ours.setLevel(before)
+        spans.end(error)
+        # It heeds no limit of its own while a collector is away.
+        last = threading.Thread(target=provider.force_flush, name="traces", daemon=True)
+        last.start()
+        stopped = error is not None and not isinstance(error, Exception)
+        last.join(_STOP_S if stopped else _FLUSH_S)
+
+
+class Spans(logging.Handler):
+    """Makes spans of what the log says: ``run``, in it ``phase``, and in that ``round``.
+
+    A round begins where the one before ends, or where the run was started, resumed or aligned. A
+    server hears of rounds at a rate that people can read, so one of its spans may be several.
+    """
+
+    def __init__(self, provider: TracerProvider, ids: _Ids) -> None:
+        super().__init__(logging.DEBUG)
+        self._tracer, self._ids = provider.get_tracer("vfl", logs.version()), ids
+        # When the next span began.
+        self._began_ns = self._mark_ns = time.time_ns()
+        self._generation = 0
+        self._run_id, self._phase_name, self._round = "", "", 0
+        self._run: Span | None = None
+        self._phase: Span | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts = record.__dict__
+        event = facts.get("event")
+        if event == "started":
+            self._start(facts["run_id"], facts["generation"])
+        elif event in ("round", "progress") and self._run is not None:
+            self._done(facts["phase"], facts["round"], facts["rounds"])
+        elif event in _TOLD and self._run is not None:
+            self._run.add_event(event)
+            if event == "interrupted":
+                self._end_phase()
+            self._mark_ns = time.time_ns()
+
+    def _start(self, run_id: str, generation: int) -> None:
+        self._end_phase()
+        if run_id != self._run_id or self._run is None:
+            if self._run is not None:
+                self._run.end()
+            self._open(run_id)
+        self._generation, self._mark_ns = generation, time.time_ns()
+
+    def _open(self, run_id: str) -> Span:
+        self._ids.run_id, self._run_id = run_id, run_id
+        facts = {"vfl.run": run_id} if run_id else {}
+        self._run = self._tracer.start_span("run", start_time=self._began_ns, attributes=facts)
+        return self._run
+
+    def _done(self, phase: str, round_: int, rounds: int) -> None:
+        """Notes that ``round_`` rounds of the phase are done."""
+        if phase != self._phase_name:
+            self._end_phase()
+        if self._phase is None:
+            self._phase = self._within(
+                self._run,
+                "phase",
+                {"vfl.phase": phase, "vfl.generation": self._generation, "vfl.rounds": rounds},
+            )
+            # A run that was resumed begins with a later one.
+            self._phase_name, self._round = phase, max(0, round_ - 1)
+        if round_ > self._round:
+            first = self._round + 1
+            self._within(
+                self._phase,
+                "round",
+                {"vfl.phase": phase, "vfl.first_round": first, "vfl.round": round_},
+            ).end()
+            self._round, self._mark_ns = round_, time.time_ns()
+
+    def _within(self, parent: Span | None, name: str, facts: dict[str, str | int]) -> Span:
+        """Begins a span in another one, at the time of the last mark."""
+        from opentelemetry.trace import set_span_in_context
+
+        context = set_span_in_context(parent) if parent is not None else None
+        return self._tracer.start_span(name, context, start_time=self._mark_ns, attributes=facts)
+
+    def _end_phase(self) -> None:
+        if self._phase is not None:
+            self._phase.end()
+        self._phase, self._phase_name, self._round = None, "", 0
+
+    def end(self, error: BaseException | None) -> None:
+        """Ends all spans. ``error``: why the program ends, if it has not done its work."""
+        from opentelemetry.trace import StatusCode
+
+        self._end_phase()
+        # Who was refused has no run, and is in a trace of its own.
+        run = self._run if self._run is not None else self._open("")
+        if isinstance(error, Exception):
+            code = error.code if isinstance(error, VflError) else Code.INTERNAL
+            run.set_status(StatusCode.ERROR, code.name)
+        elif error is not None:
+            run.add_event("stopped")
+        run.end()
+
+
+class _Ids:
+    """Makes ids of traces and spans. ``run_id``: of the run whose trace is next; '' for none."""
+
+    run_id = ""
+
+    def generate_trace_id(self) -> int:
+        return trace_id(self.run_id) if self.run_id else secrets.randbits(128) | 1
+
+    def generate_span_id(self) -> int:
+        return secrets.randbits(64) | 1
+
+    def is_trace_id_random(self) -> bool:
+        return False
+
+
+def trace_id(run_id: str) -> int:
+    """Returns the id of a run's trace, the same in all its programs."""
+    return int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:16]) | 1
+
+
+def _provider(exporter: SpanExporter, program: str, party: str, ids: _Ids) -> TracerProvider:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    facts = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or program}
+    facts |= {"service.version": logs.version(), "service.instance.id": party, "vfl.party": party}
+    provider = TracerProvider(
+        resource=Resource.create(facts),
+        id_generator=ids,  # type: ignore[arg-type]  # its base class is not imported here
+        shutdown_on_exit=False,
+    )
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def _exporter(wanted: str) -> SpanExporter | None:
+    """Returns what the environment asks for; None if it asks for none. Raises InputError."""
+    if wanted in ("", "none"):
+        return None
+    if wanted != "otlp":
+        text = f"{ASKS} is {wanted!r}; it must be otlp, or none"
+        raise InputError(Code.CONFIG_INVALID, text)
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        text = f"{ASKS} asks for traces, which need the extra otel: pip install 'vfl[otel]'"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; or unset it") from None
+    return OTLPSpanExporter()

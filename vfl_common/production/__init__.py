@@ -1,0 +1,3 @@
+"""What a party knows of its models in use: which run is in production, and what was scored with
+which.
+"""

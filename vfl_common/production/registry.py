@@ -1,0 +1,275 @@
+"""Which trained run is in production: ``models.json`` in a party's folder of runs.
+
+The file has all changes, the oldest first. A trained run is a candidate until it is promoted. One
+run of each recipe's name is in production: a promotion retires the run that was. Each party keeps
+its own file; the ids of runs are the same at all parties, so the server of a joint prediction sees
+whether they mean the same run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from vfl_common.errors import Code, InputError, VflError
+from vfl_common.files import PLAIN_NAME, unwritable, write_atomic
+from vfl_common.process.logs import utc
+from vfl_common.run_folder import RunFolder
+from vfl_common.text import clean, listed
+
+FILE = "models.json"
+LATEST, PRODUCTION = "latest", "production"
+# What stands for a run.
+WORDS = (LATEST, PRODUCTION)
+Stage = Literal["candidate", "production", "retired"]
+Act = Literal["promote", "rollback", "retire"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a stage. ``run``: what was promoted or retired; of a rollback, the run that
+    came back.
+    """
+
+    act: Act
+    run: str
+    recipe: str
+    at: str
+    who: str
+
+
+@dataclass
+class Line:
+    """The runs of one recipe's name. ``before``: those that were in production, the newest last."""
+
+    current: str | None = None
+    before: list[str] = field(default_factory=list)
+    retired: set[str] = field(default_factory=set)
+
+    def apply(self, change: Change) -> None:
+        """Follows one change."""
+        run = change.run
+        if self.current is not None and change.act != "retire":
+            self.retired.add(self.current)
+        if change.act == "promote":
+            if self.current is not None:
+                self.before.append(self.current)
+            self._take(run)
+        elif change.act == "rollback":
+            self._take(run)
+        else:
+            self.retired.add(run)
+            self.before = [each for each in self.before if each != run]
+            self.current = None if run == self.current else self.current
+
+    def _take(self, run: str) -> None:
+        self.current = run
+        self.before = [each for each in self.before if each != run]
+        self.retired.discard(run)
+
+    def stage(self, run: str) -> Stage:
+        """Returns the stage of a trained run of this recipe's name."""
+        if run == self.current:
+            return "production"
+        return "retired" if run in self.retired else "candidate"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that was trained to its end, as the folder of a party shows. ``recipe``: its name."""
+
+    run_id: str
+    recipe: str
+    began_s: float
+
+
+class ModelRegistry:
+    """The registry of one folder of runs. ``party``: only this party's runs count; '': any
+    party's.
+    """
+
+    def __init__(self, out: Path, party: str = "") -> None:
+        self.out, self._party = out, party
+
+    def changes(self) -> list[Change]:
+        """Returns all changes, the oldest first. Raises InputError if the file is damaged."""
+        path = self.out / FILE
+        try:
+            return [Change(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})"
+            ) from None
+        except (ValueError, TypeError, RecursionError):
+            text = f"{path}: is damaged; restore it, or remove it and promote a run again"
+            raise InputError(Code.FILE_INVALID, text) from None
+
+    def lines(self) -> dict[str, Line]:
+        """Returns {recipe's name: its runs' stages}. Raises InputError."""
+        found: dict[str, Line] = {}
+        for change in self.changes():
+            found.setdefault(change.recipe, Line()).apply(change)
+        return found
+
+    def trained(self) -> list[Trained]:
+        """Returns the runs in the folder that a party has trained to the end, the newest first."""
+        paths = self.out.glob(f"*/{self._party or '*'}/run.json")
+        known = {each.run_id: each for path in paths if (each := _trained(path)) is not None}
+        return sorted(known.values(), key=lambda each: (each.began_s, each.run_id), reverse=True)
+
+    def find(self, word: str, recipe: str = "") -> str:
+        """Returns the id of the run that ``latest`` or ``production`` means.
+
+        Args:
+            word: one of ``WORDS``.
+            recipe: the recipe's name; '': that of the only runs here.
+
+        Raises InputError if there is none, or if runs of several recipes could be meant.
+        """
+        runs = self.trained()
+        if word == LATEST:
+            known = {each.recipe: each.run_id for each in reversed(runs)}
+            what, remedy = "trained run", "train one first"
+        else:
+            known = {name: of.current for name, of in self.lines().items() if of.current}
+            what, remedy = "run in production", "promote one: vfl models promote RUN"
+        if not recipe and len(known) > 1:
+            text = f"{self.out}: {word} could mean runs of several recipes"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text} ({listed(sorted(known))}); give the folder of the run"
+            )
+        found = known.get(recipe) if recipe else next(iter(known.values()), None)
+        if found is None:
+            of = f" of recipe {recipe}" if recipe else ""
+            raise InputError(Code.FILE_INVALID, f"{self.out}: holds no {what}{of}; {remedy}")
+        if all(each.run_id != found for each in runs):
+            text = f"{self.out}: run {found} is in production, and its folder holds no trained run"
+            raise InputError(
+                Code.FILE_INVALID, f"{text}; restore it, or roll back: vfl models rollback"
+            )
+        return found
+
+    def promote(self, run_id: str) -> str | None:
+        """Puts a trained run into production; returns the one that was. Raises InputError.
+
+        If it is in production already, nothing changes.
+        """
+        recipe = self._recipe_of(run_id)
+        with self._changing() as changes:
+            before = self.lines().get(recipe, Line()).current
+            if before != run_id:
+                changes.append(_change("promote", run_id, recipe))
+        return before
+
+    def retire(self, run_id: str) -> Stage:
+        """Retires a run; returns the stage that it had. Raises InputError."""
+        recipe = self._recipe_of(run_id)
+        with self._changing() as changes:
+            before = self.lines().get(recipe, Line()).stage(run_id)
+            if before != "retired":
+                changes.append(_change("retire", run_id, recipe))
+        return before
+
+    def rollback(self, recipe: str = "") -> tuple[str, str | None]:
+        """Puts the run back into production that was before. ``recipe``: its name, needed if runs
+        of several are in production.
+
+        Returns that run, and the one that was retired. Raises InputError if there is none.
+        """
+        with self._changing() as changes:
+            lines = {name: of for name, of in self.lines().items() if of.current or of.before}
+            if not recipe and len(lines) > 1:
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{self.out}: has models of several recipes ({listed(sorted(lines))}); say "
+                    "which with --recipe",
+                )
+            name = recipe or next(iter(lines), "")
+            line, here = lines.get(name, Line()), {each.run_id for each in self.trained()}
+            back = next((each for each in reversed(line.before) if each in here), None)
+            if back is None:
+                text = f"{self.out}: no earlier run{f' of recipe {name}' if name else ''} is here"
+                raise InputError(
+                    Code.FILE_INVALID, f"{text} that was in production; promote another run"
+                )
+            changes.append(_change("rollback", back, name))
+        return back, line.current
+
+    def _recipe_of(self, run_id: str) -> str:
+        found = next((each for each in self.trained() if each.run_id == run_id), None)
+        if found is None:
+            text = f"{self.out / run_id}: is no run that was trained to its end here"
+            raise InputError(Code.FILE_INVALID, f"{text}; vfl models lists those that were")
+        return found.recipe
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[list[Change]]:
+        """Gives the list of changes to add to, and writes it; nobody else changes it meanwhile."""
+        try:
+            lock = os.open(self.out, os.O_RDONLY)
+        except OSError as error:
+            raise unwritable(self.out, error) from None
+        try:
+            # A file system without locks has one writer, as with runs.
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            changes = self.changes()
+            known = len(changes)
+            yield changes
+            if len(changes) > known:
+                text = json.dumps([asdict(each) for each in changes], indent=1) + "\n"
+                write_atomic(self.out / FILE, text, durable=True)
+        finally:
+            os.close(lock)
+
+
+def named_time(run_id: str) -> float | None:
+    """Returns when a run began, in seconds since 1970, as its id says; None if a person has named
+    it.
+    """
+    try:
+        return datetime.strptime(run_id[:15] + "+0000", "%Y%m%d-%H%M%S%z").timestamp()
+    except ValueError:
+        return None
+
+
+def user() -> str:
+    """Returns the name of the system's user who runs this program, or the number if it has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _change(act: Act, run: str, recipe: str) -> Change:
+    return Change(act, run, recipe, utc(time.time()), user())
+
+
+def _trained(path: Path) -> Trained | None:
+    """Reads a process's ``run.json``; None if it has trained nothing to the end, or is damaged."""
+    folder = RunFolder(path.parent, path.parents[1].name)
+    try:
+        facts: dict[str, Any] = folder.facts()
+        if facts.get("job") != "train" or not facts.get("trained"):
+            return None
+        recipe = folder.recipe().name
+    except VflError:
+        return None
+    run_id = folder.run_id
+    if not PLAIN_NAME.fullmatch(run_id):
+        return None
+    named = named_time(run_id)
+    # A copy of the folder changes the time of its files.
+    changed = path.with_name("recipe.json").stat().st_mtime if named is None else named
+    return Trained(run_id, clean(recipe), changed)

@@ -1,0 +1,180 @@
+"""How the values of each column are spread over bins in the training rows, to compare new rows
+with.
+
+A column of numbers has ten bins between the deciles of training, fewer if many values are equal; a
+column of categories has a bin for each frequent category and one for all others. Both have one for
+missing values. A party keeps the counts of its own columns in its folder of the run: no row, and
+nothing leaves it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.errors import Code, InputError
+from vfl_common.files import private_file
+from vfl_party.data.row_arrays import release
+from vfl_party.data.table import Table, counted
+
+FILE = "profile.json"
+Counts = npt.NDArray[np.int64]
+
+# Training rows of which numbers are counted: chance moves their index by less than 0.001.
+_LOOKED_AT = 20_000
+# Numbers that are counted at once.
+_AT_ONCE = 1 << 25
+# Bins of numbers, and categories with a bin of their own.
+_BINS, _MOST_WORDS = 10, 50
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """One column. ``edges``: between the bins of numbers; ``words``: categories with a bin of their
+    own; ``counts``: rows of training in each bin, then (of categories) in all others, then missing
+    ones.
+    """
+
+    name: str
+    is_number: bool
+    counts: tuple[int, ...]
+    edges: tuple[float, ...] = ()
+    words: tuple[str, ...] = ()
+
+    def count_numbers(self, values_N: npt.NDArray[np.float32]) -> Counts:
+        """Returns how many of other numbers are in each bin; NaN is missing."""
+        return _binned(values_N, self.edges)
+
+    def count_words(self, words: Sequence[str], counts: Sequence[int]) -> Counts:
+        """Returns how many cells are in each bin.
+
+        Args:
+            words: the categories that occur.
+            counts: how often each does, then how many cells are missing.
+        """
+        place = {word: at for at, word in enumerate(self.words)}
+        found = np.zeros(len(self.words) + 2, np.int64)
+        for word, count in zip(words, counts, strict=False):
+            found[place.get(word, len(self.words))] += count
+        found[-1] = counts[-1]
+        return found
+
+
+def profile_of(table: Table, rows: npt.NDArray[np.int64]) -> list[ColumnProfile]:
+    """Returns the profile of each column of a table in the given rows; none of images."""
+    found: list[ColumnProfile] = []
+    values_NF = table.numeric_NF
+    if values_NF is not None:
+        sample = rows[:: max(1, -(-len(rows) // _LOOKED_AT))]
+        step = max(1, _AT_ONCE // max(1, len(sample)))
+        for start in range(0, values_NF.shape[1], step):
+            columns = values_NF[sample, start : start + step]
+            release(values_NF)
+            for name, values_N in zip(table.numeric_names[start:], columns.T, strict=False):
+                edges = _edges(values_N)
+                counts = tuple(_binned(values_N, edges).tolist())
+                found.append(ColumnProfile(name, True, counts, edges))
+    if table.categorical is not None:
+        for k, name in enumerate(table.categorical_names):
+            words, times = table.categorical.words[k], counted(table.categorical, k, rows)
+            order = np.argsort(-times[:-1], kind="stable")[:_MOST_WORDS]
+            frequent = tuple(words[at] for at in order.tolist() if times[at])
+            column = ColumnProfile(name, False, (), words=frequent)
+            counts = tuple(column.count_words(words, times.tolist()).tolist())
+            found.append(ColumnProfile(name, False, counts, words=frequent))
+    return found
+
+
+def save(folder: Path, profile: Sequence[ColumnProfile]) -> None:
+    """Writes the profile into a party's folder of a run; only its owner may read it. Raises
+    InputError.
+    """
+    with private_file(folder / FILE) as file:
+        file.write(json.dumps([asdict(each) for each in profile]).encode())
+
+
+def load(folder: Path) -> list[ColumnProfile]:
+    """Reads the profile. Raises InputError if there is none, or if it is damaged."""
+    path = folder / FILE
+    try:
+        return [
+            ColumnProfile(
+                str(each["name"]),
+                bool(each["is_number"]),
+                tuple(map(int, each["counts"])),
+                tuple(map(float, each["edges"])),
+                tuple(map(str, each["words"])),
+            )
+            for each in json.loads(path.read_text())
+        ]
+    except FileNotFoundError:
+        text = f"{path}: is missing: an earlier release trained this run, or it has images"
+        raise InputError(Code.FILE_INVALID, f"{text}; compare with a newer run") from None
+    except OSError as error:
+        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise InputError(Code.FILE_INVALID, f"{path}: is damaged; restore it") from None
+
+
+def bins_of(values_N: npt.NDArray[np.float32]) -> ColumnProfile:
+    """Returns the profile of a column of numbers that has no name, such as scores."""
+    edges = _edges(values_N)
+    return ColumnProfile("", True, tuple(_binned(values_N, edges).tolist()), edges)
+
+
+def stability_index(before: Sequence[int], now: Sequence[int]) -> float:
+    """Returns the population stability index, the sum of (q - p) ln(q / p) over bins with the
+    shares p before and q now.
+
+    Half a row is added to each bin, so that an empty one is not infinitely far; a bin that is empty
+    in both is left out. Siddiqi 2006, Credit Risk Scorecards, has the index and its limits.
+    """
+    p, q = _shares(before, now)
+    return float(((q - p) * np.log(q / p)).sum())
+
+
+def by_chance(before: Sequence[int], now: Sequence[int], *, level: float) -> float:
+    """Returns the index that chance alone exceeds with the probability ``level`` if nothing has
+    changed.
+
+    The index is then near (1/n + 1/m) times a chi-squared number with one degree of freedom less
+    than there are bins (Yurdakul and Naranjo 2020, Statistical properties of the population
+    stability index).
+    """
+    from scipy.stats import chi2
+
+    used = sum(1 for a, b in zip(before, now, strict=True) if a or b)
+    if used < 2:
+        return 0.0
+    sizes = 1 / max(1, sum(before)) + 1 / max(1, sum(now))
+    return float(sizes * chi2.ppf(1 - level, used - 1))
+
+
+def _shares(
+    before: Sequence[int], now: Sequence[int]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    counts_2B = np.array([before, now], np.float64)
+    counts_2B = counts_2B[:, counts_2B.any(axis=0)] + 0.5
+    shares = counts_2B / counts_2B.sum(axis=1, keepdims=True)
+    return shares[0], shares[1]
+
+
+def _edges(values_N: npt.NDArray[np.float32]) -> tuple[float, ...]:
+    present_N = values_N[~np.isnan(values_N)]
+    if not len(present_N):
+        return ()
+    inner = np.linspace(0, 1, _BINS + 1)[1:-1]
+    edges: list[float] = np.unique(np.quantile(present_N, inner)).tolist()
+    return tuple(edges)
+
+
+def _binned(values_N: npt.NDArray[np.float32], edges: Sequence[float]) -> Counts:
+    missing_N = np.isnan(values_N)
+    places = np.searchsorted(np.array(edges, np.float64), values_N[~missing_N], side="right")
+    counts = np.bincount(places, minlength=len(edges) + 1)
+    return np.append(counts, int(missing_N.sum())).astype(np.int64)

@@ -1,0 +1,70 @@
+"""How much each row counts in the loss of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vfl_common.config.task import TaskSettings, class_text
+from vfl_party.data import checks
+from vfl_party.data.inputs.labels import Labels
+
+
+def checked_weights(source: str, name: str, values: npt.NDArray[Any]) -> Tensor:
+    """Returns the column of weights, float64 [N]. Raises InputError if it holds anything but
+    numbers of 0 or more.
+    """
+    if values.dtype.kind not in "biuf":
+        raise checks.unusable(source, f"weight column {name!r} holds text; weights are numbers")
+    if (values < 0).any():
+        raise checks.unusable(source, f"weight column {name!r} has numbers below 0; correct it")
+    return torch.from_numpy(values.astype(np.float64))
+
+
+def check_classes(task: TaskSettings, labels: Labels) -> None:
+    """Raises InputError if ``task.class_weight`` names a class that the labels do not have."""
+    known = {class_text(each) for each in labels.classes}
+    for name in task.class_weight if isinstance(task.class_weight, dict) else ():
+        if name not in known:
+            what = f"its label has no value {name!r}, which task.class_weight of the recipe names"
+            raise checks.unusable(labels.source, f"{what}; correct the recipe")
+
+
+def row_weights(
+    task: TaskSettings,
+    labels: Labels,
+    targets: Tensor,
+    column_N: Tensor | None,
+    rows: npt.NDArray[np.int64],
+) -> Tensor | None:
+    """Returns how much each row counts in the loss, float32 [N]: the column's number times that of
+    the class, so that the mean over ``rows`` is 1. None: all count alike.
+
+    ``balanced``: a row of a class counts N / (classes * rows of the class), over ``rows``. Raises
+    InputError if all of ``rows`` weigh 0.
+    """
+    if column_N is None and task.class_weight is None:
+        return None
+    found_N = torch.ones(len(targets), dtype=torch.float64)
+    if column_N is not None:
+        found_N *= column_N
+    at = torch.from_numpy(rows)
+    if task.class_weight is not None:
+        codes_N = targets.detach().cpu().reshape(-1).long()
+        if isinstance(task.class_weight, dict):
+            of_C = torch.tensor(
+                [task.class_weight.get(class_text(each), 1.0) for each in labels.classes],
+                dtype=torch.float64,
+            )
+        else:
+            counts_C = torch.bincount(codes_N[at], minlength=len(labels.classes)).double()
+            of_C = len(rows) / (len(labels.classes) * counts_C.clamp_min(1.0))
+        found_N *= of_C[codes_N]
+    mean = found_N[at].mean()
+    if len(rows) and not mean > 0:
+        raise checks.unusable(labels.source, "all training rows have the weight 0; correct it")
+    return (found_N / mean).float()

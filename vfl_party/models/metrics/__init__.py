@@ -1,0 +1,28 @@
+"""The loss, the decisions and the metrics of a task."""
+
+from vfl_party.models.metrics.losses import Loss, loss_fn, scores
+from vfl_party.models.metrics.measures import (
+    PLUGINS,
+    Metric,
+    evaluate,
+    functional,
+    load_metric,
+    lower_is_better,
+)
+from vfl_party.models.metrics.plugin_loss import LossOfRows
+from vfl_party.models.metrics.threshold import choose, decided
+
+__all__ = [
+    "PLUGINS",
+    "Loss",
+    "LossOfRows",
+    "Metric",
+    "choose",
+    "decided",
+    "evaluate",
+    "functional",
+    "load_metric",
+    "loss_fn",
+    "lower_is_better",
+    "scores",
+]

@@ -1,0 +1,321 @@
+"""Computes the metrics of a task.
+
+The first evaluation imports torchmetrics, so that a passive party never pays for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - as everywhere
+
+from vfl_common.config.task import LOWER_IS_BETTER, METRICS, TaskSettings, top_of
+from vfl_common.errors import Code, InputError, VflError
+from vfl_party.base.plugins import PlugIns, where_it_failed
+from vfl_party.models.metrics.losses import loss_fn, scores
+from vfl_party.models.metrics.threshold import decided
+
+_WHERE = "recipe: task.metrics"
+# Rows that are compared with all others at once.
+_COMPARED = 512
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The type that an entry point of ``vfl.metrics`` names.
+
+    Args:
+        compute: (scores, targets) -> the metric over all rows of a split; None if it is undefined
+            for them. Both are float64 on the CPU, except for a class, int64. ``binary``:
+            probabilities [N, 1], 0 and 1 [N, 1]. ``multiclass``: probabilities [N, classes],
+            classes [N]. ``multilabel``: probabilities [N, labels], 0 and 1 [N, labels].
+            ``regression``: values [N, 1], values [N, 1], in the label's unit. ``survival``:
+            logarithms of hazards [N, 1], times and events [N, 2].
+        lower_is_better: for early stopping.
+    """
+
+    compute: Callable[[Tensor, Tensor], float | None]
+    lower_is_better: bool = False
+
+
+PLUGINS = PlugIns("vfl.metrics", "metric", ours=tuple(METRICS))
+
+
+def load_metric(name: str) -> Metric:
+    """Returns the metric of a plug-in; a function by itself is one of which more is better. Raises
+    InputError if there is none.
+    """
+    found = PLUGINS.load(name, _WHERE)
+    made = Metric(found) if callable(found) and not isinstance(found, type) else found
+    return PLUGINS.checked(made, name, _WHERE, Metric)
+
+
+def lower_is_better(task: TaskSettings, name: str) -> bool:
+    """Returns whether a smaller value of one of the task's metrics is better. Raises InputError."""
+    return (
+        load_metric(name).lower_is_better
+        if name in task.plugin_metrics
+        else name in LOWER_IS_BETTER
+    )
+
+
+def evaluate(
+    task: TaskSettings,
+    outputs_NO: Tensor,
+    targets: Tensor,
+    unscale: Callable[[Tensor], Tensor] | None = None,
+    *,
+    weights_N: Tensor | None = None,
+    threshold: float | None = None,
+) -> dict[str, float]:
+    """Computes metrics over all rows (``task.all_metrics``) in float64 on the CPU; empty if there
+    are no rows.
+
+    Every metric but ``loss`` counts each row once.
+
+    Args:
+        task: decides the metrics. All: ``loss``, the mean of what training minimises. ``binary``:
+            ``accuracy`` and ``f1`` at the threshold, ``auc``. ``multiclass``: ``accuracy``, ``f1``
+            (macro, over the classes that occur in targets or predictions), ``auc`` (macro, one
+            class against the rest, over the classes that occur in the targets). ``multilabel``: the
+            means of what ``binary`` has, over the labels for which it is defined. ``regression``:
+            ``rmse`` in the label's own unit, ``rmse_scaled`` in the scale that the model sees.
+            ``survival``: ``c_index``.
+        outputs_NO: as for ``loss_fn``, on any device.
+        targets: as for ``loss_fn``.
+        unscale: from the model's scale to the label's unit; None if they are the same.
+        weights_N: what each row counts in ``loss``; None: all alike.
+        threshold: the probability above which a row is positive; None: 0.5. Only for ``binary``.
+
+    A metric is left out if it is undefined: ``auc`` and its kin if the targets hold a single class,
+    ``c_index`` if no two rows can be compared, ``r2`` if the targets hold a single value, ``mape``
+    if one of them is 0. Raises InputError if a plug-in's metric cannot be computed.
+    """
+    if not len(targets):
+        return {}
+    outputs_NO = outputs_NO.detach().cpu().double()
+    targets = targets.detach().cpu().to(torch.int64 if task.kind == "multiclass" else torch.float64)
+    if weights_N is not None:
+        weights_N = weights_N.detach().cpu().double()
+    found = {"loss": loss_fn(task)(outputs_NO, targets, weights_N).item()}
+    if task.kind == "regression":
+        found |= _regression(task, scores(task, outputs_NO), targets, unscale)
+    elif task.kind == "survival":
+        found |= _survival(outputs_NO.squeeze(1), *targets.unbind(dim=1))
+    elif task.kind == "binary":
+        found |= _binary(task, outputs_NO.squeeze(1), targets.squeeze(1).long(), threshold)
+    elif task.kind == "multilabel":
+        found |= _multilabel(task, outputs_NO, targets.long())
+    else:
+        found |= _multiclass(task, outputs_NO.log_softmax(dim=1), targets)
+    return found | (_others(task, outputs_NO, targets, unscale) if task.plugin_metrics else {})
+
+
+def _others(
+    task: TaskSettings,
+    outputs_NO: Tensor,
+    targets: Tensor,
+    unscale: Callable[[Tensor], Tensor] | None,
+) -> dict[str, float]:
+    """Computes the metrics of plug-ins."""
+    scores_NO = scores(task, outputs_NO)
+    if task.kind == "regression" and unscale is not None:
+        scores_NO, targets = unscale(scores_NO), unscale(targets)
+    found = {}
+    for name in task.plugin_metrics:
+        metric = load_metric(name)
+        try:
+            value = metric.compute(scores_NO.clone(), targets.clone())
+        except VflError:
+            raise
+        except Exception as error:
+            text = f"{_WHERE}: the metric {name!r} failed {where_it_failed(error)}"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it"
+            ) from error
+        if value is None:
+            continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            # No number, or a tensor of several.
+            number = math.nan
+        if not math.isfinite(number):
+            text = (
+                f"{_WHERE}: the metric {name!r} gives {str(value)[:40]}, and a finite number, "
+                "or None, is wanted"
+            )
+            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it")
+        found[name] = number
+    return found
+
+
+def _binary(
+    task: TaskSettings, logits_N: Tensor, targets_N: Tensor, threshold: float | None
+) -> dict[str, float]:
+    m, guess_N = functional().classification, decided(logits_N, threshold).long()
+    both = bool(targets_N.min() != targets_N.max())
+    found = {
+        "accuracy": m.binary_accuracy(guess_N, targets_N, validate_args=False).item(),
+        "f1": m.binary_f1_score(guess_N, targets_N, validate_args=False).item(),
+    }
+    if both:
+        found["auc"] = _auc(logits_N, targets_N)
+    wanted: dict[str, Callable[[], float]] = {
+        "precision": lambda: m.binary_precision(guess_N, targets_N, validate_args=False).item(),
+        "recall": lambda: m.binary_recall(guess_N, targets_N, validate_args=False).item(),
+        "brier": lambda: (
+            functional().mean_squared_error(logits_N.sigmoid(), targets_N.double()).item()
+        ),
+        "log_loss": lambda: F.binary_cross_entropy_with_logits(logits_N, targets_N.double()).item(),
+    }
+    if both:
+        wanted |= {
+            "gini": lambda: 2 * found["auc"] - 1,
+            "ks": lambda: _ks(logits_N, targets_N),
+            "average_precision": lambda: m.binary_average_precision(
+                _ranks(logits_N), targets_N, validate_args=False
+            ).item(),
+        }
+    return found | _asked(task, wanted)
+
+
+def _multilabel(task: TaskSettings, logits_NL: Tensor, targets_NL: Tensor) -> dict[str, float]:
+    each = [
+        _binary(task, logits_N.contiguous(), targets_N.contiguous(), None)
+        for logits_N, targets_N in zip(logits_NL.T, targets_NL.T, strict=True)
+    ]
+    found: dict[str, list[float]] = {}
+    for of_label in each:
+        for name, value in of_label.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dict[str, float]:
+    m, n = functional().classification, scores_NC.shape[1]
+
+    def of(measure: Callable[..., Tensor], **how: object) -> float:
+        return measure(scores_NC, targets_N, n, validate_args=False, **how).item()
+
+    found = {
+        "accuracy": of(m.multiclass_accuracy, average="micro"),
+        "f1": of(m.multiclass_f1_score, average="macro"),
+    }
+    classes = sorted(set(targets_N.tolist()))
+    # Class by class: multiclass_auroc warns of every class that does not occur.
+    if len(classes) > 1:
+        aucs = [_auc(scores_NC[:, k], (targets_N == k).long()) for k in classes]
+        found["auc"] = sum(aucs) / len(aucs)
+    wanted: dict[str, Callable[[], float]] = {
+        "precision": lambda: of(m.multiclass_precision, average="macro"),
+        "recall": lambda: of(m.multiclass_recall, average="macro"),
+        "log_loss": lambda: F.nll_loss(scores_NC, targets_N).item(),
+        # The sum over the classes, as Brier has it.
+        "brier": lambda: (
+            (scores_NC.exp() - F.one_hot(targets_N, n)).square().sum(dim=1).mean().item()
+        ),
+    }
+    for name in task.own_metrics:
+        k = top_of(name)
+        if k is not None:
+            found[name] = of(m.multiclass_accuracy, average="micro", top_k=min(k, n))
+    return found | _asked(task, wanted)
+
+
+def _asked(task: TaskSettings, known: dict[str, Callable[[], float]]) -> dict[str, float]:
+    """Computes those of ``known`` that the recipe names."""
+    return {name: known[name]() for name in task.own_metrics if name in known}
+
+
+def _ranks(scores_N: Tensor) -> Tensor:
+    """Returns ranks in [0, 1), equal for ties.
+
+    torchmetrics applies a sigmoid to values outside [0, 1], which makes large logits equal.
+    """
+    scores_N = scores_N.contiguous()
+    return torch.searchsorted(scores_N.sort().values, scores_N).double() / len(scores_N)
+
+
+def _ks(scores_N: Tensor, targets_N: Tensor) -> float:
+    """Returns the largest distance of the two classes' distributions of scores."""
+    false_T, true_T, _ = functional().classification.binary_roc(
+        _ranks(scores_N), targets_N, validate_args=False
+    )
+    value: float = (true_T - false_T).abs().max().item()
+    return value
+
+
+def _auc(scores_N: Tensor, targets_N: Tensor) -> float:
+    auc = functional().classification.binary_auroc(_ranks(scores_N), targets_N, validate_args=False)
+    value: float = auc.item()
+    return value
+
+
+def _survival(hazards_N: Tensor, times_N: Tensor, events_N: Tensor) -> dict[str, float]:
+    """Harrell's C: of the pairs of rows of which one is known to be the first, the share in which
+    it has the greater hazard; equal hazards count half.
+    """
+    right = pairs = 0.0
+    for part in torch.split(torch.arange(len(times_N)), _COMPARED):
+        first = times_N[part, None]
+        later = (times_N > first) | ((times_N == first) & (events_N == 0))
+        later &= events_N[part, None] == 1
+        ahead = hazards_N[part, None] - hazards_N
+        pairs += later.sum().item()
+        right += (later & (ahead > 0)).sum().item() + 0.5 * (later & (ahead == 0)).sum().item()
+    return {"c_index": right / pairs} if pairs else {}
+
+
+def _regression(
+    task: TaskSettings,
+    values_N1: Tensor,
+    targets_N1: Tensor,
+    unscale: Callable[[Tensor], Tensor] | None,
+) -> dict[str, float]:
+    m, scaled = functional(), (values_N1.flatten(), targets_N1.flatten())
+    own = tuple(map(unscale, scaled)) if unscale is not None else scaled
+    found = {
+        "rmse": m.mean_squared_error(*own, squared=False).item(),
+        "rmse_scaled": m.mean_squared_error(*scaled, squared=False).item(),
+    }
+    wanted: dict[str, Callable[[], float]] = {"mae": lambda: m.mean_absolute_error(*own).item()}
+    if own[1].min() != own[1].max():
+        wanted["r2"] = lambda: m.r2_score(*own).item()
+    if bool((own[1] != 0).all()):
+        wanted["mape"] = lambda: m.mean_absolute_percentage_error(*own).item()
+    return found | _asked(task, wanted)
+
+
+@cache
+def functional() -> Any:
+    with _not_installed("torchvision", "matplotlib"):
+        import torchmetrics.functional
+
+    return torchmetrics.functional
+
+
+@contextmanager
+def _not_installed(*packages: str) -> Iterator[None]:
+    """Makes torchmetrics treat ``packages`` as missing inside the block.
+
+    Any import of torchmetrics loads torchvision and matplotlib if installed, for image metrics and
+    plots: 2.5 s and 266 MB a process, instead of 0.7 s and 75 MB. It asks RequirementCache, a class
+    of its dependency, whether they are installed. If a later version asks in another way, the
+    import only becomes slow again.
+    """
+    from lightning_utilities.core.imports import RequirementCache
+
+    found = RequirementCache.__bool__
+    RequirementCache.__bool__ = lambda self: self.requirement not in packages and found(self)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        RequirementCache.__bool__ = found  # type: ignore[method-assign]

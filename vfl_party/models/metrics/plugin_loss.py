@@ -1,0 +1,87 @@
+"""Losses of plug-ins, which other packages export as entry points of ``vfl.losses``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from vfl_common.config.base import Section, parse
+from vfl_common.config.task import LOSSES, PluginLossSettings
+from vfl_common.errors import Code, InputError, VflError
+from vfl_party.base.plugins import PlugIns, where_it_failed
+
+S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True)
+class LossOfRows(Generic[S]):
+    """The type that an entry point of ``vfl.losses`` names.
+
+    Args:
+        settings: the keys of ``task.loss`` besides ``kind``.
+        compute: (settings, outputs, targets) -> the loss of each row [N], of the outputs' type.
+            Each number must depend on its own row alone: parts of a batch are computed apart, and
+            rows are weighted. Outputs are what the top model gives: logits [N, 1] and targets
+            float [N, 1] (``binary``), logits [N, classes] and targets int64 [N] (``multiclass``),
+            logits and targets [N, labels] (``multilabel``), or values and targets [N, 1], both
+            scaled (``regression``).
+    """
+
+    settings: type[S]
+    compute: Callable[[S, Tensor, Tensor], Tensor]
+
+
+class NoSettings(Section):
+    """What a function by itself has: no settings."""
+
+
+PLUGINS = PlugIns("vfl.losses", "loss", ours=LOSSES)
+_WHERE = "recipe: task.loss"
+
+
+def rows_loss(settings: PluginLossSettings) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns the plug-in's ``loss(outputs_NO, targets)``: the loss of each row, [N].
+
+    A function by itself is one without settings: ``loss(outputs_NO, targets)``. Raises InputError
+    if there is no such loss or its settings are wrong, and, when it is called, if it fails or does
+    not give a number for each row.
+    """
+    found = PLUGINS.load(settings.kind, _WHERE)
+    made = _of_function(found) if callable(found) and not isinstance(found, type) else found
+    export = PLUGINS.checked(made, settings.kind, _WHERE, LossOfRows)
+    own = parse(export.settings, settings.settings, _WHERE)
+    return _checked(export, own, f"{_WHERE}: the loss {settings.kind!r}")
+
+
+def _of_function(function: Callable[[Tensor, Tensor], Tensor]) -> LossOfRows[NoSettings]:
+    return LossOfRows(NoSettings, lambda _, outputs, targets: function(outputs, targets))
+
+
+def _checked(
+    export: LossOfRows[Any], own: Section, where: str
+) -> Callable[[Tensor, Tensor], Tensor]:
+    def of_rows(outputs_NO: Tensor, targets: Tensor) -> Tensor:
+        try:
+            each_N = export.compute(own, outputs_NO, targets)
+        except VflError:
+            raise
+        # It may raise anything.
+        except Exception as error:
+            text = f"{where} failed {where_it_failed(error)}; correct it"
+            raise InputError(Code.CONFIG_INVALID, text) from error
+        wanted = f"and {outputs_NO.dtype} of shape [{len(outputs_NO)}], a number a row, is wanted"
+        if not isinstance(each_N, Tensor):
+            text = f"{where} gives {type(each_N).__name__}, {wanted}; correct it"
+            raise InputError(Code.CONFIG_INVALID, text)
+        if each_N.shape != outputs_NO.shape[:1] or each_N.dtype != outputs_NO.dtype:
+            text = f"{where} gives {each_N.dtype} of shape {list(each_N.shape)}, {wanted}"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; correct it")
+        if outputs_NO.requires_grad and not each_N.requires_grad:
+            text = f"{where} gives numbers through which no gradient flows; compute them with torch"
+            raise InputError(Code.CONFIG_INVALID, text)
+        return each_N
+
+    return of_rows

@@ -1,0 +1,74 @@
+"""Builds the active party's model on the embeddings from the recipe's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vfl_common.config.models import CustomTop, ModelSettings, PluginTop, TopKinds, TopSettings
+from vfl_common.errors import Code, InputError
+from vfl_party.base.plugins import where_it_failed
+from vfl_party.models.combine import combined_size
+from vfl_party.models.encoders.custom import made_by
+from vfl_party.models.encoders.mlp import layers
+from vfl_party.models.top.attention import AttentionPooling
+from vfl_party.models.top.plugin import build_plugin_top
+
+
+def build_joint(model: ModelSettings, widths: Sequence[int], outputs: int) -> nn.Module:
+    """Builds the model on what ``combine`` gives of embeddings of these widths: the top model,
+    after the pooling of ``attention``.
+
+    Raises InputError (MODEL_INVALID) as ``build_top``.
+    """
+    # Before the top model, whose weights would otherwise be drawn first.
+    pooling = AttentionPooling(widths[0]) if model.combine == "attention" else None
+    top = build_top(model.top, combined_size(model.combine, widths), outputs)
+    return top if pooling is None else nn.Sequential(pooling, top)
+
+
+def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
+    """Builds a top model, float32 [B, in_features] -> float32 [B, outputs]: logits, or one value.
+
+    Ours is a linear layer or, if ``hidden`` is set, an MLP with ReLU. Weights come from torch's CPU
+    generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) if a top model of
+    somebody's own cannot be built, fails on two rows of zeros, or gives another shape or type.
+    """
+    match settings:
+        case TopSettings():
+            return nn.Sequential(
+                *layers(in_features, settings.hidden, outputs, dropout=settings.dropout)
+            )
+        case CustomTop():
+            where = f"model.top.factory = {settings.factory!r}"
+            top = made_by(settings.factory, settings.options, where, in_features, outputs)
+        case PluginTop():
+            top = build_plugin_top(settings, in_features, outputs)
+    return _checked(top, in_features, outputs)
+
+
+def _checked(top: nn.Module, in_features: int, outputs: int) -> nn.Module:
+    """Passes two rows of zeros through a top model in evaluation mode; see ``checked_encoder``."""
+    mode = top.training
+    top.eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            out = top(torch.zeros(2, in_features))
+    except Exception as error:
+        text = f"the top model fails on two rows of {in_features} numbers {where_it_failed(error)}"
+        raise InputError(Code.MODEL_INVALID, text) from error
+    top.train(mode)
+    if not isinstance(out, Tensor) or out.dtype != torch.float32:
+        got = out.dtype if isinstance(out, Tensor) else type(out).__name__
+        raise InputError(
+            Code.MODEL_INVALID, f"the top model gives {got}, but a float32 tensor is needed"
+        )
+    if out.shape != (2, outputs):
+        text = (
+            f"the top model gives a tensor of shape {list(out.shape)} for two rows, but the task "
+            f"asks for [2, {outputs}]"
+        )
+        raise InputError(Code.MODEL_INVALID, text)
+    return top

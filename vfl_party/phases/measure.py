@@ -1,0 +1,65 @@
+"""The metrics that a phase reports, with the threshold that the recipe's rule chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from vfl_common.config.task import ThresholdRule
+from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import Rows
+from vfl_party.models.metrics import choose, evaluate
+from vfl_party.phases.context import Party
+
+# The rows by which a rule chooses.
+CHOOSES = "validation"
+
+
+def measured(
+    party: Party, found: Mapping[str, tuple[Rows, Tensor]], trained: Rows | None = None
+) -> dict[str, dict[str, float]]:
+    """Returns the metrics of rows, {name: {metric: value}}; at the active party.
+
+    If ``found`` has validation rows, a rule of ``task.threshold`` chooses by them first, and the
+    party keeps the threshold for what it measures and predicts from then on.
+
+    Args:
+        party: which has the labels.
+        found: {name, such as a split's: (rows, the top model's outputs for them)}; those without
+            rows are left out.
+        trained: the rows over which weights in the loss have the mean 1; None: the training rows.
+
+    Raises InputError if there are no rows by which a rule could have chosen.
+    """
+    task, (labels, targets) = party.recipe.task, party.need_labels()
+    held = {name: each for name, each in found.items() if len(each[0])}
+    if isinstance(task.threshold, ThresholdRule) and CHOOSES in held:
+        rows, outputs = held[CHOOSES]
+        party.threshold = choose(task.threshold, outputs, party.take(targets, rows))
+    threshold = decides(party)
+    if task.threshold is not None and threshold is None and held:
+        text = "there are no validation rows by which the rule could choose; set rows.validation"
+        raise InputError(Code.CONFIG_INVALID, f"recipe: task.threshold: {text}, or a number")
+    weights = party.row_weights(party.rows("train") if trained is None else trained)
+    more = {"threshold": threshold} if threshold is not None else {}
+    return {
+        name: evaluate(
+            task,
+            outputs,
+            party.take(targets, rows),
+            labels.unscale,
+            weights_N=None if weights is None else party.take(weights, rows),
+            threshold=threshold,
+        )
+        | more
+        for name, (rows, outputs) in held.items()
+    }
+
+
+def decides(party: Party) -> float | None:
+    """Returns the probability above which a row is decided positive; None: 0.5, or not chosen
+    yet.
+    """
+    given = party.recipe.task.threshold
+    return party.threshold if isinstance(given, ThresholdRule) else given

@@ -1,0 +1,3 @@
+"""What a party does with its trained runs beside predicting: input drift, and a person's
+deletion.
+"""

@@ -1,0 +1,169 @@
+"""Input drift and score drift: how far a party's new rows are from those that a run was trained and
+tested on.
+
+It compares the party's own columns with the profile that its folder of the run keeps, and scores
+with those of the test rows. It needs no other party.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from vfl_common.config.data import DataSettings
+from vfl_common.errors import Code, InputError
+from vfl_party.data import Preprocessor, load_table
+from vfl_party.data.inputs.profile import (
+    ColumnProfile,
+    Counts,
+    bins_of,
+    by_chance,
+    load,
+    stability_index,
+)
+from vfl_party.data.table import counted
+from vfl_party.predict.prediction import TrainedRun, prediction_data
+from vfl_party.predict.results import KEPT
+
+# The convention of credit scoring (Siddiqi 2006).
+MOVED, DRIFTED = 0.1, 0.25
+# How often chance alone may call any column of a table moved.
+_LEVEL = 0.01
+_SCORES = ("score_", "value")
+Verdict = Literal["stable", "moved", "drifted"]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """One column, or one score. ``index``: the population stability index; ``chance``: what chance
+    alone exceeds once in a hundred tables; ``before``, ``now``: rows in each bin; ``bins``: their
+    names.
+    """
+
+    name: str
+    index: float
+    chance: float
+    before: tuple[int, ...]
+    now: tuple[int, ...]
+    bins: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """``drifted`` from an index of 0.25, ``moved`` from 0.1, unless chance explains it."""
+        if self.index < max(MOVED, self.chance):
+            return "stable"
+        return "drifted" if self.index >= DRIFTED else "moved"
+
+
+def input_drift(
+    trained: TrainedRun, settings: DataSettings, source: str | None, query: str | None = None
+) -> list[Shift]:
+    """Returns the shift of each column of the party's new rows, the greatest first.
+
+    Args:
+        trained: the run, as the party holds it.
+        settings: how the party's table is read.
+        source: the new rows; None: those of ``settings``.
+        query: of a database.
+
+    Raises InputError.
+    """
+    profile, state = load(trained.path), trained.state["preprocessor"]
+    preprocessor = Preprocessor.from_state(state)
+    table = load_table(prediction_data(settings, source, trained.state, query), with_label=False)
+    # Its columns are those of training.
+    preprocessor.unseen(table)
+    places = {name: at for at, name in enumerate(table.numeric_names)}
+    words = {name: at for at, name in enumerate(table.categorical_names)}
+    found = []
+    for column in profile:
+        if column.is_number:
+            assert table.numeric_NF is not None  # noqa: S101 - it has the columns of training
+            now = column.count_numbers(table.numeric_NF[:, places[column.name]])
+        else:
+            assert table.categorical is not None  # noqa: S101 - it has the columns of training
+            k = words[column.name]
+            counts = counted(table.categorical, k).tolist()
+            now = column.count_words(table.categorical.words[k], counts)
+        found.append(_shift(column.name, column, now, len(profile)))
+    return sorted(found, key=lambda each: -each.index)
+
+
+def score_drift(trained: TrainedRun, scores: Path) -> list[Shift]:
+    """Returns the shift of each score of a prediction's file against the scores of the test rows.
+
+    Only the active party has them. Raises InputError.
+    """
+    path = trained.path / KEPT
+    before, now = _scores(path, tested=True), _scores(scores, tested=False)
+    lacking = sorted(set(before) - set(now))
+    if lacking:
+        text = f"{scores}: has no column {lacking[0]!r}, which the run's own predictions have"
+        raise InputError(Code.FILE_INVALID, f"{text}; give a file that vfl-party predict wrote")
+    found = []
+    for name, values_N in before.items():
+        column = bins_of(values_N)
+        found.append(_shift(name, column, column.count_numbers(now[name]), len(before)))
+    return sorted(found, key=lambda each: -each.index)
+
+
+def read_scores(path: Path) -> pa.Table:
+    """Reads a file of scores, CSV or Parquet; ids and classes are text. Raises InputError."""
+    try:
+        if path.suffix == ".parquet":
+            return pyarrow.parquet.read_table(path)
+        with path.open("rb") as file:
+            names = file.readline().decode("utf-8").strip().split(",")
+        texts = {n.strip('"'): pa.string() for n in names if not n.strip('"').startswith(_SCORES)}
+        options = pyarrow.csv.ConvertOptions(column_types=texts, strings_can_be_null=True)
+        return pyarrow.csv.read_csv(path, convert_options=options)
+    except FileNotFoundError:
+        raise InputError(Code.FILE_INVALID, f"{path}: no such file") from None
+    except (OSError, ValueError, pa.ArrowException) as error:
+        why = str(error).splitlines()[0]
+        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({why})") from None
+
+
+def _scores(path: Path, *, tested: bool) -> dict[str, npt.NDArray[np.float32]]:
+    """Returns the columns of scores of a file, without empty cells; of a run's own predictions,
+    those of the last phase's test rows.
+    """
+    table = read_scores(path)
+    if tested:
+        test = table.filter(pa.compute.field("split") == "test")
+        if not test.num_rows:
+            text = f"{path}: has no scores of test rows"
+            raise InputError(Code.FILE_INVALID, f"{text}; compare with a run that has a test split")
+        last = test.column("phase")[-1].as_py()
+        table = test.filter(pa.compute.field("phase") == last)
+    return {
+        name: table.column(name).drop_null().to_numpy().astype(np.float32)
+        for name in table.column_names
+        if name.startswith(_SCORES)
+    }
+
+
+def _shift(name: str, column: ColumnProfile, counts: Counts, columns: int) -> Shift:
+    before, now = column.counts, tuple(counts.tolist())
+    index = stability_index(before, now)
+    return Shift(
+        name, index, by_chance(before, now, level=_LEVEL / columns), before, now, _bins(column)
+    )
+
+
+def _bins(column: ColumnProfile) -> tuple[str, ...]:
+    if not column.is_number:
+        return (*column.words, "others", "missing")
+    texts = [f"{edge:.6g}" for edge in column.edges]
+    if not texts:
+        return ("all", "missing")
+    between = [f"{low} to {high}" for low, high in pairwise(texts)]
+    return (f"below {texts[0]}", *between, f"from {texts[-1]}", "missing")

@@ -1,0 +1,60 @@
+"""A random view of each training batch, in supervised phases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import Rows, derive_seed
+from vfl_party.models import generator
+from vfl_party.phases.context import Party
+from vfl_party.selfsup.augment.settings import SupervisedAugment
+
+if TYPE_CHECKING:
+    from vfl_party.selfsup.augment import Augment
+
+
+class BatchViews:
+    """Gives the inputs of a party's encoder for training batches.
+
+    The random numbers of a batch follow from the party's own seed, the phase and the batch's place
+    in it. So there is no state to keep, and a run that is resumed sees the same views. Raises
+    InputError if ``settings`` would change nothing of this party's rows.
+    """
+
+    def __init__(self, party: Party, phase: str, settings: SupervisedAugment) -> None:
+        self._party, self._phase = party, phase
+        self._augment: Augment | None = None
+        where = f"recipe: phases: {phase}: augment"
+        with_features = [each.name for each in party.recipe.parties if each.features]
+        unknown = next((name for name in settings.parties if name not in with_features), None)
+        if unknown is not None:
+            text = f"{where}.parties: {unknown!r} is no party with features"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; there are {', '.join(with_features)}")
+        features = party.features
+        if features is None or party.name not in (settings.parties or with_features):
+            return
+        images = features.x.dim() == 4
+        if not (settings.of_images if images else settings.corruption):
+            what = "images, and corruption is" if images else "columns, and crops and colours are"
+            text = f"{where}: the encoder of {party.name} takes {what} not for them"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text}; name in augment.parties whose rows are to be changed"
+            )
+        # Only a party that wants views imports what makes them.
+        from vfl_party.selfsup.augment import make_augment
+
+        self._augment = make_augment(settings.view(), features, party.rows("train"))
+
+    def inputs(self, rows: Rows, *place: int) -> tuple[Tensor, ...]:
+        """Returns the encoder's arguments for a batch, [B, …]. ``place``: which batch of the phase
+        it is, in numbers.
+        """
+        party = self._party
+        found = party.need_features().inputs(rows)
+        if self._augment is None:
+            return found
+        seed = derive_seed(party.own_seed, "augment", self._phase, party.name, *place)
+        return self._augment.one_view(found, generator(seed))
