@@ -350,6 +350,11 @@ def forget(
         if trained is None
         else [_run_meant(trained, files.file) / name]
     )
+    if trained is not None and not (folders[0] / "run.json").is_file():
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folders[0].parent}: holds no run of {name}; give the folder {out}/RUN-ID, or --all",
+        )
     for path in folders:
         folder = RunFolder(path, path.parent.name)
         if folder.facts().get("job") != "train":

@@ -60,6 +60,10 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _program(name: str) -> str:
+    return f"from {name.replace('-', '_')}.cli import main; main()"
+
+
 class Mixed(Federation):
     """A federation some of whose programs are of the release before."""
 
@@ -77,7 +81,8 @@ class Mixed(Federation):
                 if name in older:
                     path.write_text(path.read_text().replace('init = "recipe"\n', ""))
             if name in older:
-                line = [str(BIN / program), *args]
+                # The installed programs are those of this release.
+                line = [str(BIN / "python"), "-c", _program(program), *args]
                 self.programs[name] = Program(name, line, self.folder, environment=environment)
             else:
                 self.start(name, program, *args)

@@ -77,6 +77,8 @@ def test_party_and_server_tell_what_they_count(tmp_path: Path) -> None:
             taken.listen()
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             refused(federation.start_party("p0", "--metrics", address), "--metrics: ", address)
+        # It has told the server so.
+        told = with_peer("p0", counted(scrape(at_server)))
 
         active = federation.start_party("p0", *options)
         proxy.target = active.wait_for("ready")["address"]
@@ -122,8 +124,13 @@ def test_party_and_server_tell_what_they_count(tmp_path: Path) -> None:
             turned = {"sent": "received", "received": "sent"}
             theirs = with_peer("p0", counted(scrape(at_server)))
             seen_from_here = {
-                ("server", phase, kind, turned[way]): n
-                for (_, phase, kind, way), n in theirs.items()
+                ("server", phase, kind, turned[way]): tuple(
+                    now - then
+                    for now, then in zip(
+                        n, told.get((p0, phase, kind, way), [0.0] * 3), strict=True
+                    )
+                )
+                for (p0, phase, kind, way), n in theirs.items()
             }
             return with_peer("server", counted(scrape(at_active))), seen_from_here
 

@@ -165,5 +165,8 @@ def _scored(path: Path, table: pa.Table, before: str) -> Scored:
         else None
     )
     truth = tuple(table.column("truth").to_pylist()) if "truth" in table.column_names else None
+    if not columns or (not with_class and _VALUE not in names):
+        text = f"{path}: scores of several labels, or of survival, cannot be compared"
+        raise InputError(Code.FILE_INVALID, f"{text}; the tasks are binary, multiclass, regression")
     scores_NC = np.stack(columns, axis=1)
     return Scored(keys, tuple(names), scores_NC, classes, truth)

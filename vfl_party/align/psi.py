@@ -73,7 +73,8 @@ class PsiAlignment:
             raise InputError(
                 Code.DATA_INVALID, f"{text}; restore the folder and the rows that it had"
             )
-        return self._digest.expected(at.table if found is None else _picked(at.table, found.rows))
+        rows = at.table if found is None else _picked(at.table, found.rows)
+        return self._digest.expected(rows).with_kept(at.folder)
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
         found = self._known(at)

@@ -134,6 +134,8 @@ def outputs(out: Path, name: str, who: Person) -> list[Held]:
             continue
         try:
             table = read_scores(path)
+            if any(each not in table.column_names for each in who.names):
+                raise InputError(Code.FILE_INVALID, "its columns of ids have other names")
         except InputError:
             held.append(Held(path, "cannot be read", "look into it yourself"))
             continue
@@ -222,5 +224,6 @@ def _rows(table: pa.Table, who: Person) -> np.ndarray[tuple[int], np.dtype[np.bo
         if name not in table.column_names:
             return np.zeros(table.num_rows, bool)
         texts = pa.compute.cast(table.column(name), pa.string())
-        here &= np.array([each == cell for each in texts.to_pylist()], bool)
+        # --spreadsheet writes ' before what a spreadsheet would compute.
+        here &= np.array([each in (cell, f"'{cell}") for each in texts.to_pylist()], bool)
     return here

@@ -37,7 +37,7 @@ from vfl_party.predict.results import KEPT
 MOVED, DRIFTED = 0.1, 0.25
 # How often chance alone may call any column of a table moved.
 _LEVEL = 0.01
-_SCORES = ("score_", "value")
+_SCORES = ("score_", "value", "risk")
 Verdict = Literal["stable", "moved", "drifted"]
 
 
@@ -104,6 +104,8 @@ def score_drift(trained: TrainedRun, scores: Path) -> list[Shift]:
     """
     path = trained.path / KEPT
     before, now = _scores(path, tested=True), _scores(scores, tested=False)
+    if not before:
+        raise InputError(Code.FILE_INVALID, f"{path}: has no column of scores to compare with")
     lacking = sorted(set(before) - set(now))
     if lacking:
         text = f"{scores}: has no column {lacking[0]!r}, which the run's own predictions have"
@@ -116,15 +118,27 @@ def score_drift(trained: TrainedRun, scores: Path) -> list[Shift]:
 
 
 def read_scores(path: Path) -> pa.Table:
-    """Reads a file of scores, CSV or Parquet; ids and classes are text. Raises InputError."""
+    """Reads a file of scores, Parquet or CSV with any of the separators and decimal signs that
+    ``--like-input`` writes; ids and classes are text. Raises InputError.
+    """
     try:
         if path.suffix == ".parquet":
             return pyarrow.parquet.read_table(path)
         with path.open("rb") as file:
-            names = file.readline().decode("utf-8").strip().split(",")
-        texts = {n.strip('"'): pa.string() for n in names if not n.strip('"').startswith(_SCORES)}
-        options = pyarrow.csv.ConvertOptions(column_types=texts, strings_can_be_null=True)
-        return pyarrow.csv.read_csv(path, convert_options=options)
+            header = file.readline().decode("utf-8-sig").strip()
+        separator = max(",;\t|", key=header.count)
+        names = [each.strip('"') for each in header.split(separator)]
+        texts = {name: pa.string() for name in names if not name.startswith(_SCORES)}
+        # A class or an id may be called NA.
+        options = pyarrow.csv.ConvertOptions(
+            column_types=texts, strings_can_be_null=True, null_values=[""]
+        )
+        parse = pyarrow.csv.ParseOptions(delimiter=separator)
+        table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=options)
+        if any(pa.types.is_string(table.schema.field(n).type) for n in names if n not in texts):
+            options.decimal_point = ","
+            table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=options)
+        return table
     except FileNotFoundError:
         raise InputError(Code.FILE_INVALID, f"{path}: no such file") from None
     except (OSError, ValueError, pa.ArrowException) as error:
