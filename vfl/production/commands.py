@@ -277,10 +277,8 @@ def prune(out: Path, runs_days: float | None, log_days: float | None, dry_run: b
             remove_run(each)
         click.echo(f"{name}: {done}")
     if log_days is not None:
-        old = old_scorings(out, log_days)
-        if old and not dry_run:
-            remove_scorings(out, log_days)
-        click.echo(f"predictions.jsonl: {len(old):,} lines {done}")
+        count = len(old_scorings(out, log_days)) if dry_run else remove_scorings(out, log_days)
+        click.echo(f"predictions.jsonl: {count:,} lines {done}")
 
 
 def _meant(out: Path, run: str) -> tuple[Path, str]:

@@ -66,15 +66,15 @@ def old_scorings(out: Path, days: float) -> list[scorings.Scoring]:
     return [each for each in scorings.read(out) if _older(each, days)]
 
 
-def remove_scorings(out: Path, days: float) -> None:
-    """Removes those lines. Raises InputError."""
-    scorings.remove(out, lambda each: _older(each, days))
+def remove_scorings(out: Path, days: float) -> int:
+    """Removes those lines, and returns how many. Raises InputError."""
+    return scorings.remove(out, lambda each: _older(each, days))
 
 
 def _older(each: scorings.Scoring, days: float) -> bool:
     try:
         at = datetime.fromisoformat(each.at).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         return False
     return at < time.time() - days * _DAY_S
 

@@ -9,7 +9,6 @@ whether they mean the same run.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import getpass
 import json
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.files import PLAIN_NAME, unwritable, write_atomic
+from vfl_common.files import PLAIN_NAME, locked, write_atomic
 from vfl_common.process.logs import utc
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import clean, listed
@@ -216,22 +215,13 @@ class ModelRegistry:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Change]]:
         """Gives the list of changes to add to, and writes it; nobody else changes it meanwhile."""
-        try:
-            lock = os.open(self.out, os.O_RDONLY)
-        except OSError as error:
-            raise unwritable(self.out, error) from None
-        try:
-            # A file system without locks has one writer, as with runs.
-            with contextlib.suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.out):
             changes = self.changes()
             known = len(changes)
             yield changes
             if len(changes) > known:
                 text = json.dumps([asdict(each) for each in changes], indent=1) + "\n"
                 write_atomic(self.out / FILE, text, durable=True)
-        finally:
-            os.close(lock)
 
 
 def named_time(run_id: str) -> float | None:
