@@ -184,6 +184,15 @@ def test_a_run_of_an_earlier_release_has_no_profile(place: Path, tmp_path: Path)
     assert vfl.Run.load(tmp_path / "run").predict()["id"]
 
 
+def test_a_profile_of_other_columns_is_refused(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "runs" / runs(place)[0], tmp_path / "run")
+    path = tmp_path / "run" / "bank" / profile.FILE
+    path.write_text(path.read_text().replace("mean area", "mean weight"))
+    done = vfl_here("drift", "run", "--data", place / "bank.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    worded_as_before(done.stderr)
+
+
 def test_old_runs_go_and_what_is_needed_stays(place: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     old, new = runs(place)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import PLAIN_NAME, locked, write_atomic
@@ -103,7 +103,7 @@ class ModelRegistry:
         """Returns all changes, the oldest first. Raises InputError if the file is damaged."""
         path = self.out / FILE
         try:
-            return [Change(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+            return _changes(json.loads(path.read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -244,6 +244,18 @@ def user() -> str:
 
 def _change(act: Act, run: str, recipe: str) -> Change:
     return Change(act, run, recipe, utc(time.time()), user())
+
+
+def _changes(found: object) -> list[Change]:
+    """Raises ValueError or TypeError if these are no changes."""
+    if not isinstance(found, list):
+        raise TypeError("no list")
+    changes = [Change(**each) for each in found]
+    for each in changes:
+        is_text = all(isinstance(value, str) for value in asdict(each).values())
+        if not is_text or each.act not in get_args(Act) or not PLAIN_NAME.fullmatch(each.run):
+            raise ValueError("no change")
+    return changes
 
 
 def _trained(path: Path) -> Trained | None:

@@ -22,6 +22,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Preprocessor, load_table
 from vfl_party.data.inputs.profile import (
+    FILE,
     ColumnProfile,
     Counts,
     bins_of,
@@ -83,6 +84,10 @@ def input_drift(
     preprocessor.unseen(table)
     places = {name: at for at, name in enumerate(table.numeric_names)}
     words = {name: at for at, name in enumerate(table.categorical_names)}
+    for column in profile:
+        if column.name not in (places if column.is_number else words):
+            text = f"{trained.path / FILE}: has column {column.name!r}, which the run has not"
+            raise InputError(Code.FILE_INVALID, f"{text}; restore it")
     found = []
     for column in profile:
         if column.is_number:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.harness.cases import recipe
 from tests.harness.sentences import raises
+from vfl.production.models import models
 from vfl.production.prune import old_scorings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -119,12 +120,34 @@ def test_a_model_whose_folder_is_gone_is_named(tmp_path: Path) -> None:
         ModelRegistry(tmp_path).find("production")
 
 
-@pytest.mark.parametrize("text", ["", "[", "{}x", '[{"run": 1}]', "[3]"])
+CHANGE = {"act": "promote", "run": A, "recipe": "case", "at": "2026", "who": "x"}
+DAMAGED = {
+    "empty": "",
+    "cut": "[",
+    "more": "{}x",
+    "keys": '[{"run": 1}]',
+    "number": "[3]",
+    "object": "{}",
+    "text": '""',
+    "null": "null",
+    "deep": "[" * 100_000,
+    "act": json.dumps([CHANGE | {"act": "demote"}]),
+    "act-list": json.dumps([CHANGE | {"act": []}]),
+    "run-list": json.dumps([CHANGE | {"run": [A]}]),
+    "run-path": json.dumps([CHANGE | {"run": "../a"}]),
+    "recipe-null": json.dumps([CHANGE | {"recipe": None}]),
+    "at-number": json.dumps([CHANGE | {"at": 5}]),
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_registry_says_so(tmp_path: Path, text: str) -> None:
     trained(tmp_path, A)
     (tmp_path / FILE).write_text(text)
     with raises(InputError, Code.FILE_INVALID):
         ModelRegistry(tmp_path).promote(A)
+    with raises(InputError, Code.FILE_INVALID):
+        models(tmp_path)
     assert (tmp_path / FILE).read_text() == text
 
 
