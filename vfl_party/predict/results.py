@@ -339,6 +339,17 @@ def _guarded(table: pa.Table) -> pa.Table:
     return table
 
 
+def unguarded(table: pa.Table) -> pa.Table:
+    """Returns texts as they were before ``--spreadsheet``."""
+    for at, name in enumerate(table.column_names):
+        column = table.column(at)
+        if _is_text(column):
+            rest = pa.compute.replace_substring_regex(column, "^'", "")
+            was_guarded = pa.compute.and_(pa.compute.starts_with(column, "'"), _is_computed(rest))
+            table = table.set_column(at, name, pa.compute.if_else(was_guarded, rest, column))
+    return table
+
+
 def _write_like(file: TextIO, table: pa.Table, separator: str, decimal: str) -> None:
     """Writes CSV with the separator and decimal sign of another file. Numbers have no quotes."""
     writer = csv.writer(file, delimiter=separator, lineterminator="\n")
