@@ -89,6 +89,13 @@ def test_new_rows_are_scored_by_both(place: Path) -> None:
     assert (place / "c.png").stat().st_size > 10_000
 
 
+def test_new_rows_without_a_label_are_left_out(place: Path) -> None:
+    new = {"bank": BANK.tail(20).astype({"target": float}), "shop": SHOP.tail(20)}
+    new["bank"].iloc[:3, new["bank"].columns.get_loc("target")] = np.nan
+    found = vfl.compare(*(place / "runs" / name for name in runs(place)), new)
+    assert (found.rows, found.unlabelled) == (17, 3)
+
+
 def test_words_stand_for_runs(place: Path) -> None:
     old, new = runs(place)
     assert vfl_here("models", "promote", f"runs/{old}", cwd=place).returncode == 0

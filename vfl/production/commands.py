@@ -141,7 +141,8 @@ def compare(
 
     Two runs (folders, or latest and production of the folder runs) are compared on the test rows
     that both have. With --data they score new rows first. Between organisations each model scores
-    the new rows with `vfl-party predict`, and OLD and NEW are the two files.
+    the new rows with `vfl-party predict`, and OLD and NEW are the two files. Rows whose label is
+    missing are left out and counted.
 
     AUC decides, accuracy of several classes, or RMSE. NEW is better or worse only if the whole 95 %
     interval of the difference is: DeLong's for AUC, else that of a paired bootstrap over rows. Give
