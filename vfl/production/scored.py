@@ -143,12 +143,13 @@ def predicted(run: Path, data: Mapping[str, Any], active: str) -> Scored:
         raise InputError(
             Code.CONFIG_INVALID, f"{run}: the run does not say which column is the label"
         )
+    label = own.label
     # Its columns are not needed again.
     own = own.model_copy(
         update={"columns": (), "drop": (), "numeric": (), "categorical": (), "unlabelled": "drop"}
     )
     truth = loading(frames)(own, True)
-    return _scored(run, _only_scored(scores), _MATCHED).with_truth(truth, own.label)
+    return _scored(run, _only_scored(scores), _MATCHED).with_truth(truth, label)
 
 
 def of_file(path: Path, truth: str, label: str) -> Scored:

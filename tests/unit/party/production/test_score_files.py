@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -101,9 +102,9 @@ def test_scores_are_compared_by_ids_and_classes(tmp_path: Path, how: str) -> Non
 @pytest.mark.parametrize("how", HOW)
 def test_a_person_is_found_in_them(tmp_path: Path, how: str) -> None:
     path = write(tmp_path / "s.csv", scored(), how)
-    facts = {"party": "bank", "recipe": "churn", "model": "m", "run": "r", "rows": 10, "scored": 10}
-    scorings.note(tmp_path, **facts, output=str(path))
-    settings = DataSettings(source=str(tmp_path / "bank.csv"), id="customer")
+    facts: dict[str, Any] = {"party": "bank", "recipe": "churn", "model": "m", "run": "r"}
+    scorings.note(tmp_path, **facts, rows=10, scored=10, output=str(path))
+    settings = DataSettings(source=str(tmp_path / "bank.csv"), id=("customer",))
     for cell in IDS:
         (held,) = outputs(tmp_path, "bank", person([cell], settings))
         assert (held.path, held.what[:13]) == (path, "holds the row")
