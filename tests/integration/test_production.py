@@ -233,6 +233,28 @@ def test_old_runs_go_and_what_is_needed_stays(place: Path, tmp_path: Path) -> No
     worded_as_before(vfl_here("prune", cwd=tmp_path).stderr)
 
 
+def test_failed_predictions_go_and_failed_trainings_stay(place: Path, tmp_path: Path) -> None:
+    for job in ("train", "predict"):
+        folder = tmp_path / "runs" / f"20250101-020000-{job}-aaaa"
+        shutil.copytree(place / "runs" / runs(place)[0], folder)
+        (folder / "summary.json").unlink()
+        for path in folder.glob("*/run.json"):
+            facts = json.loads(path.read_text()) | {"job": job, "finished": False}
+            path.write_text(json.dumps(facts))
+            (path.parent / "log.jsonl").write_text('{"event": "failed", "message": "x"}\n')
+    said = vfl_here("prune", "--older-than", "30", cwd=tmp_path).stdout.splitlines()
+    assert [line.split(": ")[1] for line in said] == ["removed", "kept, because it has failed"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["20250101-020000-train-aaaa"]
+
+
+@pytest.mark.parametrize("days", ["nan", "inf", "-1"])
+@pytest.mark.parametrize("option", ["--older-than", "--log-older-than"])
+def test_days_are_a_number(place: Path, option: str, days: str) -> None:
+    done = vfl_here("prune", option, days, "--dry-run", cwd=place)
+    assert done.returncode == 2
+    worded_as_before(done.stderr)
+
+
 # -- between processes
 # ----------------------------------------------------------------------
 

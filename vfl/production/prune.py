@@ -20,6 +20,7 @@ from vfl_common.run_folder import LOCK, RunFolder
 _DAY_S = 86_400.0
 # Of an unfinished run nobody knows whether somebody resumes it.
 _OVER = ("finished", "set aside")
+_STAYS = {"failed": "it has failed", "stopped": "it was stopped"}
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,9 @@ def _starts(folder: Path) -> Iterator[str]:
 
 
 def _why(each: Listed, needed: dict[str, str]) -> str:
-    if each.state not in _OVER:
-        return f"it is {each.state}"
+    # A prediction that has failed is never resumed.
+    if each.state not in _OVER and (each.job, each.state) != ("predict", "failed"):
+        return _STAYS.get(each.state, f"it is {each.state}")
     return needed.get(each.folder.name, "")
 
 
