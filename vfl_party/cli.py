@@ -27,6 +27,7 @@ from vfl_common.process.program import (
     run_program,
 )
 from vfl_common.text import LINE, clean, to_json
+from vfl_party.predict.options import result_options
 
 _DEVICE = click.option(
     "--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device."
@@ -181,29 +182,7 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     metavar="SELECT",
     help="Of a database: the rows to predict; replaces the party file's query.",
 )
-@click.option(
-    "--out",
-    "output",
-    default="predictions.csv",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="Active party: where to write ids, scores and classes; .csv or .parquet.",
-)
-@click.option(
-    "--like-input",
-    is_flag=True,
-    help="Active party: CSV with the separator and the decimal sign of its own table.",
-)
-@click.option(
-    "--spreadsheet",
-    is_flag=True,
-    help="Active party: CSV with ' before text that a spreadsheet would compute.",
-)
-@click.option(
-    "--replace",
-    is_flag=True,
-    help="Active party: replace a result of this name, once the new one is whole.",
-)
+@result_options
 @click.option(
     "--deadline",
     "deadline_s",

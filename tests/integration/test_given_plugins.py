@@ -104,6 +104,12 @@ def test_a_study_takes_them_in_one_process_and_in_several() -> None:
     assert one.columns() == two.columns()
     first, second = one.columns()["test quadratic"]
     assert first != second
+    # It knows of a given metric which direction is better.
+    found = vfl.study(tables(), over, plugins=given.ALL, seeds=[1, 2, 3], quiet=True)
+    high, low = (found.compare(0.25, 0.75, f"test {each}quadratic") for each in ("", "low_"))
+    assert high.mean == low.mean
+    opposite = {"better": "worse", "worse": "better"}
+    assert low.verdict == opposite.get(high.verdict, high.verdict)
 
 
 def test_attacks_of_one_s_own_are_played() -> None:
@@ -145,11 +151,14 @@ def test_a_policy_decides_what_leaves_its_party() -> None:
         {"sources": {"sklearn": given.counted}},
         {"encoders": {"mlp": given.WIDE}},
         {"metrics": {"brier": given.quadratic}},
+        {"metrics": {"auc": given.quadratic}},
+        {"metrics": {"top_3": given.quadratic}},
         {"losses": {"focal": given.entropy}},
     ],
     ids=[
         "no table", "near", "far", "no names", "a name", "no metric", "a class", "no transform",
         "our transform", "our source", "our encoder", "our metric",
+        "a metric that is always computed", "one of many",
         "our loss",
     ],
 )  # fmt: skip

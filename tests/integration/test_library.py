@@ -556,6 +556,11 @@ def test_a_study_is_refused_before_its_first_run(capfd: pytest.CaptureFixture[st
         )
     with raises(InputError, Code.CONFIG_INVALID):
         vfl.study(RECIPE, {"seed": []})
+    # Each would make the same run again, and call it another.
+    with raises(InputError, Code.CONFIG_INVALID):
+        vfl.study(RECIPE, {"fold": [1, 2]})
+    with raises(InputError, Code.CONFIG_INVALID):
+        vfl.study(RECIPE, {"seed": [1, 2]}, seeds=[3])
     assert capfd.readouterr().err == ""
 
 

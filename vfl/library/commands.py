@@ -10,6 +10,7 @@ from vfl.report.run_argument import run_argument
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import LINE, clean
+from vfl_party.predict.options import result_options
 
 
 @click.command(epilog=EXIT_CODES)
@@ -26,25 +27,7 @@ from vfl_common.text import LINE, clean
     metavar="NAME=SELECT",
     help="The new rows of the party NAME, if its source is a database.",
 )
-@click.option(
-    "--out",
-    "output",
-    default="predictions.csv",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="Where to write ids, scores and classes; .csv or .parquet.",
-)
-@click.option(
-    "--like-input",
-    is_flag=True,
-    help="CSV with the separator and the decimal sign of the active party's table.",
-)
-@click.option(
-    "--spreadsheet", is_flag=True, help="CSV with ' before text that a spreadsheet would compute."
-)
-@click.option(
-    "--replace", is_flag=True, help="Replace a result of this name, once the new one is whole."
-)
+@result_options
 def predict(
     run: Path,
     data: tuple[str, ...],

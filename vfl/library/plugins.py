@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.config.models import ENCODERS, TOPS
-from vfl_common.config.task import LOSSES, METRICS
+from vfl_common.config.task import LOSSES, is_our_metric
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import GROUPS, Given, given_now, using
 
@@ -24,7 +24,6 @@ Named = dict[str, dict[str, str]]
 _OURS = {
     "encoders": ENCODERS,
     "losses": LOSSES,
-    "metrics": tuple(METRICS),
     "sources": ("sklearn", "torchvision"),
     "tops": TOPS,
 }
@@ -56,7 +55,7 @@ def _checked(plugins: Given) -> Given:
         if not isinstance(named, Mapping):
             text = f"plugins: {group}: give {{name: object}}, not {type(named).__name__}"
             raise InputError(Code.CONFIG_INVALID, text)
-        ours = next((each for each in _OURS.get(group, ()) if each in named), None)
+        ours = next((each for each in named if _is_ours(group, each)), None)
         if ours is not None:
             text = f"plugins: {group}: there is {ours!r} already; choose another name"
             raise InputError(Code.CONFIG_INVALID, text)
@@ -65,6 +64,12 @@ def _checked(plugins: Given) -> Given:
             text = f"plugins: {group}: {odd!r} is no name"
             raise InputError(Code.CONFIG_INVALID, f"{text}; take lower-case letters, digits and _")
     return {group: dict(named) for group, named in plugins.items()}
+
+
+def _is_ours(group: str, name: object) -> bool:
+    if group == "metrics":
+        return isinstance(name, str) and is_our_metric(name)
+    return name in _OURS.get(group, ())
 
 
 # -- other processes

@@ -45,12 +45,13 @@ _GOOD = ("accuracy", "auc", "f1", "rmse", "loss")
 @dataclass(frozen=True)
 class Study:
     """Finished runs. ``over``: {key of the recipe: its values}; ``values``: what each of ``runs``
-    had of them.
+    had of them; ``plugins``: those of the call.
     """
 
     over: Mapping[str, Sequence[Any]]
     values: tuple[dict[str, Any], ...]
     runs: tuple[Run, ...]
+    plugins: Given | None = None
 
     def columns(self) -> dict[str, list[Any]]:
         """Returns a row a run, as columns: the keys of ``over``, ``seed``, ``validation auc``,
@@ -104,11 +105,13 @@ class Study:
             text = f"compare: no seed has runs of both with {metric!r}"
             raise InputError(Code.CONFIG_INVALID, text)
         recipe = self.runs[next(iter(ours_.values()))].settings
+        with with_plugins(self.plugins):
+            lower = lower_is_better(recipe.task, name)
         return difference(
             metric,
             *zip(*pairs, strict=True),
             overlap=overlap_of(recipe, split),
-            lower_is_better=lower_is_better(recipe.task, name),
+            lower_is_better=lower,
         )
 
     def _runs_of(self, chosen: Any) -> dict[tuple[Any, ...], int]:
@@ -224,6 +227,13 @@ def study(
         raise InputError(
             Code.CONFIG_INVALID, "over: give {key: [values]}, with at least one value for each key"
         )
+    if "fold" in over:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "over: fold is no key; give folds, or the keys rows.folds and rows.fold",
+        )
+    if "seed" in over and seeds is not None:
+        raise InputError(Code.CONFIG_INVALID, "over: seed is given twice; remove it, or seeds")
     if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
         raise InputError(
             Code.CONFIG_INVALID, f"seeds: give whole numbers, like [1, 2, 3], not {seeds!r}"
@@ -272,7 +282,7 @@ def study(
                     memory.note(one, runs[-1])
     made_now = iter(runs)
     every = tuple(found.get(number) or next(made_now) for number in range(len(planned)))
-    return Study(dict(over), tuple(values), every)
+    return Study(dict(over), tuple(values), every, plugins)
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,9 @@ def comments(kind: Kind, chosen: Chosen) -> list[str]:
     """
     heads = f"labels ({_READ[kind]}) by the others, columns (R²) by the active party"
     return [
-        "What was read in rehearsals on public tables, and what it costs:",
+        "What was read in rehearsals of such recipes on public and made tables, and what it costs:",
         f"{heads}; without any message: columns {ALONE[kind]:.2f}.",
-        "Your own columns differ: rehearse them with vfl leaks.",
+        "Your own columns, and a recipe that you change, differ: rehearse them with vfl leaks.",
         *(
             f"{'>' if name == chosen else ' '} {_called(name)}: {words(kind, name)}"
             for name in MEASURED[kind]

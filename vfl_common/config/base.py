@@ -10,7 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from vfl_common.errors import Code, InputError
@@ -155,6 +155,22 @@ def gathered(value: Any, own: tuple[str, ...]) -> Any:
         return value
     kept = {key: value[key] for key in own if key in value}
     return kept | {"settings": {key: item for key, item in value.items() if key not in own}}
+
+
+class OfPlugIn(Section):
+    """A table whose ``kind`` names a plug-in, which checks its own ``settings``: the keys beside
+    ``kind``.
+    """
+
+    kind: KindName
+    """The name of what a plug-in brings."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """The plug-in's own settings."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        return gathered(value, ("kind",))
 
 
 def _sentence(error: ErrorDetails) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from vfl_common.config.base import KindName, Section, gathered, spelt
+from vfl_common.config.base import KindName, OfPlugIn, Section, spelt
 
 # For those who have models.
 from vfl_common.config.task import TaskSettings as TaskSettings
@@ -108,20 +108,13 @@ class CustomSettings(Section):
     """Arguments of the function."""
 
 
-class PluginSettings(Section):
+class PluginSettings(OfPlugIn):
     """The encoder of a plug-in, which checks its own ``settings``: see
     ``vfl_party/models/encoders/plugin.py``.
     """
 
     kind: KindName
     """The name of a plug-in's encoder."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """The plug-in's own settings."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather(cls, value: Any) -> Any:
-        return gathered(value, ("kind",))
 
 
 # Ours; any other kind is a plug-in's.
@@ -171,20 +164,13 @@ class CustomTop(Section):
     """Arguments of the function."""
 
 
-class PluginTop(Section):
+class PluginTop(OfPlugIn):
     """The top model of a plug-in, which checks its own ``settings``: see
     ``vfl_party/models/top/plugin.py``.
     """
 
     kind: KindName
     """The name of a plug-in's top model."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """The plug-in's own settings."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather(cls, value: Any) -> Any:
-        return gathered(value, ("kind",))
 
 
 # Ours; any other kind is a plug-in's.

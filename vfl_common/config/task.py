@@ -11,10 +11,9 @@ from pydantic import (
     Field,
     Tag,
     field_validator,
-    model_validator,
 )
 
-from vfl_common.config.base import KindName, Section, gathered
+from vfl_common.config.base import KindName, OfPlugIn, Section
 
 Kind = Literal["binary", "multiclass", "multilabel", "regression", "survival"]
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
@@ -38,9 +37,16 @@ METRICS = {
 }
 # Of tasks with classes: loss, accuracy, auc, f1.
 _ALWAYS = {"regression": ("loss", "rmse", "rmse_scaled"), "survival": ("loss", "c_index")}
+_OF_CLASSES = ("loss", "accuracy", "auc", "f1")
 # Of them, and of those that are always computed.
 LOWER_IS_BETTER = frozenset({"loss", "rmse", "rmse_scaled", "brier", "log_loss", "mae", "mape"})
 _TOP = re.compile(r"top_([1-9][0-9]*)")
+
+
+def is_our_metric(name: str) -> bool:
+    """Whether a metric of this name is ours, for whatever kind of task."""
+    always = {*_OF_CLASSES, *(each for names in _ALWAYS.values() for each in names)}
+    return name in always or name in METRICS or _TOP.fullmatch(name) is not None
 
 
 class FocalSettings(Section):
@@ -83,20 +89,13 @@ class PlainLossSettings(Section):
     """
 
 
-class PluginLossSettings(Section):
+class PluginLossSettings(OfPlugIn):
     """The loss of a plug-in, which checks its own ``settings``: see
     ``vfl_party/models/metrics/plugin_loss.py``.
     """
 
     kind: KindName
     """The name of a plug-in's loss; for all tasks but ``survival``."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """The plug-in's own settings."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather(cls, value: Any) -> Any:
-        return gathered(value, ("kind",))
 
 
 # Ours; any other kind is a plug-in's.
@@ -283,7 +282,7 @@ class TaskSettings(Section):
     @property
     def all_metrics(self) -> tuple[str, ...]:
         """The metrics of ``evaluate``; it leaves out those that are undefined for the rows."""
-        return (*_ALWAYS.get(self.kind, ("loss", "accuracy", "auc", "f1")), *self.metrics)
+        return (*_ALWAYS.get(self.kind, _OF_CLASSES), *self.metrics)
 
     @property
     def own_metrics(self) -> tuple[str, ...]:

@@ -95,10 +95,11 @@ class Chain:
             want, got = declared.get(name), sent.get(name)
             if want != got:
                 text = (
-                    f"{self}: apply gives {name!r} as {got or 'nothing'}, and wire_spec says "
-                    f"{want or 'nothing'}"
+                    f"{self}: these make {name!r} {got or 'nothing'}, and {want or 'nothing'} is "
+                    "declared; correct the plug-in among them"
                 )
-                raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in among them")
+                text = f"{text}: keep the shape, or let wire_spec of a Filter say the new one"
+                raise InputError(Code.CONFIG_INVALID, text)
 
     def undo(
         self, tensors: dict[str, Tensor], at: Passage = NOWHERE, spec: BundleSpec | None = None

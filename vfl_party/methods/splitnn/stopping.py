@@ -40,7 +40,7 @@ class Judge:
                 f"recipe: phases: {phase}: early_stopping.metric: a {task.kind} task has no "
                 f"{rule.metric}"
             )
-            text = f"{text} (it has {', '.join(task.all_metrics)})"
+            text = f"{text} (it has {', '.join(task.all_metrics)}; task.metrics adds others)"
             raise InputError(Code.CONFIG_INVALID, text)
         if len(party.rows("validation")) == 0:
             raise InputError(

@@ -34,15 +34,20 @@ def made_by(factory: str, options: Mapping[str, Any], where: str, *args: Any) ->
     imported, fails, or gives no ``torch.nn.Module``.
     """
     make = _imported(factory, where)
+    return module_of(lambda: make(*args, **options), where, "the factory")
+
+
+def module_of(make: Callable[[], object], where: str, whose: str) -> nn.Module:
+    """Returns the module that somebody else's code makes. ``where``: the key that names the code;
+    ``whose``: as in ``the factory``. Raises InputError (MODEL_INVALID) if it fails, or gives none.
+    """
     try:
-        model = make(*args, **options)
+        model = make()
     except Exception as error:
-        # The factory, too, may raise anything.
-        raise _invalid(f"{where}: the factory failed {where_it_failed(error)}") from error
+        # It may raise anything.
+        raise _invalid(f"{where}: {whose} failed {where_it_failed(error)}") from error
     if not isinstance(model, nn.Module):
-        raise _invalid(
-            f"{where}: the factory gives a {type(model).__name__}, not a torch.nn.Module"
-        )
+        raise _invalid(f"{where}: {whose} gives a {type(model).__name__}, not a torch.nn.Module")
     return model
 
 

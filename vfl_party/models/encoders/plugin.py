@@ -10,8 +10,8 @@ from torch import nn
 
 from vfl_common.config.base import Section, parse
 from vfl_common.config.models import ENCODERS, EncoderSettings, PluginSettings
-from vfl_common.errors import Code, InputError
-from vfl_party.base.plugins import PlugIns, where_it_failed
+from vfl_party.base.plugins import PlugIns
+from vfl_party.models.encoders.custom import module_of
 from vfl_party.models.encoders.spec import InputSpec
 
 S = TypeVar("S", bound=Section)
@@ -53,17 +53,7 @@ def build_plugin(settings: PluginSettings, spec: InputSpec, embedding_size: int)
     """
     where = f"model.encoder.kind = {settings.kind!r}"
     export, own = _load(settings, where)
-    try:
-        model = export.build(own, spec, embedding_size)
-    except Exception as error:
-        # It may raise anything.
-        raise InputError(
-            Code.MODEL_INVALID, f"{where}: the plug-in failed {where_it_failed(error)}"
-        ) from error
-    if not isinstance(model, nn.Module):
-        text = f"{where}: the plug-in gives a {type(model).__name__}, not a torch.nn.Module"
-        raise InputError(Code.MODEL_INVALID, text)
-    return model
+    return module_of(lambda: export.build(own, spec, embedding_size), where, "the plug-in")
 
 
 def plugin_asks_for_codes(settings: PluginSettings) -> bool:

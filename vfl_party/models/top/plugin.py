@@ -10,8 +10,8 @@ from torch import nn
 
 from vfl_common.config.base import Section, parse
 from vfl_common.config.models import TOPS, PluginTop, TopKinds
-from vfl_common.errors import Code, InputError
-from vfl_party.base.plugins import PlugIns, where_it_failed
+from vfl_party.base.plugins import PlugIns
+from vfl_party.models.encoders.custom import module_of
 
 S = TypeVar("S", bound=Section)
 
@@ -47,17 +47,7 @@ def build_plugin_top(settings: PluginTop, in_features: int, outputs: int) -> nn.
     """
     where = f"model.top.kind = {settings.kind!r}"
     export, own = _load(settings)
-    try:
-        model = export.build(own, in_features, outputs)
-    except Exception as error:
-        # It may raise anything.
-        raise InputError(
-            Code.MODEL_INVALID, f"{where}: the plug-in failed {where_it_failed(error)}"
-        ) from error
-    if not isinstance(model, nn.Module):
-        text = f"{where}: the plug-in gives a {type(model).__name__}, not a torch.nn.Module"
-        raise InputError(Code.MODEL_INVALID, text)
-    return model
+    return module_of(lambda: export.build(own, in_features, outputs), where, "the plug-in")
 
 
 def _load(settings: PluginTop) -> tuple[Top[Any], Section]:

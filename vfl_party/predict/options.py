@@ -1,0 +1,42 @@
+"""The options of the two commands that write scores, ``vfl predict`` and ``vfl-party predict``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--out",
+        "output",
+        default="predictions.csv",
+        show_default=True,
+        type=click.Path(path_type=Path),
+        help="Where the active party writes ids, scores and classes; .csv or .parquet.",
+    ),
+    click.option(
+        "--like-input",
+        is_flag=True,
+        help="CSV with the separator and the decimal sign of the active party's table.",
+    ),
+    click.option(
+        "--spreadsheet",
+        is_flag=True,
+        help="CSV with ' before text that a spreadsheet would compute.",
+    ),
+    click.option(
+        "--replace", is_flag=True, help="Replace a result of this name, once the new one is whole."
+    ),
+)
+
+
+def result_options(command: C) -> C:
+    """Adds them, in this order: ``output``, ``like_input``, ``spreadsheet``, ``replace``."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
