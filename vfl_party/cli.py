@@ -340,7 +340,7 @@ def forget(
         if folder.facts().get("job") != "train":
             continue
         found = trace(folder, name, who, remove=not dry_run)
-        here, known = here or not found.lacks_it, known or bool(found.held)
+        here, known = here or not found.lacks_it, known or found.has_row
         click.echo(found.said)
         for held in found.held:
             said = clean(str(held), LINE)

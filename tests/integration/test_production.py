@@ -456,6 +456,10 @@ def test_a_person_is_found_in_every_spelling_that_the_rules_make_one(spelt: Path
         found, handed_out = traced(spelt, cell)
         assert (found.part, found.held, handed_out) == ("none", (), [])
         assert "knows none; check its spelling" in found.said
+    # A file that has this text has it for another reason.
+    found, _ = traced(spelt, "splitnn")
+    assert found.held
+    assert "knows none; check its spelling" in found.said
     # The table that nobody has any more says nothing.
     (spelt / "bank.csv").rename(spelt / "away.csv")
     assert (traced(spelt, own.lower())[0].part, len(traced(spelt, own.lower())[1])) == ("test", 1)

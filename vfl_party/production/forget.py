@@ -75,10 +75,15 @@ class Trace:
     lacks_it: str = ""
 
     @property
+    def has_row(self) -> bool:
+        """Whether the run's own predictions have the row: a text that is equal may be another's."""
+        return any(not each.stays for each in self.held)
+
+    @property
     def said(self) -> str:
         """Whether the model must be trained again, in one sentence."""
         since = f"; it has started from {self.start}: see that run" if self.start else ""
-        if self.lacks_it and self.part == "none" and not self.held:
+        if self.lacks_it and self.part == "none" and not self.has_row:
             return (
                 f"{self.run}: {absent(self.lacks_it)}, and this run knows none; check its spelling"
             )

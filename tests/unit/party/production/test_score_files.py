@@ -109,3 +109,20 @@ def test_a_person_is_found_in_them(tmp_path: Path, how: str) -> None:
         (held,) = outputs(tmp_path, "bank", person([cell], settings))
         assert (held.path, held.what[:13]) == (path, "holds the row")
     assert outputs(tmp_path, "bank", person(["nobody"], settings)) == []
+
+
+def test_an_id_of_several_columns_is_compared_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "s.parquet"
+    columns: dict[str, list[Any]] = {"shop": ["A ", "A ", "B"], "no": ["01", "02", "01"]}
+    matched = {"matched_shop": ["a", "a", "b"], "matched_no": ["1", None, "1"]}
+    write_table(path, pa.table(columns | matched | {"state": ["scored"] * 3}))
+    scorings.note(
+        tmp_path, party="bank", recipe="c", model="m", run="r", rows=3, scored=3, output=str(path)
+    )
+    rules = ("trim", "casefold", "zeros")
+    for own, count in ((["a", "1"], 1), (["A", "2"], 1), (["b", "02"], 0), (["1", "a"], 0)):
+        for used in (rules, ()):
+            settings = DataSettings(source="bank.csv", id=("shop", "no"), id_rules=used)
+            found = outputs(tmp_path, "bank", person(own, settings))
+            # Without rules it is the spelling of the parties that counts.
+            assert len(found) == (count if used or own == ["a", "1"] else 0)
