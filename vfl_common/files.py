@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -114,6 +115,24 @@ def private_file(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             raise unwritable(path, error) from None
         raise
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Waits until no other program is in such a block for the same folder. Raises InputError if the
+    folder cannot be opened.
+    """
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    try:
+        # A file system without locks has one writer, as with runs.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def kept_secret(path: Path, own: bytes) -> bytes:

@@ -303,12 +303,12 @@ def forget(
     """Find what runs hold of one person, remove what can be removed, and say which models must be
     trained again.
 
-    ID is as the party's own table has it; of several id columns give each. The person's rows are
-    removed from the predictions that runs keep. Checkpoints hold no id, but weights do not forget a
-    row, so a model that was trained with it must be trained again, after the row was removed from
-    the table. Run this before: only with the table of training is it certain what the row was for.
-    Files that vfl-party predict wrote elsewhere are named, and not changed. Every party does this
-    for itself.
+    ID is as the party's own table has it, or in any spelling that the run's rules make the same; of
+    several id columns give each. The person's rows are removed from the predictions that runs keep.
+    Checkpoints hold no id, but weights do not forget a row, so a model that was trained with it
+    must be trained again, after the row was removed from the table. Run this before: only with the
+    table of training is it certain what the row was for. Files that vfl-party predict wrote
+    elsewhere are named, and not changed. Every party does this for itself.
 
     \b
     Examples:
@@ -317,13 +317,13 @@ def forget(
     """
     from vfl_common.run_folder import RunFolder
     from vfl_party.assembly.files import read_files
-    from vfl_party.production.forget import outputs, person, trace
+    from vfl_party.production.forget import absent, outputs, person, trace
 
     if (trained is None) == (not whole):
         raise InputError(Code.CONFIG_INVALID, "forget: give either --run RUN or --all")
     files = read_files(party)
     out, name = Path(files.file.out), files.name
-    who = person(cells, files.data)
+    who, rows = person(cells, files.data), shown(files.data.source)
     folders = (
         [path.parent for path in sorted(out.glob(f"*/{name}/run.json"))]
         if trained is None
@@ -334,18 +334,24 @@ def forget(
             Code.FILE_INVALID,
             f"{folders[0].parent}: holds no run of {name}; give the folder {out}/RUN-ID, or --all",
         )
+    here, known = who.in_table(None), False
     for path in folders:
         folder = RunFolder(path, path.parent.name)
         if folder.facts().get("job") != "train":
             continue
         found = trace(folder, name, who, remove=not dry_run)
+        here, known = here or not found.lacks_it, known or found.has_row
         click.echo(found.said)
         for held in found.held:
-            said = str(held)
+            said = clean(str(held), LINE)
             click.echo(f"  {said.replace('; removed', '; would be removed') if dry_run else said}")
     for held in outputs(out, name, who):
-        click.echo(str(held))
-    click.echo(f"{shown(files.data.source)}: remove the row there, or the next run has it again")
+        known = True
+        click.echo(clean(str(held), LINE))
+    if here:
+        click.echo(f"{rows}: remove the row there, or the next run has it again")
+    else:
+        click.echo(f"{absent(rows)}{'' if known else '; check its spelling'}")
 
 
 @cli.command(epilog=EXIT_CODES)

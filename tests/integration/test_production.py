@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from tests.harness.federation import Federation, Program, refused
 from tests.harness.here import vfl_here
 from tests.harness.sentences import raises, worded_as_before
 from tests.integration.test_library import BANK, RECIPE, SHOP, run
+from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.production import scorings
 from vfl_common.production.registry import ModelRegistry
+from vfl_common.run_folder import RunFolder
 from vfl_party.data.inputs import profile
 from vfl_party.predict.results import KEPT
+from vfl_party.production.forget import Held, Trace, outputs, person, trace
 
 # -- on one machine
 # ----------------------------------------------------------------------
@@ -41,7 +45,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bank = vfl.Data(bank.frame, id="id", label="target")
     for epochs in (1, 30):
         changed = RECIPE.replace({"phases.splitnn.epochs": epochs, "rows.test": 0.4})
-        run(bank, shop, changed, out=folder / "runs")
+        made = run(bank, shop, changed, out=folder / "runs")
+        # Their ids tell which is younger by the second.
+        while time.strftime("%Y%m%d-%H%M%S", time.gmtime()) in made.folder.name:
+            time.sleep(0.02)
     return folder
 
 
@@ -87,6 +94,14 @@ def test_new_rows_are_scored_by_both(place: Path) -> None:
         assert said["measures"]["auc"][key] == pytest.approx(auc, abs=1e-6)
     assert said["rows"] == 50
     assert (place / "c.png").stat().st_size > 10_000
+
+
+def test_new_rows_without_a_label_are_left_out(place: Path) -> None:
+    new = {"bank": BANK.tail(20).astype({"target": float}), "shop": SHOP.tail(20)}
+    new["bank"].iloc[:3, new["bank"].columns.get_loc("target")] = np.nan
+    old, later = (place / "runs" / name for name in runs(place))
+    found = vfl.compare(old, later, new)
+    assert (found.rows, found.unlabelled) == (17, 3)
 
 
 def test_words_stand_for_runs(place: Path) -> None:
@@ -184,6 +199,15 @@ def test_a_run_of_an_earlier_release_has_no_profile(place: Path, tmp_path: Path)
     assert vfl.Run.load(tmp_path / "run").predict()["id"]
 
 
+def test_a_profile_of_other_columns_is_refused(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "runs" / runs(place)[0], tmp_path / "run")
+    path = tmp_path / "run" / "bank" / profile.FILE
+    path.write_text(path.read_text().replace("mean area", "mean weight"))
+    done = vfl_here("drift", "run", "--data", place / "bank.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    worded_as_before(done.stderr)
+
+
 def test_old_runs_go_and_what_is_needed_stays(place: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     old, new = runs(place)
@@ -207,6 +231,28 @@ def test_old_runs_go_and_what_is_needed_stays(place: Path, tmp_path: Path) -> No
     assert scorings.read(tmp_path / "runs") == []
     assert vfl_here("models", "rollback", cwd=tmp_path).stdout.startswith(names[1])
     worded_as_before(vfl_here("prune", cwd=tmp_path).stderr)
+
+
+def test_failed_predictions_go_and_failed_trainings_stay(place: Path, tmp_path: Path) -> None:
+    for job in ("train", "predict"):
+        folder = tmp_path / "runs" / f"20250101-020000-{job}-aaaa"
+        shutil.copytree(place / "runs" / runs(place)[0], folder)
+        (folder / "summary.json").unlink()
+        for path in folder.glob("*/run.json"):
+            facts = json.loads(path.read_text()) | {"job": job, "finished": False}
+            path.write_text(json.dumps(facts))
+            (path.parent / "log.jsonl").write_text('{"event": "failed", "message": "x"}\n')
+    said = vfl_here("prune", "--older-than", "30", cwd=tmp_path).stdout.splitlines()
+    assert [line.split(": ")[1] for line in said] == ["removed", "kept, because it has failed"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["20250101-020000-train-aaaa"]
+
+
+@pytest.mark.parametrize("days", ["nan", "inf", "-1"])
+@pytest.mark.parametrize("option", ["--older-than", "--log-older-than"])
+def test_days_are_a_number(place: Path, option: str, days: str) -> None:
+    done = vfl_here("prune", option, days, "--dry-run", cwd=place)
+    assert done.returncode == 2
+    worded_as_before(done.stderr)
 
 
 # -- between processes
@@ -336,7 +382,7 @@ def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
     alone = BANK["id"].iloc[0]
 
     said = forget(between, "p0", tested, "--all", "--dry-run")
-    assert said.count("was not trained with the row, which was for validation or test") == 2
+    assert said.count("was not trained with the row, which was for test") == 2
     assert said.count("would be removed") == 2
     assert pq.read_table(kept).equals(table)
     said = forget(between, "p0", tested, "--run", f"runs-p0/{new}")
@@ -354,7 +400,11 @@ def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
         between, "p1", in_training, "--all"
     ).count("was trained with the row")
     assert "only if a phase learns" in forget(between, "p0", alone, "--run", "latest")
-    assert "was not trained with the row" in forget(between, "p1", "nobody", "--run", "latest")
+    # An id of nobody gets no all-clear.
+    said = forget(between, "p1", "nobody", "--run", "latest")
+    assert "p1.csv has this id, and this run knows none; check its spelling" in said
+    assert "was not trained" not in said
+    assert "remove the row there" not in said
 
     # The table has changed: nobody knows for certain any more.
     path = between.folder / "p0.csv"
@@ -364,6 +414,66 @@ def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
         between, "p0", in_training, "--run", "latest"
     )
     path.write_text(before)
+
+
+@pytest.fixture(scope="module")
+def spelt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose rules make C-0001 and c0001 one id, with rows for validation; and bank's file."""
+    folder = tmp_path_factory.mktemp("spelt")
+    BANK.assign(id=" " + BANK["id"].str.upper()).to_csv(folder / "bank.csv", index=False)
+    changed = RECIPE.replace({
+        "phases.splitnn.epochs": 2, "rows.test": 0.2, "rows.validation": 0.2,
+        "rows.id_rules": ["trim", "casefold"],
+    })  # fmt: skip
+    SHOP.to_csv(folder / "shop.csv", index=False)
+    bank, shop = (vfl.Data(str(folder / f"{name}.csv"), id="id") for name in ("bank", "shop"))
+    data = {"bank": vfl.Data(bank.frame, id="id", label="target"), "shop": shop}
+    made = vfl.simulate(changed, data, out=folder / "runs", quiet=True)
+    done = vfl_here("predict", made.folder, "--out", "s.csv", "--spreadsheet", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def traced(folder: Path, cell: str, *, remove: bool = False) -> tuple[Trace, list[Held]]:
+    settings = DataSettings(source=str(folder / "bank.csv"), id=("id",), label="target")
+    who = person([cell], settings)
+    (run_,) = ModelRegistry(folder / "runs").trained()
+    path = folder / "runs" / run_.run_id / "bank"
+    found = trace(RunFolder(path, run_.run_id), "bank", who, remove=remove)
+    return found, outputs(folder / "runs", "bank", who)
+
+
+def test_a_person_is_found_in_every_spelling_that_the_rules_make_one(spelt: Path) -> None:
+    (kept,) = (spelt / "runs").glob(f"*/bank/{KEPT}")
+    table = pq.read_table(kept)
+    splits = dict(zip(*(table.column(key).to_pylist() for key in ("id", "split")), strict=True))
+    own = next(each for each, split in splits.items() if split == "test")
+    for cell in (own, own.strip(), own.strip().lower()):
+        found, handed_out = traced(spelt, cell)
+        assert (found.part, len(found.held), len(handed_out)) == ("test", 1, 1), cell
+        assert not found.lacks_it
+    for cell in ("c-0001", "nobody"):
+        found, handed_out = traced(spelt, cell)
+        assert (found.part, found.held, handed_out) == ("none", (), [])
+        assert "knows none; check its spelling" in found.said
+    # A file that has this text has it for another reason.
+    found, _ = traced(spelt, "splitnn")
+    assert found.held
+    assert "knows none; check its spelling" in found.said
+    # The table that nobody has any more says nothing.
+    (spelt / "bank.csv").rename(spelt / "away.csv")
+    assert (traced(spelt, own.lower())[0].part, len(traced(spelt, own.lower())[1])) == ("test", 1)
+    assert "may have been trained with the row" in traced(spelt, "nobody")[0].said
+    (spelt / "away.csv").rename(spelt / "bank.csv")
+    traced(spelt, own.strip().lower(), remove=True)
+    assert pq.read_table(kept).num_rows == table.num_rows - 1
+
+
+def test_validation_rows_may_have_chosen_what_was_trained(spelt: Path) -> None:
+    found = [traced(spelt, each)[0] for each in BANK["id"][:40]]
+    said = {each.part: each.said for each in found}
+    assert set(said) == {"training", "validation", "test"}
+    assert "may have chosen the threshold and the end of training" in said["validation"]
 
 
 def test_forgetting_wants_to_know_where(between: Federation) -> None:

@@ -121,7 +121,7 @@ def test_a_month_in_production(made: Federation) -> None:
 
     said = type_(made, "delete-a-person")
     # Of two runs, looked into twice.
-    assert said.count("was not trained with the row, which was for validation or test") == 2 * 2
+    assert said.count("was not trained with the row, which was for test") == 2 * 2
     assert (said.count("would be removed"), said.count("; removed")) == (2, 2)
 
     said = type_(made, "keep")

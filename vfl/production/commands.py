@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -141,7 +143,8 @@ def compare(
 
     Two runs (folders, or latest and production of the folder runs) are compared on the test rows
     that both have. With --data they score new rows first. Between organisations each model scores
-    the new rows with `vfl-party predict`, and OLD and NEW are the two files.
+    the new rows with `vfl-party predict`, and OLD and NEW are the two files. Rows whose label is
+    missing are left out and counted.
 
     AUC decides, accuracy of several classes, or RMSE. NEW is better or worse only if the whole 95 %
     interval of the difference is: DeLong's for AUC, else that of a paired bootstrap over rows. Give
@@ -232,19 +235,31 @@ def drift(
     return _ANSWER_NO if any(each.verdict == "drifted" for each in found) else 0
 
 
+class _Days(click.FloatRange):
+    """A finite number of days; the range alone lets NaN through."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a number of days.", param, ctx)
+        return found
+
+
 @click.command(epilog=EXIT_CODES)
 @out_option
 @click.option(
     "--older-than",
     "runs_days",
-    type=click.FloatRange(min=0),
+    type=_Days(min=0),
     metavar="DAYS",
     help="Remove runs, of training and prediction, that began longer ago.",
 )
 @click.option(
     "--log-older-than",
     "log_days",
-    type=click.FloatRange(min=0),
+    type=_Days(min=0),
     metavar="DAYS",
     help="Remove lines of OUT/predictions.jsonl that are older.",
 )
@@ -254,8 +269,8 @@ def prune(out: Path, runs_days: float | None, log_days: float | None, dry_run: b
 
     A run stays if it is in production or was before that, so that it can come back; if it is the
     newest trained run of its recipe's name; if a younger run has started from it; or if it is not
-    over: unfinished, stopped, failed. A study's folder stays. Try it with --dry-run first: a run
-    that was removed cannot be restored.
+    over: unfinished, stopped, or a training that has failed. A prediction that has failed may go. A
+    study's folder stays. Try it with --dry-run first: a run that was removed cannot be restored.
 
     \b
     Examples:
@@ -271,16 +286,14 @@ def prune(out: Path, runs_days: float | None, log_days: float | None, dry_run: b
     for each in [] if runs_days is None else old_runs(out, runs_days):
         name = f"{each.folder.name} ({size(each.bytes)})"
         if each.why:
-            click.echo(f"{name}: kept, {each.why}")
+            click.echo(f"{name}: kept, because {each.why}")
             continue
         if not dry_run:
             remove_run(each)
         click.echo(f"{name}: {done}")
     if log_days is not None:
-        old = old_scorings(out, log_days)
-        if old and not dry_run:
-            remove_scorings(out, log_days)
-        click.echo(f"predictions.jsonl: {len(old):,} lines {done}")
+        count = len(old_scorings(out, log_days)) if dry_run else remove_scorings(out, log_days)
+        click.echo(f"predictions.jsonl: {count:,} lines {done}")
 
 
 def _meant(out: Path, run: str) -> tuple[Path, str]:

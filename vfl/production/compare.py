@@ -78,7 +78,8 @@ class Comparison:
     """Two models on the same rows.
 
     ``old``, ``new``: their names. ``rows``: how many. ``which``: what rows these are. ``measures``:
-    the one that decides comes first: AUC, accuracy of several classes, or RMSE.
+    the one that decides comes first: AUC, accuracy of several classes, or RMSE. ``unlabelled``: new
+    rows that are left out, because their label is missing.
     """
 
     old: str
@@ -87,6 +88,7 @@ class Comparison:
     which: str
     measures: tuple[Measure, ...]
     scores: tuple[Floats, Floats]
+    unlabelled: int = 0
 
     @property
     def outcome(self) -> Outcome:
@@ -120,6 +122,7 @@ class Comparison:
             for each in self.measures
         }
         found: dict[str, Any] = {"old": self.old, "new": self.new, "rows": self.rows}
+        found |= {"unlabelled": self.unlabelled}
         found |= {"outcome": self.outcome, "verdict": self.verdict}
         return found | {"decides": self.measures[0].metric, "measures": measures}
 
@@ -153,9 +156,10 @@ def compare(
             a file that ``vfl-party predict`` wrote.
         new: the same of the new model; of files, with the same rows.
         data: {party: its new rows}, as in ``Run.predict``; both runs score them on this machine.
-            The active party's rows have the label.
+            The active party's rows have the label; those whose label is missing are left out.
         truth: with files: a table of the active party with ids and label.
-        label: with files: the column of ``truth`` that has the label.
+        label: with files: the column of ``truth`` that has the label; rows that miss it are left
+            out.
 
     Returns a ``Comparison``. Raises VflError.
     """
@@ -195,6 +199,7 @@ def compare(
         which,
         measured(first, second),
         (first.scores_NC, second.scores_NC),
+        first.unlabelled,
     )
 
 

@@ -20,6 +20,7 @@ from vfl_common.run_folder import LOCK, RunFolder
 _DAY_S = 86_400.0
 # Of an unfinished run nobody knows whether somebody resumes it.
 _OVER = ("finished", "set aside")
+_STAYS = {"failed": "it has failed", "stopped": "it was stopped"}
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,15 @@ def old_scorings(out: Path, days: float) -> list[scorings.Scoring]:
     return [each for each in scorings.read(out) if _older(each, days)]
 
 
-def remove_scorings(out: Path, days: float) -> None:
-    """Removes those lines. Raises InputError."""
-    scorings.remove(out, lambda each: _older(each, days))
+def remove_scorings(out: Path, days: float) -> int:
+    """Removes those lines, and returns how many. Raises InputError."""
+    return scorings.remove(out, lambda each: _older(each, days))
 
 
 def _older(each: scorings.Scoring, days: float) -> bool:
     try:
         at = datetime.fromisoformat(each.at).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         return False
     return at < time.time() - days * _DAY_S
 
@@ -109,8 +110,9 @@ def _starts(folder: Path) -> Iterator[str]:
 
 
 def _why(each: Listed, needed: dict[str, str]) -> str:
-    if each.state not in _OVER:
-        return f"it is {each.state}"
+    # A prediction that has failed is never resumed.
+    if each.state not in _OVER and (each.job, each.state) != ("predict", "failed"):
+        return _STAYS.get(each.state, f"it is {each.state}")
     return needed.get(each.folder.name, "")
 
 

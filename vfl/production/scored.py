@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import DataSettings, shown
 from vfl_common.config.models import class_text
 from vfl_common.errors import Code, InputError
-from vfl_party.data import Table, load_table
+from vfl_common.text import listed
+from vfl_party.data import Table
+from vfl_party.data.checks import unlabelled
 from vfl_party.data.ids import SEPARATOR
+from vfl_party.data.load import read_rows, tabulate
 from vfl_party.predict.results import FORMATS, KEPT, SCORED, STATE, Output
 from vfl_party.production.input_drift import read_scores
 
@@ -28,6 +31,7 @@ Floats = npt.NDArray[np.float64]
 class Scored:
     """Rows that one model has scored. ``keys``: their ids. ``scores_NC``: a column for each of
     ``names``. ``classes``: the model's answer, None in regression. ``truth``: if it is known.
+    ``unlabelled``: rows of the table of truth that have no label, and are left out.
     """
 
     keys: tuple[str, ...]
@@ -35,6 +39,7 @@ class Scored:
     scores_NC: Floats  # noqa: N815 - the shape is part of the name
     classes: tuple[str, ...] | None
     truth: tuple[Any, ...] | None
+    unlabelled: int = 0
 
     def taken(self, rows: list[int]) -> Scored:
         """Returns some rows."""
@@ -44,18 +49,40 @@ class Scored:
             self.scores_NC[rows],
             None if self.classes is None else tuple(self.classes[row] for row in rows),
             None if self.truth is None else tuple(self.truth[row] for row in rows),
+            self.unlabelled,
         )
 
-    def with_truth(self, table: Table) -> Scored:
-        """Returns the rows whose truth a table has. Raises InputError if there is none."""
+    def with_truth(self, table: Table, label: str) -> Scored:
+        """Returns the rows whose truth a table has in the column ``label``. Raises InputError if
+        there is none, or if it is not what the model predicts.
+        """
         assert table.labels is not None  # noqa: S101 - it was read with its label
+        unlabelled_rows = 0 if table.counts is None else table.counts.unlabelled
         known = dict(zip(table.ids, table.labels.tolist(), strict=True))
         found = self.taken([row for row, key in enumerate(self.keys) if key in known])
         if not found.keys:
-            text = f"{table.source}: has none of the scored ids; give the rows that were scored"
+            what = "none of the scored ids" + (" with a label" if unlabelled_rows else "")
+            text = f"{table.source}: has {what}; give the rows that were scored"
             raise InputError(Code.DATA_INVALID, text)
         truth = tuple(known[key] for key in found.keys)
-        return Scored(found.keys, found.names, found.scores_NC, found.classes, truth)
+        wrong = self._unlike(truth)
+        if wrong:
+            text = f"{table.source}: column {label!r} holds {wrong}"
+            raise InputError(Code.DATA_INVALID, f"{text}; give the column that has the label")
+        return replace(found, truth=truth, unlabelled=unlabelled_rows)
+
+    def _unlike(self, truth: tuple[Any, ...]) -> str:
+        """Says why this cannot be what the model predicts; '' if it can be."""
+        if self.classes is None:
+            return "" if all(isinstance(each, float) for each in truth) else "text, no numbers"
+        known = {name.removeprefix(_SCORE) for name in self.names} | set(self.classes)
+        true = {class_text(each) for each in truth}
+        if not known & true:
+            return f"none of the classes that the model knows ({listed(sorted(known))})"
+        count = len(known | true)
+        if len(self.names) == 1 and count > 2:
+            return f"{len(true):,} different values, and the model knows two classes"
+        return ""
 
 
 def in_common(old: Scored, new: Scored) -> tuple[Scored, Scored]:
@@ -116,10 +143,13 @@ def predicted(run: Path, data: Mapping[str, Any], active: str) -> Scored:
         raise InputError(
             Code.CONFIG_INVALID, f"{run}: the run does not say which column is the label"
         )
+    label = own.label
     # Its columns are not needed again.
-    own = own.model_copy(update={"columns": (), "drop": (), "numeric": (), "categorical": ()})
+    own = own.model_copy(
+        update={"columns": (), "drop": (), "numeric": (), "categorical": (), "unlabelled": "drop"}
+    )
     truth = loading(frames)(own, True)
-    return _scored(run, _only_scored(scores), _MATCHED).with_truth(truth)
+    return _scored(run, _only_scored(scores), _MATCHED).with_truth(truth, label)
 
 
 def of_file(path: Path, truth: str, label: str) -> Scored:
@@ -128,9 +158,14 @@ def of_file(path: Path, truth: str, label: str) -> Scored:
     """
     table = _only_scored(read_scores(path))
     ids = [name for name in _before_matched(path, table) if name in table.column_names]
-    settings = DataSettings(source=truth, id=tuple(ids), label=label, columns=())
-    found = load_table(settings.absolute(Path()), with_label=True)
-    return _scored(path, table, "").with_truth(found)
+    settings = DataSettings(
+        source=truth, id=tuple(ids), label=label, columns=(), unlabelled="drop"
+    ).absolute(Path())
+    rows = read_rows(settings, True)
+    if rows.labels is not None and unlabelled(rows.labels).all():
+        text = f"{shown(settings.source)}: no row has a label in column {label!r}"
+        raise InputError(Code.DATA_INVALID, f"{text}; add the truth, or give another column")
+    return _scored(path, table, "").with_truth(tabulate(rows, settings, True), label)
 
 
 def is_file(path: Path) -> bool:

@@ -31,7 +31,12 @@ def show_comparison(found: Comparison) -> None:
             f"{each.difference:+.4f}",
             f"{each.low:+.4f} to {each.high:+.4f}",
         )
-    wide_console().print(Group(table, Text(""), Text(clean(found.verdict))))
+    lines = [Text(""), Text(clean(found.verdict))]
+    if found.unlabelled:
+        count = found.unlabelled
+        said = "1 row without a label is" if count == 1 else f"{count:,} rows without a label are"
+        lines.append(Text(f"{said} left out", "dim"))
+    wide_console().print(Group(table, *lines))
 
 
 def show_drift(found: Sequence[Shift]) -> None:

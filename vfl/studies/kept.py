@@ -11,6 +11,7 @@ from typing import Any
 
 from vfl_common.config.data import FRAME, DataSettings, is_path
 from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 
 # In a run's folder.
@@ -18,16 +19,14 @@ FILE = "study.json"
 
 
 class Kept:
-    """The finished runs of a folder."""
+    """The finished runs of a folder. Raises InputError if the note of one is damaged."""
 
     def __init__(self, out: Path) -> None:
         self._folders: dict[str, Path] = {}
         for note in sorted(out.glob(f"*/{FILE}")):
             # Others are run again.
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                key = str(json.loads(note.read_bytes())["inputs"])
-                if (note.parent / "summary.json").exists():
-                    self._folders[key] = note.parent
+            if (note.parent / "summary.json").exists():
+                self._folders[_inputs(note)] = note.parent
 
     def find(self, inputs: str) -> Path | None:
         """Returns the folder of a finished run with the same inputs."""
@@ -37,6 +36,19 @@ class Kept:
         """Notes in the folder of a finished run what went into it. Raises InputError."""
         write_atomic(folder / FILE, json.dumps({"inputs": inputs}) + "\n")
         self._folders[inputs] = folder
+
+
+def _inputs(note: Path) -> str:
+    try:
+        inputs = json.loads(note.read_bytes())["inputs"]
+        if isinstance(inputs, str):
+            return inputs
+    except OSError as error:
+        raise InputError(Code.FILE_INVALID, f"{note}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    text = f"{note}: is damaged; restore it, or remove it, and its run is repeated"
+    raise InputError(Code.FILE_INVALID, text)
 
 
 def inputs_of(

@@ -9,7 +9,6 @@ whether they mean the same run.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import getpass
 import json
 import os
@@ -18,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.files import PLAIN_NAME, unwritable, write_atomic
+from vfl_common.files import PLAIN_NAME, locked, write_atomic
 from vfl_common.process.logs import utc
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import clean, listed
@@ -104,7 +103,7 @@ class ModelRegistry:
         """Returns all changes, the oldest first. Raises InputError if the file is damaged."""
         path = self.out / FILE
         try:
-            return [Change(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
+            return _changes(json.loads(path.read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -216,22 +215,13 @@ class ModelRegistry:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Change]]:
         """Gives the list of changes to add to, and writes it; nobody else changes it meanwhile."""
-        try:
-            lock = os.open(self.out, os.O_RDONLY)
-        except OSError as error:
-            raise unwritable(self.out, error) from None
-        try:
-            # A file system without locks has one writer, as with runs.
-            with contextlib.suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.out):
             changes = self.changes()
             known = len(changes)
             yield changes
             if len(changes) > known:
                 text = json.dumps([asdict(each) for each in changes], indent=1) + "\n"
                 write_atomic(self.out / FILE, text, durable=True)
-        finally:
-            os.close(lock)
 
 
 def named_time(run_id: str) -> float | None:
@@ -254,6 +244,18 @@ def user() -> str:
 
 def _change(act: Act, run: str, recipe: str) -> Change:
     return Change(act, run, recipe, utc(time.time()), user())
+
+
+def _changes(found: object) -> list[Change]:
+    """Raises ValueError or TypeError if these are no changes."""
+    if not isinstance(found, list):
+        raise TypeError("no list")
+    changes = [Change(**each) for each in found]
+    for each in changes:
+        is_text = all(isinstance(value, str) for value in asdict(each).values())
+        if not is_text or each.act not in get_args(Act) or not PLAIN_NAME.fullmatch(each.run):
+            raise ValueError("no change")
+    return changes
 
 
 def _trained(path: Path) -> Trained | None:

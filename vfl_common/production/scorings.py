@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable, write_atomic
+from vfl_common.files import locked, private_file, unwritable
 from vfl_common.process.logs import utc
 from vfl_common.production.registry import user
 from vfl_common.text import to_json
@@ -45,47 +45,72 @@ class Scoring:
     output: str = ""
 
 
+_KINDS = {each.name: int if each.name in ("rows", "scored") else str for each in fields(Scoring)}
+
+
 def note(out: Path, **facts: Any) -> None:
     """Adds a line, which is on the disk then. ``facts``: those of ``Scoring``, but ``at`` and
     ``who``. Raises InputError.
     """
     path = out / FILE
     line = to_json(asdict(Scoring(utc(time.time()), user(), **facts))) + "\n"
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with locked(out):
         try:
-            # One call, so that two programs do not mix their lines.
-            os.write(file, line.encode())
-            os.fsync(file)
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise unwritable(path, error) from None
+            with os.fdopen(
+                os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b"
+            ) as file:
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    # A crash has cut the last line, which must not take this one with it.
+                    line = line if file.read(1) == b"\n" else f"\n{line}"
+                file.write(line.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise unwritable(path, error) from None
 
 
 def read(out: Path) -> list[Scoring]:
-    """Returns all lines, the oldest first; one that a crash has cut short is left out. Raises
-    InputError.
+    """Returns all lines, the oldest first, without those that are damaged or were cut short by a
+    crash. Raises InputError.
     """
-    path, known = out / FILE, {each.name for each in fields(Scoring)}
+    return [each for line in _lines(out / FILE) if (each := _scoring(line)) is not None]
+
+
+def remove(out: Path, which: Callable[[Scoring], bool]) -> int:
+    """Removes lines, and returns how many; the file is replaced as a whole.
+
+    All others stay as they are, also those that cannot be read, and what a later release has
+    written into them. Raises InputError.
+    """
+    path = out / FILE
+    if not path.exists():
+        return 0
+    with locked(out):
+        lines = _lines(path)
+        kept = [line for line in lines if (each := _scoring(line)) is None or not which(each)]
+        if len(kept) < len(lines):
+            with private_file(path) as file:
+                file.writelines(line + b"\n" for line in kept)
+    return len(lines) - len(kept)
+
+
+def _lines(path: Path) -> list[bytes]:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line for line in path.read_bytes().split(b"\n") if line]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
-    found = []
-    for line in lines:
-        try:
-            facts = json.loads(line)
-            found.append(Scoring(**{key: facts[key] for key in known & facts.keys()}))
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            continue
-    return found
 
 
-def remove(out: Path, which: Callable[[Scoring], bool]) -> None:
-    """Removes lines; the file is replaced as a whole. Raises InputError."""
-    kept = [each for each in read(out) if not which(each)]
-    write_atomic(out / FILE, "".join(to_json(asdict(each)) + "\n" for each in kept), durable=True)
-    (out / FILE).chmod(0o600)
+def _scoring(line: bytes) -> Scoring | None:
+    """Reads a line; None if it is damaged."""
+    try:
+        facts = json.loads(line.decode(errors="replace"))
+        found = Scoring(**{key: facts[key] for key in _KINDS.keys() & facts.keys()})
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    # true is no number of rows.
+    right = all(type(getattr(found, key)) is kind for key, kind in _KINDS.items())
+    return found if right else None

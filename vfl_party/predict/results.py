@@ -38,7 +38,7 @@ _AT_ONCE = 1 << 14
 # Before the name of a class.
 _SCORE = "score_"
 # Before the name of an id column: the id by which the parties have found the row.
-_MATCHED = "matched_"
+MATCHED = "matched_"
 STATE, SCORED, ELSEWHERE = "state", "scored", "not at every party"
 # Of rows that have no joint score because a party was away: with a score of this party's own, or
 # with none.
@@ -110,7 +110,7 @@ def id_names(settings: DataSettings) -> tuple[str, ...]:
     settings = next(iter(settings.parts.values()), settings)
     folder = is_path(settings.source) and Path(settings.source).is_dir()
     names = settings.id or (FILE if folder else "id",)
-    taken = any(name in _OURS or name.startswith((_SCORE, _MATCHED)) for name in names)
+    taken = any(name in _OURS or name.startswith((_SCORE, MATCHED)) for name in names)
     return tuple(f"id_{name}" for name in names) if taken else names
 
 
@@ -126,7 +126,7 @@ def id_values(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
 
 
 def _matched(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
-    return {f"{_MATCHED}{name}": values for name, values in id_values(names, ids).items()}
+    return {f"{MATCHED}{name}": values for name, values in id_values(names, ids).items()}
 
 
 def row_columns(names: Sequence[str], table: Table, rows: Rows) -> dict[str, pa.Array]:
@@ -336,6 +336,17 @@ def _guarded(table: pa.Table) -> pa.Table:
             table = table.set_column(
                 at, name, pa.compute.if_else(_is_computed(column), guarded, column)
             )
+    return table
+
+
+def unguarded(table: pa.Table) -> pa.Table:
+    """Returns texts as they were before ``--spreadsheet``."""
+    for at, name in enumerate(table.column_names):
+        column = table.column(at)
+        if _is_text(column):
+            rest = pa.compute.replace_substring_regex(column, "^'", "")
+            was_guarded = pa.compute.and_(pa.compute.starts_with(column, "'"), _is_computed(rest))
+            table = table.set_column(at, name, pa.compute.if_else(was_guarded, rest, column))
     return table
 
 

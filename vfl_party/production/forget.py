@@ -12,32 +12,36 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
 
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import DataSettings, ids_only, shown, unaligned_of
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.production import scorings
 from vfl_common.run_folder import RunFolder
 from vfl_party.align import Aligning, alignment_of
 from vfl_party.assembly.party import TRAINING, open_party
-from vfl_party.data.ids import Ids, normalised
+from vfl_party.data.ids import SEPARATOR, Ids, normalised
+from vfl_party.data.load import read_rows
 from vfl_party.outbound.exchange import Connections
 from vfl_party.predict.prediction import encoder_of
-from vfl_party.predict.results import KEPT, id_names, write_table
+from vfl_party.predict.results import KEPT, MATCHED, id_names, write_table
 from vfl_party.production.input_drift import read_scores
 
 # Bytes of a file that are searched at once.
 _CHUNK = 1 << 20
-Part = Literal["training", "tested", "alone", "none", "unknown"]
+Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
+Part = Literal["training", "validation", "test", "alone", "none", "unknown"]
 _SAID: dict[Part, str] = {
     "training": "was trained with the row: train again without it",
-    "tested": "was not trained with the row, which was for validation or test",
+    "validation": "was not trained with the row, which was for validation; validation rows may "
+    "have chosen the threshold and the end of training: train again without it to undo that",
+    "test": "was not trained with the row, which was for test",
     "alone": "has seen the row only if a phase learns from rows that not all parties hold, as "
     "pretraining does: then train again without it",
     "none": "was not trained with the row",
@@ -61,49 +65,101 @@ class Held:
 @dataclass(frozen=True)
 class Trace:
     """What one run has of the person. ``part``: what the row was for; ``start``: the run from which
-    this one has started.
+    this one has started; ``lacks_it``: the table's name if it has no such id.
     """
 
     run: str
     part: Part
     held: tuple[Held, ...]
     start: str = ""
+    lacks_it: str = ""
+
+    @property
+    def has_row(self) -> bool:
+        """Whether the run's own predictions have the row: a text that is equal may be another's."""
+        return any(not each.stays for each in self.held)
 
     @property
     def said(self) -> str:
         """Whether the model must be trained again, in one sentence."""
         since = f"; it has started from {self.start}: see that run" if self.start else ""
+        if self.lacks_it and self.part == "none" and not self.has_row:
+            return (
+                f"{self.run}: {absent(self.lacks_it)}, and this run knows none; check its spelling"
+            )
         return f"{self.run}: {_SAID[self.part]}{since}"
 
 
 @dataclass(frozen=True)
 class Person:
     """One id. ``own``: its cells as the party's table writes them, one for each id column;
-    ``settings``: of that table.
+    ``settings``: of that table; ``tables``: the columns of ids of it, and of other files that it
+    names; None if they cannot be read.
     """
 
     own: tuple[str, ...]
     settings: DataSettings
+    tables: tuple[tuple[Any, ...], ...] | None
 
     @property
     def names(self) -> tuple[str, ...]:
         return id_names(self.settings)
 
-    def matched(self, recipe: Recipe) -> str:
-        """Returns the id as the parties have spelt it in a run."""
-        rules = self.settings.ruled(recipe.rows.id_rules).id_rules or ()
-        return Ids(normalised([[cell] for cell in self.own], rules))[0]
+    def rules(self, recipe: Recipe | None) -> tuple[str, ...]:
+        """Returns the rules of ids in a run; without it, those of the party file."""
+        settings = self.settings.ruled(() if recipe is None else tuple(recipe.rows.id_rules))
+        return settings.id_rules or ()
+
+    def matched(self, recipe: Recipe | None) -> str | None:
+        """Returns the id as the parties have spelt it in a run; None if it is none by its rules."""
+        found: str | None = normalised([[cell] for cell in self.own], self.rules(recipe))[0].as_py()
+        return found
+
+    def among(self, columns: Sequence[Any], recipe: Recipe | None) -> Mask:
+        """Returns for each row of some columns of ids whether it is the person's: by the same
+        cells, or by the rules.
+        """
+        texts = [pa.compute.cast(_whole(column), pa.large_string()) for column in columns]
+        here = np.ones(len(texts[0]), bool)
+        for cell, column in zip(self.own, texts, strict=True):
+            here &= _equal(column, cell)
+        matched = self.matched(recipe)
+        if matched is not None:
+            here |= _equal(normalised(texts, self.rules(recipe)), matched)
+        return here
+
+    def in_table(self, recipe: Recipe | None) -> bool:
+        """Whether the party's table has the id, as far as it can be read."""
+        return self.tables is None or any(
+            bool(self.among(columns, recipe).any()) for columns in self.tables
+        )
+
+
+def absent(source: str) -> str:
+    """Says that a table has no such id."""
+    return f"no row of {source} has this id"
 
 
 def person(cells: Sequence[str], settings: DataSettings) -> Person:
     """Returns the person with an id. Raises InputError if it has not as many cells as the table has
     id columns.
     """
-    found = Person(tuple(cells), settings)
-    if len(found.own) != len(found.names):
-        text = f"the id has {len(found.names)} columns ({', '.join(found.names)})"
-        raise InputError(Code.CONFIG_INVALID, f"{text}, and {len(found.own)} are given")
-    return found
+    names = id_names(settings)
+    if len(cells) != len(names):
+        text = f"the id has {len(names)} columns ({', '.join(names)})"
+        raise InputError(Code.CONFIG_INVALID, f"{text}, and {len(cells)} are given")
+    return Person(tuple(cells), settings, _ids_of(settings))
+
+
+def _ids_of(settings: DataSettings) -> tuple[tuple[Any, ...], ...] | None:
+    """Reads the ids of a party's rows, also of those that a run leaves out."""
+    more = unaligned_of(settings)
+    tables = [*(settings.parts.values() or [settings]), *([] if more is None else [more])]
+    try:
+        return tuple(tuple(read_rows(ids_only(each), False).ids) for each in tables)
+    except InputError:
+        # One has changed, or is gone.
+        return None
 
 
 def trace(folder: RunFolder, name: str, who: Person, *, remove: bool) -> Trace:
@@ -116,10 +172,15 @@ def trace(folder: RunFolder, name: str, who: Person, *, remove: bool) -> Trace:
     try:
         recipe = folder.recipe()
         part = _part(folder, recipe, name, who)
-        held = [*_kept(folder.path / KEPT, who, remove=remove), *_elsewhere(folder.path, who)]
+        held = [
+            *_kept(folder.path / KEPT, who, recipe, remove=remove),
+            *_elsewhere(folder.path, who, recipe),
+        ]
     finally:
         folder.unlock()
-    return Trace(folder.run_id, part, tuple(held), "" if recipe.start is None else recipe.start.run)
+    start = "" if recipe.start is None else recipe.start.run
+    lacks_it = "" if who.in_table(recipe) else shown(who.settings.source)
+    return Trace(folder.run_id, part, tuple(held), start, lacks_it)
 
 
 def outputs(out: Path, name: str, who: Person) -> list[Held]:
@@ -139,7 +200,7 @@ def outputs(out: Path, name: str, who: Person) -> list[Held]:
         except InputError:
             held.append(Held(path, "cannot be read", "look into it yourself"))
             continue
-        if _rows(table, who).any():
+        if _rows(table, who, _recipe_of(out / each.model / name, each.model)).any():
             what = f"holds the row; {each.who} asked for it at {each.at}"
             held.append(Held(path, what, "remove the row there, and where it was copied to"))
     return held
@@ -157,9 +218,11 @@ def _part(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:
     path = folder.path / KEPT
     if found == "unknown" and path.exists():
         table = read_scores(path)
-        splits = table.filter(pa.array(_rows(table, who))).column("split").to_pylist()
+        splits = table.filter(pa.array(_rows(table, who, recipe))).column("split").to_pylist()
         if splits:
-            return "training" if any(each.startswith("train") for each in splits) else "tested"
+            if any(each.startswith("train") for each in splits):
+                return "training"
+            return "validation" if "validation" in splits else "test"
     return found
 
 
@@ -173,22 +236,25 @@ def _by_table(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part
     if prepared.fingerprint != folder.facts().get("data"):
         return "unknown"
     matched = who.matched(recipe)
+    if matched is None:
+        return "none"
     rows = np.flatnonzero(Ids.of(prepared.table.ids).among([matched]))
     if not len(rows):
         rest = opened.unaligned
         tables = [opened.table] if rest is None else [opened.table, rest]
         alone = any(Ids.of(each.ids).among([matched]).any() for each in tables)
         return "alone" if alone else "none"
-    tested = [split for split in ("validation", "test") if rows[0] in prepared.splits[split]]
-    return "tested" if tested else "training"
+    if rows[0] in prepared.splits["validation"]:
+        return "validation"
+    return "test" if rows[0] in prepared.splits["test"] else "training"
 
 
-def _kept(path: Path, who: Person, *, remove: bool) -> Iterator[Held]:
+def _kept(path: Path, who: Person, recipe: Recipe, *, remove: bool) -> Iterator[Held]:
     """Yields the run's own predictions if they hold the row, without it if it is removed."""
     if not path.exists():
         return
     table = read_scores(path)
-    here = _rows(table, who)
+    here = _rows(table, who, recipe)
     if here.any():
         if remove:
             write_table(path, table.filter(pa.array(~here)))
@@ -196,11 +262,13 @@ def _kept(path: Path, who: Person, *, remove: bool) -> Iterator[Held]:
         yield Held(path, rows)
 
 
-def _elsewhere(folder: Path, who: Person) -> Iterator[Held]:
+def _elsewhere(folder: Path, who: Person, recipe: Recipe) -> Iterator[Held]:
     """Yields other files in which a cell of the id stands as text in quotes, as in JSON."""
-    wanted = [json.dumps(cell).encode() for cell in who.own]
+    matched = who.matched(recipe)
+    spelt = who.own if matched is None else tuple(matched.split(SEPARATOR))
+    wanted = [[json.dumps(cell).encode() for cell in cells] for cells in {who.own, spelt}]
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
-        if path.name != KEPT and all(_holds(path, text) for text in wanted):
+        if path.name != KEPT and any(all(_holds(path, t) for t in each) for each in wanted):
             why = "the model was made with it, as a category or a name, and cannot be read without"
             yield Held(path, "holds a text that is equal to the id", why)
 
@@ -215,15 +283,32 @@ def _holds(path: Path, text: bytes) -> bool:
     return False
 
 
-def _rows(table: pa.Table, who: Person) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Returns for each row of a result whether it is the person's, by the id as their own table has
-    it.
+def _recipe_of(path: Path, run_id: str) -> Recipe | None:
+    """Returns the recipe of a run whose folder may be gone."""
+    try:
+        return RunFolder(path, run_id).recipe()
+    except InputError:
+        return None
+
+
+def _rows(table: pa.Table, who: Person, recipe: Recipe | None) -> Mask:
+    """Returns for each row of a result whether it is the person's: by the id as their own table has
+    it, or as the parties have matched it.
     """
-    here = np.ones(table.num_rows, bool)
-    for name, cell in zip(who.names, who.own, strict=True):
-        if name not in table.column_names:
-            return np.zeros(table.num_rows, bool)
-        texts = pa.compute.cast(table.column(name), pa.string())
-        # --spreadsheet writes ' before what a spreadsheet would compute.
-        here &= np.array([each in (cell, f"'{cell}") for each in texts.to_pylist()], bool)
+    here = np.zeros(table.num_rows, bool)
+    for names in (who.names, [f"{MATCHED}{name}" for name in who.names]):
+        if all(name in table.column_names for name in names):
+            here |= who.among([table.column(name) for name in names], recipe)
     return here
+
+
+def _equal(column: Any, text: str) -> Mask:
+    found: Mask = pa.compute.fill_null(pa.compute.equal(column, text), False).to_numpy(False)
+    return found
+
+
+def _whole(column: Any) -> Any:
+    """Returns a column of text as one Arrow array."""
+    if isinstance(column, pa.ChunkedArray):
+        return column.combine_chunks()
+    return column if isinstance(column, pa.Array) else pa.array(column, pa.large_string())

@@ -7,6 +7,7 @@ with those of the test rows. It needs no other party.
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Preprocessor, load_table
 from vfl_party.data.inputs.profile import (
+    FILE,
     ColumnProfile,
     Counts,
     bins_of,
@@ -31,13 +33,13 @@ from vfl_party.data.inputs.profile import (
 )
 from vfl_party.data.table import counted
 from vfl_party.predict.prediction import TrainedRun, prediction_data
-from vfl_party.predict.results import KEPT
+from vfl_party.predict.results import KEPT, STATE, unguarded
 
 # The convention of credit scoring (Siddiqi 2006).
 MOVED, DRIFTED = 0.1, 0.25
 # How often chance alone may call any column of a table moved.
 _LEVEL = 0.01
-_SCORES = ("score_", "value", "risk")
+_SCORE, _NUMBERS = "score_", ("value", "risk")
 Verdict = Literal["stable", "moved", "drifted"]
 
 
@@ -83,6 +85,10 @@ def input_drift(
     preprocessor.unseen(table)
     places = {name: at for at, name in enumerate(table.numeric_names)}
     words = {name: at for at, name in enumerate(table.categorical_names)}
+    for column in profile:
+        if column.name not in (places if column.is_number else words):
+            text = f"{trained.path / FILE}: has column {column.name!r}, which the run has not"
+            raise InputError(Code.FILE_INVALID, f"{text}; restore it")
     found = []
     for column in profile:
         if column.is_number:
@@ -119,31 +125,58 @@ def score_drift(trained: TrainedRun, scores: Path) -> list[Shift]:
 
 def read_scores(path: Path) -> pa.Table:
     """Reads a file of scores, Parquet or CSV with any of the separators and decimal signs that
-    ``--like-input`` writes; ids and classes are text. Raises InputError.
+    ``--like-input`` writes; ids and classes are text, without what ``--spreadsheet`` put before
+    them. Raises InputError.
     """
     try:
-        if path.suffix == ".parquet":
-            return pyarrow.parquet.read_table(path)
-        with path.open("rb") as file:
-            header = file.readline().decode("utf-8-sig").strip()
-        separator = max(",;\t|", key=header.count)
-        names = [each.strip('"') for each in header.split(separator)]
-        texts = {name: pa.string() for name in names if not name.startswith(_SCORES)}
-        # A class or an id may be called NA.
-        options = pyarrow.csv.ConvertOptions(
-            column_types=texts, strings_can_be_null=True, null_values=[""]
-        )
-        parse = pyarrow.csv.ParseOptions(delimiter=separator)
-        table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=options)
-        if any(pa.types.is_string(table.schema.field(n).type) for n in names if n not in texts):
-            options.decimal_point = ","
-            table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=options)
-        return table
+        table = pyarrow.parquet.read_table(path) if path.suffix == ".parquet" else _read_csv(path)
     except FileNotFoundError:
         raise InputError(Code.FILE_INVALID, f"{path}: no such file") from None
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
         why = str(error).splitlines()[0]
         raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({why})") from None
+    wrong = next(
+        (name for name in table.column_names if _is_score(name) and _text(table, name)), ""
+    )
+    if wrong:
+        text = f"{path}: column {wrong!r} has a score that is no number"
+        raise InputError(Code.FILE_INVALID, f"{text}; give a file that vfl-party predict wrote")
+    return table
+
+
+def _read_csv(path: Path) -> pa.Table:
+    with path.open("rb") as file:
+        header = file.readline().decode("utf-8-sig").rstrip("\r\n")
+    separator, names = _separated(header)
+    texts = {name: pa.string() for name in names if not _is_score(name)}
+    # A class or an id may be called NA.
+    options = pyarrow.csv.ConvertOptions(
+        column_types=texts, strings_can_be_null=True, null_values=[""]
+    )
+    parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=options)
+    if any(_text(table, name) for name in names if name not in texts):
+        options.decimal_point = ","
+        table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=options)
+    return unguarded(table)
+
+
+def _separated(header: str) -> tuple[str, list[str]]:
+    """Returns the separator of a file of scores, and the names of its columns. A class's name may
+    have any of the separators in it.
+    """
+    found = {each: next(csv.reader([header], delimiter=each), []) for each in ",;\t|"}
+    separator = max(found, key=lambda each: (STATE in found[each], len(found[each])))
+    return separator, found[separator]
+
+
+def _is_score(name: str) -> bool:
+    return name in _NUMBERS or name.startswith(_SCORE)
+
+
+def _text(table: pa.Table, name: str) -> bool:
+    kind = table.schema.field(name).type
+    return not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind))
 
 
 def _scores(path: Path, *, tested: bool) -> dict[str, npt.NDArray[np.float32]]:
@@ -161,7 +194,7 @@ def _scores(path: Path, *, tested: bool) -> dict[str, npt.NDArray[np.float32]]:
     return {
         name: table.column(name).drop_null().to_numpy().astype(np.float32)
         for name in table.column_names
-        if name.startswith(_SCORES)
+        if _is_score(name)
     }
 
 

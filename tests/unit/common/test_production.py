@@ -12,6 +12,8 @@ import pytest
 
 from tests.harness.cases import recipe
 from tests.harness.sentences import raises
+from vfl.production.models import models
+from vfl.production.prune import old_scorings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.production import scorings
@@ -118,12 +120,34 @@ def test_a_model_whose_folder_is_gone_is_named(tmp_path: Path) -> None:
         ModelRegistry(tmp_path).find("production")
 
 
-@pytest.mark.parametrize("text", ["", "[", "{}x", '[{"run": 1}]', "[3]"])
+CHANGE = {"act": "promote", "run": A, "recipe": "case", "at": "2026", "who": "x"}
+DAMAGED = {
+    "empty": "",
+    "cut": "[",
+    "more": "{}x",
+    "keys": '[{"run": 1}]',
+    "number": "[3]",
+    "object": "{}",
+    "text": '""',
+    "null": "null",
+    "deep": "[" * 100_000,
+    "act": json.dumps([CHANGE | {"act": "demote"}]),
+    "act-list": json.dumps([CHANGE | {"act": []}]),
+    "run-list": json.dumps([CHANGE | {"run": [A]}]),
+    "run-path": json.dumps([CHANGE | {"run": "../a"}]),
+    "recipe-null": json.dumps([CHANGE | {"recipe": None}]),
+    "at-number": json.dumps([CHANGE | {"at": 5}]),
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_registry_says_so(tmp_path: Path, text: str) -> None:
     trained(tmp_path, A)
     (tmp_path / FILE).write_text(text)
     with raises(InputError, Code.FILE_INVALID):
         ModelRegistry(tmp_path).promote(A)
+    with raises(InputError, Code.FILE_INVALID):
+        models(tmp_path)
     assert (tmp_path / FILE).read_text() == text
 
 
@@ -161,3 +185,62 @@ def test_the_log_of_predictions_is_read_as_it_was_written(tmp_path: Path) -> Non
     scorings.remove(tmp_path, lambda each: each.model == B)
     assert [each.model for each in scorings.read(tmp_path)] == [A, C]
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path: Path) -> None:
+    path = tmp_path / scorings.FILE
+    path.write_text('{"at": "2026')
+    scorings.note(tmp_path, model=A, **FACTS)
+    scorings.note(tmp_path, model=B, **FACTS)
+    assert [each.model for each in scorings.read(tmp_path)] == [A, B]
+    assert len(path.read_text().splitlines()) == 3
+
+
+WRONG: list[dict[str, Any]] = [
+    {"at": 5}, {"output": 5}, {"party": None}, {"rows": "3"}, {"scored": True}, {"model": [A]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: next(iter(wrong)))
+def test_a_line_with_a_value_of_another_kind_is_left_out(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    scorings.note(tmp_path, model=A, **FACTS)
+    path = tmp_path / scorings.FILE
+    with path.open("a") as file:
+        file.write(json.dumps(json.loads(path.read_text()) | wrong) + "\n")
+    assert [each.model for each in scorings.read(tmp_path)] == [A]
+    assert old_scorings(tmp_path, 0) == scorings.read(tmp_path)
+
+
+def test_lines_that_stay_are_not_changed(tmp_path: Path) -> None:
+    for model in (A, B):
+        scorings.note(tmp_path, model=model, **FACTS)
+    path = tmp_path / scorings.FILE
+    first, second = path.read_bytes().splitlines()
+    later = second.replace(b"}", b', "more": 1}')
+    stays = [b"\xff no JSON", later, b'{"at": 5}', b'{"at": "2026']
+    path.write_bytes(b"\n".join([first, *stays]))
+    assert scorings.remove(tmp_path, lambda each: each.model == A) == 1
+    assert path.read_bytes() == b"".join(line + b"\n" for line in stays)
+    assert scorings.remove(tmp_path, lambda each: each.model == A) == 0
+
+
+def test_nothing_is_lost_while_old_lines_are_removed(tmp_path: Path) -> None:
+    """Writers and a remover at once: each line that is to stay is there at the end."""
+    scorings.note(tmp_path, model=A, **FACTS)
+
+    def write() -> None:
+        for _ in range(20):
+            scorings.note(tmp_path, model=B, **FACTS)
+            scorings.note(tmp_path, model=A, **FACTS)
+
+    writers = [threading.Thread(target=write) for _ in range(3)]
+    for each in writers:
+        each.start()
+    while any(each.is_alive() for each in writers):
+        scorings.remove(tmp_path, lambda each: each.model == A)
+    for each in writers:
+        each.join()
+    scorings.remove(tmp_path, lambda each: each.model == A)
+    assert [each.model for each in scorings.read(tmp_path)] == [B] * 60

@@ -13,6 +13,7 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score, root_mean
 from tests.harness.sentences import raises
 from vfl.production.compare import Comparison, auc_difference, compare, measured
 from vfl.production.scored import Scored, in_common
+from vfl.production.show import show_comparison
 from vfl_common.errors import Code, InputError
 
 Floats = npt.NDArray[np.float64]
@@ -173,6 +174,48 @@ def test_two_files_of_scores_are_compared_with_the_truth(tmp_path: Path) -> None
     with raises(InputError, Code.DATA_INVALID):
         other = write(tmp_path / "other.csv", ["customer,left", "1,no", "2,yes"])
         compare(old, new, truth=str(other), label="left")
+
+
+HEAD = "customer,matched_customer,state,score_yes,class"
+ROWS = ["007,7,scored,0.9,yes", "008,8,scored,0.2,no", "009,9,scored,0.6,yes"]
+
+
+@pytest.mark.parametrize("column", ["age", "other", "text", "several"])
+def test_a_column_that_is_not_the_label_is_refused(tmp_path: Path, column: str) -> None:
+    path = write(tmp_path / "s.csv", [HEAD, *ROWS])
+    head = "customer,left,age,other,text,several"
+    truth = write(
+        tmp_path / "t.csv", [head, "007,no,31,0,a,yes", "008,yes,44,1,b,no", "009,no,29,1,a,maybe"]
+    )
+    assert compare(path, path, truth=str(truth), label="left").rows == 3
+    with raises(InputError, Code.DATA_INVALID):
+        compare(path, path, truth=str(truth), label=column)
+
+
+def test_text_is_no_truth_of_a_regression(tmp_path: Path) -> None:
+    rows = [f"{at},{at},scored,{at}.5" for at in range(3)]
+    path = write(tmp_path / "s.csv", ["id,matched_id,state,value", *rows])
+    truth = write(tmp_path / "t.csv", ["id,price,town", "0,1,a", "1,2,b", "2,3,c"])
+    assert compare(path, path, truth=str(truth), label="price").measures[0].metric == "rmse"
+    with raises(InputError, Code.DATA_INVALID):
+        compare(path, path, truth=str(truth), label="town")
+
+
+def test_rows_without_a_label_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "s.csv", [HEAD, *ROWS])
+    truth = write(
+        tmp_path / "t.csv", ["customer,left,none,late", "007,yes,,", "008,no,,", "009,,,", "1,,,no"]
+    )
+    found = compare(path, path, truth=str(truth), label="left")
+    assert (found.rows, found.unlabelled, found.as_json()["unlabelled"]) == (2, 2, 2)
+    assert found.measures[0].old == 1.0
+    show_comparison(found)
+    assert "2 rows without a label are left out" in capsys.readouterr().out
+    for label in ("none", "late"):
+        with raises(InputError, Code.DATA_INVALID):
+            compare(path, path, truth=str(truth), label=label)
 
 
 def test_the_picture_shows_every_metric(tmp_path: Path) -> None:

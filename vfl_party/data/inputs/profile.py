@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ _LOOKED_AT = 20_000
 _AT_ONCE = 1 << 25
 # Bins of numbers, and categories with a bin of their own.
 _BINS, _MOST_WORDS = 10, 50
+# More than any table has.
+_MOST_ROWS = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -102,23 +105,42 @@ def load(folder: Path) -> list[ColumnProfile]:
     """Reads the profile. Raises InputError if there is none, or if it is damaged."""
     path = folder / FILE
     try:
-        return [
-            ColumnProfile(
-                str(each["name"]),
-                bool(each["is_number"]),
-                tuple(map(int, each["counts"])),
-                tuple(map(float, each["edges"])),
-                tuple(map(str, each["words"])),
-            )
-            for each in json.loads(path.read_text())
-        ]
+        return [_column(each) for each in _listed(json.loads(path.read_text(encoding="utf-8")))]
     except FileNotFoundError:
         text = f"{path}: is missing: an earlier release trained this run, or it has images"
         raise InputError(Code.FILE_INVALID, f"{text}; compare with a newer run") from None
     except OSError as error:
         raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise InputError(Code.FILE_INVALID, f"{path}: is damaged; restore it") from None
+
+
+def _listed(found: object) -> list[Any]:
+    if not isinstance(found, list):
+        raise TypeError("no list")
+    return found
+
+
+def _column(found: Any) -> ColumnProfile:
+    """Raises ValueError, TypeError, KeyError or OverflowError if this is the profile of none."""
+    name, is_number = found["name"], found["is_number"]
+    counts, edges, words = (_listed(found[key]) for key in ("counts", "edges", "words"))
+    values = np.array([float(edge) for edge in edges])
+    right = (
+        isinstance(name, str)
+        and isinstance(is_number, bool)
+        and not (words if is_number else edges)
+        and len(counts) == len(edges) + len(words) + 2
+        # true is no count.
+        and all(type(count) is int and 0 <= count < _MOST_ROWS for count in counts)
+        and bool(np.isfinite(values).all())
+        and bool((np.diff(values) > 0).all())
+        and all(isinstance(word, str) for word in words)
+        and len({*words}) == len(words)
+    )
+    if not right:
+        raise ValueError("no profile of a column")
+    return ColumnProfile(name, is_number, tuple(counts), tuple(values.tolist()), tuple(words))
 
 
 def bins_of(values_N: npt.NDArray[np.float32]) -> ColumnProfile:

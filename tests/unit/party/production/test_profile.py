@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -96,6 +97,43 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     with raises(InputError, Code.FILE_INVALID):
         load(tmp_path)
     (tmp_path / FILE).unlink()
+    with raises(InputError, Code.FILE_INVALID):
+        load(tmp_path)
+
+
+AGE = {"name": "age", "is_number": True, "counts": [1, 2, 3], "edges": [4.5], "words": []}
+REGION = {"name": "r", "is_number": False, "counts": [1, 2, 3, 4], "edges": [], "words": ["a", "b"]}
+WRONG = {
+    "object": "{}",
+    "text": '""',
+    "null": "null",
+    "deep": "[" * 100_000,
+    "in-a-list": json.dumps([[AGE]]),
+    "name": json.dumps([AGE | {"name": None}]),
+    "kind": json.dumps([AGE | {"is_number": "no"}]),
+    "few-counts": json.dumps([AGE | {"counts": [1, 2]}]),
+    "counts-null": json.dumps([AGE | {"counts": None}]),
+    "half-a-row": json.dumps([AGE | {"counts": [1, 2, 0.5]}]),
+    "below-zero": json.dumps([AGE | {"counts": [1, 2, -1]}]),
+    "true-rows": json.dumps([AGE | {"counts": [1, 2, True]}]),
+    "many-rows": json.dumps([AGE | {"counts": [1, 2, 10**400]}]),
+    "nan": json.dumps([AGE | {"edges": [math.nan]}]),
+    "far": json.dumps([AGE | {"edges": [10**400]}]),
+    "unsorted": json.dumps([AGE | {"edges": [2, 1], "counts": [1] * 4}]),
+    "equal": json.dumps([AGE | {"edges": [1, 1], "counts": [1] * 4}]),
+    "words-of-numbers": json.dumps([AGE | {"words": ["a"], "counts": [1] * 4}]),
+    "few-words": json.dumps([REGION | {"words": ["a"]}]),
+    "same-words": json.dumps([REGION | {"words": ["a", "a"]}]),
+    "words-text": json.dumps([REGION | {"words": "ab"}]),
+    "word-null": json.dumps([REGION | {"words": ["a", None]}]),
+}
+
+
+@pytest.mark.parametrize("text", WRONG.values(), ids=WRONG.keys())
+def test_a_damaged_profile_says_so(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(json.dumps([AGE, REGION]))
+    assert [each.name for each in load(tmp_path)] == ["age", "r"]
+    (tmp_path / FILE).write_text(text)
     with raises(InputError, Code.FILE_INVALID):
         load(tmp_path)
 

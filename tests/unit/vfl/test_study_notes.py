@@ -1,0 +1,36 @@
+"""The notes of a study's finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.sentences import raises
+from vfl.studies.kept import FILE, Kept
+from vfl_common.errors import Code, InputError
+
+WRONG = {
+    "empty": "",
+    "object": "{}",
+    "list": "[]",
+    "null": "null",
+    "number": '{"inputs": 5}',
+    "inputs-null": '{"inputs": null}',
+    "no-text": "\udcff",
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", WRONG.values(), ids=WRONG.keys())
+def test_a_damaged_note_says_so(tmp_path: Path, text: str) -> None:
+    run = tmp_path / "a"
+    run.mkdir()
+    (run / FILE).write_text(text, errors="surrogateescape")
+    # It is not over, so nothing is known of it.
+    assert Kept(tmp_path).find("x") is None
+    (run / "summary.json").write_text("{}")
+    with raises(InputError, Code.FILE_INVALID):
+        Kept(tmp_path)
+    Kept(tmp_path / "none").note(run, "x")
+    assert Kept(tmp_path).find("x") == run
