@@ -232,8 +232,6 @@ def study(
             Code.CONFIG_INVALID,
             "over: fold is no key; give folds, or the keys rows.folds and rows.fold",
         )
-    if "seed" in over and seeds is not None:
-        raise InputError(Code.CONFIG_INVALID, "over: seed is given twice; remove it, or seeds")
     if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
         raise InputError(
             Code.CONFIG_INVALID, f"seeds: give whole numbers, like [1, 2, 3], not {seeds!r}"
@@ -243,6 +241,8 @@ def study(
         raise InputError(
             Code.CONFIG_INVALID, "seeds: give at least one, or leave it out for the recipe's own"
         )
+    if "seed" in over and seeds is not None:
+        raise InputError(Code.CONFIG_INVALID, "over: seed is given twice; remove it, or seeds")
     values = [
         dict(zip(over, chosen, strict=True))
         | ({} if seed is None else {"seed": seed})
