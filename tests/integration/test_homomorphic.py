@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from threading import Event, Thread
 from typing import Any
 from unittest.mock import Mock
@@ -51,6 +52,13 @@ def pair(request: pytest.FixtureRequest) -> tuple[Encryption, Keys, bytes, Adder
         pytest.importorskip("heu")
     keys, public = make_keys(scheme, BITS, with_heu=with_heu)
     return scheme, keys, public, adder(scheme, BITS, public)
+
+
+@cache
+def made(scheme: Encryption, bits: int) -> bytes:
+    """A public key, as HEU writes it; making one takes a process."""
+    written, _ = worker.keys(scheme, bits)
+    return written
 
 
 def numbers(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -190,7 +198,7 @@ def test_a_key_crosses_as_numbers_and_heu_reads_what_was_written_here(
     scheme: Encryption, bits: int
 ) -> None:
     pytest.importorskip("heu")
-    written, _ = worker.keys(scheme, bits)
+    written = made(scheme, bits)
     numbers = PublicNumbers.of_heu(scheme, bits, written)
     assert PublicNumbers.read(scheme, bits, numbers.wire()) == numbers
     # With OU, its bits and the end, of a prime that no other party knows.
@@ -210,7 +218,7 @@ def test_a_key_with_a_base_that_cannot_be_never_reaches_heu(
     it.
     """
     library = pytest.importorskip("heu.phe")
-    written, _ = worker.keys(scheme, BITS)
+    written = made(scheme, BITS)
     key = PublicNumbers.of_heu(scheme, BITS, written)
     wrong = {"zero": 0, "one": 1, "too large": key.modulus, "shared": key.n}[base]
     bad = replace(key, bases=(*key.bases[:-1], wrong))

@@ -60,8 +60,11 @@ def test_the_interval_of_aucs_is_delong_s(seed: int, ties: int) -> None:
     assert found.high - found.low == pytest.approx(2 * 1.959964 * error, rel=1e-6)
 
 
-def test_ninety_five_of_a_hundred_intervals_hold_no_difference_where_there_is_none() -> None:
+def test_ninety_five_of_a_hundred_intervals_hold_no_difference_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two models that are as good: 200 draws. Three standard errors are 0.046."""
+    monkeypatch.setattr("vfl.production.compare._RESAMPLES", 400)
     held: dict[str, int] = {}
     for seed in range(200):
         truth_N, old_N, new_N = scores(seed, 150)
