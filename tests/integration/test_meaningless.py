@@ -232,6 +232,12 @@ def test_keys_of_augment_are_for_rows_that_a_party_has(
         assembled(made, "p1", data)
 
 
+def test_supervised_views_change_the_rows_of_each_party_that_has_them() -> None:
+    made = tables(SPLITNN | {"augment": {"flip": 0.5}}, parties=MIXED)
+    with raises(InputError, Code.CONFIG_INVALID):
+        assembled(made, "p0", cases.digits(2, limit=80)["p0"])
+
+
 def test_mocosfl_has_images_alone() -> None:
     made = cases.own_rows_recipe(2, augment={"corruption": 0.5})
     with raises(InputError, Code.CONFIG_INVALID):
