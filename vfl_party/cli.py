@@ -308,7 +308,8 @@ def forget(
     Checkpoints hold no id, but weights do not forget a row, so a model that was trained with it
     must be trained again, after the row was removed from the table. Run this before: only with the
     table of training is it certain what the row was for. Files that vfl-party predict wrote
-    elsewhere are named, and not changed. Every party does this for itself.
+    elsewhere are named, and not changed. An id that neither the table nor a run knows ends with exit
+    code 2. Every party does this for itself.
 
     \b
     Examples:
@@ -350,8 +351,11 @@ def forget(
         click.echo(clean(str(held), LINE))
     if here:
         click.echo(f"{rows}: remove the row there, or the next run has it again")
+    elif known:
+        click.echo(absent(rows))
     else:
-        click.echo(f"{absent(rows)}{'' if known else '; check its spelling'}")
+        text = f"forget: {absent(rows)}, and no run or prediction of {name} knows it"
+        raise InputError(Code.DATA_INVALID, f"{text}; check its spelling")
 
 
 @cli.command(epilog=EXIT_CODES)
