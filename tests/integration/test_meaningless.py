@@ -101,6 +101,20 @@ def test_a_threshold_is_chosen_for_the_model_that_is_kept(phases: list[Table], f
         course.check()
 
 
+@pytest.mark.parametrize("test", [0.0, 0.2])
+def test_a_rule_without_validation_rows_is_refused_before_training(test: float) -> None:
+    """With no rows at all to evaluate, too: predictions would take 0.5 in silence."""
+    data = cases.columns("sklearn:breast_cancer", 2, limit=60)
+    made = tables(
+        SPLITNN,
+        EVALUATE,
+        task=BINARY | {"threshold": {"rule": "rate", "rate": 0.2}},
+        rows={"validation": 0.0, "test": test},
+    )
+    with raises(InputError, Code.CONFIG_INVALID):
+        assembled(made, "p0", data["p0"])
+
+
 # -- weights
 # ----------------------------------------------------------------------
 

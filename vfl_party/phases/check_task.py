@@ -38,6 +38,13 @@ def check_follows(phases: Sequence[NamedPhase], key: str, shown: str) -> None:
             )
 
 
+def check_chooses(task: TaskSettings, rows: int) -> None:
+    """Raises InputError if a rule chooses the threshold, and there are no validation ``rows``."""
+    if isinstance(task.threshold, ThresholdRule) and not rows:
+        text = "there are no validation rows by which the rule could choose; set rows.validation"
+        raise InputError(Code.CONFIG_INVALID, f"recipe: task.threshold: {text}, or a number")
+
+
 def check_idle(recipe: Recipe, phases: Sequence[NamedPhase]) -> None:
     """Raises InputError if a phase gives an optimizer to a party that trains nothing in it."""
     for phase in phases:

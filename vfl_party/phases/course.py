@@ -24,7 +24,7 @@ from vfl_party.models.metrics import load_metric, loss_fn
 from vfl_party.outbound import codecs, transforms
 from vfl_party.outbound.chains import check_asked, check_wire
 from vfl_party.phases.absence import LatePolicy
-from vfl_party.phases.check_task import check_follows, check_idle, check_task
+from vfl_party.phases.check_task import check_chooses, check_follows, check_idle, check_task
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method
 from vfl_party.phases.scoring import Scorer
@@ -382,6 +382,8 @@ class Course:
                 load_metric(metric)
             # It loads the loss of a plug-in.
             loss_fn(self.recipe.task)
+            if self.recipe.rows.align != "none":
+                check_chooses(self.recipe.task, len(party.rows("validation")))
             if party.data.weights is not None:
                 check_follows(self.phases, "weight", "data.weight")
         phases = [_side(phase, party) for phase in self.phases]
