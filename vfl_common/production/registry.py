@@ -163,6 +163,16 @@ class ModelRegistry:
             )
         return found
 
+    def folder(self, given: str, recipe: str = "") -> Path:
+        """Returns the folder of the run that a person names: by a path, by its id if it is in this
+        folder of runs, or by one of ``WORDS``, see ``find``. Raises InputError.
+        """
+        if given in WORDS:
+            return self.out / self.find(given, recipe)
+        by_id = self.out / given
+        known = PLAIN_NAME.fullmatch(given) is not None and by_id.is_dir()
+        return by_id if known and not Path(given).exists() else Path(given)
+
     def promote(self, run_id: str) -> str | None:
         """Puts a trained run into production; returns the one that was. Raises InputError.
 

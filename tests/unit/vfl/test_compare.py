@@ -196,7 +196,9 @@ def test_a_class_may_be_called_as_a_cell_that_is_missing(tmp_path: Path) -> None
     rows = ["1,1,scored,0.9,NA", "2,2,scored,0.2,EU", "3,3,scored,0.6,NA"]
     path = write(tmp_path / "s.csv", ["id,matched_id,state,score_NA,class", *rows])
     for truth, right in (["1,NA", "3,NA"], 1.0), (["1,NA", "2,NA", "3,"], 0.5):
-        found = compare(path, path, truth=str(write(tmp_path / "t.csv", ["id,to", *truth])), label="to")
+        found = compare(
+            path, path, truth=str(write(tmp_path / "t.csv", ["id,to", *truth])), label="to"
+        )
         assert (found.rows, {each.metric: each.old for each in found.measures}["accuracy"]) == (
             2,
             right,
