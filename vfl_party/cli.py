@@ -168,8 +168,8 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     "trained",
     required=True,
     metavar="RUN",
-    help="The trained run, OUT/RUN-ID; or production (see vfl models), or latest: this party's of "
-    "the recipe's name.",
+    help="The trained run, by its id or folder; or production (see vfl models), or latest: this "
+    "party's of the recipe's name.",
 )
 @click.option(
     "--data",
@@ -293,7 +293,7 @@ def predict(
     "--run",
     "trained",
     metavar="RUN",
-    help="Look into this run: OUT/RUN-ID, or production, or latest.",
+    help="Look into this run: its id, its folder, production, or latest.",
 )
 @click.option("--all", "whole", is_flag=True, help="Look into all of this party's runs.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
@@ -308,7 +308,8 @@ def forget(
     Checkpoints hold no id, but weights do not forget a row, so a model that was trained with it
     must be trained again, after the row was removed from the table. Run this before: only with the
     table of training is it certain what the row was for. Files that vfl-party predict wrote
-    elsewhere are named, and not changed. Every party does this for itself.
+    elsewhere are named, and not changed. An id that neither the table nor a run knows ends with
+    exit code 2. Every party does this for itself.
 
     \b
     Examples:
@@ -350,8 +351,11 @@ def forget(
         click.echo(clean(str(held), LINE))
     if here:
         click.echo(f"{rows}: remove the row there, or the next run has it again")
+    elif known:
+        click.echo(absent(rows))
     else:
-        click.echo(f"{absent(rows)}{'' if known else '; check its spelling'}")
+        text = f"forget: {absent(rows)}, and no run or prediction of {name} knows it"
+        raise InputError(Code.DATA_INVALID, f"{text}; check its spelling")
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -418,15 +422,13 @@ def health(party: Path, wait_s: float) -> None:
 
 
 def _run_meant(text: str, file: PartyFile) -> Path:
-    """Returns the folder of the run that an option names: a path, or ``latest`` or ``production``
-    among this party's runs of the recipe's name. Raises InputError.
+    """Returns the folder of the run that an option names: a path, an id, or ``latest`` or
+    ``production`` among this party's runs of the recipe's name. Raises InputError.
     """
     from vfl_common.production.registry import WORDS, ModelRegistry
 
-    if text not in WORDS:
-        return Path(text)
-    out = Path(file.out)
-    return out / ModelRegistry(out, file.name).find(text, load_recipe(Path(file.recipe)).name)
+    recipe = load_recipe(Path(file.recipe)).name if text in WORDS else ""
+    return ModelRegistry(Path(file.out), file.name).folder(text, recipe)
 
 
 def _broken(head: str, text: str) -> str:

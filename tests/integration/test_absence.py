@@ -184,13 +184,17 @@ def test_a_party_is_killed_and_comes_back_in_the_same_generation(
         assert told == ["away", "back"]
 
 
-@pytest.mark.parametrize("align", ["digest", "psi"])
+@pytest.mark.parametrize(
+    ("align", "split"), [("digest", "random"), ("psi", "random"), ("psi", "stratified")]
+)
 def test_a_party_that_is_back_before_it_missed_a_step_is_in_the_summary(
-    align: str, tmp_path: Path
+    align: str, split: str, tmp_path: Path
 ) -> None:
-    """It has lost its updates since its checkpoint, and the others have waited."""
+    """It has lost its updates since its checkpoint, and the others have waited. Its rows are
+    divided as before.
+    """
     tables = recipe("cached", "concat", checkpoint_every=1000)
-    tables["rows"]["align"] = align
+    tables["rows"] |= {"align": align, "split": split}
     tables["phases"][0]["deadline_s"] = 60.0
     with Federation(tmp_path, tables, DATA) as federation:
         federation.start_all()
@@ -205,6 +209,17 @@ def test_a_party_that_is_back_before_it_missed_a_step_is_in_the_summary(
             for party in summary["parties"]
         }
         assert lost == {"server": (0, False), "p0": (0, False), "p1": (0, False), "p2": (1, True)}
+        back = divmod(EPOCHS * BATCHES - last_round(federation, "p2")["steps"], BATCHES)
+        assert_as_if_computed_without(federation, tables, {}, p2={"saved": (0, 0), "back": back})
+
+
+def last_round(federation: Federation, party: str) -> dict[str, Any]:
+    """What a party's log says of its last round."""
+    log = (federation.run_folder / party / "log.jsonl").read_text().splitlines()
+    found: dict[str, Any] = [line for line in map(json.loads, log) if line.get("event") == "round"][
+        -1
+    ]
+    return found
 
 
 def saved_by(federation: Federation, party: str = "p2") -> int:
@@ -227,8 +242,7 @@ def death(federation: Federation, summary: dict[str, Any]) -> dict[str, tuple[in
     """
     longest = max((stretch(each) for each in summary["absences"] if each["party"] == "p2"), key=len)
     saved, back = saved_by(federation), longest.stop
-    log = (federation.run_folder / "p2" / "log.jsonl").read_text().splitlines()
-    last = [line for line in map(json.loads, log) if line.get("event") == "round"][-1]
+    last = last_round(federation, "p2")
     late = sum(step >= divmod(back, BATCHES) for step in missed(summary)["p2"])
     repeated = last["steps"] - (saved * BATCHES + last["rounds"] * BATCHES - back - late)
     assert repeated in (0, 1)

@@ -360,13 +360,13 @@ def test_a_party_that_promoted_nothing_is_told_so(between: Federation) -> None:
         refused(program, "runs-p1", "recipe case", "vfl models promote")
 
 
-def forget(made: Federation, name: str, *words: str) -> str:
+def forget(made: Federation, name: str, *words: str, code: int = 0) -> str:
     path = made.write_party(name).name
     made.programs.clear()
     with made:
         program = made.start("forget", "vfl-party", "forget", path, *words)
-        assert program.wait(60) == 0, program.stderr
-        return "".join(each.get("text", "") for each in program.seen())
+        assert program.wait(60) == code, program.stderr
+        return "".join(each.get("text", "") for each in program.seen()) + program.stderr
 
 
 def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
@@ -401,7 +401,8 @@ def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
     ).count("was trained with the row")
     assert "only if a phase learns" in forget(between, "p0", alone, "--run", "latest")
     # An id of nobody gets no all-clear.
-    said = forget(between, "p1", "nobody", "--run", "latest")
+    said = forget(between, "p1", "nobody", "--run", "latest", code=2)
+    assert "no run or prediction of p1 knows it; check its spelling" in said
     assert "p1.csv has this id, and this run knows none; check its spelling" in said
     assert "was not trained" not in said
     assert "remove the row there" not in said

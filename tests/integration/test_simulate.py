@@ -201,6 +201,12 @@ def test_seconds_left_follow_the_pace_of_the_phase() -> None:
     # Half a round took a second.
     assert track.left_s(101.0) == pytest.approx(6.0)
     assert track.text(101.0) == "round 1/4  train loss 0.5  validation accuracy 0.9  6 s left"
+    # What early stopping goes by is shown in its place.
+    track.judged["train"] = "ks"
+    assert "validation accuracy 0.9" in track.text(101.0)
+    found = {"train loss": 0.5, "validation accuracy": 0.9, "validation ks": 0.7}
+    track.update(progress(1, rounds=4, metrics=found), now_s=101.0)
+    assert "train loss 0.5  validation ks 0.7" in track.text(101.0)
     track.update(progress(1, 5, 20, metrics={}), now_s=101.5)
     assert track.text(101.5).startswith("round 2/4  batch 5/20")
 

@@ -190,6 +190,7 @@ def _rehearsed(
     from vfl.leak_meter.rehearsal import Rehearsal, rehearse
     from vfl.leak_meter.wiretap.sizes import MessageSizes
     from vfl.leak_meter.wiretap.times import Times
+    from vfl_party.assembly.trial import modules_of
 
     chosen = [recipe.settings.seed] if plan.seeds is None else list(plan.seeds)
     played, runs, gaps, failed = [], [], tuple[str, ...](), None
@@ -208,7 +209,10 @@ def _rehearsed(
                 run = rehearse(
                     made_of, data, place, rehearsal.attach, quiet=plan.quiet, secrets=secrets
                 )
-                figures = rehearsal.play(plan.attacks, seed, tell=_quiet if plan.quiet else _tell)
+                # An attacker makes encoders as the recipe names them.
+                with modules_of(made_of.base):
+                    tell = _quiet if plan.quiet else _tell
+                    figures = rehearsal.play(plan.attacks, seed, tell=tell)
                 sizes, times = tuple(rehearsal.sizes()), tuple(rehearsal.times())
                 gaps = (*rehearsal.gaps(), *rehearsal.unknown(plan.attacks))
         except VflError as error:

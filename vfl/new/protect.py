@@ -109,11 +109,18 @@ def comments(kind: Kind, chosen: Chosen) -> list[str]:
     ]
 
 
-def words(kind: Kind, preset: str) -> str:
-    """Words what a preset, or ``trees``, gives away and costs."""
+def in_units(kind: Kind, preset: str) -> str:
+    """Words it with the units of the figures, for a line of its own."""
+    return words(kind, preset, f" ({_READ[kind]})", " (R²)")
+
+
+def words(kind: Kind, preset: str, of_labels: str = "", of_columns: str = "") -> str:
+    """Words what a preset, or ``trees``, gives away and costs. ``of_labels``, ``of_columns``: what
+    the figures are.
+    """
     of = MEASURED[kind][preset]
     labels = "not measured" if of.labels is None else f"{of.labels:.2f}"
-    text = f"labels {labels}, columns {of.columns:.2f}"
+    text = f"labels {labels}{of_labels}, columns {of.columns:.2f}{of_columns}"
     if preset == "none":
         return text
     # A gain is within the noise of two seeds.

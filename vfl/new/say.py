@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from vfl.new.look import Look
-from vfl.new.protect import MEASURED, Chosen, words
+from vfl.new.protect import MEASURED, Chosen, in_units
 from vfl.new.rules import Counts, Kind, ModelSizes
 from vfl.new.settings import flags_of
 from vfl_common.config.recipe import Recipe
@@ -114,13 +114,13 @@ def say_training(sizes: ModelSizes, found: Look, path: Path) -> None:
 
 def say_leaks(kind: Kind, chosen: Chosen, path: Path) -> None:
     """Says what others read of such a recipe, and whether trees would give away less."""
-    told = f"read in rehearsals on public tables: {words(kind, chosen)}; yours: vfl leaks"
+    told = f"read in rehearsals on public tables: {in_units(kind, chosen)}; yours: vfl leaks"
     say("leaks", told, f"--protect; all presets in {path}")
     mine, trees = MEASURED[kind][chosen], MEASURED[kind]["trees"]
     if trees.lost - mine.lost <= _AS_GOOD and trees.columns < mine.columns:
         labels = "but more" if trees.shows_more_labels(mine) else "and less"
         text = f"trees were as good there, and gave away less of the columns {labels} of the labels"
-        say("consider", f"{text}: {words(kind, 'trees')}", "--method secureboost")
+        say("consider", f"{text}: {in_units(kind, 'trees')}", "--method secureboost")
 
 
 def say_trees(recipe: Recipe, found: Look, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -41,6 +42,16 @@ class Scored:
     truth: tuple[Any, ...] | None
     unlabelled: int = 0
 
+    @property
+    def named(self) -> bool:
+        """Whether no class is a number."""
+        return self.classes is not None and not any(map(_is_number, self._known))
+
+    @property
+    def _known(self) -> set[str]:
+        """The classes that the model knows, as far as the rows show."""
+        return {name.removeprefix(_SCORE) for name in self.names} | set(self.classes or ())
+
     def taken(self, rows: list[int]) -> Scored:
         """Returns some rows."""
         return Scored(
@@ -75,7 +86,7 @@ class Scored:
         """Says why this cannot be what the model predicts; '' if it can be."""
         if self.classes is None:
             return "" if all(isinstance(each, float) for each in truth) else "text, no numbers"
-        known = {name.removeprefix(_SCORE) for name in self.names} | set(self.classes)
+        known = self._known
         true = {class_text(each) for each in truth}
         if not known & true:
             return f"none of the classes that the model knows ({listed(sorted(known))})"
@@ -158,19 +169,35 @@ def of_file(path: Path, truth: str, label: str) -> Scored:
     """
     table = _only_scored(read_scores(path))
     ids = [name for name in _before_matched(path, table) if name in table.column_names]
+    scored = _scored(path, table, "")
+    # Text, so that a class may be called NA, as in a cell that is missing.
+    texts = (label,) if scored.named else ()
     settings = DataSettings(
-        source=truth, id=tuple(ids), label=label, columns=(), unlabelled="drop"
+        source=truth,
+        id=tuple(ids),
+        label=label,
+        columns=(),
+        categorical=texts,
+        unlabelled="drop",
     ).absolute(Path())
     rows = read_rows(settings, True)
     if rows.labels is not None and unlabelled(rows.labels).all():
         text = f"{shown(settings.source)}: no row has a label in column {label!r}"
         raise InputError(Code.DATA_INVALID, f"{text}; add the truth, or give another column")
-    return _scored(path, table, "").with_truth(tabulate(rows, settings, True), label)
+    once = "keep one row for each id"
+    return scored.with_truth(tabulate(rows, settings, True, once), label)
 
 
 def is_file(path: Path) -> bool:
     """Whether a person names a file of scores, and not a run."""
     return path.suffix in FORMATS and not path.is_dir()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _only_scored(table: pa.Table) -> pa.Table:

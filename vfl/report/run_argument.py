@@ -1,5 +1,5 @@
 """The argument RUN of commands: the folder of a run; the newest finished run of a federation if it
-is left out; ``latest`` and ``production`` are those of the folder runs. The option --out of
+is left out; an id, ``latest`` and ``production`` are those of the folder runs. The option --out of
 commands that make runs.
 """
 
@@ -25,13 +25,12 @@ def _or_newest(_context: click.Context, _parameter: click.Parameter, given: Path
 
 
 def meant(given: Path) -> Path:
-    """Returns the folder of a run that a person names: a path, or ``latest`` or ``production`` in
-    the folder runs. Raises InputError.
+    """Returns the folder of a run that a person names: a path, or an id, ``latest`` or
+    ``production`` in the folder runs. Raises InputError.
     """
-    from vfl_common.production.registry import WORDS, ModelRegistry
+    from vfl_common.production.registry import ModelRegistry
 
-    word = str(given)
-    return RUNS / ModelRegistry(RUNS).find(word) if word in WORDS else given
+    return ModelRegistry(RUNS).folder(str(given))
 
 
 run_argument = click.argument(

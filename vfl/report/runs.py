@@ -16,7 +16,7 @@ from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import utc
-from vfl_common.production.registry import named_time
+from vfl_common.production.registry import when_began
 from vfl_common.summary import Summary, load_summary
 from vfl_common.text import clean
 
@@ -33,19 +33,24 @@ class Listed:
 
     ``state``: ``finished``; ``failed`` or ``stopped``, if a process's log ends so; ``set aside``:
     nobody resumes it; ``unfinished``: it runs now, or was killed; ``damaged``: its summary cannot
-    be read; ``study``: it is a folder of ``runs`` more runs. ``began_s``: Unix time. ``model``: the
-    trained run, of a prediction. ``summary``: of a finished run, if it is here.
+    be read; ``study``: it is a folder of ``runs`` more runs. ``began``: see ``when_began``.
+    ``model``: the trained run, of a prediction. ``summary``: of a finished run, if it is here.
     """
 
     folder: Path
     state: str
-    began_s: float
+    began: tuple[float, float, str]
     job: str = "train"
     method: str = ""
     seed: int | None = None
     runs: int = 0
     model: str = ""
     summary: Summary | None = field(default=None, repr=False)
+
+    @property
+    def began_s(self) -> float:
+        """Unix time."""
+        return self.began[0]
 
     @property
     def alone(self) -> bool:
@@ -92,7 +97,7 @@ def find_runs(out: Path) -> tuple[list[Listed], list[Path]]:
     found = {folder: listed(folder) for folder in folders}
     runs = sorted(
         (each for each in found.values() if each is not None),
-        key=lambda each: each.began_s,
+        key=lambda each: each.began,
         reverse=True,
     )
     return runs, [folder for folder, each in found.items() if each is None]
@@ -105,13 +110,13 @@ def listed(folder: Path) -> Listed | None:
         runs = {path.parents[1] for path in folder.glob("*/*/run.json")}
         if not runs and not (folder / "results.csv").is_file():
             return None
-        return Listed(folder, "study", _time(folder), runs=len(runs))
+        return Listed(folder, "study", when_began(folder.name, _time(folder)), runs=len(runs))
     facts = [each.read("run.json") for each in processes]
     recipe: dict[str, Any] = next(
         (each for each in (of.read("recipe.json") for of in processes) if each), {}
     )
     job = str(next((each["job"] for each in facts if "job" in each), "train"))
-    began_s = _began(folder, processes)
+    began = _began(folder, processes)
     model = str(next((each["trained_run"] for each in facts if each.get("trained_run")), ""))
     method, seed = _method(recipe), recipe.get("seed")
     seed = seed if isinstance(seed, int) else None
@@ -121,13 +126,13 @@ def listed(folder: Path) -> Listed | None:
         state = (
             "finished" if all(each.get("finished") for each in facts) else end_of(processes).state
         )
-        return Listed(folder, state, began_s, job, method, seed, model=model)
+        return Listed(folder, state, began, job, method, seed, model=model)
     except (OSError, ValueError, RecursionError):
-        return Listed(folder, "damaged", began_s, job, method, seed, model=model)
+        return Listed(folder, "damaged", began, job, method, seed, model=model)
     return Listed(
         folder,
         "finished",
-        began_s,
+        began,
         summary.job,
         summary.method,
         summary.seed,
@@ -198,15 +203,11 @@ def _row(each: Listed, shown: list[str]) -> tuple[str, ...]:
     )
 
 
-def _began(folder: Path, processes: Sequence[Source]) -> float:
-    """Returns when a run began: by its id, else by the oldest copy of its recipe, whose time a copy
-    has changed.
-    """
-    named = named_time(folder.name)
-    if named is not None:
-        return named
+def _began(folder: Path, processes: Sequence[Source]) -> tuple[float, float, str]:
+    """Returns when a run began, see ``when_began``."""
     recipes = [each.folder / "recipe.json" for each in processes]
-    return min((_time(path) for path in recipes if path.is_file()), default=_time(folder))
+    written_s = min((_time(path) for path in recipes if path.is_file()), default=_time(folder))
+    return when_began(folder.name, written_s)
 
 
 def _method(recipe: Mapping[str, Any]) -> str:

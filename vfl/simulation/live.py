@@ -19,7 +19,7 @@ from vfl_common.process.logs import interrupted
 from vfl_common.text import listed, number
 
 Event = dict[str, Any]
-# Shown: the first of these that the validation rows have.
+# Shown: the first of these that the validation rows have, if early stopping goes by none.
 _METRICS = ("accuracy", "rmse", "auc", "loss")
 _DOING = {"ready": "starting", "started": "beginning", "lost": "waiting", "restarted": "waiting"}
 # Between two plain lines of progress.
@@ -32,9 +32,11 @@ class Track:
 
     Args:
         rounds: {phase: its rounds}, as far as they are known; events add the others.
+        judged: {phase: the metric by which it stops early}, of phases that may.
     """
 
     rounds: dict[str, int] = field(default_factory=dict)
+    judged: dict[str, str] = field(default_factory=dict)
     phase: str = ""
     # Rounds of the phase, with the fraction of the current one.
     done: float = 0.0
@@ -98,9 +100,11 @@ class Track:
             f"round {under_way}/{self.total}" if self.total else f"round {under_way}",
             self._within,
         ]
+        judged = self.judged.get(self.phase)
+        names = _METRICS if judged is None else (judged, *_METRICS)
         shown = [
             "train loss",
-            *(name for name in (f"validation {m}" for m in _METRICS) if name in self._metrics),
+            *(name for name in (f"validation {m}" for m in names) if name in self._metrics),
         ][:2]
         parts += [f"{name} {self._metrics[name]:.3g}" for name in shown if name in self._metrics]
         parts += self._self_supervised()
@@ -145,8 +149,14 @@ class View(AbstractContextManager["View"]):
 
     def __init__(self, recipe: Recipe) -> None:
         epochs = {phase.name: phase.settings.get("epochs") for phase in recipe.phases}
+        stops = {phase.name: phase.settings.get("early_stopping") for phase in recipe.phases}
         self.track = Track(
-            {name: count for name, count in epochs.items() if isinstance(count, int)}
+            {name: count for name, count in epochs.items() if isinstance(count, int)},
+            {
+                name: str(rule.get("metric", "loss"))
+                for name, rule in stops.items()
+                if isinstance(rule, dict)
+            },
         )
 
     def say(self, text: str) -> None:

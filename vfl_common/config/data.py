@@ -156,15 +156,15 @@ class DataSettings(Section):
     """
     labels: tuple[str, ...] = ()
     """The label columns of a ``multilabel`` task, in place of ``label``: each holds 0 and 1, or
-    true and false.
+    true and false. Only for the active party.
     """
     weight: str | None = None
     """The active party's column of how much each row counts in the loss of training: numbers of 0
-    or more, of which only the proportions matter. It is no feature.
+    or more, of which only the proportions matter. It is no feature. Only for the active party.
     """
     event: str | None = None
     """Of a ``survival`` task: the column that says whether ``label`` is the time at which it
-    happened (1 or true), or until which it had not (0 or false).
+    happened (1 or true), or until which it had not (0 or false). Only for the active party.
     """
     unlabelled: Unlabelled = "refuse"
     """What happens to rows whose label is missing: ``refuse`` refuses the table, ``drop`` leaves

@@ -84,11 +84,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that was trained to its end, as the folder of a party shows. ``recipe``: its name."""
+    """A run that was trained to its end, as the folder of a party shows. ``recipe``: its name;
+    ``began``: see ``when_began``.
+    """
 
     run_id: str
     recipe: str
-    began_s: float
+    began: tuple[float, float, str]
 
 
 class ModelRegistry:
@@ -124,8 +126,10 @@ class ModelRegistry:
     def trained(self) -> list[Trained]:
         """Returns the runs in the folder that a party has trained to the end, the newest first."""
         paths = self.out.glob(f"*/{self._party or '*'}/run.json")
-        known = {each.run_id: each for path in paths if (each := _trained(path)) is not None}
-        return sorted(known.values(), key=lambda each: (each.began_s, each.run_id), reverse=True)
+        known: dict[str, Trained] = {}
+        for each in filter(None, map(_trained, sorted(paths))):
+            known[each.run_id] = min(each, known.get(each.run_id, each), key=lambda one: one.began)
+        return sorted(known.values(), key=lambda each: each.began, reverse=True)
 
     def find(self, word: str, recipe: str = "") -> str:
         """Returns the id of the run that ``latest`` or ``production`` means.
@@ -158,6 +162,16 @@ class ModelRegistry:
                 Code.FILE_INVALID, f"{text}; restore it, or roll back: vfl models rollback"
             )
         return found
+
+    def folder(self, given: str, recipe: str = "") -> Path:
+        """Returns the folder of the run that a person names: by a path, by its id if it is in this
+        folder of runs, or by one of ``WORDS``, see ``find``. Raises InputError.
+        """
+        if given in WORDS:
+            return self.out / self.find(given, recipe)
+        by_id = self.out / given
+        known = PLAIN_NAME.fullmatch(given) is not None and by_id.is_dir()
+        return by_id if known and not Path(given).exists() else Path(given)
 
     def promote(self, run_id: str) -> str | None:
         """Puts a trained run into production; returns the one that was. Raises InputError.
@@ -224,6 +238,15 @@ class ModelRegistry:
                 write_atomic(self.out / FILE, text, durable=True)
 
 
+def when_began(run_id: str, written_s: float) -> tuple[float, float, str]:
+    """Returns by what runs are put in order: the second in the id, or else the time at which the
+    oldest copy of the recipe was written, which a copy of the folder changes. Of runs of the same
+    second that time decides, then the id.
+    """
+    named = named_time(run_id)
+    return (written_s if named is None else named, written_s, run_id)
+
+
 def named_time(run_id: str) -> float | None:
     """Returns when a run began, in seconds since 1970, as its id says; None if a person has named
     it.
@@ -271,7 +294,5 @@ def _trained(path: Path) -> Trained | None:
     run_id = folder.run_id
     if not PLAIN_NAME.fullmatch(run_id):
         return None
-    named = named_time(run_id)
-    # A copy of the folder changes the time of its files.
-    changed = path.with_name("recipe.json").stat().st_mtime if named is None else named
-    return Trained(run_id, clean(recipe), changed)
+    written_s = path.with_name("recipe.json").stat().st_mtime
+    return Trained(run_id, clean(recipe), when_began(run_id, written_s))

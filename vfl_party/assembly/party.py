@@ -37,7 +37,7 @@ from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.outbound.sent import SentBefore
-from vfl_party.phases.advice import label_taken
+from vfl_party.phases.advice import check_roles, label_taken
 from vfl_party.phases.context import Hooks, MakeEncoder, Party, PartyData
 from vfl_party.phases.course import Course
 from vfl_party.ranks import check_spread
@@ -179,6 +179,8 @@ def open_party(
     if course.own_models():
         data = data.with_missing()
     active = name == recipe.active.name
+    if labels and not active:
+        check_roles(name, data)
     if active:
         check_top(recipe.model.top)
         data = data.keeping_rows()

@@ -31,7 +31,8 @@ class RoundReport:
     steps of the phase so far that were computed without a party; ``predictions``: those behind the
     metrics of a trained model, which this party keeps in its folder and never sends; ``drift``:
     {party: how far its embeddings have moved since the validation before}, which stays in this
-    party's ``metrics.jsonl``; ``passed``: steps that the others computed without this party.
+    party's ``metrics.jsonl``; ``passed``: steps that the others computed without this party;
+    ``judged``: the metric of the validation rows by which the phase ends; '' if by none.
     """
 
     steps: int
@@ -45,6 +46,7 @@ class RoundReport:
     predictions: Predictions = field(default_factory=dict)
     drift: Mapping[str, float] = field(default_factory=dict)
     passed: int = 0
+    judged: str = ""
 
 
 class Phase(ABC):

@@ -23,6 +23,9 @@ from vfl_common.text import shortened
 from vfl_party.data.ids import first_repeated
 from vfl_party.data.row_arrays import parts, release
 
+# What to do about ids of several rows.
+ONE_ROW = 'keep one row for each id, or set data.duplicates to "first" or "drop"'
+
 
 def unreadable(source: str, what: str) -> InputError:
     """Returns the error for a file that is missing or is not what its name says."""
@@ -84,9 +87,11 @@ def require_rows(source: str, n: int) -> None:
         raise unusable(source, "has no rows; give a file with at least one")
 
 
-def require_unique(source: str, ids: pa.LargeStringArray, repeated: int) -> None:
+def require_unique(
+    source: str, ids: pa.LargeStringArray, repeated: int, advice: str = ONE_ROW
+) -> None:
     """Raises InputError if rows repeat an id, with their number and the first two rows; null is no
-    id.
+    id. ``advice``: what to do.
     """
     if repeated:
         what = (
@@ -95,7 +100,6 @@ def require_unique(source: str, ids: pa.LargeStringArray, repeated: int) -> None
             else "rows repeat the id of an earlier row"
         )
         where = rows(source, *(row + 1 for row in first_repeated(ids)))
-        advice = 'keep one row for each id, or set data.duplicates to "first" or "drop"'
         raise unusable(source, f"{repeated} {what}, first in {where}; {advice}")
 
 

@@ -72,11 +72,14 @@ def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
     return load
 
 
-def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
+def tabulate(
+    rows: Rows, settings: DataSettings, with_label: bool, repeated: str = checks.ONE_ROW
+) -> Table:
     """Makes a table of rows in the order of their source: the last step of ``load_table``.
 
     It spells the ids by the rules, checks all rows, cuts them to the party's view, leaves out those
-    without an id and those that ``data.duplicates`` drops, and sorts the others. Raises InputError.
+    without an id and those that ``data.duplicates`` drops, and sorts the others. ``repeated``: what
+    to do about an id of several rows. Raises InputError.
     """
     source = shown(settings.source)
     n = len(rows)
@@ -96,7 +99,7 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     release_unused()
     counts = IdCounts.of(ids, len(order), pc.sum(has_id).as_py() - len(ids) + ids.null_count)
     if settings.duplicates == "error":
-        checks.require_unique(source, ids, counts.repeated)
+        checks.require_unique(source, ids, counts.repeated, repeated)
     if len(order) == 0:
         label = "data.label, " if counts.unlabelled else ""
         raise checks.unusable(

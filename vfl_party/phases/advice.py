@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from vfl_common.config.data import DataSettings, shown
+from vfl_common.errors import Code, InputError
 from vfl_common.text import percent
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,22 @@ def label_taken(name: str, data: DataSettings) -> str:
         return ""
     taken = f"data.label = {data.label!r} takes that column out of its features"
     return f"{name} is passive: {taken}; use data.drop for that, or remove data.label"
+
+
+def check_roles(name: str, data: DataSettings) -> None:
+    """Raises InputError if a passive party's data name columns that only the active party reads.
+
+    One file for all parties (``data.view``) has the keys of all.
+    """
+    if data.view is not None:
+        return
+    for key in ("labels", "event", "weight"):
+        if getattr(data, key):
+            text = f"{name} is passive, and data.{key} is read only at the active party; remove it,"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{shown(data.source)}: {text} and use data.drop for columns that are no features",
+            )
 
 
 def few_rows(rows: int, classes: int) -> str:

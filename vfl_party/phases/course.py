@@ -16,7 +16,6 @@ from vfl_common.config.base import Section, parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.config.spelling import Spelling
-from vfl_common.config.task import ThresholdRule
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import MOST_ROUNDS
 from vfl_party.base.phase import Phase
@@ -25,6 +24,7 @@ from vfl_party.models.metrics import load_metric, loss_fn
 from vfl_party.outbound import codecs, transforms
 from vfl_party.outbound.chains import check_asked, check_wire
 from vfl_party.phases.absence import LatePolicy
+from vfl_party.phases.check_task import check_chooses, check_follows, check_idle, check_task
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method
 from vfl_party.phases.scoring import Scorer
@@ -77,6 +77,11 @@ class NamedPhase:
         return parse(
             self.method.settings, self.written.settings, f"recipe: phases: {self.written.name}"
         )
+
+    @property
+    def evaluates(self) -> tuple[str, ...]:
+        """The splits for whose rows, if there are any, the phase reports metrics."""
+        return tuple(getattr(self.settings, "splits", ()))
 
     def says(self, what: str) -> bool:
         """Whether the method overrides a member of ``Method``."""
@@ -244,9 +249,7 @@ class Course:
     @cached_property
     def evaluated(self) -> frozenset[str]:
         """The splits for whose rows, if there are any, some phase reports metrics."""
-        return frozenset(
-            split for phase in self.phases for split in getattr(phase.settings, "splits", ())
-        )
+        return frozenset(split for phase in self.phases for split in phase.evaluates)
 
     @cached_property
     @blaming()
@@ -298,7 +301,8 @@ class Course:
         """
         self._check_lone()
         self._check_rows()
-        self._check_task()
+        check_task(self.recipe.task, self.phases)
+        check_idle(self.recipe, self.phases)
         own, precision = self.own_passes, self.recipe.model.precision
         if own is not None and precision != "float32":
             text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes only in"
@@ -308,31 +312,6 @@ class Course:
         self._check_sizes()
         if rows is not None:
             self.privacy(rows)
-
-    def _check_task(self) -> None:
-        """Raises InputError if a phase does not do what the recipe's task asks for."""
-        task = self.recipe.task
-        for key in sorted(task.shaped):
-            self._check_follows(key, f"task.{key}")
-        if task.kind in ("multilabel", "survival"):
-            self._check_follows(task.kind, f'task.kind = "{task.kind}"')
-        if isinstance(task.threshold, ThresholdRule) and "validation" not in self.evaluated:
-            text = "a rule chooses by the scores of validation rows, and no phase evaluates them"
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f'recipe: task.threshold: {text}; add a phase of kind "evaluate", or set a number',
-            )
-
-    def _check_follows(self, key: str, shown: str) -> None:
-        """Raises InputError if the loss of a phase does not follow a key of the task."""
-        for phase in self.phases:
-            follows = phase.method.follows(phase.settings)
-            if follows is not None and key not in follows:
-                text = f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} does not"
-                raise InputError(
-                    Code.CONFIG_INVALID,
-                    f"{text} follow {shown}; remove it, or take a phase of another kind",
-                )
 
     def _check_sizes(self) -> None:
         """Raises InputError if a party has an embedding of its own width, and a phase cannot have
@@ -403,8 +382,10 @@ class Course:
                 load_metric(metric)
             # It loads the loss of a plug-in.
             loss_fn(self.recipe.task)
+            if self.recipe.rows.align != "none":
+                check_chooses(self.recipe.task, len(party.rows("validation")))
             if party.data.weights is not None:
-                self._check_follows("weight", "data.weight")
+                check_follows(self.phases, "weight", "data.weight")
         phases = [_side(phase, party) for phase in self.phases]
         opened = {key: each.exchange for key, each in party.exchanges.items()}
         check_asked(self.recipe, opened)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vfl_common.config.task import ThresholdRule
-from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
 from vfl_party.models.metrics import choose, evaluate
+from vfl_party.phases.check_task import check_chooses
 from vfl_party.phases.context import Party
 
 # The rows by which a rule chooses.
@@ -38,9 +38,9 @@ def measured(
         rows, outputs = held[CHOOSES]
         party.threshold = choose(task.threshold, outputs, party.take(targets, rows))
     threshold = decides(party)
-    if task.threshold is not None and threshold is None and held:
-        text = "there are no validation rows by which the rule could choose; set rows.validation"
-        raise InputError(Code.CONFIG_INVALID, f"recipe: task.threshold: {text}, or a number")
+    if threshold is None and held:
+        # Of parties with rows of their own.
+        check_chooses(task, 0)
     weights = party.row_weights(party.rows("train") if trained is None else trained)
     more = {"threshold": threshold} if threshold is not None else {}
     return {

@@ -168,6 +168,14 @@ class Method(Generic[S]):
         _ = settings
         return frozenset()
 
+    def idle(self, settings: S, recipe: Recipe) -> frozenset[str]:
+        """Returns the parties that train nothing in the phase. By default those without features,
+        in a phase that trains without labels.
+        """
+        if self.follows(settings) is not None:
+            return frozenset()
+        return frozenset(party.name for party in recipe.parties if not party.features)
+
     def private(self, phase: str, settings: S, recipe: Recipe, rows: int) -> PrivatePhase | None:
         """Returns the phase's privacy budget over ``rows`` training rows. None: its settings have
         no ``dp``.

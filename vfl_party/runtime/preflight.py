@@ -193,6 +193,10 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
             yield from (Finding("ids", True, line) for line in ids[: len(ids) - refused])
         for line in describe(opened.table):
             yield Finding("data", True, line)
+        counts = opened.table.counts
+        if counts is not None and counts.unlabelled:
+            text = f"{counts.unlabelled:,} of {counts.rows:,} rows have no label: training leaves"
+            yield Finding("data", True, f"{text} them out, and they can be predicted")
         if opened.advice:
             yield Finding("data", True, opened.advice, note=True)
         plugins |= versions.shared(opened)

@@ -134,7 +134,12 @@ class Progress:
         standing.reported = (phase, report.metrics) if report.metrics else standing.reported
         standing.without = tuple(dict.fromkeys((*standing.without, *report.without)))
         self._phase = phase
-        self._metrics = {name: flat[name] for name in flat if name.partition(" ")[2] in _SHOWN}
+        by = f"validation {report.judged}"
+        self._metrics = {
+            name: each
+            for name, each in flat.items()
+            if name == by or name.partition(" ")[2] in _SHOWN
+        }
         sent, received = 0, 0
         for entry in self._ledger.entries():
             if entry.direction == "sent":

@@ -18,6 +18,7 @@ from vfl_party.base.seeds import Rows, derive_seed, full_batches
 from vfl_party.models import generator
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.augment import make_augment
+from vfl_party.selfsup.augment.check import check_keys
 from vfl_party.selfsup.losses import KeyQueue, nt_xent, variance_kept
 from vfl_party.selfsup.plan import SelfSupPlan
 from vfl_party.selfsup.tower import Tower, Trained, follow, loss_against, make_queue, target_of
@@ -70,6 +71,7 @@ class LocalSelfSup:
         self._keys = make_queue(party, phase, "local", plan, count) if queued else None
         guided = queued and guide is not None and plan.negatives == "queue"
         self._guide_keys = make_queue(party, phase, "guide", plan, count) if guided else None
+        check_keys(party, phase, plan.augment)
         self._augment = make_augment(plan.augment, party.need_features(), self._rows)
 
     def _batches(self, epoch: int) -> list[Rows]:

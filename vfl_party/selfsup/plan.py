@@ -79,7 +79,10 @@ def make_plan(
     )
     augment = settings.augment
     if released and "corrupt" not in augment.model_fields_set:
-        augment = augment.model_copy(update={"corrupt": "one"})
+        # The keys that are written stay the same.
+        augment = AugmentSettings.model_construct(
+            augment.model_fields_set, **(augment.model_dump() | {"corrupt": "one"})
+        )
     return SelfSupPlan(
         ssl=settings.ssl,
         batch_size=settings.batch_size,

@@ -4,6 +4,7 @@ when it is unfit.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.harness import cases
+from tests.harness.federation import toml
 from tests.harness.memory import in_process
 from vfl.leak_meter.api import leaks
 from vfl.leak_meter.attacks.embeddings.initial import _batches, _epochs
@@ -138,6 +140,24 @@ def test_a_secret_leaves_what_random_weights_find(monkeypatch: pytest.MonkeyPatc
     assert secret.utility is not None
     # The same secrets.
     assert leaks(tables(), attacks=["norm"], quiet=True).found[0].utility == secret.utility
+
+
+def test_an_encoder_of_a_file_beside_the_recipe_is_attacked_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(replay, "_STEPS", 5)
+    code = """
+        from torch import nn
+
+        def make(spec, size):
+            return nn.Sequential(nn.Linear(*spec.shape, 8), nn.Tanh(), nn.Linear(8, size))
+    """
+    (tmp_path / "encoder_beside.py").write_text(textwrap.dedent(code))
+    custom = {"kind": "custom", "factory": "encoder_beside:make"}
+    made = tables(model={"embedding_size": 8, "encoder": custom})
+    (tmp_path / "recipe.toml").write_text(toml(made))
+    (found,) = leaks(str(tmp_path / "recipe.toml"), attacks=["initial"], quiet=True).found
+    assert means(found), found.notes
 
 
 @pytest.mark.parametrize(

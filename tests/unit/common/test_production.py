@@ -14,6 +14,7 @@ from tests.harness.cases import recipe
 from tests.harness.sentences import raises
 from vfl.production.models import models
 from vfl.production.prune import old_scorings
+from vfl.report.runs import find_runs
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.production import scorings
@@ -109,6 +110,28 @@ def test_a_run_with_a_name_of_its_own_began_when_its_recipe_was_written(tmp_path
         trained(tmp_path, run)
         os.utime(tmp_path / run / "p0" / "recipe.json", (at, at))
     assert list(stages(tmp_path)) == ["nightly-a", "nightly-c", "nightly-b"]
+
+
+def test_the_newest_of_runs_of_one_second_was_written_last(tmp_path: Path) -> None:
+    runs = [f"20260101-020000-case-{end}" for end in ("bbbb", "aaaa", "cccc")]
+    for at, run in zip((30, 10, 20), runs, strict=True):
+        for party in ("p0", "p1"):
+            trained(tmp_path, run, party=party)
+            os.utime(tmp_path / run / party / "recipe.json", (at, at))
+    assert list(stages(tmp_path)) == [runs[0], runs[2], runs[1]]
+    assert ModelRegistry(tmp_path).find("latest") == runs[0]
+    assert [each.folder.name for each in find_runs(tmp_path)[0]] == [runs[0], runs[2], runs[1]]
+
+
+def test_a_run_is_named_by_its_id_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path / "runs", A)
+    monkeypatch.chdir(tmp_path)
+    registry, by_id = ModelRegistry(Path("runs")), Path("runs") / A
+    assert [registry.folder(each) for each in (A, str(by_id), "latest")] == [by_id] * 3
+    assert registry.folder("nothing") == Path("nothing")
+    # What is here goes before.
+    Path(A).mkdir()
+    assert registry.folder(A) == Path(A)
 
 
 def test_a_model_whose_folder_is_gone_is_named(tmp_path: Path) -> None:

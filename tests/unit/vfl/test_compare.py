@@ -195,6 +195,26 @@ def test_a_column_that_is_not_the_label_is_refused(tmp_path: Path, column: str) 
         compare(path, path, truth=str(truth), label=column)
 
 
+def test_a_class_may_be_called_as_a_cell_that_is_missing(tmp_path: Path) -> None:
+    rows = ["1,1,scored,0.9,NA", "2,2,scored,0.2,EU", "3,3,scored,0.6,NA"]
+    path = write(tmp_path / "s.csv", ["id,matched_id,state,score_NA,class", *rows])
+    for truth, right in (["1,NA", "3,NA"], 1.0), (["1,NA", "2,NA", "3,"], 0.5):
+        found = compare(
+            path, path, truth=str(write(tmp_path / "t.csv", ["id,to", *truth])), label="to"
+        )
+        assert (found.rows, {each.metric: each.old for each in found.measures}["accuracy"]) == (
+            2,
+            right,
+        )
+
+
+def test_a_truth_of_two_rows_is_refused_without_a_key_that_is_not_there(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.csv", [HEAD, *ROWS])
+    truth = write(tmp_path / "t.csv", ["customer,left", "007,yes", "008,no", "007,no"])
+    with raises(InputError, Code.DATA_INVALID):
+        compare(path, path, truth=str(truth), label="left")
+
+
 def test_text_is_no_truth_of_a_regression(tmp_path: Path) -> None:
     rows = [f"{at},{at},scored,{at}.5" for at in range(3)]
     path = write(tmp_path / "s.csv", ["id,matched_id,state,value", *rows])

@@ -16,10 +16,13 @@ from vfl_party.data.inputs.labels import Labels
 
 def checked_weights(source: str, name: str, values: npt.NDArray[Any]) -> Tensor:
     """Returns the column of weights, float64 [N]. Raises InputError if it holds anything but
-    numbers of 0 or more.
+    finite numbers of 0 or more.
     """
     if values.dtype.kind not in "biuf":
         raise checks.unusable(source, f"weight column {name!r} holds text; weights are numbers")
+    if not np.isfinite(values).all():
+        what = f"weight column {name!r} has numbers that are not finite"
+        raise checks.unusable(source, f"{what}, such as inf; correct it")
     if (values < 0).any():
         raise checks.unusable(source, f"weight column {name!r} has numbers below 0; correct it")
     return torch.from_numpy(values.astype(np.float64))
@@ -45,14 +48,16 @@ def row_weights(
     the class, so that the mean over ``rows`` is 1. None: all count alike.
 
     ``balanced``: a row of a class counts N / (classes * rows of the class), over ``rows``. Raises
-    InputError if all of ``rows`` weigh 0.
+    InputError if all of ``rows`` weigh 0, or if another row weighs too much beside them.
     """
     if column_N is None and task.class_weight is None:
         return None
     found_N = torch.ones(len(targets), dtype=torch.float64)
-    if column_N is not None:
-        found_N *= column_N
     at = torch.from_numpy(rows)
+    if column_N is not None:
+        # So that no sum or product of large ones is infinite.
+        most = column_N[at].max() if len(rows) else column_N.new_zeros(())
+        found_N *= column_N / (most if most > 0 else 1.0)
     if task.class_weight is not None:
         codes_N = targets.detach().cpu().reshape(-1).long()
         if isinstance(task.class_weight, dict):
@@ -67,4 +72,8 @@ def row_weights(
     mean = found_N[at].mean()
     if len(rows) and not mean > 0:
         raise checks.unusable(labels.source, "all training rows have the weight 0; correct it")
-    return (found_N / mean).float()
+    found_N = (found_N / mean).float()
+    if not found_N.isfinite().all():
+        what = "a row outside training weighs more than 1e38 times what training rows weigh"
+        raise checks.unusable(labels.source, f"{what} on average; correct data.weight")
+    return found_N

@@ -30,6 +30,10 @@ class FedOnceMethod(Method[FedOnceSettings]):
         _ = settings
         return None
 
+    def idle(self, settings: FedOnceSettings, recipe: Recipe) -> frozenset[str]:
+        found = super().idle(settings, recipe)
+        return found if settings.active else found | {recipe.active.name}
+
     def own_sizes(self, settings: FedOnceSettings) -> bool:
         _ = settings
         return True

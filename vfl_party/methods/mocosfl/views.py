@@ -8,6 +8,7 @@ from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.models import generator
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.augment import Inputs, make_augment
+from vfl_party.selfsup.augment.check import check_keys
 from vfl_party.selfsup.local import require_rows
 
 
@@ -30,6 +31,7 @@ class Views:
                 Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; correct image, or the rows"
             )
         self._rows = require_rows(party, phase, "local", settings.batch_size)
+        check_keys(party, phase, settings.augment)
         self._augment = make_augment(settings.augment, self._features, self._rows)
         # The number of the pass over the rows, and its batches.
         self._pass: tuple[int, list[Rows]] = (-1, [])

@@ -57,6 +57,7 @@ class Judge:
         ``rounds``: of the phase.
         """
         round_, training = step.round, self._training
+        report = replace(report, judged=self._rule.metric)
         value = self._value(report)
         best = self.best
         if best is None or self._is_better(value, best["value"]):

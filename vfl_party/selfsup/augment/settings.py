@@ -11,6 +11,9 @@ from pydantic import Field
 from vfl_common.config.base import Section
 from vfl_common.config.recipe_tables import Name
 
+# Keys that change no image; the others change no table.
+OF_TABLES = frozenset({"corruption", "corrupt"})
+
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 

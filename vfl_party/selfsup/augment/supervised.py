@@ -10,6 +10,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.models import generator
 from vfl_party.phases.context import Party
+from vfl_party.selfsup.augment.check import check_keys
 from vfl_party.selfsup.augment.settings import SupervisedAugment
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class BatchViews:
         features = party.features
         if features is None or party.name not in (settings.parties or with_features):
             return
+        check_keys(party, phase, settings)
         images = features.x.dim() == 4
         if not (settings.of_images if images else settings.corruption):
             what = "images, and corruption is" if images else "columns, and crops and colours are"

@@ -157,6 +157,17 @@ def test_initial_weights_that_all_can_compute_are_a_note(tmp_path: Path) -> None
     )
 
 
+def test_rows_without_a_label_are_counted(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    lines = [f"{number},{number % 9},{number % 10 if number % 4 else ''}" for number in range(80)]
+    (tmp_path / "own.csv").write_text("\n".join(["who,x,y", *lines]))
+    data = {"source": "own.csv", "id": "who", "label": "y", "unlabelled": "drop"}
+    found = [each.text for each in checked(path, data=data) if "no label" in each.text]
+    assert found == [
+        "20 of 80 rows have no label: training leaves them out, and they can be predicted"
+    ]
+
+
 def test_how_ids_look_is_said_before_and_after_the_rules(tmp_path: Path) -> None:
     path = federation(tmp_path, id_rules=["trim", "casefold", "zeros"]) / "p1.toml"
     (tmp_path / "own.csv").write_text(

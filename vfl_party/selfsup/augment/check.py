@@ -1,0 +1,36 @@
+"""Checks that each key of ``augment`` is for rows of a kind that some party has."""
+
+from __future__ import annotations
+
+from vfl_common.errors import Code, InputError
+from vfl_party.phases.context import Party
+from vfl_party.selfsup.augment.settings import OF_TABLES, AugmentSettings, SupervisedAugment
+
+# What encoders take as images, and as columns; one that the recipe does not know takes both.
+_OF = {"cnn": {True}, "resnet18": {True}, "mlp": {False}, "tabular": {False}}
+
+
+def check_keys(party: Party, phase: str, settings: AugmentSettings | SupervisedAugment) -> None:
+    """Raises InputError if ``settings`` name a key for images, and no party's encoder takes images,
+    or a key for tables, and all take images. It asks the parties whose rows are changed.
+    """
+    names = settings.parties if isinstance(settings, SupervisedAugment) else ()
+    kinds: set[bool] = set()
+    for each in party.recipe.parties:
+        if not each.features or (names and each.name not in names):
+            continue
+        if each.name == party.name and party.features is not None:
+            kinds.add(party.features.x.dim() == 4)
+        else:
+            encoder = each.encoder or party.recipe.model.encoder
+            kinds |= _OF.get(encoder.kind, {True, False})
+    for key in sorted(settings.model_fields_set - {"parties"}):
+        images = key not in OF_TABLES
+        if kinds and images not in kinds:
+            what, others = ("images", "columns") if images else ("tables", "images")
+            text = f"{key} is for {what}, and the recipe's encoders take {others}; remove it, or"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: augment: {text} name in parties the encoder of a party "
+                f"that has {what}",
+            )
