@@ -234,8 +234,8 @@ def test_old_runs_go_and_what_is_needed_stays(place: Path, tmp_path: Path) -> No
 
 
 def test_failed_predictions_go_and_failed_trainings_stay(place: Path, tmp_path: Path) -> None:
-    for job in ("train", "predict"):
-        folder = tmp_path / "runs" / f"20250101-020000-{job}-aaaa"
+    for second, job in enumerate(("predict", "train")):
+        folder = tmp_path / "runs" / f"20250101-02000{second}-{job}-aaaa"
         shutil.copytree(place / "runs" / runs(place)[0], folder)
         (folder / "summary.json").unlink()
         for path in folder.glob("*/run.json"):
@@ -244,7 +244,7 @@ def test_failed_predictions_go_and_failed_trainings_stay(place: Path, tmp_path: 
             (path.parent / "log.jsonl").write_text('{"event": "failed", "message": "x"}\n')
     said = vfl_here("prune", "--older-than", "30", cwd=tmp_path).stdout.splitlines()
     assert [line.split(": ")[1] for line in said] == ["removed", "kept, because it has failed"]
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["20250101-020000-train-aaaa"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["20250101-020001-train-aaaa"]
 
 
 @pytest.mark.parametrize("days", ["nan", "inf", "-1"])
