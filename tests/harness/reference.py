@@ -523,7 +523,8 @@ def loss_of(
     recipe: Recipe, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
 ) -> Tensor:
     """Returns the task's mean loss over the rows."""
-    if weights is not None or recipe.task.shaped or recipe.task.kind in ("multilabel", "survival"):
+    others = ("multilabel", "survival", "ranking")
+    if weights is not None or recipe.task.shaped or recipe.task.kind in others:
         each = losses_of_rows(recipe.task, outputs, targets)
         return (each if weights is None else each * weights).mean()
     if recipe.task.kind == "multiclass":

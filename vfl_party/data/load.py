@@ -113,6 +113,7 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
         labels=rows.labels,
         splits=rows.splits,
         beside=rows.beside,
+        group=settings.group,
         counts=counts,
         notes=rows.notes,
         space=space,

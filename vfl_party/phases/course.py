@@ -314,7 +314,7 @@ class Course:
         task = self.recipe.task
         for key in sorted(task.shaped):
             self._check_follows(key, f"task.{key}")
-        if task.kind in ("multilabel", "survival"):
+        if task.kind == "multilabel" or task.compares:
             self._check_follows(task.kind, f'task.kind = "{task.kind}"')
         if isinstance(task.threshold, ThresholdRule) and "validation" not in self.evaluated:
             text = "a rule chooses by the scores of validation rows, and no phase evaluates them"
