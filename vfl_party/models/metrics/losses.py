@@ -200,7 +200,7 @@ def _listnet(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Te
     each_N = -wanted_N * _log_softmax_of(outputs_N1[:, 0], query_N, len(sizes_N))
     if reduction == "none":
         return each_N
-    return each_N.sum() / (sizes_N > 1).sum().clamp_min(1)
+    return each_N.sum() / max(1, int((sizes_N > 1).sum()))
 
 
 def _log_softmax_of(values_N: Tensor, query_N: Tensor, queries: int) -> Tensor:
