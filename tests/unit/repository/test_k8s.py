@@ -252,8 +252,8 @@ def test_what_prometheus_reads_is_what_a_service_offers_and_a_policy_lets_pass()
     (patch,) = kustomization["patches"]
     added = [each["value"] for each in yaml.safe_load(patch["patch"])]
     assert added[0] == f"--metrics=0.0.0.0:{port['port']}"
-    for command in (serve, run):
-        context = command.make_context("x", added, resilient_parsing=True)
+    for command, file in ((serve, "recipe.toml"), (run, "party.toml")):
+        context = command.make_context("x", [file, *added], resilient_parsing=True)
         assert context.params["metrics"] == "0.0.0.0:9464"
         assert context.params["linger_s"] == 60
 
