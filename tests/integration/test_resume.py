@@ -197,15 +197,17 @@ def test_a_party_is_restored_from_a_backup_that_was_made_while_it_trained(
 
 
 def test_a_backup_with_none_of_the_others_checkpoints_is_refused(tmp_path: Path) -> None:
-    with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
-        federation.wait_for_checkpoint(AFTER_FIRST)
+    tables, newest = recipe(), "000004.splitnn.4"
+    tables["phases"][0]["checkpoint_steps"] = 2
+    with held(tmp_path, tables, sent=SECOND_EPOCH) as (federation, proxy):
+        federation.wait_for_checkpoint(newest)
         federation.programs["p2"].kill()
         federation.programs["server"].wait_for("interrupted")
         for path in (federation.run_folder / "p2" / "checkpoints").iterdir():
             path.unlink()
         again = federation.start_party("p2")
         proxy.release()
-        refused(again, "p2", AFTER_FIRST)
+        refused(again, "p2", newest)
 
 
 def test_before_the_first_checkpoint_the_run_begins_again(
