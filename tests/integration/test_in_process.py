@@ -446,6 +446,7 @@ ELSEWHERE = {
     "kind = identity": "the codec of all cases that name none",
     "kind = multilabel": "needs a table of one's own: see test_task.py",
     "kind = survival": "likewise",
+    "kind = ranking": "likewise",
 }
 
 

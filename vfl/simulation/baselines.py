@@ -213,6 +213,7 @@ def _joined(parts: dict[str, DataSettings], *, in_common: bool) -> DataSettings:
         label=first.label or ("target" if first.is_named else None),
         labels=first.labels,
         event=first.event,
+        group=first.group,
         weight=first.weight,
         label_scale=first.label_scale,
         parts=parts,

@@ -166,6 +166,11 @@ class DataSettings(Section):
     """Of a ``survival`` task: the column that says whether ``label`` is the time at which it
     happened (1 or true), or until which it had not (0 or false). Only for the active party.
     """
+    group: str | None = None
+    """The active party's column of what belongs together: the query of each row of a ``ranking``
+    task, or what ``rows.split = "grouped"`` keeps in one split. It is no feature. Only for the active
+    party.
+    """
     unlabelled: Unlabelled = "refuse"
     """What happens to rows whose label is missing: ``refuse`` refuses the table, ``drop`` leaves
     them out of training. They can be predicted as all others.
@@ -176,7 +181,7 @@ class DataSettings(Section):
     passive party does.
     """
     columns: tuple[str, ...] | None = None
-    """The feature columns (NPZ: arrays). Default: all but id, label, weight, split and ``drop``."""
+    """The feature columns (NPZ: arrays). Default: all but ids, the columns above and ``drop``."""
     drop: tuple[str, ...] = ()
     """Columns to leave out."""
     numeric: tuple[str, ...] = ()
@@ -311,8 +316,8 @@ class DataSettings(Section):
         roles = [name for name in (*self.id, *self.roles) if name is not None]
         if len(set(roles)) < len(roles):
             raise ValueError(
-                "id, label, event, weight and split are columns of their own; two of them have the "
-                "same name"
+                "id, label, event, group, weight and split are columns of their own; two of them "
+                "have the same name"
             )
         if self.query is not None and not self.is_database:
             raise ValueError(
@@ -337,8 +342,15 @@ class DataSettings(Section):
     @property
     def beside(self) -> tuple[str, ...]:
         """The columns that the active party reads beside its label."""
-        others = (each for each in (self.event, self.weight) if each is not None)
+        others = (each for each in (self.event, self.group, self.weight) if each is not None)
         return (*self.labels[1:], *others)
+
+    def role_beside(self, name: str) -> str:
+        """Returns what one of ``beside`` is: ``event``, ``group`` or ``weight``, or else a
+        ``label``.
+        """
+        named = {getattr(self, key): key for key in ("event", "group", "weight")}
+        return named.get(name, "label")
 
     @property
     def roles(self) -> tuple[str | None, ...]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from vfl_common.config.base import KindName, OfPlugIn, Section, spelt
 
@@ -191,15 +198,48 @@ TopKinds = Annotated[
 ]
 
 
+# Ours; any other rule is a plug-in's.
+COMBINATIONS = ("concat", "sum", "mean", "max", "attention")
+
+
+class PluginCombination(OfPlugIn):
+    """The combination of a plug-in, which checks its own ``settings``: see
+    ``vfl_party/models/top/combination.py``.
+    """
+
+    kind: KindName
+    """The name of a plug-in's combination."""
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+def _named_combination(value: Any) -> Any:
+    """Turns the name of a plug-in's combination into its table."""
+    return {"kind": value} if isinstance(value, str) and value not in COMBINATIONS else value
+
+
+def _whose_combination(value: Any) -> str:
+    return "plugin" if isinstance(value, dict | PluginCombination) else "ours"
+
+
+Combine = Annotated[
+    Annotated[Literal["concat", "sum", "mean", "max", "attention"], Tag("ours")]
+    | Annotated[PluginCombination, Tag("plugin")],
+    Discriminator(_whose_combination),
+    BeforeValidator(_named_combination),
+]
+
+
 class ModelSettings(Section):
     """The split model: an encoder for each party, one rule of combination, one top model."""
 
     embedding_size: PositiveInt
     """The width of each party's embedding: the numbers that a party sends for each row."""
-    combine: Literal["concat", "sum", "mean", "max", "attention"] = "concat"
+    combine: Combine = "concat"
     """How the active party combines embeddings: side by side, its own first (``concat``); element
-    by element (``sum``, ``mean``, ``max``); or as a sum with weights that it learns
-    (``attention``).
+    by element (``sum``, ``mean``, ``max``); as a sum with weights that it learns (``attention``);
+    or by a plug-in, as a name, or as a table with its settings.
     """
     encoder: EncoderSettings = MlpSettings()
     """The encoder of all parties that have none of their own."""

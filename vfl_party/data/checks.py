@@ -64,12 +64,12 @@ def require_names(
 def require_roles(
     source: str, settings: DataSettings, names: Sequence[str], *, noun: str = "column"
 ) -> None:
-    """Raises InputError if the source lacks a label, the weight or the split that the settings
-    name.
+    """Raises InputError if the source lacks a label, or another column of the active party's,
+    that the settings name.
     """
     label = ("labels", settings.labels) if settings.labels else ("label", (settings.label,))
-    event = ("event", (settings.event,))
-    for key, wanted in (label, event, ("weight", (settings.weight,)), ("split", (settings.split,))):
+    others = [(key, (getattr(settings, key),)) for key in ("event", "group", "weight", "split")]
+    for key, wanted in (label, *others):
         given = [name for name in wanted if name is not None]
         require_names(source, key, given, names, noun=noun)
 

@@ -116,6 +116,7 @@ def tabulate(
         labels=rows.labels,
         splits=rows.splits,
         beside=rows.beside,
+        group=settings.group,
         counts=counts,
         notes=rows.notes,
         space=space,

@@ -314,8 +314,7 @@ class Reading:
         return values
 
     def _role(self, name: str) -> str:
-        roles = {self._settings.weight: "weight", self._settings.event: "event"}
-        return roles.get(name, "label")
+        return self._settings.role_beside(name)
 
     def _split_block(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
         column = decoded(self._text(column))

@@ -80,8 +80,8 @@ class Table:
     of those that are left out because of their ids; notes: what was guessed, a sentence each;
     space: where its arrays lie; kinds, style: see ``collect.Columns``; own: the source's rows, if
     the settings keep them, and places_N: the place of each row among these;
-    beside: see ``columns.Rows``. A table has columns or
-    images; an active party without features has neither.
+    beside: see ``columns.Rows``; group: the name of the column of it that ``data.group`` names. A
+    table has columns or images; an active party without features has neither.
     """
 
     source: str
@@ -101,6 +101,14 @@ class Table:
     own: InputRows | None = None
     places_N: npt.NDArray[np.int64] | None = None  # noqa: N815
     beside: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    group: str | None = None
+
+    @property
+    def groups(self) -> npt.NDArray[Any] | None:
+        """The group of each row, [N] float64 or text; None if no column says it, or if it was not
+        read.
+        """
+        return None if self.group is None else self.beside.get(self.group)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -160,8 +160,7 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
         what = "is not an NPZ file of plain arrays that can be read (without pickled objects)"
         raise checks.unreadable(source, f"{what}; write it again with numpy.savez") from None
     ids = [("id", name) for name in settings.id]
-    roles = {settings.weight: "weight", settings.event: "event"}
-    others = [(roles.get(name, "label"), name) for name in settings.beside]
+    others = [(settings.role_beside(name), name) for name in settings.beside]
     for role, name in (*ids, ("label", settings.label), *others, ("split", settings.split)):
         if name in arrays and arrays[name].size != len(arrays[name]):
             raise checks.unusable(

@@ -16,6 +16,7 @@ from torch import nn
 from tests.harness.sentences import raises
 from vfl_common.config.models import (
     CnnSettings,
+    Combine,
     CustomSettings,
     EncoderSettings,
     MlpSettings,
@@ -37,7 +38,6 @@ from vfl_party.models import (
     seeded,
 )
 from vfl_party.models.backward import backward
-from vfl_party.models.combine import Rule
 
 FLAT, IMAGE, MIXED = InputSpec((5,)), InputSpec((1, 9, 9)), InputSpec((3,), (4, 2))
 FITTING = [
@@ -268,7 +268,7 @@ def test_combination_and_its_gradient_by_hand(
 @pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max", "attention"])
 @pytest.mark.parametrize("own", [True, False])
 def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(
-    rule: Rule, own: bool
+    rule: Combine, own: bool
 ) -> None:
     x, y, w = (
         torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)
@@ -289,7 +289,7 @@ def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(
 
 
 @pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max", "attention"])
-def test_gradients_are_zeros_if_the_loss_does_not_depend_on_the_embeddings(rule: Rule) -> None:
+def test_gradients_are_zeros_if_the_loss_does_not_depend_on_the_embeddings(rule: Combine) -> None:
     received = {"p1": A.clone()}
     assert torch.equal(
         Combined(rule, [*received.values()], received).gradients()["p1"], torch.zeros_like(A)
