@@ -99,7 +99,6 @@ SSL = {
     "batch_size": 24,
     "queue": 32,
     "projector": [16, 16, 12],
-    "augment": {"flip": 0.0},
 }
 
 
@@ -153,7 +152,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "FedHSSL with the server's mean, then split training": (
         made(
             2,
-            {"kind": "fedhssl", "ssl": "moco", "predictor": 8, "aggregate": True, **SSL},
+            {"kind": "fedhssl", "ssl": "moco", "predictor": 8, "aggregate": True, **SSL}
+            | {"augment": {"flip": 0.0}},
             split(),
             model={"encoder": CNN},
             rows={"aligned": 0.5},

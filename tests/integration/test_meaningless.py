@@ -186,9 +186,9 @@ def test_an_optimizer_of_a_party_that_trains_nothing(
 @pytest.mark.parametrize("kind", ["survival", "ranking"])
 @pytest.mark.parametrize("phase", [SPLITNN, {"kind": "head", "epochs": 1}], ids=["splitnn", "head"])
 def test_one_row_has_nothing_to_be_compared_with(phase: Table, kind: str) -> None:
-    task = {"kind": kind}
-    Course(Recipe.model_validate(tables(phase | {"batch_size": 2}, task=task))).check()
-    course = Course(Recipe.model_validate(tables(phase | {"batch_size": 1}, task=task)))
+    more: Table = {"task": {"kind": kind}, "rows": {"split": "grouped"}}
+    Course(Recipe.model_validate(tables(phase | {"batch_size": 2}, **more))).check()
+    course = Course(Recipe.model_validate(tables(phase | {"batch_size": 1}, **more)))
     with raises(InputError, Code.CONFIG_INVALID):
         course.check()
 

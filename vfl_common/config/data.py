@@ -168,8 +168,8 @@ class DataSettings(Section):
     """
     group: str | None = None
     """The active party's column of what belongs together: the query of each row of a ``ranking``
-    task, or what ``rows.split = "grouped"`` keeps in one split. It is no feature. Only for the active
-    party.
+    task, or what ``rows.split = "grouped"`` keeps in one split. It is no feature. Only for the
+    active party.
     """
     unlabelled: Unlabelled = "refuse"
     """What happens to rows whose label is missing: ``refuse`` refuses the table, ``drop`` leaves
