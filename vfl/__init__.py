@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vfl.library.study import Study, study
     from vfl.production.compare import Comparison, compare
     from vfl_common.errors import Code, VflError
+    from vfl_party.base.deal import deal
 
 __all__ = [
     "Code",
@@ -43,6 +44,7 @@ __all__ = [
     "Study",
     "VflError",
     "compare",
+    "deal",
     "forecast",
     "simulate",
     "study",
@@ -60,6 +62,7 @@ _FROM = {
     "Study": "vfl.library.study",
     "VflError": "vfl_common.errors",
     "compare": "vfl.production.compare",
+    "deal": "vfl_party.base.deal",
     "forecast": "vfl.library.forecast",
     "simulate": "vfl.library.simulate",
     "study": "vfl.library.study",
