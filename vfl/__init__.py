@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vfl.library.run import Run
     from vfl.library.simulate import simulate
     from vfl.library.study import Study, study
+    from vfl.preparing.prepare import Prepared, prepare
     from vfl.production.compare import Comparison, compare
     from vfl_common.errors import Code, VflError
     from vfl_party.base.deal import deal
@@ -38,6 +39,7 @@ __all__ = [
     "Data",
     "Forecast",
     "Model",
+    "Prepared",
     "Recipe",
     "Round",
     "Run",
@@ -46,6 +48,7 @@ __all__ = [
     "compare",
     "deal",
     "forecast",
+    "prepare",
     "simulate",
     "study",
 ]
@@ -56,6 +59,7 @@ _FROM = {
     "Data": "vfl.library.data",
     "Forecast": "vfl.library.forecast",
     "Model": "vfl.library.model",
+    "Prepared": "vfl.preparing.prepare",
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.rounds",
     "Run": "vfl.library.run",
@@ -64,6 +68,7 @@ _FROM = {
     "compare": "vfl.production.compare",
     "deal": "vfl_party.base.deal",
     "forecast": "vfl.library.forecast",
+    "prepare": "vfl.preparing.prepare",
     "simulate": "vfl.library.simulate",
     "study": "vfl.library.study",
 }

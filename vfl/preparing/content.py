@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
-# Images, [n, H, W] or [n, H, W, C], or several views of each, [n, V, H, W, C]; or columns.
-Block = Array | pa.Table
+# An array of images, [n, H, W] or [n, H, W, C], or several views of each, [n, V, H, W, C]; or an
+# Arrow table of columns.
+Block: TypeAlias = Any
 # Bytes of images that are in memory at once, beside what a reader needs.
 BLOCK_BYTES = 32 * 2**20
 # Rows of columns that are in memory at once.

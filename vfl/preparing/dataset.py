@@ -43,14 +43,14 @@ class Request:
         parties: how many parties have features.
         active: which of them has the labels, from 1.
         seed: of everything that is drawn.
-        deal: how whole rows are dealt to parties: ``iid``, ``classes:N`` or ``dirichlet:ALPHA``.
+        deal: how whole rows are dealt to parties: ``even``, ``classes:N`` or ``dirichlet:ALPHA``.
         options: the data set's own settings.
     """
 
     parties: int
     active: int = 1
     seed: int = 0
-    deal: str = "iid"
+    deal: str = "even"
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,7 +97,7 @@ class Use:
         where: its tables and figures.
         division: the name of the division.
         parties: how many parties have features.
-        recipe: returns the recipe's tables ``model`` and ``phases``, and others if they differ.
+        recipe: the recipe's tables ``model`` and ``phases``, and keys of ``rows`` if they matter.
         deal: how whole rows are dealt, if they are.
         validation: the share of the training rows that is set apart for validation.
         silent: what the paper does not say, and what is done instead.
@@ -107,8 +107,8 @@ class Use:
     where: str
     division: str
     parties: int
-    recipe: Callable[[Content, Request], Mapping[str, Any]]
-    deal: str = "iid"
+    recipe: Mapping[str, Any]
+    deal: str = "even"
     validation: float = 0.0
     silent: str = ""
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from vfl.preparing.content import Array, Block, Content, Part
+from vfl.preparing.content import TRAIN, Array, Block, Content, Part, Rows
 from vfl.preparing.dataset import Division, Request
-from vfl.preparing.deal import deal
 from vfl_common.errors import Code, InputError
+from vfl_party.base.deal import deal
 
 # Of whole rows: the party that has the labels and no images.
 LABELS = "labels"
+EVEN: dict[str, Any] = {"how": "even"}
 
 Pick = Callable[[Block], Block]
 
@@ -83,18 +85,52 @@ def _whole(block: Block) -> Block:
 
 
 def _rows(content: Content, request: Request) -> list[Part]:
-    """Deals the training rows; the test rows go around, so that each party has as many."""
-    dealt = deal(content.labels, content.splits, request)
-    parts = [Part(f"client-{number}", _whole, rows) for number, rows in enumerate(dealt, 1)]
+    parts = [
+        Part(f"client-{k}", _whole, rows) for k, rows in enumerate(_dealt(content, request), 1)
+    ]
     return [Part(LABELS, None, label=True), *parts]
 
 
-QUARTERS = Division("quarters of each image: top left, top right, bottom left, bottom right",
-                    _quarters, (4,))
+def _dealt(content: Content, request: Request) -> list[Rows]:
+    """Deals the training rows as asked, and all others evenly. Raises InputError."""
+    how, k, seed = dealing(request.deal), request.parties, request.seed
+    train_N = np.full(len(content), True) if content.splits is None else content.splits == TRAIN
+    found: list[list[Rows]] = [[] for _ in range(k)]
+    for rows, keys in ((np.flatnonzero(train_N), how), (np.flatnonzero(~train_N), EVEN)):
+        if len(rows):
+            for own, places in zip(
+                found, deal(content.labels[rows], k, seed=seed, **keys), strict=True
+            ):
+                own.append(rows[places])
+    return [np.sort(np.concatenate(each)) for each in found]
+
+
+def dealing(text: str) -> dict[str, Any]:
+    """Returns how ``even``, ``classes:2`` or ``dirichlet:0.5`` deals, as keys of ``vfl.deal``.
+    Raises InputError.
+    """
+    how, _, number = text.partition(":")
+    try:
+        if how == "classes" and number:
+            return {"how": how, "classes": int(number)}
+        if how == "dirichlet" and number:
+            return {"how": how, "alpha": float(number)}
+        if not number:
+            return {"how": how}
+    except ValueError:
+        pass
+    known = "even, classes:2 or dirichlet:0.5"
+    raise InputError(Code.CONFIG_INVALID, f"deal: {text!r} is unknown; give {known}")
+
+
+QUARTERS = Division(
+    "quarters of each image: top left, top right, bottom left, bottom right", _quarters, (4,)
+)
 HALVES = Division("the left and the right half of each image", _halves, (2,))
 STRIPS = Division("upright strips of each image, as equal as possible", _strips)
 COLUMNS = Division("runs of neighbouring columns, as equal as possible", _columns)
-ROWS = Division("whole images, which are dealt to clients; another party has the labels", _rows,
-                aligned=False)
+ROWS = Division(
+    "whole images, which are dealt to clients; another party has the labels", _rows, aligned=False
+)
 # Of images.
 IMAGE_DIVISIONS = {"quadrants": QUARTERS, "halves": HALVES, "strips": STRIPS, "rows": ROWS}
