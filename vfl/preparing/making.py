@@ -66,21 +66,24 @@ class Making:
     files: Files
     notes: tuple[str, ...]
 
-    def write(self, folder: Path, progress: Progress | None) -> list[Written]:
+    def write(
+        self, folder: Path, progress: Progress | None
+    ) -> tuple[list[Written], tuple[str, ...]]:
         """Writes into a folder beside ``folder``, which takes its place when all is whole. Returns
-        the parties' tables. Raises InputError.
+        the parties' tables and all notes. Raises InputError.
         """
         made = _new_beside(folder)
         try:
             written = self._tables(made, progress)
             write_atomic(made / RECIPE, header_of(self.asked) + self._recipe(written))
-            text = text_of(self.asked, self.content, self.files, self.notes, written)
+            notes = (*self.notes, *self.content.afterwards())
+            text = text_of(self.asked, self.content, self.files, notes, written)
             write_atomic(made / SUMMARY, text)
             _take_place(made, folder)
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
-        return written
+        return written, notes
 
     def _tables(self, folder: Path, progress: Progress | None) -> list[Written]:
         found: dict[str, Written] = {}

@@ -25,7 +25,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_mnist(tmp_path_factory.mktemp("mnist"))
 
 
-def npz(prepared: vfl.Prepared, party: str) -> dict[str, Any]:
+def npz(prepared: vfl.PreparedData, party: str) -> dict[str, Any]:
     with np.load(prepared.parties[party]) as file:
         return dict(file)
 
