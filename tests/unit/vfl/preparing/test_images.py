@@ -170,7 +170,7 @@ def test_bhi_pairs_images_of_a_patient_with_the_same_label(tmp_path: Path) -> No
     assert (
         "5 images had no partner of the same patient and label, and were left out." in found.notes
     )
-    assert found.notes[-1].endswith("images had another size, and were brought to 10 × 10.")
+    assert any(each.endswith("brought to 10 × 10.") for each in found.notes)
 
 
 @pytest.mark.parametrize(("name", "parties"), [("modelnet10", 12), ("modelnet40", 4)])
@@ -237,45 +237,3 @@ def test_a_picture_that_cannot_be_read_is_named_and_nothing_is_left(tmp_path: Pa
     with raises(InputError, Code.FILE_INVALID):
         vfl.prepare("bhi", tmp_path, tmp_path / "out")
     assert [each.name for each in tmp_path.iterdir()] == ["IDC_regular_ps50_idx5"]
-
-
-# One round of each method, with a network that has few weights.
-SMALL: dict[str, Any] = {
-    "model.encoder": {"kind": "cnn", "channels": [4]},
-    "model.embedding_size": 4,
-}
-TRAINED: dict[str, tuple[Write, dict[str, Any], dict[str, Any]]] = {
-    "cifar10": (
-        FORMS["binary"][1],
-        {"parties": 2, "rows": 40},
-        {
-            "phases.mocosfl.epochs": 1,
-            "phases.mocosfl.batch_size": 4,
-            "phases.mocosfl.width": 8,
-            "phases.mocosfl.queue": 8,
-            "phases.mocosfl.cut": 1,
-            "phases.probe.epochs": 1,
-            "phases.probe.least_steps": 1,
-            "phases.probe.neighbours": 5,
-        },
-    ),
-    "bhi": (
-        made.write_bhi,
-        {"size": 8},
-        {"rows.labelled": 4, "phases.fedhssl.rounds": 1, "phases.splitnn.steps": 1},
-    ),
-    "modelnet10": (
-        lambda folder: made.write_modelnet(folder / "ModelNet10"),
-        {"size": 8, "parties": 2},
-        {"phases.contrastive.rounds": 1, "phases.contrastive.queue": 8, "phases.head.epochs": 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_recipe_trains_on_what_was_prepared(tmp_path: Path, name: str) -> None:
-    write, given, short = TRAINED[name]
-    write(tmp_path)
-    found = vfl.prepare(name, tmp_path, tmp_path / "out", **given)
-    run = vfl.simulate(vfl.Recipe.load(found.recipe).replace(SMALL | short), quiet=True)
-    assert "test" in run.metrics
