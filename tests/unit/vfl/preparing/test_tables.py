@@ -131,6 +131,7 @@ def test_nuswide_keeps_images_of_one_of_ten_concepts(
     np.testing.assert_allclose(
         image["wt128"].to_numpy()[:50], made.numbers(50, 128)[:, 127], rtol=1e-6
     )
+    assert "70 rows were found, and 269,648 are published." in prepared("nuswide").notes
     unpacked = vfl.prepare("nuswide", made.write_nuswide_unpacked(tmp_path), tmp_path / "out")
     assert table(unpacked, "party-1").equals(image)
     assert table(unpacked, "party-2").equals(tags)
