@@ -120,12 +120,13 @@ def test_a_pickle_that_is_no_batch_is_refused_and_calls_nothing(
             "svhn",
             lambda folder: [(folder / f"{each}_32x32.mat").write_bytes(b"x") for each in ("train", "test")],
         ),
+        ("svhn", lambda folder: made.write_svhn(folder, side=30)),
         ("bhi", lambda folder: (folder / "IDC_regular_ps50_idx5").mkdir()),
         ("modelnet10", lambda folder: made.write_picture(folder / "ModelNet10/c/train/c.png", PIXELS[0])),
         ("imagenet12", lambda folder: made.write_imagenet(folder, 3)),
     ],
     ids=[
-        "binary", "empty binary", "archive", "no archive", "no table", "no npz", "no images", "mat",
+        "binary", "empty binary", "archive", "no archive", "no table", "no npz", "no images", "mat", "size", "size",
         "bhi", "modelnet", "imagenet",
     ],
 )  # fmt: skip

@@ -130,7 +130,7 @@ def test_a_name_that_is_unknown_is_refused_with_the_nearest(tmp_path: Path) -> N
         vfl.prepare("minst", tmp_path, tmp_path / "out")
 
 
-@pytest.mark.parametrize("fault", ["cut", "longer", "dims", "labels", "packed"])
+@pytest.mark.parametrize("fault", ["cut", "longer", "dims", "flat", "labels", "packed"])
 def test_a_damaged_file_is_refused(tmp_path: Path, fault: str) -> None:
     write_mnist(tmp_path)
     images = tmp_path / "train-images-idx3-ubyte.gz"
@@ -140,6 +140,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, fault: str) -> None:
         "longer": gzip.compress(body + b"\0"),
         # Announces 4 billion images.
         "dims": gzip.compress(body[:4] + b"\xff" * 4 + body[8:]),
+        "flat": gzip.compress(idx(MNIST["train"][1])),
         "labels": gzip.compress(idx(MNIST["train"][0][:-1])),
         "packed": images.read_bytes()[:-20],
     }
