@@ -19,10 +19,11 @@ from vfl.preparing.fitting import fitted, training_rows
 from vfl.preparing.summary import header_of, text_of
 from vfl.preparing.writing import ID, LABEL, SPLIT, Beside, Written, write_parts
 from vfl.simulation.federation import to_lines, to_toml
-from vfl_common.config.base import parse
+from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import unwritable, write_atomic
+from vfl_common.text import listed
 
 RECIPE, SUMMARY = "recipe.toml", "PREPARED.md"
 # Called with the number of rows that are written, and of all; a party's own rows count apart.
@@ -43,6 +44,20 @@ def refuse_folder(folder: Path, *, replace: bool) -> None:
     if not replace:
         text = f"out: {folder} has been written by `vfl prepare` already"
         raise InputError(Code.FILE_INVALID, f"{text}; give another folder, or set replace")
+    others = sorted(each.name for each in folder.iterdir() if each.name not in _ours(folder))
+    if others:
+        text = f"out: {folder} also holds {listed(others)}, which would be removed"
+        raise InputError(Code.FILE_INVALID, f"{text}; move it away, or give another folder")
+
+
+def _ours(folder: Path) -> set[str]:
+    """Returns the names of the files that an earlier call has written."""
+    found = {SUMMARY, RECIPE}
+    if (folder / RECIPE).is_file():
+        tables = read_toml(folder / RECIPE)
+        parties = tables.get("simulate", {}).get("parties", {})
+        found |= {str(each.get("source")) for each in parties.values()}
+    return found
 
 
 @dataclass(frozen=True)

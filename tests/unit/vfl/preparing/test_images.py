@@ -126,7 +126,7 @@ def test_a_pickle_that_is_no_batch_is_refused_and_calls_nothing(
         ("imagenet12", lambda folder: made.write_imagenet(folder, 3)),
     ],
     ids=[
-        "binary", "empty binary", "archive", "no archive", "no table", "no npz", "no images", "mat", "size", "size",
+        "binary", "empty binary", "archive", "no archive", "no table", "no npz", "no images", "mat", "size",
         "bhi", "modelnet", "imagenet",
     ],
 )  # fmt: skip

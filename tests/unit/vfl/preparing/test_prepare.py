@@ -159,6 +159,9 @@ def test_a_folder_is_replaced_only_if_asked_and_if_it_was_prepared(
         vfl.prepare("mnist", files, out)
     found = vfl.prepare("mnist", files, out, replace=True)
     assert len(npz(found, "party-1")["id"]) == 80
+    (out / "runs").mkdir()
+    with raises(InputError, Code.FILE_INVALID):
+        vfl.prepare("mnist", files, out, replace=True)
     (out / "PREPARED.md").unlink()
     with raises(InputError, Code.FILE_INVALID):
         vfl.prepare("mnist", files, out, replace=True)

@@ -71,5 +71,5 @@ DATASET = DataSet(
             "block.",
         ),
     ),
-    memory="about 600 MB",
+    memory="about 500 MB",
 )
