@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vfl.preparing import recipes
 from vfl.preparing.asked import Asked
 from vfl.preparing.content import Content, Part, Rows
@@ -149,6 +147,8 @@ class Making:
             "task": dict(self.asked.dataset.task),
             "parties": [_place(part) for part in self.parts],
             "rows": rows | dict(own.pop("rows", {})),
+            "model": own.pop("model"),
+            "phases": [self._phase(phase) for phase in own.pop("phases")],
             **own,
         }
 
@@ -159,10 +159,15 @@ class Making:
         for use in (self.asked.use, *dataset.uses):
             if dataset.divisions[use.division].aligned == aligned:
                 return use.recipe
-        if aligned:
-            return recipes.splitnn({"kind": "mlp"}, 32)
-        shape = next(self.content.blocks(np.arange(1))).shape
-        return recipes.mocosfl([*(shape[3:] or (1,)), *shape[1:3]])
+        return recipes.splitnn({"kind": "mlp"}, 32) if aligned else recipes.mocosfl()
+
+    def _phase(self, phase: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a phase; one of an active party without images has the shape of a client's."""
+        if phase["kind"] != "mocosfl":
+            return dict(phase)
+        shape = next(self.content.blocks(self.used[:1])).shape
+        channels = shape[3] if len(shape) > 3 else 1
+        return {"kind": "mocosfl", "image": [channels, *shape[1:3]]} | dict(phase)
 
 
 def _place(part: Part) -> dict[str, Any]:

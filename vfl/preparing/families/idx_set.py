@@ -17,10 +17,9 @@ from vfl_common.errors import Code, InputError
 from vfl_party.data.sources.research.idx import read_array
 
 _ROWS = {TRAIN: 60_000, TEST: 10_000}
-_ENCODER = {"kind": "cnn", "channels": [32, 64]}
 # Table 5.
 _FEDONCE = recipes.fedonce(
-    _ENCODER, [128], (1e-4, 1e-5, 128, 100), (1e-3, 1e-5, 128, 200), d=16, f=3
+    recipes.CNN0, [128], (1e-4, 1e-5, 128, 100), (1e-3, 1e-5, 128, 200), d=16, f=3
 )
 _SILENT = (
     "The paper does not say which of the training images are for validation; it tunes by five "

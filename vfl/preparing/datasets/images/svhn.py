@@ -10,7 +10,7 @@ from vfl.preparing import recipes
 from vfl.preparing.content import TEST, TRAIN, Array, Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 from vfl.preparing.dividing import IMAGE_DIVISIONS
-from vfl.preparing.families.cifar_set import IMAGE, contents
+from vfl.preparing.families.cifar_set import contents
 from vfl_common.errors import Code, InputError
 from vfl_party.data.sources.research.mat import read_variables
 
@@ -48,7 +48,7 @@ DATASET = DataSet(
             "Table 9, the source data",
             "rows",
             1,
-            recipes.mocosfl(IMAGE),
+            recipes.mocosfl(),
             silent="The paper mixes the images with 0 to 1 % of CIFAR-10's. It does not say "
             "whether the 531,131 images of `extra_32x32.mat` take part; here they do not.",
         ),
