@@ -52,7 +52,7 @@ def drawn(table: Columns, label: str, published: int, request: Request) -> Conte
         splits[by_row],
         lambda own: table.blocks(rows[own]),
         classes=("no click", "click"),
-        notes=counted(len(clicks), published),
+        differs=counted(len(clicks), published),
     )
 
 

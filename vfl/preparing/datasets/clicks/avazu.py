@@ -56,6 +56,6 @@ DATASET = DataSet(
             silent=_SILENT,
         ),
     ),
-    memory="about 1 GB",
+    memory="about 2 GB",
     options=OPTIONS,
 )

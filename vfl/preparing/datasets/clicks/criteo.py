@@ -47,6 +47,6 @@ DATASET = DataSet(
     ),
     divisions={"halves": _HALVES},
     uses=(Use("FedHSSL", "there Avazu", "halves", 2, FEDHSSL, silent=_SILENT),),
-    memory="about 1 GB",
+    memory="about 2 GB",
     options=OPTIONS,
 )

@@ -71,7 +71,7 @@ def _read(needed: str, files: Files, _: Request) -> Content:
         pairs["rating"].astype(np.float64),
         None,
         looked_up.blocks,
-        notes=counted(len(pairs["rating"]), _RATINGS),
+        differs=counted(len(pairs["rating"]), _RATINGS),
     )
 
 

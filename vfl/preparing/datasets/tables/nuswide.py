@@ -10,6 +10,7 @@ from vfl.preparing import recipes
 from vfl.preparing.columns.nuswide_files import (
     FEATURES,
     PUBLISHER,
+    ROWS,
     TAG_COLUMNS,
     TAGS,
     TRUTH,
@@ -19,6 +20,7 @@ from vfl.preparing.columns.nuswide_files import (
     needs,
     of_view,
 )
+from vfl.preparing.columns.official import counted
 from vfl.preparing.content import Content, Part
 from vfl.preparing.dataset import DataSet, Division, Files, Form, Request, Use
 from vfl.preparing.dividing import COLUMNS, columns, named
@@ -51,6 +53,7 @@ def _read(files: Files, _: Request) -> Content:
         lambda own: whole.blocks(rows[own]),
         ids=np.char.zfill(rows.astype("S6"), 6),
         classes=tuple(names),
+        differs=counted(len(shown_NC), sum(ROWS.values())),
     )
 
 
@@ -63,7 +66,7 @@ DATASET = DataSet(
     title="NUS-WIDE",
     publisher=PUBLISHER,
     holds="634 numbers of an image, and which of 1,000 tags it has; ten classes",
-    rows=269_648,
+    rows=sum(ROWS.values()),
     task={"kind": "multiclass", "classes": _CLASSES},
     forms=tuple(Form(needs(_NEEDS, packed=packed), _read) for packed in (True, False)),
     divisions={

@@ -65,7 +65,7 @@ def _read(sources: tuple[str, ...], request: Request, splits: object = None) -> 
         splits = np.repeat(np.array([TRAIN, TEST], object), [*map(len, each)])
     own = splits if how == "makers" and isinstance(splits, np.ndarray) else None
     labels = np.concatenate(each)
-    return Content(labels, own, columns.blocks, notes=counted(len(labels), _ROWS))
+    return Content(labels, own, columns.blocks, differs=counted(len(labels), _ROWS))
 
 
 DATASET = DataSet(
