@@ -48,7 +48,7 @@ DATASET: DataSet = libsvm_set(
     _CLASSES,
     Use(
         "FedOnce",
-        "Tables 4, 5, 6, 7, 10; Figs. 5, 6, 7, 9",
+        "Tables 4, 5, 6, 7, 10; Figs. 5, 6, 9",
         "columns",
         10,
         _FEDONCE,

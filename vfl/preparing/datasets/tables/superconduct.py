@@ -59,7 +59,7 @@ DATASET = DataSet(
     uses=(
         Use(
             "FedOnce",
-            "Tables 4, 5, 10; Figs. 5, 6, 7",
+            "Tables 4, 5, 6, 10; Figs. 5, 6",
             "columns",
             10,
             _FEDONCE,

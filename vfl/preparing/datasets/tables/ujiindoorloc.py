@@ -91,7 +91,7 @@ DATASET = DataSet(
     uses=(
         Use(
             "FedOnce",
-            "Tables 4, 5, 10; Figs. 5, 6, 7, 8, 9",
+            "Tables 4, 5, 6, 10; Figs. 5, 6, 9",
             "columns",
             10,
             _FEDONCE,
