@@ -7,8 +7,9 @@ too.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from vfl_party.data.row_arrays import parts, release
 
 # What to do about ids of several rows.
 ONE_ROW = 'keep one row for each id, or set data.duplicates to "first" or "drop"'
+# Where ``rows`` counts from.
+_BELOW = " below the header"
 
 
 def unreadable(source: str, what: str) -> InputError:
@@ -46,7 +49,18 @@ def rows(source: str, *numbers: int) -> str:
         or (Path(source) / IMAGES).is_file()
     )
     word = "row" if len(numbers) == 1 else "rows"
-    return f"{word} {' and '.join(map(str, numbers))}{' below the header' if header else ''}"
+    return f"{word} {' and '.join(map(str, numbers))}{_BELOW if header else ''}"
+
+
+@contextlib.contextmanager
+def numbering_rows(settings: DataSettings) -> Iterator[None]:
+    """Says nothing of a header in sentences about a file that has none, by ``data.names``."""
+    try:
+        yield
+    except InputError as error:
+        if settings.names is None:
+            raise
+        raise InputError(error.code, str(error).replace(_BELOW, "")) from None
 
 
 def require_names(
