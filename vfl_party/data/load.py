@@ -89,10 +89,10 @@ def tabulate(
     to do about an id of several rows. Raises InputError.
     """
     with checks.numbering_rows(settings):
-        return _tabulated(rows, settings, with_label)
+        return _tabulated(rows, settings, with_label, repeated)
 
 
-def _tabulated(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
+def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: str) -> Table:
     source = shown(settings.source)
     n = len(rows)
     checks.require_rows(source, n)
