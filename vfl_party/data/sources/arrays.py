@@ -17,6 +17,7 @@ from vfl_party.data.choice import choose_features, reads_split
 from vfl_party.data.collect import columns_of, label_values, split_values
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.reading import id_texts
+from vfl_party.data.row_arrays import Space, parts_of, release
 
 
 def read_npz(settings: DataSettings, with_label: bool) -> Rows:
@@ -146,7 +147,10 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
         with Path(source).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             names = list(file.files)
             wanted = _wanted(names, settings, with_label)
-            arrays = {name: _checked(source, name, file[name]) for name in wanted}
+            space = Space.of(settings)
+            arrays = {
+                name: _checked(source, name, _member(file, name, space)) for name in wanted
+            }
     except (
         OSError,
         ValueError,
@@ -168,6 +172,27 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
                 source, f"{role} array {name!r} has several values a row; give one"
             )
     return arrays
+
+
+def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
+    """Reads an array of an open NPZ file: images in parts, so that they lie in memory at no time.
+    """
+    with file.zip.open(f"{name}.npy") as raw:
+        version = np.lib.format.read_magic(raw)
+        read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+            version, np.lib.format.read_array_header_2_0
+        )
+        shape, fortran, dtype = read(raw)
+        if len(shape) < 3 or fortran or dtype.hasobject or 0 in shape:
+            found: npt.NDArray[Any] = file[name]
+            return found
+        into = space.empty(shape, dtype)
+        for part in parts_of(into):
+            rows = into[part]
+            cells = np.frombuffer(raw.read(rows.nbytes), dtype)
+            into[part] = cells.reshape(rows.shape)
+            release(into)
+    return into
 
 
 def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[str]:
