@@ -61,7 +61,7 @@ def fitted(source: str, images_NCHW: Pixels, settings: DataSettings, space: Spac
     into = space.empty((len(images_NCHW), wanted, *size), kept)
     for part in parts_of(images_NCHW):
         found = images_NCHW[part]
-        into[part] = np.stack(list(in_order(_fitting(wanted, size), found)))
+        into[part] = np.stack(list(in_order(_fitting(wanted, size), list(found))))
         release(images_NCHW, into)
     return into
 
@@ -110,4 +110,6 @@ def planes(image: Pixels) -> Pixels:
 
 def _picture(image_CHW: Pixels) -> Image.Image:
     one = len(image_CHW) == 1
-    return Image.fromarray(image_CHW[0] if one else np.ascontiguousarray(image_CHW.transpose(1, 2, 0)))
+    return Image.fromarray(
+        image_CHW[0] if one else np.ascontiguousarray(image_CHW.transpose(1, 2, 0))
+    )

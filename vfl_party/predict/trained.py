@@ -93,7 +93,9 @@ class TrainedParty:
         source, shape = f"{FRAME}{name}", preprocessor.image_shape
         if shape is not None:
             images = channels_first(source, np.asarray(rows), (shape[0], shape[1], shape[2]))
-            table = Table(source, tuple(row_ids(len(images))), images_NCHW=in_numbers(images, IN_MEMORY))
+            table = Table(
+                source, tuple(row_ids(len(images))), images_NCHW=in_numbers(images, IN_MEMORY)
+            )
         else:
             frame, ids = rows, tuple[str, ...]()
             if not is_arrays(rows):

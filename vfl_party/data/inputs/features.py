@@ -141,8 +141,7 @@ class Features:
         if isinstance(self.numbers, ScaledPixels):
             return (self.numbers.rows(rows),)
         found = (
-            each.rows(rows) if isinstance(each, MappedArray) else each[rows]
-            for each in self.arrays
+            each.rows(rows) if isinstance(each, MappedArray) else each[rows] for each in self.arrays
         )
         return tuple(map(torch.from_numpy, found))
 

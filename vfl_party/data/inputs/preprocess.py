@@ -235,7 +235,9 @@ class Preprocessor:
         numbers_NF = (
             np.empty((n, 0), np.float32)
             if values is None
-            else np.asarray(values if values.dtype == np.float32 else to_unit(values)).reshape(n, -1)
+            else np.asarray(values if values.dtype == np.float32 else to_unit(values)).reshape(
+                n, -1
+            )
         )
         codes_NK = np.empty((n, len(self.vocabularies)), np.int64)
         for k, vocabulary in enumerate(self.vocabularies):

@@ -113,4 +113,3 @@ class ScaledPixels:
 def _free(device: torch.device) -> int:
     """Returns the bytes of a device that are free."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 62
-

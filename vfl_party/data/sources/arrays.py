@@ -148,9 +148,7 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
             names = list(file.files)
             wanted = _wanted(names, settings, with_label)
             space = Space.of(settings)
-            arrays = {
-                name: _checked(source, name, _member(file, name, space)) for name in wanted
-            }
+            arrays = {name: _checked(source, name, _member(file, name, space)) for name in wanted}
     except (
         OSError,
         ValueError,
@@ -175,8 +173,7 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
 
 
 def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
-    """Reads an array of an open NPZ file: images in parts, so that they lie in memory at no time.
-    """
+    """Reads an array of an open NPZ file: images in parts, so that they lie in memory at no time."""
     with file.zip.open(f"{name}.npy") as raw:
         version = np.lib.format.read_magic(raw)
         read = {(1, 0): np.lib.format.read_array_header_1_0}.get(

@@ -69,9 +69,7 @@ class CrossStep:
         batch = 0
         for epoch in range(epochs):
             for rows in features.expecting(self._batches(round_ * epochs + epoch)):
-                loss, z_BP = self._step(
-                    StepKey(self._phase, round_, batch), features.inputs(rows)
-                )
+                loss, z_BP = self._step(StepKey(self._phase, round_, batch), features.inputs(rows))
                 total += loss
                 kept += variance_kept(z_BP)
                 batch += 1

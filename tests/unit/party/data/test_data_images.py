@@ -26,7 +26,7 @@ ORDER = np.array([7, 0, 29, 7, 3])
 def prepared(
     source: str, scale: str = "standard", *, flatten: bool = False, **more: Any
 ) -> tuple[Table, Preprocessor, Features]:
-    settings = DataSettings(source=source, scale=scale, **more)
+    settings = DataSettings(source=source, **{"scale": scale, **more})
     table = load_table(settings, with_label=False)
     rows = np.arange(0, len(table), 2)
     found = Preprocessor.fit(table, rows, one_hot=True, flatten=flatten, settings=settings)
@@ -80,7 +80,9 @@ def test_rows_that_follow_keep_their_numbers(tmp_path: Path) -> None:
 
 def test_pixels_of_a_table_are_those_of_the_source(tmp_path: Path) -> None:
     table = load(npz(tmp_path / "x.npz", x=COLOURS), memory_mib=0)
-    np.testing.assert_array_equal(table.pixels(ORDER), to_unit(COLOURS[ORDER].transpose(0, 3, 1, 2)))
+    np.testing.assert_array_equal(
+        table.pixels(ORDER), to_unit(COLOURS[ORDER].transpose(0, 3, 1, 2))
+    )
     left = load(
         npz(tmp_path / "x.npz", x=COLOURS),
         memory_mib=0,
