@@ -116,7 +116,9 @@ def recipe(files: dict[str, Path], batch: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def watched(process: psutil.Process) -> Iterator[dict[int, dict[str, float]]]:
-    """Yields {process: largest memory in MiB} of all processes below one, while the block runs."""
+    """Yields {process: largest memory in MiB, and processor seconds} of all processes below one,
+    while the block runs.
+    """
     seen: dict[int, dict[str, float]] = {}
     ended = threading.Event()
 
@@ -128,6 +130,7 @@ def watched(process: psutil.Process) -> Iterator[dict[int, dict[str, float]]]:
                     found = {
                         "resident": memory.rss / 2**20,
                         "anonymous": (memory.rss - memory.shared) / 2**20,
+                        "cpu_s": sum(child.cpu_times()[:2]),
                     }
                     before = seen.setdefault(child.pid, found)
                     seen[child.pid] = {key: max(value, before[key]) for key, value in found.items()}

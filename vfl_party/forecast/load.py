@@ -55,7 +55,7 @@ def flops(encoder: nn.Module, inputs: list[Tensor]) -> int:
     encoder.eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         encoder(*inputs)
-    return int(counter.get_totalflops())
+    return int(counter.get_total_flops())
 
 
 def _kept(encoder: nn.Module, inputs: list[Tensor]) -> int:

@@ -36,7 +36,7 @@ MOBILENET = (
     (6, 320, 1, 1),
 )
 MOBILENET_STEM, MOBILENET_LAST = 32, 1280
-# Channels of the two convolutions before each pooling, Simonyan and Zisserman 2015, configuration B.
+# Channels of both convolutions before each pooling, Simonyan and Zisserman 2015, configuration B.
 VGG13 = (64, 128, 256, 512, 512)
 
 

@@ -73,9 +73,7 @@ class Halves:
                 return list(parts_of_network(self.settings, self.image))
         text = f"an encoder of kind {self.settings.kind!r} cannot be cut in two"
         known = ", ".join(f'"{kind}"' for kind in ("cnn", *NETWORKS))
-        raise InputError(
-            Code.MODEL_INVALID, f"recipe: model.encoder: {text}; take one of {known}"
-        )
+        raise InputError(Code.MODEL_INVALID, f"recipe: model.encoder: {text}; take one of {known}")
 
     def _split(self) -> tuple[list[Part], list[Part]]:
         """Returns the parts of bottom and tail. Raises InputError if the cut is not between two

@@ -157,10 +157,12 @@ class Features:
         InputError.
         """
         ours, theirs = self.numbers, other.numbers
-        if isinstance(ours, ScaledPixels) and isinstance(theirs, ScaledPixels):
-            if ours.pixels.dtype == theirs.pixels.dtype:
-                pixels = space.concatenated([ours.pixels, theirs.pixels])
-                return Features(ours.followed_by(pixels))
+        if (
+            isinstance(ours, ScaledPixels)
+            and isinstance(theirs, ScaledPixels)
+            and ours.pixels.dtype == theirs.pixels.dtype
+        ):
+            return Features(ours.followed_by(space.concatenated([ours.pixels, theirs.pixels])))
         x, *categories = (
             space.concatenated(each)
             for each in zip(self._as_floats(space), other._as_floats(space), strict=True)

@@ -173,7 +173,7 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
 
 
 def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
-    """Reads an array of an open NPZ file: images in parts, so that they lie in memory at no time."""
+    """Reads an array of an open NPZ file: images in parts, so that many are never in memory."""
     with file.zip.open(f"{name}.npy") as raw:
         version = np.lib.format.read_magic(raw)
         read = {(1, 0): np.lib.format.read_array_header_1_0}.get(

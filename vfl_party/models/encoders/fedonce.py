@@ -34,9 +34,7 @@ def build_fedonce(
         )
         raise InputError(Code.MODEL_INVALID, f"{text}; give larger images, or use kind = 'cnn'")
     blocks = (
-        _cnn0(channels, settings.dropout)
-        if isinstance(settings, Cnn0Settings)
-        else _cnn1(channels)
+        _cnn0(channels, settings.dropout) if isinstance(settings, Cnn0Settings) else _cnn1(channels)
     )
     below = nn.Sequential(*blocks, nn.Flatten())
     with torch.no_grad():

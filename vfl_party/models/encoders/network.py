@@ -1,4 +1,4 @@
-"""The encoders that are torchvision's networks, which is imported only on use (170 MB a process)."""
+"""The encoders that are torchvision's networks; it is imported only on use (170 MB a process)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from vfl_party.models import InputSpec, build_encoder
 
 
 def test_layers_by_hand(tmp_path: Any) -> None:
-    tables = cases.recipe(2, model={"embedding_size": 3}, encoder={"kind": "mlp", "hidden": [7]})
+    tables = cases.recipe(2, model={"embedding_size": 3, "encoder": {"kind": "mlp", "hidden": [7]}})
     recipe = Recipe.model_validate(tables | {"simulate": {"parties": cases.digits(2)}})
     tried = try_parties(recipe, tmp_path)
     name = recipe.passives[0].name

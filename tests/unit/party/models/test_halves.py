@@ -109,9 +109,7 @@ def test_halves_have_the_weights_of_torchvisions_network(kind: Any) -> None:
         whole = getattr(torchvision.models, "vgg13_bn" if kind == "vgg13" else kind)()
     body = whole.features if hasattr(whole, "features") else whole
     wanted = sorted(
-        tuple(each.shape)
-        for name, each in body.named_parameters()
-        if not name.startswith("fc.")
+        tuple(each.shape) for name, each in body.named_parameters() if not name.startswith("fc.")
     )
     convolutions = [each for each in body.modules() if isinstance(each, nn.Conv2d)]
     for shape in (tuple(each.bias.shape) for each in convolutions if each.bias is not None):
