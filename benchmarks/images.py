@@ -134,6 +134,8 @@ def main(
                 for way, (code, data) in ways.items():
                     tables = recipe(files, method, rounds, batch, **data)
                     found.append({"method": method, "way": way} | measure(tables, rows, code))
+                    if json_file is not None:
+                        json_file.write_text(json.dumps(found, indent=1))
     table = Table(
         "method",
         "code",
@@ -153,8 +155,6 @@ def main(
             )
             table.add_row(method, way, *(f"{each:,.0f}" for each in medians))
     console.print(table)
-    if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

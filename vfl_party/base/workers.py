@@ -8,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 # More threads than this wait for the disk, and not for the processor.
 MOST_THREADS = 8

@@ -40,7 +40,8 @@ def _resnet(settings: NetworkSettings, spec: InputSpec, embedding_size: int) -> 
     model.conv1 = stem
     if settings.last_layer:
         return mark_top(model, "layer2", "layer3", "layer4", "fc")
-    _check_width(settings, model.fc, embedding_size)
+    last: nn.Linear = model.fc  # type: ignore[assignment]
+    _check_width(settings, last, embedding_size)
     model.fc = nn.Identity()
     return mark_top(model, "layer2", "layer3", "layer4")
 
