@@ -63,6 +63,23 @@ def test_whole_numbers_give_the_inputs_of_their_float32(
         assert torch.equal(found.cells(cells), wanted.cells(cells))
 
 
+@pytest.mark.parametrize("fits", [True, False], ids=["all there", "a batch at a time"])
+@pytest.mark.parametrize("images", [COLOURS, DEEP], ids=["bytes", "16 bits"])
+def test_a_device_gives_the_inputs_of_the_processor(
+    tmp_path: Path, images: np.ndarray, *, fits: bool
+) -> None:
+    """What a GPU does, on the CPU; there is none in these tests."""
+    _, _, found = prepared(npz(tmp_path / "x.npz", x=images))
+    scaled = found.numbers
+    assert isinstance(scaled, ScaledPixels)
+    wanted = [scaled.rows(ORDER), scaled.rows(slice(3, 9))]
+    whole = scaled._moved(scaled.pixels) if fits else torch.empty(0)
+    scaled._there = whole, torch.from_numpy(scaled._inputs_CV)
+    assert scaled.reads is not fits
+    assert torch.equal(scaled.rows(ORDER), wanted[0])
+    assert torch.equal(scaled.rows(slice(3, 9)), wanted[1])
+
+
 def test_batches_come_in_their_order_while_the_next_is_read(tmp_path: Path) -> None:
     _, _, found = prepared(npz(tmp_path / "x.npz", x=COLOURS), memory_mib=0)
     batches = [np.arange(start, start + 7) for start in (0, 14, 21, 0)]
