@@ -23,7 +23,7 @@ _FEDONCE = recipes.fedonce(
 )
 _SILENT = (
     "The paper does not say which of the training images are for validation; it tunes by five "
-    "folds. Its CNN0 has one pooling and dropout, and the recipe's `cnn` pools after each block."
+    "folds."
 )
 
 
