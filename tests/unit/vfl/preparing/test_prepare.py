@@ -25,6 +25,7 @@ from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 from vfl.preparing.datasets import REGISTRY, load
 from vfl.preparing.dividing import COLUMNS
+from vfl.preparing.sampling import used_rows
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import using
 
@@ -225,6 +226,20 @@ def table_set(n: int, block: int) -> DataSet:
         (Use("FedOnce", "Table 1", "columns", 4, recipe, validation=0.1),),
         "little",
     )
+
+
+def test_strata_with_few_rows_are_drawn_by_their_share() -> None:
+    """A hundred classes with two training rows and a test row each."""
+    labels, splits = (
+        np.repeat(np.arange(100), 3),
+        np.array(["train", "train", "test"] * 100, object),
+    )
+    content = Content(labels, splits, lambda rows: iter(()))
+    used = used_rows(content, 100, seed=1)
+    assert len(set(used.tolist())) == 100
+    assert 28 <= (splits[used] == "test").sum() <= 38
+    assert np.bincount(labels[used], minlength=100).max() <= 2
+    assert used.tolist() != used_rows(content, 100, seed=2).tolist()
 
 
 @pytest.mark.parametrize(
