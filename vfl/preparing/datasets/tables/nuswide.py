@@ -16,7 +16,7 @@ from vfl.preparing.columns.nuswide_files import (
     TRUTH,
     VIEWS,
     Concepts,
-    Features,
+    ImageFeatures,
     needs,
     of_view,
 )
@@ -46,7 +46,7 @@ def _read(files: Files, _: Request) -> Content:
     names = concepts.names[:_CLASSES]
     shown_NC, splits = concepts.shown(names)
     rows = np.flatnonzero(shown_NC.sum(axis=1) == 1)
-    whole = Features(features, tags)
+    whole = ImageFeatures(features, tags)
     return Content(
         shown_NC[rows].argmax(axis=1),
         splits[rows],
