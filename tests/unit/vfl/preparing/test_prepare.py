@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -286,3 +288,10 @@ def test_columns_are_divided_and_written_in_blocks(tmp_path: Path) -> None:
         assert tables[0]["label"].to_numpy().sum() == 20
         with raises(InputError, Code.CONFIG_INVALID):
             vfl.prepare("numbers", tmp_path, tmp_path / "other", parties=7)
+
+
+def test_the_list_needs_no_torch() -> None:
+    code = "import sys; from vfl.preparing.listing import listing; listing(); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "vfl.preparing.listing" in found.stdout.split()
+    assert "torch" not in found.stdout.split()

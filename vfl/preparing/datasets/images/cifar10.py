@@ -70,5 +70,5 @@ DATASET = DataSet(
             "MNIST.",
         ),
     ),
-    memory="about 500 MB",
+    memory="about 450 MB",
 )
