@@ -443,6 +443,10 @@ ELSEWHERE = {
     "iso": "its noise has a key of its own at each party, so no two runs are alike",
     "mid": "likewise",
     "kind = resnet18": "eleven million weights; its layers are those of cnn",
+    **{
+        f"kind = {kind}": "likewise: test_models.py and test_halves.py train each for a step"
+        for kind in ("cnn0", "cnn1", "resnet50", "mobilenet_v2", "vgg13")
+    },
     "kind = identity": "the codec of all cases that name none",
     "kind = multilabel": "needs a table of one's own: see test_task.py",
     "kind = survival": "likewise",

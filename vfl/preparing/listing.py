@@ -39,7 +39,7 @@ def described(name: str) -> Iterable[str]:
     for key, (default, says) in dataset.options.items():
         told = f" [default: {default}]" if default != "" else ""
         yield f"--set {key}=…: {says}{told}"
-    yield f"Preparing it needs {dataset.memory} of memory."
+    yield f"Preparing it needs {dataset.memory} of memory, beside what the program itself takes."
 
 
 def _line(name: str, dataset: DataSet) -> tuple[str, str, str, str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vfl.preparing import recipes
 from vfl.preparing.asked import Asked
-from vfl.preparing.content import Content, Part, Rows
+from vfl.preparing.content import TEST, VALIDATION, Array, Content, Part, Rows
 from vfl.preparing.dataset import Files
 from vfl.preparing.fitting import fitted, training_rows
 from vfl.preparing.summary import header_of, text_of
@@ -138,7 +138,7 @@ class Making:
         own = dict(self._method())
         rows: dict[str, Any] = {"align": "digest" if self.asked.division.aligned else "none"}
         if self.beside.splits is not None:
-            rows["split"] = "column"
+            rows |= {"split": "column"} | self._shares(self.beside.splits)
         elif self.asked.validation:
             rows["validation"] = self.asked.validation
         return {
@@ -151,6 +151,13 @@ class Making:
             "phases": [self._phase(phase) for phase in own.pop("phases")],
             **own,
         }
+
+    def _shares(self, splits: Array) -> dict[str, float]:
+        """Returns the shares of rows for validation and testing, which forecasts and checks of
+        passive parties go by.
+        """
+        own = splits[self.used]
+        return {name: round(float((own == name.encode()).mean()), 6) for name in (VALIDATION, TEST)}
 
     def _method(self) -> Mapping[str, Any]:
         """Returns the tables of the paper's method, or of another one that fits the division."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import numpy.typing as npt
 from vfl.preparing.content import TRAIN, VALIDATION, Array, Content, Rows
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed, permutation
+
+# Multiples of it, without their whole part, are spread evenly from 0 to 1 (Weyl's sequence).
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 def used_rows(content: Content, rows: int | None, seed: int) -> Rows:
@@ -58,14 +62,16 @@ def _strata(content: Content) -> npt.NDArray[np.int64]:
 def _drawn(strata_N: npt.NDArray[np.int64], count: int, seed: int) -> Rows:
     """Returns ``count`` places, increasing, as evenly from all strata as whole numbers allow.
 
-    The rows of each stratum are shuffled and spread evenly from 0 to 1; the first ``count`` of all
-    are taken.
+    The rows of each stratum are shuffled and spread evenly from 0 to 1, and the first ``count`` of
+    all are taken. Strata begin at different places, which are spread evenly, too, so that small
+    ones give neither all their first rows nor none.
     """
     order = permutation(seed, len(strata_N))
     own = strata_N[order]
     by_stratum = np.argsort(own, kind="stable")
     _, starts, sizes = np.unique(own[by_stratum], return_index=True, return_counts=True)
+    begins = (np.arange(len(starts)) * _GOLDEN + derive_seed(seed, "begin") % 1000 / 1000) % 1.0
     place = np.empty(len(order))
-    for start, size in zip(starts, sizes, strict=True):
-        place[by_stratum[start : start + size]] = (np.arange(size) + 0.5) / size
+    for start, size, begin in zip(starts, sizes, begins, strict=True):
+        place[by_stratum[start : start + size]] = (np.arange(size) + begin) / size
     return np.sort(order[np.argsort(place, kind="stable")[:count]])

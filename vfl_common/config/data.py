@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeInt,
     PositiveInt,
@@ -59,6 +60,16 @@ ROW = "row"
 def id_columns(given: Any) -> Any:
     """Returns the columns of an id as people write them: one name, a list of names, or None."""
     return () if given is None else (given,) if isinstance(given, str) else given
+
+
+def _both(value: Any) -> Any:
+    """Returns height and width, if one number is given for both."""
+    return (value, value) if isinstance(value, int) else value
+
+
+# In pixels; more is a typing mistake.
+Side = Annotated[int, Field(gt=0, le=16_384)]
+ImageSize = Annotated[tuple[Side, Side], BeforeValidator(_both)]
 
 
 class DataSettings(Section):
@@ -159,6 +170,12 @@ class DataSettings(Section):
     """
     image_shape: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field()] | None = None
     """Channels, height and width, if a row of numbers is an image."""
+    resize: ImageSize | None = None
+    """Height and width to which images are brought, or one number for both. Images of one folder
+    may then have several sizes. Default: as they are.
+    """
+    channels: Literal[1, 3] | None = None
+    """What images become: grey (1) or coloured (3). Default: as they are, and all alike."""
     download: bool = False
     """Whether torchvision may fetch a set that is not in ``download_dir``."""
     download_dir: str = "data"
@@ -413,11 +430,18 @@ def _has_images(source: str) -> bool:
         return False
 
 
+# Of settings: what makes ids alone of any rows.
+NO_FEATURES: dict[str, Any] = {
+    **dict.fromkeys(("columns", "drop", "numeric", "categorical"), ()),
+    **dict.fromkeys(("image_shape", "resize", "channels")),
+}
+
+
 def ids_only(settings: DataSettings) -> DataSettings:
     """Returns the same data without features, for an active party that holds only labels."""
     if settings.is_named:
         return settings
-    return settings.model_copy(update={"columns": (), "drop": (), "numeric": (), "categorical": ()})
+    return settings.model_copy(update=NO_FEATURES)
 
 
 def unaligned_of(settings: DataSettings) -> DataSettings | None:

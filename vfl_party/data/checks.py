@@ -22,7 +22,7 @@ from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings, shown
 from vfl_common.errors import Code, InputError
 from vfl_common.text import shortened
 from vfl_party.data.ids import first_repeated
-from vfl_party.data.row_arrays import parts, release
+from vfl_party.data.row_arrays import parts, parts_of, release
 
 # What to do about ids of several rows.
 ONE_ROW = 'keep one row for each id, or set data.duplicates to "first" or "drop"'
@@ -199,8 +199,12 @@ def require_complete(
 
 def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], missing: str) -> None:
     """Raises InputError if pixels are infinite, or NaN under ``missing = "error"``."""
-    sick = np.isinf(images_NCHW) if missing != "error" else ~np.isfinite(images_NCHW)
-    sick_N = sick.reshape(len(sick), -1).any(axis=1)
+    sick_N = np.zeros(len(images_NCHW), bool)
+    for part in parts_of(images_NCHW):
+        found = images_NCHW[part]
+        sick = np.isinf(found) if missing != "error" else ~np.isfinite(found)
+        sick_N[part] = sick.reshape(len(sick), -1).any(axis=1)
+        release(images_NCHW)
     if sick_N.any():
         kind = "infinite" if missing != "error" else "missing or infinite"
         row = int(sick_N.argmax()) + 1

@@ -27,12 +27,13 @@ from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, normalised
 from vfl_party.data.notes.odd_ids import refuse_rounded
+from vfl_party.data.pixels import fitted, in_numbers, to_unit
 from vfl_party.data.row_arrays import Space, parts
 from vfl_party.data.sources.arrays import read_npz
 from vfl_party.data.sources.databases.reader import open_database
 from vfl_party.data.sources.excel.reader import open_excel
 from vfl_party.data.sources.frames import frame_rows
-from vfl_party.data.sources.images import read_image_folder, to_unit
+from vfl_party.data.sources.images import read_image_folder
 from vfl_party.data.sources.named import read_sklearn, read_torchvision
 from vfl_party.data.sources.parquet import PARQUET, holds_parquet, open_parquet
 from vfl_party.data.sources.research.idx import read_idx
@@ -324,6 +325,10 @@ def _frame_of(source: str, name: str) -> Any:
 
 def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Table:
     source, view = table.source, settings.view
+    for key in ("resize", "channels") if settings.image_shape is None else ():
+        if getattr(settings, key) is not None:
+            text = f"holds columns, and data.{key} is for images"
+            raise checks.unusable(source, f"{text}; remove it, or set data.image_shape")
     if columns.numeric_names:
         checks.require_finite(source, columns.numeric_NF, columns.numeric_names)
         if settings.missing == "error":
@@ -350,7 +355,8 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
         what = f"column {columns.categorical_names[0]!r} is categorical and cannot be a pixel"
         raise checks.unusable(source, f"{what}; drop it, or remove data.image_shape")
     images_NCHW = _reshape(source, columns.numeric_NF, settings.image_shape)
-    return replace(table, images_NCHW=cut_images(source, images_NCHW, view))
+    images_NCHW = fitted(source, images_NCHW, settings, table.space)
+    return replace(table, images_NCHW=np.ascontiguousarray(cut_images(source, images_NCHW, view)))
 
 
 def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings) -> Table:
@@ -359,6 +365,8 @@ def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings)
     """
     source, view = table.source, settings.view
     if view is not None and view.scheme == "columns":
+        if settings.image_shape is None:
+            pixels = fitted(source, pixels, settings, table.space)
         pixels_NF = pixels.reshape(len(pixels), -1)
         run = column_run(source, pixels_NF.shape[1], view)
         part_NF = to_unit(pixels_NF[:, run])
@@ -369,10 +377,12 @@ def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings)
                 checks.require_complete(source, part_NF, names)
             return replace(table, numeric_NF=part_NF, numeric_names=names)
         images_NCHW = _reshape(source, part_NF, settings.image_shape)
+        images_NCHW = fitted(source, images_NCHW, settings, table.space)
     else:
         if settings.image_shape is not None:
             pixels = _reshape(source, pixels, settings.image_shape)
-        images_NCHW = to_unit(cut_images(source, pixels, view))
+        whole = fitted(source, pixels, settings, table.space)
+        images_NCHW = in_numbers(cut_images(source, whole, view), table.space)
     if pixels.dtype.kind == "f":
         checks.require_clean_images(source, images_NCHW, settings.missing)
     return replace(table, images_NCHW=images_NCHW)

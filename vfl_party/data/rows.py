@@ -74,12 +74,12 @@ class Prepared:
             )
         if self.division is not None:
             digest.update(self.division)
-        tensors = (
-            [self.targets]
-            if self.features is None
-            else [self.features.x, self.features.categories, self.targets]
-        )
-        for tensor in (*tensors, self.weights):
+        if self.features is not None:
+            for block in self.features.blocks():
+                digest.update(block.contiguous().numpy().data)
+                release(*self.features.arrays)
+        others = () if self.features is None else (self.features.categories,)
+        for tensor in (*others, self.targets, self.weights):
             if tensor is None:
                 continue
             for part in parts(len(tensor)):

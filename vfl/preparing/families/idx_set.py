@@ -14,7 +14,6 @@ from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 from vfl.preparing.dividing import IMAGE_DIVISIONS
 from vfl.preparing.formats.npz import read_npz
 from vfl_common.errors import Code, InputError
-from vfl_party.data.sources.research.idx import read_array
 
 _ROWS = {TRAIN: 60_000, TEST: 10_000}
 # Table 5.
@@ -23,7 +22,7 @@ _FEDONCE = recipes.fedonce(
 )
 _SILENT = (
     "The paper does not say which of the training images are for validation; it tunes by five "
-    "folds. Its CNN0 has one pooling and dropout, and the recipe's `cnn` pools after each block."
+    "folds."
 )
 
 
@@ -93,6 +92,9 @@ def _bytes(path: Path, dims: int) -> Array:
     """Returns the array of an IDX file. Raises InputError if it is not of bytes in so many
     dimensions.
     """
+    # Late: it brings torch, which a list of data sets does not need.
+    from vfl_party.data.sources.research.idx import read_array
+
     found = read_array(str(path))
     if found.dtype != np.uint8 or found.ndim != dims:
         text = f"{path}: holds {found.dtype} in {found.ndim} dimensions, and not bytes in {dims}"

@@ -18,6 +18,7 @@ from vfl_party.data.choice import choose_features, reads_split, without_row
 from vfl_party.data.collect import columns_of, label_values, split_values
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.reading import id_texts
+from vfl_party.data.row_arrays import Space, parts_of, release
 
 
 def read_npz(settings: DataSettings, with_label: bool) -> Rows:
@@ -154,7 +155,10 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
     source = settings.source
     try:
         with Path(source).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return named_arrays(settings, with_label, list(file.files), file.__getitem__)
+            space = Space.of(settings)
+            return named_arrays(
+                settings, with_label, list(file.files), lambda name: _member(file, name, space)
+            )
     except (
         OSError,
         ValueError,
@@ -189,6 +193,26 @@ def named_arrays(
                 source, f"{role} array {name!r} has several values a row; give one"
             )
     return arrays
+
+
+def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
+    """Reads an array of an open NPZ file: images in parts, so that many are never in memory."""
+    with file.zip.open(f"{name}.npy") as raw:
+        version = np.lib.format.read_magic(raw)
+        read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+            version, np.lib.format.read_array_header_2_0
+        )
+        shape, fortran, dtype = read(raw)
+        if len(shape) < 3 or fortran or dtype.hasobject or 0 in shape:
+            found: npt.NDArray[Any] = file[name]
+            return found
+        into = space.empty(shape, dtype)
+        for part in parts_of(into):
+            rows = into[part]
+            cells = np.frombuffer(raw.read(rows.nbytes), dtype)
+            into[part] = cells.reshape(rows.shape)
+            release(into)
+    return into
 
 
 def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[str]:

@@ -101,6 +101,7 @@ class ActiveSplitNN(Phase):
         loss = torch.zeros((), device=party.device)
         for number, batch in enumerate(batches, 1):
             training.zero_grad()
+            training.expect(batches, number)
             swapped = []
             # The losses of a batch's parts add to the mean over the batch; one part is the rule.
             for rows in batch.parts:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +27,7 @@ from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 from vfl.preparing.datasets import REGISTRY, load
 from vfl.preparing.dividing import COLUMNS
+from vfl.preparing.sampling import used_rows
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import using
 
@@ -227,6 +230,20 @@ def table_set(n: int, block: int) -> DataSet:
     )
 
 
+def test_strata_with_few_rows_are_drawn_by_their_share() -> None:
+    """A hundred classes with two training rows and a test row each."""
+    labels, splits = (
+        np.repeat(np.arange(100), 3),
+        np.array(["train", "train", "test"] * 100, object),
+    )
+    content = Content(labels, splits, lambda rows: iter(()))
+    used = used_rows(content, 100, seed=1)
+    assert len(set(used.tolist())) == 100
+    assert 28 <= (splits[used] == "test").sum() <= 38
+    assert np.bincount(labels[used], minlength=100).max() <= 2
+    assert used.tolist() != used_rows(content, 100, seed=2).tolist()
+
+
 @pytest.mark.parametrize(
     ("need", "told"),
     [
@@ -271,3 +288,10 @@ def test_columns_are_divided_and_written_in_blocks(tmp_path: Path) -> None:
         assert tables[0]["label"].to_numpy().sum() == 20
         with raises(InputError, Code.CONFIG_INVALID):
             vfl.prepare("numbers", tmp_path, tmp_path / "other", parties=7)
+
+
+def test_the_list_needs_no_torch() -> None:
+    code = "import sys; from vfl.preparing.listing import listing; listing(); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "vfl.preparing.listing" in found.stdout.split()
+    assert "torch" not in found.stdout.split()

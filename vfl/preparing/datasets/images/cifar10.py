@@ -67,9 +67,8 @@ DATASET = DataSet(
                 f=3,
             ),
             silent="The paper does not give the numbers of this experiment: they are those of "
-            "MNIST. Its CNN0 has one pooling and dropout, and the recipe's `cnn` pools after each "
-            "block.",
+            "MNIST.",
         ),
     ),
-    memory="about 500 MB",
+    memory="about 450 MB",
 )

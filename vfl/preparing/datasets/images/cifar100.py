@@ -42,5 +42,5 @@ DATASET = DataSet(
             "without IID; FedEMA, with which it compares, gives 20 of 100.",
         ),
     ),
-    memory="about 500 MB",
+    memory="about 450 MB",
 )

@@ -12,7 +12,6 @@ from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 from vfl.preparing.dividing import IMAGE_DIVISIONS
 from vfl.preparing.families.cifar_set import contents
 from vfl_common.errors import Code, InputError
-from vfl_party.data.sources.research.mat import read_variables
 
 _TRAIN = Need("train_32x32.mat", (), 182_040_794, "e26dedcc434d2e4c54c9b2d4a06d8373")
 _TEST = Need("test_32x32.mat", (), 64_275_384, "eb5a983be6a315427106f1b164d9cef3")
@@ -26,6 +25,9 @@ def _images(path: Path) -> tuple[Array, Array]:
     """Returns images [N, 32, 32, 3] and digits [N] of a file, in which the class 10 is the digit 0.
     Raises InputError.
     """
+    # Late: it brings torch, which a list of data sets does not need.
+    from vfl_party.data.sources.research.mat import read_variables
+
     images, labels = read_variables(str(path), ("X", "y"))
     fits = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3)
     if not fits or labels.shape != images.shape[:1]:
