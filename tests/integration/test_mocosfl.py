@@ -54,6 +54,19 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         {"averages_per_epoch": 2, "bottleneck": {"channels": 2, "stride": 2}},
     ),
     "a frozen bottom": (2, {"frozen": True}),
+    "three of seven drawn": (7, {"sample": 0.4, "epochs": 5}),
+    "one of three drawn as released, two averages": (
+        3,
+        {"sample": 0.3, "epochs": 4, "preset": "released", "averages_per_epoch": 2},
+    ),
+    "a memory for each": (3, {"shared_memory": False, "queue": 30}),
+    "a memory for each of two of five drawn": (
+        5,
+        {"shared_memory": False, "queue": 30, "sample": 0.4, "epochs": 4},
+    ),
+    "default views": (2, {"augment": {"flip": 0.0}}),
+    "default views as released": (2, {"augment": {"flip": 0.0}, "preset": "released"}),
+    "a query that is a view": (2, {"query": "view"}),
     "another rate for the bottoms": (
         3,
         {"bottom_optimizer": cases.MOCO["optimizer"] | {"lr": 0.15, "weight_decay": 0.01}},
@@ -318,7 +331,7 @@ class Answers:
     def __init__(self, received: dict[str, dict[str, Tensor]]) -> None:
         self._received, self.replied = received, False
 
-    def collect(self, _step: StepKey) -> dict[str, dict[str, Tensor]]:
+    def collect(self, _step: StepKey, **_sizes: Any) -> dict[str, dict[str, Tensor]]:
         return self._received
 
     def reply(self, _step: StepKey, _tensors: Any) -> None:
