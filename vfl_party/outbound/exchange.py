@@ -5,7 +5,7 @@ or a hub.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
@@ -132,12 +132,15 @@ class Asking(_Side):
         return self.receive(step, **sizes)
 
     @spends(WAIT)
-    def give(self, step: StepKey, tensors: Tensors) -> None:
-        """Sends ``tensors``, and waits for an acknowledgement instead of an answer. Raises as
-        ``swap``.
+    def give(self, step: StepKey, tensors: Tensors, ready: Callable[[], None]) -> None:
+        """Sends ``tensors``, and waits for an acknowledgement instead of an answer.
+
+        ``ready``: called before anything leaves, when the chain has changed all that it will.
+        Raises as ``swap``.
         """
-        self.send(step, tensors)
-        self.clock.to(WAIT)
+        leaves = self.chains.up.apply(tensors, Passage(step, self.chains.party, self.peer))
+        ready()
+        self.link.send(step, to_bundle(self.exchange.up.kind, leaves))
         self._receive(step, NOTHING.spec())
 
     def take(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:

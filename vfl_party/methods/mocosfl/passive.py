@@ -4,6 +4,8 @@ bottom averaged.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from vfl_common.bundle import StepKey
@@ -105,8 +107,7 @@ class PassiveMocoSFL(Phase):
             check_own(self._party, step, self._averaged)
         if gives and not takes:
             # The others need nothing more of this party, and may be far ahead before it is back.
-            self._party.settled(report)
-            bottoms.give(step, self._averaged)
+            bottoms.give(step, self._averaged, partial(self._party.settled, report))
         if not takes:
             return
         mean = bottoms.swap(step, self._averaged) if gives else bottoms.take(step)
