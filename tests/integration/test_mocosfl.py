@@ -30,7 +30,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled
 from vfl_party.assembly.trial import try_parties, try_party
-from vfl_party.base.seeds import batches, derive_seed, split_rows
+from vfl_party.base.seeds import batches, derive_seed, split_rows, stratified_order
 from vfl_party.data import load_table
 from vfl_party.forecast.count import Outlook, forecast, outlook_of
 from vfl_party.forecast.result import against
@@ -190,11 +190,31 @@ def of_model(parameters: dict[str, Tensor], model: str) -> dict[str, Tensor]:
     }
 
 
-def test_a_probe_scores_what_a_linear_model_of_the_features_scores(tmp_path: Path) -> None:
+def _heads(read: Recipe) -> dict[str, torch.nn.Module]:
+    """A linear model, and the MLP of MocoSFL's appendix B.6, with the weights that a probe has."""
+    with seeded(derive_seed(read.seed, "init", "p0", "top")):
+        linear = torch.nn.Linear(8, 10)
+    with seeded(derive_seed(read.seed, "init", "p0", "probe")):
+        mlp = torch.nn.Sequential(
+            torch.nn.Linear(8, 16, bias=False),
+            torch.nn.BatchNorm1d(16),
+            torch.nn.ReLU(),
+            torch.nn.Linear(16, 10),
+        )
+    return {"linear": linear, "mlp": mlp}
+
+
+@pytest.mark.parametrize(
+    ("head", "labelled"), [("linear", 1.0), ("linear", 0.25), ("mlp", 1.0), ("mlp", 0.25)]
+)
+def test_a_probe_scores_what_a_model_of_the_features_scores(
+    head: str, labelled: float, tmp_path: Path
+) -> None:
     """From the trained halves, the digits themselves and their labels, without digests, messages
     and the phase.
     """
-    tables, data = cases.own_rows_recipe(2, then=(cases.PROBE,)), cases.own_rows(2)
+    probe = cases.PROBE | {"hidden": [16] if head == "mlp" else [], "labelled": labelled}
+    tables, data = cases.own_rows_recipe(2, then=(probe,)), cases.own_rows(2)
     summary = in_process(tmp_path / "run", tables, data)
     got = {name: parameters(tmp_path / "run" / name) for name in data}
     read = Recipe.model_validate(tables)
@@ -216,19 +236,23 @@ def test_a_probe_scores_what_a_linear_model_of_the_features_scores(tmp_path: Pat
                 )
             truth.setdefault(split, []).append(labels[[int(table.ids[row]) for row in of]])
     x, y = torch.cat(features["local"]), torch.cat(truth["local"])
-    with seeded(derive_seed(read.seed, "init", "p0", "top")):
-        linear = torch.nn.Linear(8, 10)
-    adam = torch.optim.Adam(linear.parameters(), lr=1e-3)
+    if labelled < 1.0:
+        few = np.sort(stratified_order(read.seed, y.numpy())[: round(labelled * len(y))])
+        x, y = x[few], y[few]
+        assert len(y) == 24
+    model = _heads(read)[head]
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
     for epoch in range(cases.PROBE["epochs"]):
         for batch in batches(read.seed, "probe", epoch, np.arange(len(y)), 128):
             adam.zero_grad()
-            functional.cross_entropy(linear(x[batch]), y[batch]).backward()
+            functional.cross_entropy(model(x[batch]), y[batch]).backward()
             adam.step()
         for group in adam.param_groups:
             group["lr"] = 1e-3 * (1 + math.cos(math.pi * (epoch + 1) / cases.PROBE["epochs"])) / 2
+    model.eval()
     for split in ("validation", "test"):
         z, t = torch.cat(features[split]), torch.cat(truth[split])
-        logits = linear(z)
+        logits = model(z).detach()
         assert summary.metrics[split]["loss"] == pytest.approx(
             functional.cross_entropy(logits, t).item(), abs=1e-5
         )
@@ -463,6 +487,12 @@ def test_a_probe_without_any_known_label_says_so(tmp_path: Path) -> None:
     }
     with raises(InputError, Code.DATA_INVALID):
         in_process(tmp_path / "run", cases.own_rows_recipe(2, then=(cases.PROBE,)), data)
+
+
+def test_too_few_labels_for_a_probe_are_refused(tmp_path: Path) -> None:
+    probe = cases.PROBE | {"labelled": 0.01, "hidden": [16]}
+    with raises(InputError, Code.DATA_INVALID):
+        in_process(tmp_path / "run", cases.own_rows_recipe(2, then=(probe,)), cases.own_rows(2))
 
 
 def test_labels_that_are_corrected_do_not_lose_the_training(tmp_path: Path) -> None:
