@@ -421,7 +421,7 @@ class Conduct:
         """Takes the report of a party that has finished."""
         if not self.presence.takes_part(member.name):
             return
-        if not is_sound(report):
+        if not is_sound(report, len(self._roster)):
             text = f"{member.name} sent a report that cannot be read"
             self.fail(PeerError(Code.MALFORMED_MESSAGE, text, party=member.name))
             return
