@@ -8,10 +8,8 @@ from vfl_party.phases.context import Party
 from vfl_party.selfsup.augment.settings import OF_TABLES, AugmentSettings, SupervisedAugment
 
 # What encoders take as images, and as columns; one that the recipe does not know takes both.
-_OF = dict.fromkeys(("cnn", "cnn0", "cnn1", *NETWORKS), {True}) | {
-    "mlp": {False},
-    "tabular": {False},
-}
+_IMAGES = ("cnn", "cnn0", "cnn1", *NETWORKS)
+_OF = {**{kind: {True} for kind in _IMAGES}, "mlp": {False}, "tabular": {False}}
 
 
 def check_keys(party: Party, phase: str, settings: AugmentSettings | SupervisedAugment) -> None:
