@@ -19,7 +19,7 @@ from rich.console import Console
 from vfl.simulation.federation import to_toml
 from vfl.studies.plan import StudyFile, load_study
 from vfl.studies.report import FineTuned
-from vfl.studies.run import run_study
+from vfl.studies.run import Make, run_study
 from vfl_common.files import read_lines
 from vfl_common.summary import Summary, load_summary
 
@@ -106,9 +106,11 @@ def files_of(name: str, out: Path) -> Path:
     return path.resolve()
 
 
-def run(name: str, base: Tables, study: Tables, out: Path, jobs: int) -> Done:
+def run(
+    name: str, base: Tables, study: Tables, out: Path, jobs: int, make: Make | None = None
+) -> Done:
     """Runs the rest of a study and reports each run as it ends. ``study``: all but its name and
-    recipe, ``base``.
+    recipe, ``base``; ``make``: as in ``run_study``.
     """
     files, console = files_of(name, out), Console()
     (files / "recipe.toml").write_text(to_toml(base))
@@ -126,7 +128,7 @@ def run(name: str, base: Tables, study: Tables, out: Path, jobs: int) -> Done:
                 f"{event['number']}/{event['of']} {event['title']}: {what}{left}", highlight=False
             )
 
-    results = run_study(path, out, jobs=jobs, tell=tell)
+    results = run_study(path, out, jobs=jobs, tell=tell, make=make)
     return Done(load_study(path)[0], out / name, results)
 
 

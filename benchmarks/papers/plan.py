@@ -1,0 +1,224 @@
+"""Makes studies of a table: one for each data set and each kind of column, in which only the number
+of labels varies.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.papers.describe import (
+    EVALUATE,
+    Column,
+    Data,
+    Line,
+    Scale,
+    Table,
+    Tables,
+    has,
+    phases_of,
+    resolved,
+)
+from benchmarks.studies import ACTIVE
+
+# Letters of a study's name, which begins the ids of its runs.
+_MOST_NAME = 60
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A data set with columns that differ by their labels alone. ``number``: among the data set's
+    variants.
+    """
+
+    data: Data
+    columns: tuple[Column, ...]
+    number: int
+
+    @property
+    def first(self) -> Column:
+        return self.columns[0]
+
+    @property
+    def parties(self) -> int:
+        return self.first.parties or self.data.parties
+
+    def name(self, table: str) -> str:
+        return f"{slug(table)}-{slug(self.data.name)}-{self.number}"[-_MOST_NAME:].strip("-._")
+
+
+def slug(text: str) -> str:
+    """Returns a name that a run may have."""
+    plain = text.replace("*", "-star").replace("+", "-plus-").replace("%", "pc")
+    return re.sub(r"[^A-Za-z0-9._]+", "-", plain).strip("-._") or "x"
+
+
+def variants(table: Table) -> list[Variant]:
+    """Returns the variants of a table, data set by data set."""
+    found = []
+    for data in table.data:
+        groups: list[list[Column]] = []
+        for column in table.columns:
+            if not any(has(line, data, column) for line in table.lines):
+                continue
+            like = next((group for group in groups if _alike(group[0], column)), None)
+            if like is not None:
+                like.append(column)
+            else:
+                groups.append([column])
+        found += [Variant(data, tuple(group), number) for number, group in enumerate(groups, 1)]
+    return found
+
+
+def _alike(first: Column, other: Column) -> bool:
+    """Whether one study has both columns: they differ by labels, or by what is measured, alone."""
+    keys = ("changes", "phases", "prepare", "parties", "host")
+    same = all(getattr(first, key) == getattr(other, key) for key in keys)
+    return same and (first.labels is None) == (other.labels is None)
+
+
+def base_recipe(name: str, variant: Variant, scale: Scale, given: Tables) -> Tables:
+    """Returns the recipe of a study. ``given``: parties, rows and simulate of the prepared data."""
+    data = variant.data
+    made = {
+        "name": name,
+        "task": data.task,
+        "model": resolved(data.model, scale),
+        "phases": [EVALUATE],
+        "run": {"checkpoint_every": 1000},
+        **copy.deepcopy({key: given[key] for key in ("parties", "rows", "simulate")}),
+    }
+    made["simulate"] = {"threads": 1} | made["simulate"]
+    return hosted(made, variant.first.host)
+
+
+def hosted(tables: Tables, host: int | None) -> Tables:
+    """Gives the active party's place among the columns to another number, from 1."""
+    if host is None:
+        return tables
+    if tables["simulate"].get("data") is None:
+        raise ValueError("only one data set that all parties share can have another host")
+    roster = sorted(tables["parties"], key=lambda party: bool(party["role"] != "active"))
+    return tables | {"parties": [*roster[1:host], roster[0], *roster[host:]]}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A method of a study. ``rate``: the one of the line's rates that it has."""
+
+    line: Line
+    rate: float | None
+    name: str
+    tables: Tables
+
+
+def methods(table: Table, variant: Variant, scale: Scale) -> list[Planned]:
+    """Returns the methods of a variant's study."""
+    found: list[Planned] = []
+    for line in table.lines:
+        if not any(has(line, variant.data, column) for column in variant.columns):
+            continue
+        rates: Sequence[float | None] = resolved(line.rates, scale) or [None]
+        for number, rate in enumerate(rates):
+            name = slug(line.name) + ("" if number == 0 else f".r{number}")
+            shares = number > 0 and bool(line.pretrain)
+            tables = _method(table, variant, line, scale, line.name if shares else None)
+            if rate is not None:
+                _set_rate(tables["finetune"], rate)
+            found.append(Planned(line, rate, name, {"name": name, **tables}))
+    return found
+
+
+def _method(
+    table: Table, variant: Variant, line: Line, scale: Scale, shared: str | None
+) -> Tables:
+    """Returns a method's tables. ``shared``: the line whose pretraining it takes, if not its
+    own.
+    """
+    data, column = variant.data, variant.first
+    tables: Tables = {}
+    of = shared or line.pretrain_of
+    if of is not None:
+        tables["pretrain_of"] = slug(of)
+    elif line.pretrain:
+        tables["pretrain"] = _phases(phases_of(line.pretrain, data), column, scale)
+    if line.tower is not None:
+        tables["tower"] = line.tower
+    tables["finetune"] = _phases(
+        phases_of(line.finetune or table.finetune, data), column, scale
+    )
+    if line.alone:
+        tables["alone"] = ACTIVE
+    if line.combined:
+        tables["combined"] = True
+    if changes := resolved({**data.changes, **column.changes, **line.changes}, scale):
+        tables["overrides"] = changes
+    return tables
+
+
+def _phases(phases: Sequence[Tables], column: Column, scale: Scale) -> list[Tables]:
+    return [
+        copy.deepcopy(resolved({**phase, **column.phases.get(phase["kind"], {})}, scale))
+        for phase in phases
+    ]
+
+
+def _set_rate(phases: list[Tables], rate: float) -> None:
+    phases[0]["optimizer"] = {**phases[0].get("optimizer", {}), "lr": rate}
+
+
+def study(table: Table, variant: Variant, scale: Scale, seeds: Sequence[int]) -> Tables:
+    """Returns a variant's study, but for its name and recipe."""
+    labels = [resolved(each.labels, scale) for each in variant.columns]
+    folds = resolved(table.folds, scale)
+    made: Tables = {
+        "seeds": list(seeds),
+        "metric": variant.data.metric,
+        "methods": [each.tables for each in methods(table, variant, scale)],
+    }
+    if labels[0] is not None:
+        made["labels"] = list(dict.fromkeys(labels))
+    return made | ({"folds": folds} if folds is not None else {})
+
+
+def without_data(data: Data, parties: int) -> Tables:
+    """Returns parties, rows and simulate of a data set that is not there, to check a plan."""
+    names = [f"passive{number}" for number in range(1, parties + data.dealt)]
+    roster: list[Tables] = [{"name": ACTIVE, "role": "active"}]
+    roster += [{"name": each, "role": "passive"} for each in names]
+    rows: Tables = {}
+    if data.dealt:
+        roster[0]["features"] = False
+        rows = {"align": "none", "split": "column"}
+        own = {each["name"]: {"source": "absent.npz", "split": "part"} for each in roster}
+        return {"parties": roster, "rows": rows, "simulate": {"parties": own}}
+    whole = {"source": "absent.csv", "id": "id", "label": "y"}
+    return {"parties": roster, "rows": rows, "simulate": {"data": whole}}
+
+
+def work(table: Table, scale: Scale, rows: int) -> float:
+    """Returns how many rows all runs of a table pass through an encoder, in the order of magnitude.
+
+    ``rows``: those of a data set for which the scale says none.
+    """
+    return sum(_row_passes(table, each, scale, rows) for each in variants(table))
+
+
+def _row_passes(table: Table, variant: Variant, scale: Scale, rows: int) -> float:
+    held = resolved(variant.data.rows, scale) or rows
+    times = len(resolved(table.seeds, scale)) * (resolved(table.folds, scale) or 1)
+    total = 0.0
+    for each in methods(table, variant, scale):
+        for stage in ("pretrain", "finetune"):
+            for phase in each.tables.get(stage, []):
+                total += _passes(phase, held) * variant.parties
+    return total * times
+
+
+def _passes(phase: Tables, rows: float) -> float:
+    if "steps" in phase:
+        return float(phase["steps"] * phase.get("batch_size", 64))
+    return float(rows * phase.get("epochs", phase.get("rounds", 1)))
+

@@ -1,0 +1,236 @@
+"""The rules by which a claim of a paper is judged on our runs; a study file declares them before
+the first run.
+
+A difference counts as found if its mean over the seeds is above its standard error; of one seed,
+if it is above 0. Values of the same seed are compared with each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal
+
+from benchmarks.papers.describe import Place, Table
+
+Verdict = Literal["holds", "direction", "not found", "not run"]
+# Of the paper's own difference, for a claim to hold.
+SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What was found: {place: a value for each seed}, beside the table."""
+
+    table: Table
+    values: dict[Place, tuple[float, ...]]
+
+    def ours(self, data: str, line: str, column: str) -> tuple[float, ...]:
+        return self.values.get((data, line, column), ())
+
+    def lower(self, data: str, column: str) -> bool:
+        """Returns whether less is better in a cell."""
+        own = next(each for each in self.table.columns if each.name == column).lower
+        return next(e for e in self.table.data if e.name == data).lower if own is None else own
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.table.columns)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on a data set, and what was found, in words."""
+
+    data: str
+    verdict: Verdict
+    found: str
+
+
+Judge = Callable[[Cells, str], tuple[Verdict, str]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says, and how it is judged for one data set."""
+
+    says: str
+    judge: Judge
+    on: tuple[str, ...] = ()
+
+    def findings(self, cells: Cells) -> Iterator[Finding]:
+        """Judges each data set of which the table has cells."""
+        for data in cells.table.data:
+            if not self.on or data.name in self.on:
+                yield Finding(data.name, *self.judge(cells, data.name))
+
+
+def overall(findings: Sequence[Finding]) -> Verdict:
+    """Returns one verdict: holds, or not found, if that is so wherever it was run, else
+    direction.
+    """
+    seen = {each.verdict for each in findings} - {"not run"}
+    if not seen:
+        return "not run"
+    return seen.pop() if len(seen) == 1 else "direction"
+
+
+# -- the vocabulary
+# ----------------------------------------------------------------------
+
+
+def better(
+    first: str, second: str, columns: Sequence[str] = (), *, share: float = SHARE
+) -> Judge:
+    """One line is better than another, on the mean of the columns that both have.
+
+    Holds if the difference is found and is at least ``share`` of the paper's own (for a data set
+    that the paper does not have: of the mean of its data sets). Direction: it is found, or above
+    0 in the mean.
+    """
+    return _compared(lambda column: ((first, column), (second, column)), columns, share)
+
+
+def along(line: str, first: str, last: str, *, share: float = SHARE) -> Judge:
+    """A line is better in the column ``last`` than in ``first``; judged as ``better``."""
+    return _compared(lambda _column: ((line, last), (line, first)), ("",), share)
+
+
+def _compared(
+    pair: Callable[[str], tuple[tuple[str, str], tuple[str, str]]],
+    columns: Sequence[str],
+    share: float,
+) -> Judge:
+    def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
+        gaps: list[list[float]] = []
+        theirs: dict[str, list[float]] = {}
+        for column in columns or cells.columns:
+            (ours, at), (other, at_other) = pair(column)
+            a, b = cells.ours(data, ours, at), cells.ours(data, other, at_other)
+            sign = -1.0 if cells.lower(data, at) else 1.0
+            if a and b:
+                gaps.append([sign * (x - y) for x, y in zip(a, b, strict=False)])
+            for each in cells.table.data:
+                x, y = (
+                    cells.table.paper((each.name, ours, at)),
+                    cells.table.paper((each.name, other, at_other)),
+                )
+                if x is not None and y is not None:
+                    theirs.setdefault(each.name, []).append(sign * (x - y))
+        if not gaps:
+            return "not run", ""
+        by_seed = [fmean(each) for each in zip(*gaps, strict=False)]
+        paper = theirs.get(data) or [gap for each in theirs.values() for gap in each]
+        wanted = fmean(paper) if paper else None
+        return _verdict(by_seed, wanted, share), _in_words(by_seed, wanted, cells.table.digits)
+
+    return judge
+
+
+def _verdict(gaps: Sequence[float], wanted: float | None, share: float) -> Verdict:
+    middle, error = fmean(gaps), standard_error(gaps)
+    if middle > error and middle > 0 and (wanted is None or middle >= share * wanted):
+        return "holds"
+    return "direction" if middle > 0 else "not found"
+
+
+def standard_error(values: Sequence[float]) -> float:
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def _in_words(gaps: Sequence[float], wanted: float | None, digits: int) -> str:
+    spread = f" ± {stdev(gaps):.{digits}f}" if len(gaps) > 1 else ""
+    beside = f" (paper {wanted:+.{digits}f})" if wanted is not None else ""
+    return f"{fmean(gaps):+.{digits}f}{spread}{beside}"
+
+
+def close(first: str, second: str, most: float, columns: Sequence[str] = ()) -> Judge:
+    """One line is at most ``most`` worse than another, on the mean of the columns. Direction: at
+    most twice that.
+    """
+
+    def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
+        losses = []
+        for column in columns or cells.columns:
+            a, b = cells.ours(data, first, column), cells.ours(data, second, column)
+            sign = -1.0 if cells.lower(data, column) else 1.0
+            if a and b:
+                losses.append(sign * (fmean(b) - fmean(a)))
+        if not losses:
+            return "not run", ""
+        loss = fmean(losses)
+        verdict: Verdict = (
+            "holds" if loss <= most else "direction" if loss <= 2 * most else "not found"
+        )
+        return verdict, f"{-loss:+.{cells.table.digits}f} (at most {most:g} below)"
+
+    return judge
+
+
+def ratio(first: str, second: str, least: float, columns: Sequence[str] = ()) -> Judge:
+    """One line's number is at least ``least`` times another's, such as bytes or seconds, in the
+    geometric mean of the columns. Direction: it is larger.
+    """
+
+    def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
+        found = [
+            math.log(fmean(a) / fmean(b))
+            for column in columns or cells.columns
+            if (a := cells.ours(data, first, column)) and (b := cells.ours(data, second, column))
+        ]
+        if not found:
+            return "not run", ""
+        times = math.exp(fmean(found))
+        verdict: Verdict = (
+            "holds" if times >= least else "direction" if times > 1.0 else "not found"
+        )
+        return verdict, f"{times:.3g} times (paper at least {least:g})"
+
+    return judge
+
+
+def best(line: str, columns: Sequence[str] = ()) -> Judge:
+    """A line has the best mean of all lines, in every column. Direction: in half of them."""
+
+    def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
+        wins, of = 0, 0
+        for column in columns or cells.columns:
+            means = {
+                each.name: fmean(values)
+                for each in cells.table.lines
+                if (values := cells.ours(data, each.name, column))
+            }
+            if line in means and len(means) > 1:
+                pick = min if cells.lower(data, column) else max
+                wins, of = wins + (means[line] == pick(means.values())), of + 1
+        if not of:
+            return "not run", ""
+        verdict: Verdict = (
+            "holds" if wins == of else "direction" if 2 * wins >= of else "not found"
+        )
+        return verdict, f"best in {wins} of {of} columns"
+
+    return judge
+
+
+def within(most: float, lines: Sequence[str] = ()) -> Judge:
+    """Each number is at most ``most`` from the paper's. Direction: half of them are."""
+
+    def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
+        away = [
+            abs(fmean(values) - paper)
+            for place, values in cells.values.items()
+            if place[0] == data and (not lines or place[1] in lines) and values
+            if (paper := cells.table.paper(place)) is not None
+        ]
+        if not away:
+            return "not run", ""
+        near = sum(each <= most for each in away)
+        verdict: Verdict = (
+            "holds" if near == len(away) else "direction" if 2 * near >= len(away) else "not found"
+        )
+        return verdict, f"{near} of {len(away)} numbers within {most:g} of the paper's"
+
+    return judge
