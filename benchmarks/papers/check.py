@@ -48,7 +48,11 @@ def _why(base: Tables, method: Planned, others: list[Planned]) -> str | None:
         for stage in ([{"phases": first}] if first else []) + [
             {"phases": tables["finetune"], **start}
         ]:
-            Course(made.replace(stage).settings).check()
+            course = Course(made.replace(stage).settings)
+            for phase in course.phases:
+                # Reads them, so that a key that nobody knows is refused.
+                _ = phase.settings
+            course.check()
     except InputError as error:
         return str(error)
     return None

@@ -81,6 +81,10 @@ def overall(findings: Sequence[Finding]) -> Verdict:
 # ----------------------------------------------------------------------
 
 
+# (line, column).
+Cell = tuple[str, str]
+
+
 def better(
     first: str, second: str, columns: Sequence[str] = (), *, share: float = SHARE
 ) -> Judge:
@@ -90,43 +94,51 @@ def better(
     that the paper does not have: of the mean of its data sets). Direction: it is found, or above
     0 in the mean.
     """
-    return _compared(lambda column: ((first, column), (second, column)), columns, share)
+
+    def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
+        pairs = [((first, each), (second, each)) for each in columns or cells.columns]
+        return pair(pairs, share=share)(cells, data)
+
+    return judge
 
 
 def along(line: str, first: str, last: str, *, share: float = SHARE) -> Judge:
     """A line is better in the column ``last`` than in ``first``; judged as ``better``."""
-    return _compared(lambda _column: ((line, last), (line, first)), ("",), share)
+    return pair([((line, last), (line, first))], share=share)
 
 
-def _compared(
-    pair: Callable[[str], tuple[tuple[str, str], tuple[str, str]]],
-    columns: Sequence[str],
-    share: float,
-) -> Judge:
+def pair(pairs: Sequence[tuple[Cell, Cell]], *, share: float = SHARE) -> Judge:
+    """The first cell of each pair is better than the second, on the mean of the pairs; judged as
+    ``better``.
+    """
+
     def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
-        gaps: list[list[float]] = []
-        theirs: dict[str, list[float]] = {}
-        for column in columns or cells.columns:
-            (ours, at), (other, at_other) = pair(column)
-            a, b = cells.ours(data, ours, at), cells.ours(data, other, at_other)
-            sign = -1.0 if cells.lower(data, at) else 1.0
-            if a and b:
-                gaps.append([sign * (x - y) for x, y in zip(a, b, strict=False)])
-            for each in cells.table.data:
-                x, y = (
-                    cells.table.paper((each.name, ours, at)),
-                    cells.table.paper((each.name, other, at_other)),
-                )
-                if x is not None and y is not None:
-                    theirs.setdefault(each.name, []).append(sign * (x - y))
-        if not gaps:
+        found = [each for each in (_gap(cells, data, *two) for two in pairs) if each]
+        if not found:
             return "not run", ""
-        by_seed = [fmean(each) for each in zip(*gaps, strict=False)]
-        paper = theirs.get(data) or [gap for each in theirs.values() for gap in each]
-        wanted = fmean(paper) if paper else None
+        by_seed = [fmean(each) for each in zip(*found, strict=False)]
+        theirs = {
+            each.name: [gap for two in pairs if (gap := _paper(cells, each.name, *two)) is not None]
+            for each in cells.table.data
+        }
+        own = theirs[data] or [gap for each in theirs.values() for gap in each]
+        wanted = fmean(own) if own else None
         return _verdict(by_seed, wanted, share), _in_words(by_seed, wanted, cells.table.digits)
 
     return judge
+
+
+def _gap(cells: Cells, data: str, first: Cell, second: Cell) -> list[float]:
+    """Returns by how much the first cell is better, seed by seed; nothing if one was not run."""
+    sign = -1.0 if cells.lower(data, first[1]) else 1.0
+    ours, others = cells.ours(data, *first), cells.ours(data, *second)
+    return [sign * (x - y) for x, y in zip(ours, others, strict=False)]
+
+
+def _paper(cells: Cells, data: str, first: Cell, second: Cell) -> float | None:
+    sign = -1.0 if cells.lower(data, first[1]) else 1.0
+    ours, others = cells.table.paper((data, *first)), cells.table.paper((data, *second))
+    return None if ours is None or others is None else sign * (ours - others)
 
 
 def _verdict(gaps: Sequence[float], wanted: float | None, share: float) -> Verdict:

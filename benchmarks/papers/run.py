@@ -99,7 +99,9 @@ class Runner:
     ) -> None:
         """Runs the study of a variant, and adds its cells."""
         out = refused(table, variant, self.scale, given)
-        filled.left_out |= out
+        several = sum(each.data == variant.data for each in variants(table)) > 1
+        at = f" ({', '.join(each.name for each in variant.columns)})" if several else ""
+        filled.left_out |= {f"{line}{at}": why for line, why in out.items()}
         planned = [each for each in methods(table, variant, self.scale) if each.line.name not in out]
         if not planned:
             return
