@@ -76,12 +76,10 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
     keep = slice(0, settings.limit)
     images = channels_first(source, pixels[keep], settings.image_shape)
     ids = [row_ids(len(pixels))[keep]]
-    if not with_label:
-        return Rows(ids, None, images)
+    # A passive party divides rows of its own by them.
     own = np.repeat(np.array(("train", "test"), object), [len(each) for each, _ in parts])
-    return Rows(
-        ids, targets[keep].astype(np.float64), images, own[keep] if settings.split else None
-    )
+    labels = targets[keep].astype(np.float64) if with_label else None
+    return Rows(ids, labels, images, own[keep] if settings.split else None)
 
 
 def _check_roles(settings: DataSettings, splits: Sequence[str] = ()) -> None:

@@ -366,9 +366,10 @@ def test_torchvision_from_local_files(tmp_path: Path) -> None:
     assert table.labels.tolist() == [1, 0, 2, 4, 3]
     np.testing.assert_allclose(pixels(table)[:, 0] * 255, images, rtol=1e-6)
     assert load("torchvision:MNIST", limit=4, **settings).labels is None
-    own = load("torchvision:MNIST", with_label=True, split="part", **settings).splits
-    assert own is not None
-    assert own.tolist() == ["train"] * 3 + ["test"] * 2
+    for with_label in (True, False):
+        own = load("torchvision:MNIST", with_label=with_label, split="part", **settings).splits
+        assert own is not None
+        assert own.tolist() == ["train"] * 3 + ["test"] * 2
     refused(
         "torchvision:MNIST",
         split="own",

@@ -1,0 +1,208 @@
+"""``vfl.prepare``: what every data set has in common, by the example of MNIST."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import vfl
+from tests.harness.sentences import raises
+from tests.unit.vfl.preparing.made import MNIST, idx, write_mnist
+from vfl.cli import cli
+from vfl.preparing.datasets import REGISTRY, load
+from vfl_common.errors import Code, InputError
+from vfl_party.base.plugins import using
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mnist(tmp_path_factory.mktemp("mnist"))
+
+
+def npz(prepared: vfl.Prepared, party: str) -> dict[str, Any]:
+    with np.load(prepared.parties[party]) as file:
+        return dict(file)
+
+
+def test_every_party_has_its_quarter_of_the_same_rows(files: Path, tmp_path: Path) -> None:
+    found = vfl.prepare("mnist", files, tmp_path / "out")
+    assert list(found.parties) == ["party-1", "party-2", "party-3", "party-4"]
+    first, second, third, fourth = (npz(found, name) for name in found.parties)
+    whole = np.concatenate(
+        [
+            np.concatenate([first["image"], second["image"]], 2),
+            np.concatenate([third["image"], fourth["image"]], 2),
+        ],
+        1,
+    )
+    assert (whole == np.concatenate([MNIST["train"][0], MNIST["test"][0]])).all()
+    assert (first["label"] == np.concatenate([MNIST["train"][1], MNIST["test"][1]])).all()
+    assert Counter(first["split"].tolist()) == {b"train": 60, b"test": 20}
+    assert all((each["id"] == first["id"]).all() for each in (second, third, fourth))
+    assert not any("label" in each for each in (second, third, fourth))
+
+
+def test_what_differs_from_the_published_files_is_said(files: Path, tmp_path: Path) -> None:
+    found = vfl.prepare("mnist", files, tmp_path / "out")
+    assert not found.official
+    assert "60 train rows were found, and 60,000 are published." in found.notes
+    assert all(f"- {note}" in found.summary.read_text() for note in found.notes)
+
+
+def test_fewer_rows_keep_the_shares_and_any_active_party(files: Path, tmp_path: Path) -> None:
+    found = vfl.prepare("mnist", files, tmp_path / "out", rows=40, active=3, validation=0.2, seed=5)
+    assert next(iter(found.parties)) == "party-3"
+    active = npz(found, "party-3")
+    assert Counter(active["label"].tolist()) == dict.fromkeys(range(10), 4)
+    assert Counter(active["split"].tolist()) == {b"train": 24, b"validation": 6, b"test": 10}
+    again = vfl.prepare(
+        "mnist", files, tmp_path / "again", rows=40, active=3, validation=0.2, seed=5
+    )
+    assert found.parties["party-3"].read_bytes() == again.parties["party-3"].read_bytes()
+
+
+@pytest.mark.parametrize("deal", ["even", "classes:2", "dirichlet:5"])
+def test_whole_rows_are_dealt_to_clients_once(files: Path, tmp_path: Path, deal: str) -> None:
+    found = vfl.prepare("mnist", files, tmp_path / "out", divide="rows", deal=deal, parties=5)
+    clients = [npz(found, f"client-{k}") for k in range(1, 6)]
+    ids = np.concatenate([each["id"] for each in clients])
+    assert sorted(ids.tolist()) == sorted(set(ids.tolist()))
+    assert len(ids) == 80
+    assert all((each["split"] == b"test").sum() == 4 for each in clients)
+    if deal == "classes:2":
+        labels = np.concatenate([MNIST["train"][1], MNIST["test"][1]])
+        for each in clients:
+            own = each["id"][each["split"] == b"train"].astype(int)
+            assert len(set(labels[own].tolist())) == 2
+
+
+def test_a_recipe_runs_as_it_is_written(files: Path, tmp_path: Path) -> None:
+    found = vfl.prepare("mnist", files, tmp_path / "out")
+    short = vfl.Recipe.load(found.recipe).replace(
+        {
+            "phases.fedonce.epochs": 1,
+            "phases.head.epochs": 1,
+            "model.encoder": {"kind": "mlp", "hidden": [4]},
+            "model.embedding_size": 4,
+        }
+    )
+    run = vfl.simulate(short, quiet=True)
+    assert set(run.metrics) == {"train", "test"}
+    moved = vfl.simulate(short, data=found.parties, quiet=True)
+    assert moved.metrics == run.metrics
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rows": 81},
+        {"rows": 0},
+        {"parties": 5},
+        {"active": 5},
+        {"validation": 1.0},
+        {"paper": "fedhssl"},
+        {"divide": "circles"},
+        {"deal": "even"},
+        {"divide": "rows", "deal": "alike:3"},
+        {"divide": "rows", "active": 2},
+        {"size": 3},
+    ],
+    ids=lambda given: " ".join(f"{key}={value}" for key, value in given.items()),
+)
+def test_what_does_not_fit_the_data_set_is_refused(
+    files: Path, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    with raises(InputError, Code.CONFIG_INVALID):
+        vfl.prepare("mnist", files, tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_files_are_named_with_their_publisher(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
+    with raises(InputError, Code.FILE_INVALID):
+        vfl.prepare("mnist", tmp_path, tmp_path / "out")
+    with raises(InputError, Code.FILE_INVALID):
+        vfl.prepare("mnist", tmp_path / "nowhere", tmp_path / "out")
+
+
+def test_a_name_that_is_unknown_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with raises(InputError, Code.CONFIG_INVALID):
+        vfl.prepare("minst", tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("fault", ["cut", "longer", "dims", "labels", "packed"])
+def test_a_damaged_file_is_refused(tmp_path: Path, fault: str) -> None:
+    write_mnist(tmp_path)
+    images = tmp_path / "train-images-idx3-ubyte.gz"
+    body = gzip.decompress(images.read_bytes())
+    made = {
+        "cut": gzip.compress(body[:-1]),
+        "longer": gzip.compress(body + b"\0"),
+        # Announces 4 billion images.
+        "dims": gzip.compress(body[:4] + b"\xff" * 4 + body[8:]),
+        "labels": gzip.compress(idx(MNIST["train"][0][:-1])),
+        "packed": images.read_bytes()[:-20],
+    }
+    images.write_bytes(made[fault])
+    with raises(InputError, Code.FILE_INVALID):
+        vfl.prepare("mnist", tmp_path, tmp_path / "out")
+
+
+def test_a_folder_is_replaced_only_if_asked_and_if_it_was_prepared(
+    files: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    vfl.prepare("mnist", files, out, rows=20)
+    with raises(InputError, Code.FILE_INVALID):
+        vfl.prepare("mnist", files, out)
+    found = vfl.prepare("mnist", files, out, replace=True)
+    assert len(npz(found, "party-1")["id"]) == 80
+    (out / "PREPARED.md").unlink()
+    with raises(InputError, Code.FILE_INVALID):
+        vfl.prepare("mnist", files, out, replace=True)
+
+
+def test_the_command_lists_describes_and_prepares(files: Path, tmp_path: Path) -> None:
+    def said(*args: str) -> str:
+        done = CliRunner().invoke(cli, ["prepare", *args], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.output
+
+    listed = said("--list")
+    assert all(name in listed for name in REGISTRY.names())
+    assert "train-images-idx3-ubyte.gz" in said("mnist", "--list")
+    out = said("mnist", "--from", str(files), "--out", str(tmp_path / "o"), "--rows", "20")
+    assert "party-4.npz" in out
+    assert f"Next: vfl simulate {tmp_path / 'o' / 'recipe.toml'}" in out
+
+
+@pytest.mark.parametrize(
+    "args", [["mnist"], ["mnist", "--from", ".", "--set", "size"]], ids=["no folder", "no value"]
+)
+def test_the_command_refuses_what_it_cannot_use(args: list[str]) -> None:
+    with raises(InputError, Code.CONFIG_INVALID):
+        CliRunner().invoke(cli, ["prepare", *args], catch_exceptions=False)
+
+
+def test_every_data_set_describes_itself() -> None:
+    for name in REGISTRY.names():
+        found = load(name)
+        assert found.uses
+        assert all(use.division in found.divisions for use in found.uses)
+        for use in found.uses:
+            allowed = found.divisions[use.division].parties
+            assert not allowed or use.parties in allowed
+
+
+def test_a_data_set_may_be_given() -> None:
+    with using({"datasets": {"own": load("mnist")}}):
+        assert load("own").title == "MNIST"

@@ -1,0 +1,47 @@
+"""``vfl prepare --list``: the data sets, what each needs, and who used it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from vfl.preparing.dataset import DataSet
+from vfl.preparing.datasets import REGISTRY, load
+from vfl.report.table import new_table, size
+
+
+def listing() -> Table:
+    """Returns the table of all data sets."""
+    table = new_table("Data sets that `vfl prepare` knows")
+    for heading in ("name", "rows", "size", "needs", "used by"):
+        table.add_column(heading, justify="right" if heading in ("rows", "size") else "left")
+    for name in REGISTRY.names():
+        table.add_row(*_line(name, load(name)))
+    return table
+
+
+def described(name: str) -> Iterable[str]:
+    """Yields all that is known of a data set, a sentence or a list at a time. Raises InputError."""
+    dataset = load(name)
+    yield f"{dataset.title}: {dataset.rows:,} rows, {dataset.holds}."
+    yield f"Published by {dataset.publisher}."
+    for form in dataset.forms:
+        kind = f"or, not the official files but {form.unofficial}" if form.unofficial else "needs"
+        yield f"{kind}: {', '.join(each.name for each in form.needs)}"
+    for use in dataset.uses:
+        division = dataset.divisions[use.division]
+        told = f"{use.paper} ({use.where}): {use.parties} parties, {division.says}."
+        yield f"{told} {use.silent}".strip()
+    for key, division in dataset.divisions.items():
+        yield f"--divide {key}: {division.says}"
+    for key, (default, says) in dataset.options.items():
+        yield f"--set {key}=…: {says} [default: {default}]"
+    yield f"Preparing it needs {dataset.memory} of memory."
+
+
+def _line(name: str, dataset: DataSet) -> tuple[str, str, str, str, str]:
+    needs = [each.name for each in dataset.forms[0].needs if not each.optional]
+    total = size(dataset.bytes) if dataset.bytes is not None else "–"
+    uses = [f"{use.paper} {use.where}" for use in dataset.uses]
+    return name, f"{dataset.rows:,}", total, "\n".join(needs), "\n".join(uses)

@@ -1,0 +1,180 @@
+"""Writes what was asked for into a new folder: tables, recipe and summary, all or nothing."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vfl.preparing import recipes
+from vfl.preparing.asked import Asked
+from vfl.preparing.content import Content, Part, Rows
+from vfl.preparing.dataset import Files
+from vfl.preparing.summary import header_of, text_of
+from vfl.preparing.writing import ID, LABEL, SPLIT, Beside, Written, write_parts
+from vfl.simulation.federation import to_lines, to_toml
+from vfl_common.config.base import parse
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_common.files import unwritable, write_atomic
+
+RECIPE, SUMMARY = "recipe.toml", "PREPARED.md"
+# Called with the number of rows that are written, and of all; a party's own rows count apart.
+Progress = Callable[[int, int], None]
+
+
+def refuse_folder(folder: Path, *, replace: bool) -> None:
+    """Raises InputError if the folder has files, unless ``vfl prepare`` has written them and may
+    replace them.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not folder.is_dir():
+        raise InputError(Code.FILE_INVALID, f"out: {folder} is a file; give a folder")
+    if not (folder / SUMMARY).is_file():
+        text = f"out: {folder} is not empty, and `vfl prepare` has not written it"
+        raise InputError(Code.FILE_INVALID, f"{text}; give another folder")
+    if not replace:
+        text = f"out: {folder} has been written by `vfl prepare` already"
+        raise InputError(Code.FILE_INVALID, f"{text}; give another folder, or set replace")
+
+
+@dataclass(frozen=True)
+class Making:
+    """What is to be written.
+
+    Args:
+        asked: what a person has asked for.
+        content: all rows that were read.
+        used: the numbers of those that are used.
+        parts: the parties' parts of them, whose rows are numbers in ``content``.
+        beside: ids, labels and splits of ``content``.
+        files: the files that were read.
+        notes: what differs from the official data set.
+    """
+
+    asked: Asked
+    content: Content
+    used: Rows
+    parts: Sequence[Part]
+    beside: Beside
+    files: Files
+    notes: tuple[str, ...]
+
+    def write(self, folder: Path, progress: Progress | None) -> list[Written]:
+        """Writes into a folder beside ``folder``, which takes its place when all is whole. Returns
+        the parties' tables. Raises InputError.
+        """
+        made = _new_beside(folder)
+        try:
+            written = self._tables(made, progress)
+            write_atomic(made / RECIPE, header_of(self.asked) + self._recipe(written))
+            text = text_of(self.asked, self.content, self.files, self.notes, written)
+            write_atomic(made / SUMMARY, text)
+            _take_place(made, folder)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+        return written
+
+    def _tables(self, folder: Path, progress: Progress | None) -> list[Written]:
+        found: dict[str, Written] = {}
+        done, total = 0, self._rows()
+        for each in write_parts(self.content, self.parts, self.used, self.beside, folder):
+            if isinstance(each, Written):
+                found[each.name] = each
+                continue
+            done += each
+            if progress is not None:
+                progress(done, total)
+        return [found[part.name] for part in self.parts]
+
+    def _rows(self) -> int:
+        """Returns how many rows are read: once for all parties that share them."""
+        having = [part.rows for part in self.parts if part.pick is not None]
+        own = sum(len(rows) for rows in having if rows is not None)
+        return own + (len(self.used) if any(rows is None for rows in having) else 0)
+
+    def _recipe(self, written: Sequence[Written]) -> str:
+        """Returns the recipe. Raises InputError if it does not hold."""
+        own = dict(self._method())
+        rows: dict[str, Any] = {"align": "digest" if self.asked.division.aligned else "none"}
+        if self.beside.splits is not None:
+            rows["split"] = "column"
+        elif self.asked.validation:
+            rows["validation"] = self.asked.validation
+        data = {
+            part.name: _data(part, each, split=self.beside.splits is not None)
+            for part, each in zip(self.parts, written, strict=True)
+        }
+        tables = {
+            "name": self.asked.name,
+            "seed": self.asked.request.seed,
+            "task": dict(self.asked.dataset.task),
+            "parties": [_place(part) for part in self.parts],
+            "rows": rows | dict(own.pop("rows", {})),
+            **own,
+        }
+        whole = tables | {"simulate": {"parties": data}}
+        parse(Recipe, whole, f"the recipe of {self.asked.name}")
+        # A table for each party: inline, a thousand of them were one line.
+        each = (f"\n[simulate.parties.{name}]\n{to_lines(own)}" for name, own in data.items())
+        return to_toml(tables) + "".join(each)
+
+    def _method(self) -> Mapping[str, Any]:
+        """Returns the tables of the paper's method, or of another one that fits the division."""
+        aligned = self.asked.division.aligned
+        dataset = self.asked.dataset
+        for use in (self.asked.use, *dataset.uses):
+            if dataset.divisions[use.division].aligned == aligned:
+                return use.recipe
+        if aligned:
+            return recipes.splitnn({"kind": "mlp"}, 32)
+        shape = next(self.content.blocks(np.arange(1))).shape
+        return recipes.mocosfl([*(shape[3:] or (1,)), *shape[1:3]])
+
+
+def _place(part: Part) -> dict[str, Any]:
+    """Returns a party's place in the roster."""
+    found: dict[str, Any] = {"name": part.name, "role": "active" if part.label else "passive"}
+    if part.pick is None:
+        found["features"] = False
+    return found if part.encoder is None else found | {"encoder": part.encoder}
+
+
+def _data(part: Part, written: Written, *, split: bool) -> dict[str, Any]:
+    """Returns a party's [data], as the recipe has it under ``simulate.parties``."""
+    found: dict[str, Any] = {"source": written.path.name, "id": ID}
+    if part.label:
+        found["label"] = LABEL
+    if split:
+        found["split"] = SPLIT
+    if part.pick is None:
+        found["columns"] = []
+    elif written.path.suffix == ".npz":
+        # From 0 to 1 at every party, whatever its rows are.
+        found["scale"] = "minmax"
+    return found | part.settings
+
+
+def _new_beside(folder: Path) -> Path:
+    try:
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+def _take_place(made: Path, folder: Path) -> None:
+    try:
+        made.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        made.rename(folder)
+    except OSError as error:
+        raise unwritable(folder, error) from None
