@@ -32,21 +32,32 @@ from benchmarks.papers.run import Runner
     help="The folder with the data sets.",
 )
 @click.option(
-    "--scale", type=click.Choice(SCALES), default="small", show_default=True,
+    "--scale",
+    type=click.Choice(SCALES),
+    default="small",
+    show_default=True,
     help="The paper's settings, or a stated reduction.",
 )
 @click.option("--list", "only_list", is_flag=True, help="List the tables; run nothing.")
 @click.option(
-    "--jobs", default=max(1, (os.cpu_count() or 1) // 2), show_default=True,
-    type=click.IntRange(1), help="Runs at a time, each in a process of its own.",
+    "--jobs",
+    default=max(1, (os.cpu_count() or 1) // 2),
+    show_default=True,
+    type=click.IntRange(1),
+    help="Runs at a time, each in a process of its own.",
 )
 @click.option(
-    "--out", default="runs/papers", show_default=True, type=click.Path(path_type=Path),
+    "--out",
+    default="runs/papers",
+    show_default=True,
+    type=click.Path(path_type=Path),
     help="Folder of runs and of prepared data.",
 )
 @click.option("--seeds", help="Seeds in place of the table's, with commas between.")
 @click.option(
-    "--results", default=RESULTS, type=click.Path(path_type=Path),
+    "--results",
+    default=RESULTS,
+    type=click.Path(path_type=Path),
     help="Folder of results. Default: the repository's.",
 )
 @click.option("--page", "only_page", is_flag=True, help="Write docs/results/papers.md again.")

@@ -64,5 +64,5 @@ def refused_without_data(table: Table, scale: Scale) -> dict[str, str]:
     table = run_at(table, scale)
     if table.compute is None:
         for each in variants(table):
-            found |= refused(table, each, scale, without_data(each.data, each.parties))
+            found |= refused(table, each, scale, without_data(each))
     return found

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.papers.data import Sources
 from benchmarks.papers.describe import Column, Data, Scale, Tables
-from benchmarks.papers.plan import Variant
+from benchmarks.papers.plan import Variant, base_recipe
 from vfl_common.files import write_atomic
 
 
 @dataclass(frozen=True)
 class Work:
-    """``seeds``: to be run. ``folder``: for the table's own files."""
+    """``seeds``: to be run. ``folder``: for the table's own files. ``say``: tells a person."""
 
     scale: Scale
     seeds: Sequence[int]
     folder: Path
     sources: Sources
     say: Callable[[str], None]
+    # {data: how it differs from the official one}, as far as recipes were made.
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def base(self, data: Data, column: Column) -> Tables:
-        """Returns parties, rows and simulate of a data set. Raises VflError if it is not there."""
-        return self.sources.base(Variant(data, (column,), 1), self.scale)
+    def recipe(self, data: Data, column: Column) -> Tables:
+        """Returns a recipe of a data set, without phases of its own. Raises VflError if it is not
+        there.
+        """
+        variant = Variant(data, (column,), ())
+        base = self.sources.base(variant, self.scale)
+        self.notes.setdefault(data.name, base.notes)
+        return base_recipe("papers", variant, self.scale, base.tables)
 
     def once(self, key: str, value: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Returns named numbers, from an earlier call with the same key if there was one."""

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import vfl
-from benchmarks.papers.describe import Data, Scale, Tables, resolved
+from benchmarks.papers.describe import Scale, Tables, resolved
 from benchmarks.papers.plan import Variant
-from vfl.simulation.own_files import of_party_files
+from vfl.preparing.datasets import load
+from vfl.preparing.finding import find
+from vfl_common.config.base import read_toml
+from vfl_common.config.data import DataSettings
+from vfl_common.errors import VflError
+from vfl_common.files import write_atomic
 
-# Written when a data set is whole.
-_READY = "ready.json"
+# What was prepared, and how it differs from the official data set. Written when it is whole.
+_NOTES = "notes.json"
+
+
+@dataclass(frozen=True)
+class Base:
+    """A prepared data set. ``tables``: parties, rows and simulate; ``notes``: how it differs from
+    the official one.
+    """
+
+    tables: Tables
+    notes: tuple[str, ...]
 
 
 class Sources:
@@ -23,47 +38,49 @@ class Sources:
     def __init__(self, given: Path, own: Path) -> None:
         self._given, self._own = given.absolute(), own.absolute()
 
-    def base(self, variant: Variant, scale: Scale) -> Tables:
-        """Returns parties, rows and simulate of a variant's data set, with absolute paths. Raises
-        VflError if the files are not there.
+    def base(self, variant: Variant, scale: Scale) -> Base:
+        """Returns a variant's data set, with absolute paths. Raises VflError if the files are not
+        there.
         """
-        data, options = variant.data, {**variant.data.options, **variant.first.prepare}
+        data = variant.data
         how: dict[str, Any] = {
             "parties": variant.parties,
             "rows": resolved(data.rows, scale),
-            **resolved(options, scale),
+            "validation": data.shares[0],
+            **resolved(variant.options, scale),
         }
-        if not hasattr(vfl, "prepare"):
-            from benchmarks.papers import at_hand
-            return at_hand.base(data.prepare, self._given, self._own, **how)
-        found = self._prepared(data, how)
-        tables, folder = of_party_files([Path(each) for each in found["parties"]])
+        digest = hashlib.sha256(json.dumps([data.prepare, how], sort_keys=True).encode())
+        folder = self._own / f"{data.prepare}-{digest.hexdigest()[:12]}"
+        notes = folder / _NOTES
+        if not notes.exists():
+            made = vfl.prepare(data.prepare, self._given, folder, seed=0, replace=True, **how)
+            write_atomic(notes, json.dumps(made.notes))
+        tables = read_toml(folder / "recipe.toml")
         simulate = dict(tables["simulate"])
         simulate["parties"] = {
             name: _absolute(each, folder) for name, each in simulate["parties"].items()
         }
-        return {
-            "parties": tables["parties"],
-            "rows": tables.get("rows", {}),
-            "simulate": simulate,
-        }
+        own = {"parties": tables["parties"], "rows": _division(tables), "simulate": simulate}
+        return Base(own, tuple(json.loads(notes.read_text())))
 
-    def _prepared(self, data: Data, how: dict[str, Any]) -> dict[str, Any]:
-        digest = hashlib.sha256(json.dumps([data.prepare, how], sort_keys=True).encode())
-        folder = self._own / f"{data.prepare}-{digest.hexdigest()[:12]}"
-        ready = folder / _READY
-        if not ready.exists():
-            # Of an attempt that was ended.
-            shutil.rmtree(folder, ignore_errors=True)
-            made = vfl.prepare(data.prepare, self._given, folder, seed=0, **how)
-            ready.write_text(json.dumps({"parties": [str(each) for each in made.parties.values()]}))
-        found: dict[str, Any] = json.loads(ready.read_text())
-        return found
+
+def _division(tables: Tables) -> Tables:
+    """Returns how a prepared recipe finds and divides rows, without what it says of a paper's
+    labels.
+    """
+    return {k: v for k, v in tables.get("rows", {}).items() if k in ("align", "split")}
 
 
 def _absolute(settings: Tables, folder: Path) -> Tables:
     """Returns a party's data settings with its paths from ``folder``."""
-    from vfl_common.config.data import DataSettings
-
     whole = DataSettings.model_validate(settings).absolute(folder)
     return whole.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+
+
+def present(name: str, folder: Path) -> bool:
+    """Returns whether a data set's files lie in a folder."""
+    try:
+        find(load(name), folder)
+    except VflError:
+        return False
+    return True

@@ -59,6 +59,10 @@ class Data:
         rows: how many rows are taken, at random; None for all. May be an ``At``.
         options: further options of ``vfl.prepare``.
         changes: {key of the recipe: value}, as in a study.
+        shares: of the rows, for validation and for testing; the latter only if the data set has
+            no official test rows.
+        whole: options of ``vfl.prepare`` with which one party has all columns; without them the
+            parties' tables are joined.
         dealt: whether each passive party holds rows of its own, and the active one only labels.
         settings: what phases need to know of the data set; see ``Line``.
         needs: as in ``Line``.
@@ -76,6 +80,8 @@ class Data:
     rows: At | int | None = None
     options: Tables = field(default_factory=dict)
     changes: Tables = field(default_factory=dict)
+    shares: tuple[float, float] = (0.1, 0.2)
+    whole: Tables = field(default_factory=dict)
     dealt: bool = False
     settings: Tables = field(default_factory=dict)
     stands_for: str = ""
@@ -164,8 +170,7 @@ class Column:
         phases: {kind of phase: changes of its settings}.
         prepare: options of ``vfl.prepare``, beside the data set's.
         parties: in place of the data set's.
-        host: the number of the party that has the labels, from 1 in the order of the columns;
-            None for the first.
+        host: the number of the party that has the labels, from 1.
         measure: what the cells show.
         lower: whether less is better; None: as the data set's metric.
         unit: 100 for points of a share; None: the table's.
@@ -178,7 +183,7 @@ class Column:
     phases: Mapping[str, Tables] = field(default_factory=dict)
     prepare: Tables = field(default_factory=dict)
     parties: int | None = None
-    host: int | None = None
+    host: int = 1
     measure: Measure = of_test
     lower: bool | None = None
     unit: float | None = None

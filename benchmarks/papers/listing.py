@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table as Shown
 
 from benchmarks.papers import result, shelf
+from benchmarks.papers.data import present
 from benchmarks.papers.describe import SCALES, Scale, Table, run_at
 from benchmarks.papers.plan import work
 
@@ -46,13 +47,6 @@ def _data(table: Table, folder: Path | None) -> list[str]:
     ]
 
 
-def present(name: str, folder: Path) -> bool:
-    """Returns whether a data set's files are in a folder, by their names."""
-    from vfl.prepare import found
-
-    return found(name, folder)
-
-
 def _forecast(name: str, table: Table, scale: Scale, results: Path) -> float | None:
     """Returns seconds: those measured at the other scale, by the rows that pass; else None."""
     if table.compute is not None:
@@ -60,7 +54,11 @@ def _forecast(name: str, table: Table, scale: Scale, results: Path) -> float | N
     for other in SCALES:
         known = result.load(name, other, results)
         if known is not None and other != scale:
-            return known.seconds * work(run_at(table, scale), scale, _ROWS) / work(run_at(table, other), other, _ROWS)
+            return (
+                known.seconds
+                * work(run_at(table, scale), scale, _ROWS)
+                / work(run_at(table, other), other, _ROWS)
+            )
     return None
 
 

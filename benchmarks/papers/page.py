@@ -82,6 +82,12 @@ def section(name: str, table: Table, result: Result | None, level: int = 1) -> s
     lines += [markdown(table, result)]
     lines += [f"- Deviation: {note}" for note in table.notes]
     if result is not None:
+        told = {
+            note: [d for d, own in result.notes.items() if note in own]
+            for each in result.notes.values()
+            for note in each
+        }
+        lines += [f"- Data ({', '.join(data)}): {note}" for note, data in told.items()]
         lines += [f"- Not run: {what}." for what in _reasons(result)]
     elif table.needs:
         lines.append(f"- Not run: it needs {table.needs}.")

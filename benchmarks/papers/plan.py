@@ -29,13 +29,17 @@ _MOST_NAME = 60
 
 @dataclass(frozen=True)
 class Variant:
-    """A data set with columns that differ by their labels alone. ``number``: among the data set's
+    """Lines of a data set with columns that differ by their labels alone: one study.
+
+    ``whole``: one party has all columns of the prepared data. ``number``: among the data set's
     variants.
     """
 
     data: Data
     columns: tuple[Column, ...]
-    number: int
+    lines: tuple[Line, ...]
+    whole: bool = False
+    number: int = 1
 
     @property
     def first(self) -> Column:
@@ -43,7 +47,15 @@ class Variant:
 
     @property
     def parties(self) -> int:
-        return self.first.parties or self.data.parties
+        """How many parties have features."""
+        return 1 if self.whole else self.first.parties or self.data.parties
+
+    @property
+    def options(self) -> Tables:
+        """Options of ``vfl.prepare``."""
+        whole = self.data.whole if self.whole else {}
+        found = {**self.data.options, **self.first.prepare, **whole}
+        return found if self.whole or self.first.host == 1 else found | {"active": self.first.host}
 
     def name(self, table: str) -> str:
         return f"{slug(table)}-{slug(self.data.name)}-{self.number}"[-_MOST_NAME:].strip("-._")
@@ -59,17 +71,33 @@ def variants(table: Table) -> list[Variant]:
     """Returns the variants of a table, data set by data set."""
     found = []
     for data in table.data:
-        groups: list[list[Column]] = []
-        for column in table.columns:
-            if not any(has(line, data, column) for line in table.lines):
-                continue
-            like = next((group for group in groups if _alike(group[0], column)), None)
-            if like is not None:
-                like.append(column)
-            else:
-                groups.append([column])
-        found += [Variant(data, tuple(group), number) for number, group in enumerate(groups, 1)]
+        number = 0
+        for columns in _groups(table, data):
+            lines = [line for line in table.lines if any(has(line, data, c) for c in columns)]
+            for whole in (False, True):
+                own = tuple(line for line in lines if is_whole(line, data) == whole)
+                if own:
+                    number += 1
+                    found.append(Variant(data, tuple(columns), own, whole, number))
     return found
+
+
+def is_whole(line: Line, data: Data) -> bool:
+    """Returns whether a line is of data that are prepared for one party."""
+    return line.combined and bool(data.whole)
+
+
+def _groups(table: Table, data: Data) -> list[list[Column]]:
+    groups: list[list[Column]] = []
+    for column in table.columns:
+        if not any(has(line, data, column) for line in table.lines):
+            continue
+        like = next((group for group in groups if _alike(group[0], column)), None)
+        if like is not None:
+            like.append(column)
+        else:
+            groups.append([column])
+    return groups
 
 
 def _alike(first: Column, other: Column) -> bool:
@@ -91,17 +119,10 @@ def base_recipe(name: str, variant: Variant, scale: Scale, given: Tables) -> Tab
         **copy.deepcopy({key: given[key] for key in ("parties", "rows", "simulate")}),
     }
     made["simulate"] = {"threads": 1} | made["simulate"]
-    return hosted(made, variant.first.host)
-
-
-def hosted(tables: Tables, host: int | None) -> Tables:
-    """Gives the active party's place among the columns to another number, from 1."""
-    if host is None:
-        return tables
-    if tables["simulate"].get("data") is None:
-        raise ValueError("only one data set that all parties share can have another host")
-    roster = sorted(tables["parties"], key=lambda party: bool(party["role"] != "active"))
-    return tables | {"parties": [*roster[1:host], roster[0], *roster[host:]]}
+    if made["rows"].get("split") != "column":
+        validation, test = data.shares
+        made["rows"] |= {"validation": validation, "test": test}
+    return made
 
 
 @dataclass(frozen=True)
@@ -114,26 +135,24 @@ class Planned:
     tables: Tables
 
 
-def methods(table: Table, variant: Variant, scale: Scale) -> list[Planned]:
-    """Returns the methods of a variant's study."""
+def methods(table: Table, variant: Variant, scale: Scale, active: str = ACTIVE) -> list[Planned]:
+    """Returns the methods of a variant's study. ``active``: the name of the active party."""
     found: list[Planned] = []
-    for line in table.lines:
-        if not any(has(line, variant.data, column) for column in variant.columns):
-            continue
+    for line in variant.lines:
         rates: Sequence[float | None] = resolved(line.rates, scale) or [None]
         for number, rate in enumerate(rates):
             name = slug(line.name) + ("" if number == 0 else f".r{number}")
             shares = number > 0 and bool(line.pretrain)
             tables = _method(table, variant, line, scale, line.name if shares else None)
+            if line.alone:
+                tables["alone"] = active
             if rate is not None:
                 _set_rate(tables["finetune"], rate)
             found.append(Planned(line, rate, name, {"name": name, **tables}))
     return found
 
 
-def _method(
-    table: Table, variant: Variant, line: Line, scale: Scale, shared: str | None
-) -> Tables:
+def _method(table: Table, variant: Variant, line: Line, scale: Scale, shared: str | None) -> Tables:
     """Returns a method's tables. ``shared``: the line whose pretraining it takes, if not its
     own.
     """
@@ -146,12 +165,8 @@ def _method(
         tables["pretrain"] = _phases(phases_of(line.pretrain, data), column, scale)
     if line.tower is not None:
         tables["tower"] = line.tower
-    tables["finetune"] = _phases(
-        phases_of(line.finetune or table.finetune, data), column, scale
-    )
-    if line.alone:
-        tables["alone"] = ACTIVE
-    if line.combined:
+    tables["finetune"] = _phases(phases_of(line.finetune or table.finetune, data), column, scale)
+    if line.combined and not variant.whole:
         tables["combined"] = True
     if changes := resolved({**data.changes, **column.changes, **line.changes}, scale):
         tables["overrides"] = changes
@@ -169,33 +184,44 @@ def _set_rate(phases: list[Tables], rate: float) -> None:
     phases[0]["optimizer"] = {**phases[0].get("optimizer", {}), "lr": rate}
 
 
-def study(table: Table, variant: Variant, scale: Scale, seeds: Sequence[int]) -> Tables:
-    """Returns a variant's study, but for its name and recipe."""
+def study(
+    table: Table,
+    variant: Variant,
+    scale: Scale,
+    seeds: Sequence[int],
+    planned: Sequence[Planned],
+) -> Tables:
+    """Returns a variant's study, but for its name and recipe. ``planned``: its methods."""
     labels = [resolved(each.labels, scale) for each in variant.columns]
     folds = resolved(table.folds, scale)
     made: Tables = {
         "seeds": list(seeds),
         "metric": variant.data.metric,
-        "methods": [each.tables for each in methods(table, variant, scale)],
+        "methods": [each.tables for each in planned],
     }
     if labels[0] is not None:
         made["labels"] = list(dict.fromkeys(labels))
     return made | ({"folds": folds} if folds is not None else {})
 
 
-def without_data(data: Data, parties: int) -> Tables:
+def active_of(given: Tables) -> str:
+    """Returns the name of the active party."""
+    names = [each["name"] for each in given["parties"] if each["role"] == "active"]
+    return str(names[0])
+
+
+def without_data(variant: Variant) -> Tables:
     """Returns parties, rows and simulate of a data set that is not there, to check a plan."""
-    names = [f"passive{number}" for number in range(1, parties + data.dealt)]
-    roster: list[Tables] = [{"name": ACTIVE, "role": "active"}]
+    dealt = variant.data.dealt
+    names = [f"passive{number}" for number in range(1, variant.parties + dealt)]
+    roster: list[Tables] = [
+        {"name": ACTIVE, "role": "active"} | ({"features": False} if dealt else {})
+    ]
     roster += [{"name": each, "role": "passive"} for each in names]
-    rows: Tables = {}
-    if data.dealt:
-        roster[0]["features"] = False
-        rows = {"align": "none", "split": "column"}
-        own = {each["name"]: {"source": "absent.npz", "split": "part"} for each in roster}
-        return {"parties": roster, "rows": rows, "simulate": {"parties": own}}
-    whole = {"source": "absent.csv", "id": "id", "label": "y"}
-    return {"parties": roster, "rows": rows, "simulate": {"data": whole}}
+    rows = {"align": "none", "split": "column"} if dealt else {}
+    own: Tables = {each: {"source": "absent.csv", "id": "id"} for each in names}
+    own[ACTIVE] = {"source": "absent.csv", "id": "id", "label": "y"}
+    return {"parties": roster, "rows": rows, "simulate": {"parties": own}}
 
 
 def work(table: Table, scale: Scale, rows: int) -> float:
@@ -207,7 +233,7 @@ def work(table: Table, scale: Scale, rows: int) -> float:
 
 
 def _row_passes(table: Table, variant: Variant, scale: Scale, rows: int) -> float:
-    held = resolved(variant.data.rows, scale) or rows
+    held: int = resolved(variant.data.rows, scale) or rows
     times = len(resolved(table.seeds, scale)) * (resolved(table.folds, scale) or 1)
     total = 0.0
     for each in methods(table, variant, scale):
@@ -221,4 +247,3 @@ def _passes(phase: Tables, rows: float) -> float:
     if "steps" in phase:
         return float(phase["steps"] * phase.get("batch_size", 64))
     return float(rows * phase.get("epochs", phase.get("rounds", 1)))
-

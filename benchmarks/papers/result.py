@@ -30,6 +30,7 @@ class Result:
     rates: Mapping[Place, float] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     seconds: float = 0.0
     day: str = ""
     cores: int = 0
@@ -52,6 +53,7 @@ class Result:
             "cores": self.cores,
             "absent": dict(self.absent),
             "left_out": dict(self.left_out),
+            "notes": dict(self.notes),
             "cells": cells,
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,8 +71,9 @@ def result_of(name: str, scale: Scale, seeds: Sequence[int], filled: Filled) -> 
         filled.rates,
         filled.absent,
         filled.left_out,
+        filled.notes,
         filled.seconds,
-        date.today().isoformat(),  # noqa: DTZ011 - the day, as people here call it
+        date.today().isoformat(),
         os.cpu_count() or 0,
     )
 
@@ -90,6 +93,7 @@ def load(name: str, scale: Scale, folder: Path = RESULTS) -> Result | None:
         {place: each["rate"] for place, each in places.items() if "rate" in each},
         kept["absent"],
         kept["left_out"],
+        {data: tuple(notes) for data, notes in kept["notes"].items()},
         kept["seconds"],
         kept["day"],
         kept["cores"],
@@ -118,9 +122,7 @@ def markdown(table: Table, result: Result | None) -> str:
 
 def _block(table: Table, data: Data, values: Mapping[Place, tuple[float, ...]]) -> Iterator[str]:
     """Yields the lines of one data set, if the paper or we have numbers of it."""
-    columns = [
-        each for each in table.columns if any(has(line, data, each) for line in table.lines)
-    ]
+    columns = [each for each in table.columns if any(has(line, data, each) for line in table.lines)]
     rows = [
         [_cell(table, line, data, column, values) for column in columns] for line in table.lines
     ]

@@ -85,9 +85,7 @@ def overall(findings: Sequence[Finding]) -> Verdict:
 Cell = tuple[str, str]
 
 
-def better(
-    first: str, second: str, columns: Sequence[str] = (), *, share: float = SHARE
-) -> Judge:
+def better(first: str, second: str, columns: Sequence[str] = (), *, share: float = SHARE) -> Judge:
     """One line is better than another, on the mean of the columns that both have.
 
     Holds if the difference is found and is at least ``share`` of the paper's own (for a data set
@@ -219,9 +217,7 @@ def best(line: str, columns: Sequence[str] = ()) -> Judge:
                 wins, of = wins + (means[line] == pick(means.values())), of + 1
         if not of:
             return "not run", ""
-        verdict: Verdict = (
-            "holds" if wins == of else "direction" if 2 * wins >= of else "not found"
-        )
+        verdict: Verdict = "holds" if wins == of else "direction" if 2 * wins >= of else "not found"
         return verdict, f"best in {wins} of {of} columns"
 
     return judge

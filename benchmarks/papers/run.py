@@ -12,9 +12,26 @@ from benchmarks import studies
 from benchmarks.papers.check import refused
 from benchmarks.papers.compute import Work
 from benchmarks.papers.data import Sources
-from benchmarks.papers.describe import Column, Place, Scale, Seen, Table, Tables
-from benchmarks.papers.describe import has, resolved, run_at
-from benchmarks.papers.plan import Planned, Variant, base_recipe, methods, study, variants
+from benchmarks.papers.describe import (
+    Column,
+    Place,
+    Scale,
+    Seen,
+    Table,
+    Tables,
+    has,
+    resolved,
+    run_at,
+)
+from benchmarks.papers.plan import (
+    Planned,
+    Variant,
+    active_of,
+    base_recipe,
+    methods,
+    study,
+    variants,
+)
 from vfl.library.simulate import Order
 from vfl.library.workers import Workers
 from vfl.studies.report import FineTuned
@@ -31,13 +48,15 @@ class Filled:
     """What was found of a table.
 
     ``rates``: the learning rate that was chosen for a cell. ``absent``: {data: why it was not
-    run}; ``left_out``: {line: why}. ``seconds``: of all runs, one after the other.
+    run}; ``left_out``: {line: why}. ``notes``: {data: how it differs from the official one}.
+    ``seconds``: of all runs, one after the other.
     """
 
     values: dict[Place, tuple[float, ...]] = field(default_factory=dict)
     rates: dict[Place, float] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -72,7 +91,8 @@ class Runner:
                 except VflError as error:
                     filled.absent[variant.data.name] = str(error)
                     continue
-                self._variant(name, table, variant, seeds, given, make, filled)
+                filled.notes.setdefault(variant.data.name, given.notes)
+                self._variant(name, table, variant, seeds, given.tables, make, filled)
         return filled
 
     def _compute(self, name: str, table: Table, seeds: Sequence[int], filled: Filled) -> None:
@@ -85,6 +105,7 @@ class Runner:
                 filled.values[place] = tuple(values)
         except VflError as error:
             filled.absent |= {each.name: str(error) for each in table.data}
+        filled.notes = work.notes
         filled.seconds = time.monotonic() - began_s
 
     def _variant(
@@ -102,19 +123,20 @@ class Runner:
         several = sum(each.data == variant.data for each in variants(table)) > 1
         at = f" ({', '.join(each.name for each in variant.columns)})" if several else ""
         filled.left_out |= {f"{line}{at}": why for line, why in out.items()}
-        planned = [each for each in methods(table, variant, self.scale) if each.line.name not in out]
+        every = methods(table, variant, self.scale, active_of(given))
+        planned = [each for each in every if each.line.name not in out]
         if not planned:
             return
         title = f"{variant.name(name)}-{self.scale}"
-        written = study(table, variant, self.scale, seeds)
-        written["methods"] = [each.tables for each in planned]
+        written = study(table, variant, self.scale, seeds, planned)
         base = base_recipe(title, variant, self.scale, given)
         try:
             done = studies.run(title, base, written, self.out, self.jobs, make)
             results, folder = done.results, done.folder
-        except StudyFailed as error:
-            results, folder = error.results, self.out / title
-            filled.left_out[f"{variant.data.name}: some runs"] = str(error)
+        except VflError as error:
+            results = error.results if isinstance(error, StudyFailed) else []
+            folder = self.out / title
+            filled.left_out[f"{variant.data.name}{at}: some runs"] = str(error)
         filled.seconds += _seconds(results)
         for column in variant.columns:
             for line in dict.fromkeys(each.line.name for each in planned):
@@ -175,4 +197,3 @@ def _summary(folder: Path, run: FineTuned) -> Path:
 
 def _validated(runs: Sequence[FineTuned], metric: str) -> float:
     return fmean(run.metrics["validation"][metric] for run in runs)
-

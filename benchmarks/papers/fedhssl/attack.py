@@ -18,12 +18,10 @@ import vfl
 from benchmarks.papers.compute import Work
 from benchmarks.papers.describe import EVALUATE, Column, Data, Tables, resolved
 from benchmarks.papers.fedhssl.common import LOCAL, fine, pretrained
-from benchmarks.papers.plan import Variant, base_recipe
 from vfl.leak_meter.attacks.gradients import completion
 from vfl.leak_meter.rehearsal import Rehearsal, rehearse
 from vfl.leak_meter.scene.scene import Scene
 
-ATTACKER = "passive1"
 LABELS = 200
 # λf of Tables VII and XI.
 LAMBDAS = (1.0, 5.0, 25.0)
@@ -58,9 +56,7 @@ def attacked(
 def _attacked(
     work: Work, data: Data, method: str, seed: int, aligned: float, iso: float
 ) -> dict[str, float]:
-    column = Column("attack")
-    base = base_recipe("attack", Variant(data, (column,), 1), work.scale, work.base(data, column))
-    recipe = vfl.Recipe.from_dict(base | {"seed": seed})
+    recipe = vfl.Recipe.from_dict(work.recipe(data, Column("attack")) | {"seed": seed})
     recipe = recipe.replace({**resolved(data.changes, work.scale), "rows.aligned": aligned})
     found: dict[str, float] = {}
     start: Tables = {}
@@ -94,7 +90,8 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
         rehearsal = Rehearsal(Path(record), _NEVER)
         run = rehearse(recipe, {}, Path(folder), rehearsal.attach, quiet=True)
-        return run.metrics, rehearsal.scene(ATTACKER, seed)
+        attacker = recipe.settings.passives[0].name
+        return run.metrics, rehearsal.scene(attacker, seed)
 
 
 def _most(found: Mapping[str, Tensor], truth: Tensor) -> float:

@@ -27,9 +27,6 @@ def sgd(lr: float, **more: Any) -> Tables:
     return {"kind": "sgd", "lr": lr, "momentum": 0.9} | more
 
 
-_ROWS: Tables = {"rows.validation": 0.1, "rows.test": 0.2}
-
-
 def _mlp(kind: str) -> Tables:
     """Returns two fully connected layers, the last of which FedHSSL shares."""
     return {"embedding_size": 512, "encoder": {"kind": kind, "hidden": [512], "batch_norm": True}}
@@ -37,38 +34,75 @@ def _mlp(kind: str) -> Tables:
 
 _RESNET: Tables = {"embedding_size": 512, "encoder": {"kind": "resnet18"}}
 NUSWIDE = Data(
-    "NUSWIDE", "nus-wide", {"kind": "multiclass", "classes": 10}, 2, "accuracy", _mlp("mlp"),
-    At(None, 4000), options={"paper": "fedhssl"}, changes=_ROWS,
+    "NUSWIDE",
+    "nuswide",
+    {"kind": "multiclass", "classes": 10},
+    2,
+    "accuracy",
+    _mlp("mlp"),
+    At(None, 4000),
+    options={"paper": "fedhssl"},
     settings={"rounds": At(10, 6), "batch": 512},
 )
 AVAZU = Data(
-    "Avazu", "avazu", {"kind": "binary"}, 2, "auc",
+    "Avazu",
+    "avazu",
+    {"kind": "binary"},
+    2,
+    "auc",
     {"embedding_size": 512, "encoder": {"kind": "tabular", "hidden": [512], "category_size": 32}},
-    At(120_000, 4000), changes=_ROWS, settings={"rounds": At(40, 6), "batch": 512},
+    At(120_000, 4000),
+    settings={"rounds": At(40, 6), "batch": 512},
 )
 BHI = Data(
-    "BHI", "bhi", {"kind": "binary"}, 2, "f1", _RESNET, At(None, 1000), changes=_ROWS,
+    "BHI",
+    "bhi",
+    {"kind": "binary"},
+    2,
+    "f1",
+    _RESNET,
+    At(None, 1000),
     settings={"rounds": At(40, 2), "batch": 128},
 )
 MODELNET = Data(
-    "Modelnet", "modelnet10", {"kind": "multiclass", "classes": 10}, 4, "accuracy", _RESNET,
-    At(None, 1000), changes=_ROWS, settings={"rounds": At(40, 2), "batch": 128},
+    "Modelnet",
+    "modelnet10",
+    {"kind": "multiclass", "classes": 10},
+    4,
+    "accuracy",
+    _RESNET,
+    At(None, 1000),
+    settings={"rounds": At(40, 2), "batch": 128},
 )
 PAPER = (NUSWIDE, AVAZU, BHI, MODELNET)
 # A mirrored digit is another digit.
 DIGITS = Data(
-    "MNIST quadrants", "mnist", {"kind": "multiclass", "classes": 10}, 4, "accuracy",
+    "MNIST quadrants",
+    "mnist",
+    {"kind": "multiclass", "classes": 10},
+    4,
+    "accuracy",
     {
         "embedding_size": 64,
         "encoder": {"kind": "cnn", "channels": [16, 32], "shared": "blocks"},
     },
-    4000, changes=_ROWS, at=("small",), stands_for="Modelnet",
+    4000,
+    at=("small",),
+    stands_for="Modelnet",
+    options={"divide": "quadrants"},
     settings={"rounds": 6, "batch": 50, "more": {"augment": {"flip": 0.0}, "queue": 1024}},
 )
 PLACES = Data(
-    "UJIIndoorLoc places", "ujiindoorloc", {"kind": "multiclass", "classes": 13}, 2, "accuracy",
+    "UJIIndoorLoc places",
+    "ujiindoorloc",
+    {"kind": "multiclass", "classes": 13},
+    2,
+    "accuracy",
     {"embedding_size": 64, "encoder": {"kind": "mlp", "hidden": [128], "batch_norm": True}},
-    4000, changes=_ROWS, at=("small",), stands_for="NUSWIDE", options={"label": "place"},
+    4000,
+    at=("small",),
+    stands_for="NUSWIDE",
+    options={"label": "place"},
     settings={"rounds": 6, "batch": 50, "more": {"queue": 1024}},
 )
 DATA = (*PAPER, DIGITS, PLACES)
@@ -137,8 +171,11 @@ CVT = Line(
     "FedCVT",
     lambda data: [
         {
-            "kind": "fedcvt", "steps": 300, "batch_size": data.settings["batch"],
-            "unlabelled_batch_size": 128, "own_batch_size": 128,
+            "kind": "fedcvt",
+            "steps": 300,
+            "batch_size": data.settings["batch"],
+            "unlabelled_batch_size": At(128, 64),
+            "own_batch_size": 128,
             "optimizer": {"kind": "adam", "lr": 0.005},
         },
         EVALUATE,
@@ -149,6 +186,11 @@ CVT = Line(
 def of_labels(aligned: Tables, small: tuple[int, ...] = (200, 1000)) -> tuple[Column, ...]:
     """Returns a column for each number of labels."""
     return tuple(
-        Column(str(each), labels=each, changes=aligned, at=("paper", "small") if each in small else ("paper",))
+        Column(
+            str(each),
+            labels=each,
+            changes=aligned,
+            at=("paper", "small") if each in small else ("paper",),
+        )
         for each in LABELS
     )

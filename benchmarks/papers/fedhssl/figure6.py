@@ -33,7 +33,10 @@ TABLE = Table(
     figures={},
     source="section V-C, Fig. 6, a chart without numbers",
     claims=tuple(
-        Claim(f"{first}SimSiam is above {second}SimSiam", better(f"{first}SimSiam", f"{second}SimSiam"))
+        Claim(
+            f"{first}SimSiam is above {second}SimSiam",
+            better(f"{first}SimSiam", f"{second}SimSiam"),
+        )
         for first, second in _STEPS
     ),
     small=SMALL + "; SimSiam and 200 labels alone; one learning rate",

@@ -19,9 +19,7 @@ TABLE = Table(
             rates=RATES,
             at=("paper", "small") if number < 2 else ("paper",),
         )
-        for number, (name, rounds) in enumerate(
-            zip(("few", "some", "all"), _ROUNDS, strict=True)
-        )
+        for number, (name, rounds) in enumerate(zip(("few", "some", "all"), _ROUNDS, strict=True))
     ),
     columns=tuple(
         Column(f"e = {e}", labels=200, changes=TWENTY, phases={"fedhssl": {"local_updates": e}})
@@ -31,8 +29,12 @@ TABLE = Table(
     figures={},
     source="section V-D, Fig. 7, a chart without numbers",
     claims=(
-        Claim("after the same few rounds, e = 4 is above e = 1", along("few rounds", "e = 1", "e = 4")),
-        Claim("after the same rounds, e = 8 is above e = 1", along("some rounds", "e = 1", "e = 8")),
+        Claim(
+            "after the same few rounds, e = 4 is above e = 1", along("few rounds", "e = 1", "e = 4")
+        ),
+        Claim(
+            "after the same rounds, e = 8 is above e = 1", along("some rounds", "e = 1", "e = 8")
+        ),
     ),
     seeds=(1, 2, 3),
     small=SMALL + "; 1 and 2 rounds; one learning rate",

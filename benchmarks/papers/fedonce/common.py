@@ -9,7 +9,6 @@ from typing import Any
 
 from benchmarks.papers.describe import EVALUATE, At, Data, Line, Tables
 
-ROWS: Tables = {"rows.validation": 0.1, "rows.test": 0.1}
 TABLES = "The scale `small` has fewer rows and epochs, and Adam at 0.001."
 UNSAID = (
     "the paper does not say how SplitNN, Solo and Combine are trained: here as FedOnce's host model,"
@@ -74,58 +73,135 @@ REGRESSION: Tables = {"kind": "regression"}
 _SCALED: Tables = {"label_scale": "minmax"}
 
 
+# One party has all columns, or all of an image.
+_COLUMNS: Tables = {"divide": "columns"}
+_STRIP: Tables = {"divide": "strips"}
+
+
 def _data(
-    name: str, prepare: str, task: Tables, parties: int, metric: str, model: Tables, rows: int,
-    settings: Tables, **more: Any,
+    name: str,
+    prepare: str,
+    task: Tables,
+    parties: int,
+    metric: str,
+    model: Tables,
+    rows: int,
+    settings: Tables,
+    **more: Any,
 ) -> Data:
     return Data(
-        name, prepare, task, parties, metric, model, At(None, rows), changes=ROWS,
-        settings=settings, **more,
+        name,
+        prepare,
+        task,
+        parties,
+        metric,
+        model,
+        At(None, rows),
+        shares=(0.1, 0.1),
+        settings=settings,
+        **more,
     )
 
 
 GISETTE = _data(
-    "gisette", "gisette", BINARY, 10, "accuracy", _fc([100, 100, 50], [30, 30]), 3000,
+    "gisette",
+    "gisette",
+    BINARY,
+    10,
+    "accuracy",
+    _fc([100, 100, 50], [30, 30]),
+    3000,
     of_table5((1e-4, 1e-5, 100, 100), (1e-4, 1e-4, 100, 100)),
+    whole=_COLUMNS,
 )
 COVTYPE = _data(
-    "covtype", "covtype", BINARY, 10, "accuracy", _fc([200, 100, 100], [30, 30]), 3000,
+    "covtype",
+    "covtype",
+    BINARY,
+    10,
+    "accuracy",
+    _fc([200, 100, 100], [30, 30]),
+    3000,
     of_table5((1e-3, 1e-5, 100, 30), (1e-3, 1e-3, 100, 100)),
+    whole=_COLUMNS,
 )
 PHISHING = _data(
-    "phishing", "phishing", BINARY, 10, "accuracy", _fc([30, 30], [30]), 3000,
+    "phishing",
+    "phishing",
+    BINARY,
+    10,
+    "accuracy",
+    _fc([30, 30], [30]),
+    3000,
     of_table5((1e-4, 1e-5, 100, 100), (1e-4, 1e-4, 100, 300)),
+    whole=_COLUMNS,
 )
 UJI = _data(
-    "UJIIndoorLoc", "ujiindoorloc", REGRESSION, 10, "rmse_scaled",
-    _fc([50, 50, 50, 30], [30, 10]), 3000,
+    "UJIIndoorLoc",
+    "ujiindoorloc",
+    REGRESSION,
+    10,
+    "rmse_scaled",
+    _fc([50, 50, 50, 30], [30, 10]),
+    3000,
     of_table5((3e-4, 1e-4, 100, 500), (1e-4, 1e-4, 100, 600)),
+    whole=_COLUMNS,
 )
 SUPERCONDUCT = _data(
-    "Superconduct", "superconduct", REGRESSION, 10, "rmse_scaled", _fc([30, 30], [30, 10]), 3000,
+    "Superconduct",
+    "superconduct",
+    REGRESSION,
+    10,
+    "rmse_scaled",
+    _fc([30, 30], [30, 10]),
+    3000,
     of_table5((3e-4, 1e-4, 100, 500), (3e-4, 1e-4, 128, 600)),
+    whole=_COLUMNS,
 )
 
 
 def _images(name: str, prepare: str) -> Data:
     return _data(
-        name, prepare, TEN, 4, "accuracy", _CNN0, 3000,
+        name,
+        prepare,
+        TEN,
+        4,
+        "accuracy",
+        _CNN0,
+        3000,
         of_table5((1e-4, 1e-5, 128, 100), (1e-3, 1e-5, 128, 200), 3, small=(6, 15)),
+        whole=_STRIP,
+        options={"divide": "quadrants"},
     )
 
 
 MNIST = _images("MNIST", "mnist")
 KMNIST = _images("KMNIST", "kmnist")
-FASHION = _images("Fashion-MNIST", "fashion-mnist")
+FASHION = _images("Fashion-MNIST", "fashion_mnist")
 NUSWIDE = _data(
-    "NUS-WIDE", "nus-wide", BINARY, 5, "accuracy", _fc([60], [50], 8), 3000,
+    "NUS-WIDE",
+    "nuswide",
+    BINARY,
+    5,
+    "accuracy",
+    _fc([60], [50], 8),
+    3000,
     of_table5((3e-4, 1e-5, 128, 50), (7e-5, 1e-5, 128, 50)),
     options={"paper": "fedonce"},
 )
 MOVIELENS = _data(
-    "MovieLens", "movielens-1m", REGRESSION, 2, "rmse",
-    {"embedding_size": 3, "encoder": At({"kind": "ncf", "hidden": [32, 16]}, {"kind": "tabular", "hidden": [32, 16]}), "top": {"hidden": [10]}},
-    3000, of_table5((1e-4, 1e-5, 64, 30), (1e-4, 2e-4, 64, 40)),
+    "MovieLens",
+    "movielens",
+    REGRESSION,
+    2,
+    "rmse",
+    {
+        "embedding_size": 3,
+        "encoder": At({"kind": "ncf", "hidden": [32, 16]}, {"kind": "tabular", "hidden": [32, 16]}),
+        "top": {"hidden": [10]},
+    },
+    3000,
+    of_table5((1e-4, 1e-5, 64, 30), (1e-4, 2e-4, 64, 40)),
 )
 COLUMNS = (GISETTE, COVTYPE, PHISHING)
 NUMBERS = (UJI, SUPERCONDUCT)
