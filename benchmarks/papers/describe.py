@@ -166,6 +166,8 @@ class Column:
     Args:
         name: as the table shows it.
         labels: how many rows are labelled.
+        share: which share of the training rows is labelled, in place of ``labels``; their number is
+            the data set's setting ``train``.
         changes: {key of the recipe: value}.
         phases: {kind of phase: changes of its settings}.
         prepare: options of ``vfl.prepare``, beside the data set's.
@@ -173,12 +175,12 @@ class Column:
         host: the number of the party that has the labels, from 1.
         measure: what the cells show.
         lower: whether less is better; None: as the data set's metric.
-        unit: 100 for points of a share; None: the table's.
         needs, at: as in ``Line``.
     """
 
     name: str
     labels: At | int | None = None
+    share: float | None = None
     changes: Tables = field(default_factory=dict)
     phases: Mapping[str, Tables] = field(default_factory=dict)
     prepare: Tables = field(default_factory=dict)
@@ -186,9 +188,21 @@ class Column:
     host: int = 1
     measure: Measure = of_test
     lower: bool | None = None
-    unit: float | None = None
     needs: str = ""
     at: tuple[Scale, ...] = SCALES
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the column says how many rows are labelled."""
+        return self.labels is not None or self.share is not None
+
+
+def labels_of(column: Column, data: Data, scale: Scale) -> int | None:
+    """Returns how many rows are labelled; None for all."""
+    if column.share is not None:
+        return round(column.share * int(resolved(data.settings["train"], scale)))
+    found: int | None = resolved(column.labels, scale)
+    return found
 
 
 # {data: {line: the paper's numbers, by column}}; None where the paper has none.
@@ -213,7 +227,7 @@ class Table:
         notes: where the runs differ from the paper, and why.
         seeds: of the runs.
         folds: for cross-validation.
-        unit: 100 if the table's numbers are points of a share, else 1.
+        percent: whether the paper writes shares, such as accuracy, in per cent.
         digits: behind the point, as the table shows numbers.
         compute: fills the cells in place of a study.
         needs: what the product lacks for the whole table.
@@ -232,7 +246,7 @@ class Table:
     notes: tuple[str, ...] = ()
     seeds: At | tuple[int, ...] = field(default_factory=lambda: At((1, 2, 3, 4, 5), (1, 2, 3)))
     folds: At | int | None = None
-    unit: float = 1.0
+    percent: bool = False
     digits: int = 3
     compute: Callable[[Work], Computed] | None = None
     needs: str = ""
@@ -256,6 +270,11 @@ class Table:
         return values[[each.name for each in self.columns].index(column)]
 
 
+def unit_of(table: Table, data: Data, column: Column) -> float:
+    """Returns by what a number of ours is multiplied to stand beside the paper's."""
+    return 100.0 if table.percent and column.measure is of_test and not data.lower else 1.0
+
+
 def run_at(table: Table, scale: Scale) -> Table:
     """Returns the part of a table that a scale runs."""
     return replace(
@@ -268,4 +287,6 @@ def run_at(table: Table, scale: Scale) -> Table:
 
 def has(line: Line, data: Data, column: Column) -> bool:
     """Returns whether a line has a cell for a data set in a column."""
+    if column.host > (column.parties or data.parties):
+        return False
     return (not line.only or column.name in line.only) and (not line.on or data.name in line.on)

@@ -18,6 +18,7 @@ from benchmarks.papers.describe import (
     Table,
     Tables,
     has,
+    labels_of,
     phases_of,
     resolved,
 )
@@ -104,7 +105,7 @@ def _alike(first: Column, other: Column) -> bool:
     """Whether one study has both columns: they differ by labels, or by what is measured, alone."""
     keys = ("changes", "phases", "prepare", "parties", "host")
     same = all(getattr(first, key) == getattr(other, key) for key in keys)
-    return same and (first.labels is None) == (other.labels is None)
+    return same and first.has_labels == other.has_labels
 
 
 def base_recipe(name: str, variant: Variant, scale: Scale, given: Tables) -> Tables:
@@ -192,7 +193,7 @@ def study(
     planned: Sequence[Planned],
 ) -> Tables:
     """Returns a variant's study, but for its name and recipe. ``planned``: its methods."""
-    labels = [resolved(each.labels, scale) for each in variant.columns]
+    labels = [labels_of(each, variant.data, scale) for each in variant.columns]
     folds = resolved(table.folds, scale)
     made: Tables = {
         "seeds": list(seeds),

@@ -148,11 +148,12 @@ def _cell(
         return ""
     place = (data.name, line.name, column.name)
     paper, ours = table.paper(place), values.get(place, ())
-    left = "" if paper is None else f"{paper:.{table.digits}f}"
+    digits = 4 if data.lower else table.digits
+    left = "" if paper is None else f"{paper:.{digits}f}"
     right = ""
     if ours:
-        right = f"**{fmean(ours):.{table.digits}f}**"
-        right += f" ± {stdev(ours):.{table.digits}f}" if len(ours) > 1 else ""
+        right = f"**{fmean(ours):.{digits}f}**"
+        right += f" ± {stdev(ours):.{digits}f}" if len(ours) > 1 else ""
     return " → ".join(each for each in (left, right) if each)
 
 

@@ -162,19 +162,26 @@ def close(first: str, second: str, most: float, columns: Sequence[str] = ()) -> 
     """
 
     def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
-        losses = []
-        for column in columns or cells.columns:
-            a, b = cells.ours(data, first, column), cells.ours(data, second, column)
-            sign = -1.0 if cells.lower(data, column) else 1.0
-            if a and b:
-                losses.append(sign * (fmean(b) - fmean(a)))
-        if not losses:
+        pairs = [((first, each), (second, each)) for each in columns or cells.columns]
+        return near(pairs, most)(cells, data)
+
+    return judge
+
+
+def near(pairs: Sequence[tuple[Cell, Cell]], most: float) -> Judge:
+    """The first cell of each pair is at most ``most`` worse than the second, on the mean of the
+    pairs. Direction: at most twice that.
+    """
+
+    def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
+        found = [fmean(gap) for two in pairs if (gap := _gap(cells, data, *two))]
+        if not found:
             return "not run", ""
-        loss = fmean(losses)
+        gap = fmean(found)
         verdict: Verdict = (
-            "holds" if loss <= most else "direction" if loss <= 2 * most else "not found"
+            "holds" if gap >= -most else "direction" if gap >= -2 * most else "not found"
         )
-        return verdict, f"{-loss:+.{cells.table.digits}f} (at most {most:g} below)"
+        return verdict, f"{gap:+.{cells.table.digits}f} (at most {most:g} below)"
 
     return judge
 

@@ -20,8 +20,9 @@ from benchmarks.papers.describe import (
     Table,
     Tables,
     has,
-    resolved,
+    labels_of,
     run_at,
+    unit_of,
 )
 from benchmarks.papers.plan import (
     Planned,
@@ -142,7 +143,7 @@ class Runner:
             for line in dict.fromkeys(each.line.name for each in planned):
                 lines = [each for each in planned if each.line.name == line]
                 if has(lines[0].line, variant.data, column):
-                    _add(filled, variant, column, lines, results, folder, self.scale, table.unit)
+                    _add(filled, variant, column, lines, results, folder, self.scale, table)
 
 
 def _seconds(results: Sequence[FineTuned]) -> float:
@@ -160,12 +161,12 @@ def _add(
     results: Sequence[FineTuned],
     folder: Path,
     scale: Scale,
-    unit: float,
+    table: Table,
 ) -> None:
     """Adds a cell: the values of the rate that is best on validation rows, in the paper's unit.
     ``lines``: one for each rate.
     """
-    labels = resolved(column.labels, scale)
+    labels = labels_of(column, variant.data, scale)
     found = {
         each.rate: [r for r in results if (r.method, r.labels) == (each.name, labels)]
         for each in lines
@@ -184,7 +185,7 @@ def _add(
         for run in found[rate]
     ]
     values = [column.measure(each) for each in seen]
-    unit = unit if column.unit is None else column.unit
+    unit = unit_of(table, variant.data, column)
     if kept := tuple(unit * each for each in values if each is not None):
         filled.values[place] = kept
     if rate is not None and len(lines) > 1:

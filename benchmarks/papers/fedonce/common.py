@@ -4,7 +4,7 @@ its phases (Table 5).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.papers.describe import EVALUATE, At, Data, Line, Tables
@@ -25,9 +25,10 @@ def of_table5(
     host: tuple[float, float, int, int],
     every: int = 1,
     small: tuple[int, int] = (15, 40),
+    rows: int = 60_000,
 ) -> Tables:
     """Returns a data set's phases. ``guest``, ``host``: learning rate, weight decay, batch size and
-    epochs of Table 5; ``every``: its f; ``small``: the epochs of the scale ``small``.
+    epochs of Table 5; ``every``: its f; ``small``: the epochs of the scale ``small``; ``rows``: of the whole set.
     """
     local: Tables = {
         "kind": "fedonce",
@@ -50,7 +51,7 @@ def of_table5(
         "batch_size": host[2],
         "optimizer": adam(1e-3, host[1]),
     }
-    return {"local": local, "head": head, "split": split}
+    return {"rows": rows, "local": local, "head": head, "split": split}
 
 
 def _fc(hidden: Sequence[int], top: Sequence[int], size: int = 3) -> Tables:
@@ -111,7 +112,7 @@ GISETTE = _data(
     "accuracy",
     _fc([100, 100, 50], [30, 30]),
     3000,
-    of_table5((1e-4, 1e-5, 100, 100), (1e-4, 1e-4, 100, 100)),
+    of_table5((1e-4, 1e-5, 100, 100), (1e-4, 1e-4, 100, 100), rows=6000),
     whole=_COLUMNS,
 )
 COVTYPE = _data(
@@ -122,7 +123,7 @@ COVTYPE = _data(
     "accuracy",
     _fc([200, 100, 100], [30, 30]),
     3000,
-    of_table5((1e-3, 1e-5, 100, 30), (1e-3, 1e-3, 100, 100)),
+    of_table5((1e-3, 1e-5, 100, 30), (1e-3, 1e-3, 100, 100), rows=581012),
     whole=_COLUMNS,
 )
 PHISHING = _data(
@@ -133,7 +134,7 @@ PHISHING = _data(
     "accuracy",
     _fc([30, 30], [30]),
     3000,
-    of_table5((1e-4, 1e-5, 100, 100), (1e-4, 1e-4, 100, 300)),
+    of_table5((1e-4, 1e-5, 100, 100), (1e-4, 1e-4, 100, 300), rows=11055),
     whole=_COLUMNS,
 )
 UJI = _data(
@@ -144,7 +145,7 @@ UJI = _data(
     "rmse_scaled",
     _fc([50, 50, 50, 30], [30, 10]),
     3000,
-    of_table5((3e-4, 1e-4, 100, 500), (1e-4, 1e-4, 100, 600)),
+    of_table5((3e-4, 1e-4, 100, 500), (1e-4, 1e-4, 100, 600), rows=21048),
     whole=_COLUMNS,
 )
 SUPERCONDUCT = _data(
@@ -155,7 +156,7 @@ SUPERCONDUCT = _data(
     "rmse_scaled",
     _fc([30, 30], [30, 10]),
     3000,
-    of_table5((3e-4, 1e-4, 100, 500), (3e-4, 1e-4, 128, 600)),
+    of_table5((3e-4, 1e-4, 100, 500), (3e-4, 1e-4, 128, 600), rows=21263),
     whole=_COLUMNS,
 )
 
@@ -186,7 +187,7 @@ NUSWIDE = _data(
     "accuracy",
     _fc([60], [50], 8),
     3000,
-    of_table5((3e-4, 1e-5, 128, 50), (7e-5, 1e-5, 128, 50)),
+    of_table5((3e-4, 1e-5, 128, 50), (7e-5, 1e-5, 128, 50), rows=269648),
     options={"paper": "fedonce"},
 )
 MOVIELENS = _data(
@@ -201,7 +202,7 @@ MOVIELENS = _data(
         "top": {"hidden": [10]},
     },
     3000,
-    of_table5((1e-4, 1e-5, 64, 30), (1e-4, 2e-4, 64, 40)),
+    of_table5((1e-4, 1e-5, 64, 30), (1e-4, 2e-4, 64, 40), rows=1000209),
 )
 COLUMNS = (GISETTE, COVTYPE, PHISHING)
 NUMBERS = (UJI, SUPERCONDUCT)
@@ -233,6 +234,45 @@ def split(data: Data) -> list[Tables]:
     return [data.settings["split"], EVALUATE]
 
 
+def upload_bytes(data: Data) -> tuple[int, int]:
+    """Returns the payload of FedOnce's one upload, 4 n d (k - 1), at the scales paper and small."""
+    d = data.model["embedding_size"]
+    train = 1 - sum(data.shares)
+    assert isinstance(data.rows, At), data.name
+    whole = data.settings["rows"] if data.rows.paper is None else data.rows.paper
+    paper, small = (4 * round(train * n) * d * (data.parties - 1) for n in (whole, data.rows.small))
+    return paper, small
+
+
+def split_within(times: float, *, after: bool = False) -> Callable[[Data], list[Tables]]:
+    """Returns split training that ends at so many times the bytes of FedOnce's upload; ``after``
+    it, the upload is one of them.
+    """
+
+    def of(data: Data) -> list[Tables]:
+        paper, small = upload_bytes(data)
+        most = At(int(paper * (times - after)), int(small * (times - after)))
+        epochs = 1 + int(times)
+        phase = {**data.settings["split"], "max_bytes": most, "epochs": epochs}
+        return [*([data.settings["head"]] if after else []), phase, EVALUATE]
+
+    return of
+
+
+def linear(data: Data) -> list[Tables]:
+    return [{**data.settings["split"], "optimizer": adam(1e-3)}, EVALUATE]
+
+
+BOOSTED = Line(
+    "SecureBoost",
+    [{"kind": "secureboost", "encryption": "none", "bins": 32, "depth": 6, "trees": At(300, 20),
+      "learning_rate": At(0.1, 0.3)}],
+    on=("gisette", "covtype", "phishing", "UJIIndoorLoc", "Superconduct", "NUS-WIDE", "MovieLens"),
+)
+LINEAR = Line(
+    "Linear-Combine", linear, combined=True,
+    changes={"model.encoder": {"kind": "mlp", "hidden": []}, "model.top": {"hidden": []}},
+)
 WIDE: Tables = {"model.embedding_size": 30}
 L0 = Line("FedOnce-L0", one_upload, pretrain=local)
 PCA = Line("FedOnce-PCA", one_upload, pretrain=pca)

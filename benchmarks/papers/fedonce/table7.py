@@ -33,6 +33,6 @@ TABLE = Table(
     ),
     small=TABLES,
     notes=("the host's own columns pass an encoder of d outputs, as in the released code",),
-    unit=100.0,
+    percent=True,
     digits=2,
 )

@@ -1,0 +1,43 @@
+"""FedOnce, Table 4."""
+
+from __future__ import annotations
+
+from benchmarks.papers.describe import Column, Table
+from benchmarks.papers.fedonce.common import ALL, L0, SPLITNN, TABLES, UNSAID
+from benchmarks.papers.measures import minutes_by_itself
+from benchmarks.papers.rules import Claim, ratio
+
+_MINUTES = {
+    "gisette": (0.62, 0.60),
+    "covtype": (171.12, 52.33),
+    "phishing": (4.07, 1.63),
+    "UJIIndoorLoc": (23.15, 8.96),
+    "Superconduct": (16.55, 7.54),
+    "MNIST": (53.58, 24.17),
+    "KMNIST": (56.47, 24.13),
+    "Fashion-MNIST": (54.58, 23.00),
+    "NUS-WIDE": (8.86, 5.17),
+    "MovieLens": (39.88, 34.91),
+}
+TABLE = Table(
+    place="Table 4",
+    title="time of training",
+    data=ALL,
+    lines=(SPLITNN, L0),
+    columns=(Column("minutes", measure=minutes_by_itself, lower=True),),
+    figures={
+        data: {"SplitNN": (split,), "FedOnce-L0": (once,)}
+        for data, (split, once) in _MINUTES.items()
+    },
+    source="section 5.2, Table 4",
+    claims=(Claim("SplitNN takes longer", ratio("SplitNN", "FedOnce-L0", 1.0)),),
+    small=TABLES,
+    notes=(
+        UNSAID,
+        "each party's computing is counted as if it had a machine of its own: the slowest passive "
+        "party beside the active one, one after the other in split training",
+        "the paper does not say how many epochs SplitNN has in this table: here those of the host "
+        "model, and half of them at the scale `small`",
+    ),
+    digits=3,
+)
