@@ -4,7 +4,6 @@ prepared.
 
 from __future__ import annotations
 
-import re
 from os.path import normpath
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,23 +20,22 @@ from pydantic import (
 from vfl_common.config.base import Section, spelt
 
 # For those who have a source.
+from vfl_common.config.sources import FRAME as FRAME
+from vfl_common.config.sources import IMAGES as IMAGES
+from vfl_common.config.sources import (
+    SETS,
+    URL,
+    Format,
+    format_of,
+)
+from vfl_common.config.sources import TEXT_FILES as TEXT_FILES
+from vfl_common.config.sources import is_database as is_database
+from vfl_common.config.sources import is_excel as is_excel
+from vfl_common.config.sources import is_path as is_path
+from vfl_common.config.sources import reader_of as reader_of
+from vfl_common.config.sources import resolved as resolved
+from vfl_common.config.view import ViewSettings as ViewSettings
 from vfl_common.passwords import shown as shown
-
-# Before a party's name: the source is a table in memory, which the library was given.
-FRAME = "frame of "
-# Before the rest of a source that is no path; C:\ is one.
-_NAMED = re.compile(r"([a-z][a-z0-9_]+):")
-_SETS = ("sklearn", "torchvision")
-# SQLAlchemy's: DIALECT+DRIVER://.
-_URL = re.compile(r"([a-z][a-z0-9_]*)(\+[a-z0-9_]+)?://", re.IGNORECASE)
-_SQLITE = re.compile(r"(sqlite(?:\+[a-z0-9_]+)?:///)([^?]+)(.*)", re.DOTALL | re.IGNORECASE)
-# Need no +DRIVER to be known.
-_DATABASES = ("postgresql", "postgres", "sqlite", "mysql", "mariadb", "oracle", "mssql")
-TEXT_FILES = tuple(ending + packed for packed in ("", ".gz") for ending in (".csv", ".tsv", ".txt"))
-# In a folder of images: lists them.
-IMAGES = "index.csv"
-# The last two are old formats, and are refused in a sentence.
-_EXCEL = (".xlsx", ".xlsm", ".xls", ".xlsb")
 
 # A step that spells an id as the other parties do; ``vfl_party.data.ids`` has them.
 IdRule = Annotated[
@@ -50,73 +48,17 @@ IdRule = Annotated[
 ]
 Duplicates = Literal["error", "first", "drop"]
 Unlabelled = Literal["refuse", "drop"]
-
-
-def reader_of(source: str) -> str | None:
-    """Returns the NAME of a source ``NAME:…``: sklearn, torchvision, or a plug-in; None for all
-    other sources.
-    """
-    named = None if is_database(source) else _NAMED.match(source)
-    return named[1] if named else None
-
-
-def is_database(source: str) -> bool:
-    """Returns whether a source is the URL of a database by its spelling; ``data.query`` makes any
-    URL one.
-    """
-    url = _URL.match(source)
-    return url is not None and (url[2] is not None or url[1].lower() in _DATABASES)
-
-
-def is_excel(source: str) -> bool:
-    """Returns whether a source is an Excel workbook, by its name."""
-    return is_path(source) and source.lower().endswith(_EXCEL)
+# More make no sensible input of a dense encoder.
+MOST_COLUMNS = 1 << 16
+# More are no help against many categories: a column of text may have as many values.
+Buckets = Annotated[int, Field(ge=1, le=1 << 20)]
+# As ``data.id``: the row's number, if no column has this name.
+ROW = "row"
 
 
 def id_columns(given: Any) -> Any:
     """Returns the columns of an id as people write them: one name, a list of names, or None."""
     return () if given is None else (given,) if isinstance(given, str) else given
-
-
-def is_path(source: str) -> bool:
-    """Returns whether a source is a file or a folder."""
-    return reader_of(source) is None and not is_database(source) and not source.startswith(FRAME)
-
-
-def resolved(source: str, base: Path) -> str:
-    """Returns a source; if it is a path, or a file of SQLite, it is absolute, and a relative one
-    starts at ``base``.
-    """
-    sqlite = _SQLITE.fullmatch(source)
-    if sqlite is not None and sqlite[2] != ":memory:":
-        return f"{sqlite[1]}{normpath(base.absolute() / sqlite[2])}{sqlite[3]}"
-    return normpath(base.absolute() / source) if is_path(source) else source
-
-
-class ViewSettings(Section):
-    """The part of a data set that this party holds, for experiments in which one file has all of
-    it. An image party with an ``mlp`` encoder sees its part flattened.
-    """
-
-    scheme: Literal["columns", "quadrants", "halves", "rows"]
-    """How the source is divided: ``columns`` (runs of neighbouring columns, as equal as possible),
-    ``quadrants`` (quarters of an image: top left, top right, bottom left, bottom right), ``halves``
-    (left and right half of an image), ``rows`` (every ``parts``-th row, whole).
-    """
-    part: NonNegativeInt
-    """The number of this party's part, from 0."""
-    parts: PositiveInt
-    """How many parts there are; 4 for ``quadrants``, 2 for ``halves``."""
-
-    def model_post_init(self, _context: Any) -> None:
-        if self.scheme == "quadrants" and self.parts != 4:
-            raise ValueError("quadrants has parts = 4")
-        if self.scheme == "halves" and self.parts != 2:
-            raise ValueError("halves has parts = 2")
-        if self.part >= self.parts:
-            raise ValueError(
-                f"part {self.part} of {self.parts}: give a part from 0 to {self.parts - 1}"
-            )
 
 
 class DataSettings(Section):
@@ -125,10 +67,15 @@ class DataSettings(Section):
     """
 
     source: str
-    """Where the rows are: a file (``.csv``, ``.tsv``, ``.txt``, each also ``.gz``; ``.parquet``,
-    ``.xlsx``, ``.xlsm``, ``.npz``), a folder of Parquet files or of images, the URL of a database,
-    ``sklearn:NAME``, ``torchvision:NAME``, or ``NAME:REST`` for the plug-in NAME. Write
-    ``./NAME:REST`` for a file whose name looks so.
+    """Where the rows are: a file (``.csv``, ``.tsv``, ``.txt``, ``.libsvm``, ``.svm``,
+    ``.svmlight``, ``.idx``, each also ``.gz`` or ``.bz2``; ``.parquet``, ``.xlsx``, ``.xlsm``,
+    ``.npz``, ``.mat``), a member of a zip file (``archive.zip/member.csv``), a folder of Parquet
+    files or of images, the URL of a database, ``sklearn:NAME``, ``torchvision:NAME``, or
+    ``NAME:REST`` for the plug-in NAME. Write ``./NAME:REST`` for a file whose name looks so.
+    """
+    format: Format | None = None
+    """What the file is, if its name does not say: ``text`` (separated cells), ``libsvm`` (svmlight,
+    too), ``idx`` (MNIST's), ``mat`` (MATLAB's, to version 7).
     """
     sheet: str | None = None
     """The sheet of an Excel workbook. Default: the only visible sheet with rows."""
@@ -136,7 +83,8 @@ class DataSettings(Section):
     """The SELECT whose rows are the table. A database needs it; other sources refuse it."""
     id: tuple[str, ...] = ()
     """The id column, or several columns that are one id together. Tables need it; named sets and
-    NPZ without it take the row's number.
+    NPZ without it take the row's number. ``row``, if no column is called so, is the row's number in
+    every source: it aligns only tables whose rows are the same, in the same order.
     """
     id_rules: tuple[IdRule, ...] | None = None
     """How this party spells its ids alike, in order, before they are compared. Default:
@@ -183,6 +131,11 @@ class DataSettings(Section):
     """Columns that must be numbers. The type of the others is found."""
     categorical: tuple[str, ...] = ()
     """Columns that are categories even if they hold numbers."""
+    categorical_buckets: Buckets | dict[str, Buckets] | None = None
+    """Into how many buckets the values of categorical columns are hashed, so that a column may have
+    any number of values: one number for all, or a table {column: number}. Values of one bucket are
+    one category.
+    """
     missing: Literal["error", "mean", "median", "zero"] = "error"
     """What a missing number becomes: an error, the mean or median of this party's training rows, or
     zero. A missing category is a category.
@@ -209,8 +162,15 @@ class DataSettings(Section):
     """The part of the source that this party holds, for experiments in which one file has all
     parts.
     """
-    separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
-    """The character between the cells of a text file. Default: found."""
+    names: tuple[str, ...] | Annotated[int, Field(ge=1, le=MOST_COLUMNS)] | None = None
+    """The columns' names of a text file without a line that names them, or how many columns it has:
+    they are then ``f1``, ``f2`` and so on. Of a libsvm file: of the columns beside the label.
+    Default: the first line names them; libsvm: as many as the largest index.
+    """
+    separator: Annotated[str, Field(min_length=1, max_length=16)] | None = None
+    """The character between the cells of a text file, or several, such as ``::``, or
+    ``whitespace`` for runs of spaces and tabs. Default: found, if it is one character.
+    """
     decimal: Literal[".", ","] | None = None
     """The decimal point of numbers that are written as text. Default: found."""
     thousands: Literal["", ".", ",", " ", "'"] | None = None
@@ -235,7 +195,11 @@ class DataSettings(Section):
     self-supervised learning uses them.
     """
     limit: PositiveInt | None = None
-    """How many of the source's first rows are read. Default: all."""
+    """How many of the source's rows are used. Default: all."""
+    limit_by: Literal["first", "random"] = "first"
+    """Which rows ``limit`` takes: the source's first ones, or some at random, which the digests of
+    their ids choose: parties that hold the same ids take the same ones, in every run.
+    """
     parts: dict[str, DataSettings] = Field(default_factory=dict)
     """Set by baselines: each party's data, joined by id. Each part is read by its own settings, and
     the first has the label.
@@ -282,7 +246,7 @@ class DataSettings(Section):
     @field_validator("source", "unaligned")
     @classmethod
     def _lower_scheme(cls, value: str | None) -> str | None:
-        url = _URL.match(value or "")
+        url = URL.match(value or "")
         return value if value is None or url is None else url[0].lower() + value[url.end() :]
 
     @field_validator("id", mode="before")
@@ -296,12 +260,20 @@ class DataSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.decimal is not None and self.decimal == self.thousands:
             raise ValueError("decimal and thousands are two signs; both are the same here")
-        text_only = [key for key in ("separator", "encoding") if getattr(self, key)]
+        text_only = [key for key in ("separator", "encoding", "names") if getattr(self, key)]
         if text_only and is_excel(self.source):
             raise ValueError(
                 f"{text_only[0]} is for text files, and {shown(self.source)} is a "
                 "workbook; remove it"
             )
+        if self.names is not None and self.kind not in ("text", "libsvm"):
+            raise ValueError(
+                "names is for text and libsvm files; remove it, or say what the file is with format"
+            )
+        if self.format is not None and not is_path(self.source):
+            raise ValueError(f"format is for files, and {shown(self.source)} is none; remove it")
+        if self.limit_by == "random" and self.limit is None:
+            raise ValueError("limit_by chooses among rows; set limit, too, or remove it")
         if len(self.labels) == 1:
             raise ValueError("labels names two columns or more; for one, give label")
         if self.labels and self.event is not None:
@@ -335,6 +307,21 @@ class DataSettings(Section):
         return value
 
     @property
+    def kind(self) -> Format | None:
+        """What the source's file is: by ``format``, else by its name; None of all other sources."""
+        return self.format or (format_of(self.source) if is_path(self.source) else None)
+
+    @property
+    def first(self) -> int | None:
+        """How many of the source's first rows are read; None: all."""
+        return self.limit if self.limit_by == "first" else None
+
+    def buckets(self, name: str) -> int | None:
+        """Returns into how many buckets a column's categories are hashed; None: they are not."""
+        given = self.categorical_buckets
+        return given.get(name) if isinstance(given, dict) else given
+
+    @property
     def beside(self) -> tuple[str, ...]:
         """The columns that the active party reads beside its label."""
         others = (each for each in (self.event, self.weight) if each is not None)
@@ -355,7 +342,8 @@ class DataSettings(Section):
         reads.
         """
         if is_path(self.source):
-            return not self.source.lower().endswith(".npz") and not _has_images(self.source)
+            arrays = self.kind in ("idx", "mat") or self.source.lower().endswith(".npz")
+            return not arrays and not _has_images(self.source)
         return not self.is_named
 
     @property
@@ -364,7 +352,7 @@ class DataSettings(Section):
         query.
         """
         return is_database(self.source) or (
-            self.query is not None and _URL.match(self.source) is not None
+            self.query is not None and URL.match(self.source) is not None
         )
 
     def absolute(self, base: Path) -> DataSettings:
@@ -402,7 +390,7 @@ class DataSettings(Section):
         """Whether the source is one of scikit-learn's or torchvision's sets, whose label is always
         ``target``.
         """
-        return reader_of(self.source) in _SETS
+        return reader_of(self.source) in SETS
 
 
 def _has_images(source: str) -> bool:
@@ -425,4 +413,5 @@ def unaligned_of(settings: DataSettings) -> DataSettings | None:
     if settings.unaligned is None:
         return None
     without = dict.fromkeys(("unaligned", "label", "split", "limit"))
-    return settings.model_copy(update={**without, "source": settings.unaligned})
+    update = {**without, "limit_by": "first", "source": settings.unaligned}
+    return settings.model_copy(update=update)

@@ -18,7 +18,7 @@ import pyarrow.parquet
 import torch
 from torch import Tensor
 
-from vfl_common.config.data import TEXT_FILES, DataSettings, is_path, shown
+from vfl_common.config.data import DataSettings, is_path, shown
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
@@ -273,7 +273,7 @@ class Output:
                 f"{flags[0]} is for a .csv result, and --out is {self.path}; remove it",
             )
         first = None if settings is None else next(iter(settings.parts.values()), settings)
-        if self.like_input and first is not None and not first.source.lower().endswith(TEXT_FILES):
+        if self.like_input and first is not None and first.kind != "text":
             text = (
                 f"--like-input: {shown(first.source)} is no text file, so it has no separator; "
                 "remove the flag"

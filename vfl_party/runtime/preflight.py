@@ -154,7 +154,7 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
     def load(data: DataSettings, with_label: bool) -> Table:
         rows = read_rows(data, with_label)
         # The rows to align come first.
-        if data.id and not ids:
+        if data.id and not rows.numbered and not ids:
             ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
             zeros = about_zeros(
                 Ids(normalised(rows.ids, data.id_rules or ()).drop_null()), data.id_rules or ()

@@ -45,6 +45,11 @@ def pixels(table: Table) -> npt.NDArray[np.float32]:
     return table.images_NCHW
 
 
+def numbers(table: Table) -> npt.NDArray[np.float32]:
+    assert table.numeric_NF is not None
+    return table.numeric_NF
+
+
 # --- NPZ
 # ----------------------------------------------------------------------
 
