@@ -326,6 +326,9 @@ def plan_message(aggregations: Sequence[AggregationPlan]) -> control_pb2.PartyMe
                     coding.stochastic,
                     coding.seed,
                 )
+        if (draw := aggregation.draw) is not None:
+            to_draw = described.draw
+            to_draw.number, to_draw.rounds, to_draw.seed = draw.number, draw.rounds, draw.seed
     return control_pb2.PartyMessage(plan=plan)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from vfl_common.bundle import StepKey
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
@@ -19,7 +20,8 @@ def traffic(party: Party, name: str, settings: MocoSFLSettings) -> Traffic:
     weights = None
     if not settings.frozen:
         bottom = build_bottom(party.recipe, settings)
-        weights = bottoms(averaged(bottom, None if party.recipe.preset == "released" else bottom))
+        shared = averaged(bottom, None if party.recipe.preset == "released" else bottom)
+        weights = bottoms(shared, StepPlan.of(party, name, settings).draw)
     return Traffic(_occurrences(party, name, settings, weights))
 
 
@@ -32,7 +34,25 @@ def _occurrences(
     if course.hands_out:
         yield Occurrence.of(handout(build_bottom(party.recipe, settings)), StepKey(name, 0, 0))
     for round_ in range(settings.rounds):
+        drawn, takers = course.drawn(round_), course.takers(round_)
         for step, _ in course.steps(round_):
-            yield Occurrence.of(of, step, **sizes)
-        if weights is not None:
-            yield Occurrence.of(weights, StepKey(name, round_, 0))
+            yield replace(Occurrence.of(of, step, **sizes), party=drawn)
+        if weights is None:
+            continue
+        swap = replace(Occurrence.of(weights, StepKey(name, round_, 0)), party=drawn)
+        if course.draw is None:
+            yield swap
+            continue
+        givers, only_give, only_take = (
+            tuple(each for each in of if (each in others) is both)
+            for of, others, both in (
+                (drawn, takers, True),
+                (drawn, takers, False),
+                (takers, drawn, False),
+            )
+        )
+        yield from (
+            replace(swap, party=parties, empty=empty)
+            for parties, empty in ((givers, None), (only_give, "down"), (only_take, "up"))
+            if parties
+        )

@@ -1,4 +1,6 @@
-"""The batches of a party that has rows, as two views each."""
+"""The batches of a party that has rows, as two views each: what the bottom sees, and what its
+moving average sees.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class Views:
                 Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; correct image, or the rows"
             )
         self._rows = require_rows(party, phase, "local", settings.batch_size)
-        self._augment = make_augment(settings.augment, self._features, self._rows)
+        augment, self._raw = settings.views(party.recipe.preset)
+        self._augment = make_augment(augment, self._features, self._rows)
         # The number of the pass over the rows, and its batches.
         self._pass: tuple[int, list[Rows]] = (-1, [])
 
@@ -51,4 +54,7 @@ class Views:
                 full_batches(derive_seed(seed, name), self._phase, pass_, self._rows, self._size),
             )
         random = generator(derive_seed(seed, "augment", self._phase, name, number))
-        return self._augment.two_views(self._features.inputs(self._pass[1][batch]), random)
+        x = self._features.inputs(self._pass[1][batch])
+        if self._raw:
+            return x, self._augment.one_view(x, random)
+        return self._augment.two_views(x, random)
