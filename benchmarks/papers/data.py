@@ -58,7 +58,8 @@ class Sources:
         tables = read_toml(folder / "recipe.toml")
         simulate = dict(tables["simulate"])
         simulate["parties"] = {
-            name: _absolute(each, folder) for name, each in simulate["parties"].items()
+            name: _absolute({**each, **data.reading}, folder)
+            for name, each in simulate["parties"].items()
         }
         own = {"parties": tables["parties"], "rows": _division(tables), "simulate": simulate}
         return Base(own, tuple(json.loads(notes.read_text())))

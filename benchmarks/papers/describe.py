@@ -58,6 +58,7 @@ class Data:
         model: the recipe's model.
         rows: how many rows are taken, at random; None for all. May be an ``At``.
         options: further options of ``vfl.prepare``.
+        reading: settings of each party's data, beside those that ``vfl.prepare`` writes.
         changes: {key of the recipe: value}, as in a study.
         shares: of the rows, for validation and for testing; the latter only if the data set has
             no official test rows.
@@ -79,6 +80,7 @@ class Data:
     model: Tables
     rows: At | int | None = None
     options: Tables = field(default_factory=dict)
+    reading: Tables = field(default_factory=dict)
     changes: Tables = field(default_factory=dict)
     shares: tuple[float, float] = (0.1, 0.2)
     whole: Tables = field(default_factory=dict)

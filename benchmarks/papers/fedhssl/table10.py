@@ -15,7 +15,7 @@ from benchmarks.papers.fedhssl.common import (
     NAMES,
     NOTES,
     NUSWIDE,
-    PLACES,
+    SITES,
     SMALL,
     SPLITNN,
     TWENTY,
@@ -25,7 +25,7 @@ from benchmarks.papers.fedhssl.common import (
 )
 from benchmarks.papers.rules import Claim, along, better
 
-_ON = tuple(each.name for each in (NUSWIDE, AVAZU, PLACES))
+_ON = tuple(each.name for each in (NUSWIDE, AVAZU, SITES))
 _NAMES = {(labels, share): f"{labels}, {share}%" for labels in LABELS for share in (20, 40)}
 _FORTY = tuple(_NAMES[labels, 40] for labels in LABELS)
 _COLUMNS = tuple(

@@ -71,7 +71,7 @@ _CNN0: Tables = {
 BINARY: Tables = {"kind": "binary"}
 TEN: Tables = {"kind": "multiclass", "classes": 10}
 REGRESSION: Tables = {"kind": "regression"}
-_SCALED: Tables = {"label_scale": "minmax"}
+_SCALED: Tables = {"scale": "minmax", "label_scale": "minmax"}
 
 
 # One party has all columns, or all of an image.
@@ -146,6 +146,7 @@ UJI = _data(
     _fc([50, 50, 50, 30], [30, 10]),
     3000,
     of_table5((3e-4, 1e-4, 100, 500), (1e-4, 1e-4, 100, 600), rows=21048),
+    reading=_SCALED,
     whole=_COLUMNS,
 )
 SUPERCONDUCT = _data(
@@ -157,6 +158,7 @@ SUPERCONDUCT = _data(
     _fc([30, 30], [30, 10]),
     3000,
     of_table5((3e-4, 1e-4, 100, 500), (3e-4, 1e-4, 128, 600), rows=21263),
+    reading=_SCALED,
     whole=_COLUMNS,
 )
 
@@ -181,14 +183,13 @@ KMNIST = _images("KMNIST", "kmnist")
 FASHION = _images("Fashion-MNIST", "fashion_mnist")
 NUSWIDE = _data(
     "NUS-WIDE",
-    "nuswide",
+    "nuswide_sky",
     BINARY,
     5,
     "accuracy",
     _fc([60], [50], 8),
     3000,
     of_table5((3e-4, 1e-5, 128, 50), (7e-5, 1e-5, 128, 50), rows=269648),
-    options={"paper": "fedonce"},
 )
 MOVIELENS = _data(
     "MovieLens",
@@ -265,12 +266,22 @@ def linear(data: Data) -> list[Tables]:
 
 BOOSTED = Line(
     "SecureBoost",
-    [{"kind": "secureboost", "encryption": "none", "bins": 32, "depth": 6, "trees": At(300, 20),
-      "learning_rate": At(0.1, 0.3)}],
+    [
+        {
+            "kind": "secureboost",
+            "encryption": "none",
+            "bins": 32,
+            "depth": 6,
+            "trees": At(300, 20),
+            "learning_rate": At(0.1, 0.3),
+        }
+    ],
     on=("gisette", "covtype", "phishing", "UJIIndoorLoc", "Superconduct", "NUS-WIDE", "MovieLens"),
 )
 LINEAR = Line(
-    "Linear-Combine", linear, combined=True,
+    "Linear-Combine",
+    linear,
+    combined=True,
     changes={"model.encoder": {"kind": "mlp", "hidden": []}, "model.top": {"hidden": []}},
 )
 WIDE: Tables = {"model.embedding_size": 30}

@@ -42,7 +42,10 @@ TABLE = Table(
     "on phishing",
     claims=(
         Claim("FedOnce-L0 is above Solo for every host", better("FedOnce-L0", "Solo")),
-        Claim("FedOnce-L0 is above SplitNN with its bytes", better("FedOnce-L0", "SplitNN-Comm", _FIRST)),
+        Claim(
+            "FedOnce-L0 is above SplitNN with its bytes",
+            better("FedOnce-L0", "SplitNN-Comm", _FIRST),
+        ),
         Claim(
             "FedOnce-L0 is within 0.3 points of Combine on MNIST",
             close("FedOnce-L0", "Combine", 0.3, _FIRST),

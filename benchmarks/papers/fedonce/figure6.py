@@ -10,9 +10,7 @@ from benchmarks.papers.rules import Claim, better, close
 TIMES = (1, 5, 17)
 SPLIT = tuple(Line(f"SplitNN, {times} ×", split_within(times)) for times in TIMES)
 MORE = tuple(
-    Line(
-        f"FedOnce-L0, {times} ×", split_within(times, after=True), pretrain_of="FedOnce-L0"
-    )
+    Line(f"FedOnce-L0, {times} ×", split_within(times, after=True), pretrain_of="FedOnce-L0")
     for times in TIMES[1:]
 )
 ACCURACY = ("metric",)

@@ -23,8 +23,14 @@ TABLE = Table(
     figures={},
     source="section 5.2, Fig. 7, a chart; the text says that d of about 16 is best on MNIST",
     claims=(
-        Claim("d = 16 is above d = 2 on MNIST", along("FedOnce-L0", "d = 2", "d = 16"), on=("MNIST",)),
-        Claim("d = 16 is above d = 64 on MNIST", along("FedOnce-L0", "d = 64", "d = 16"), on=("MNIST",)),
+        Claim(
+            "d = 16 is above d = 2 on MNIST", along("FedOnce-L0", "d = 2", "d = 16"), on=("MNIST",)
+        ),
+        Claim(
+            "d = 16 is above d = 64 on MNIST",
+            along("FedOnce-L0", "d = 64", "d = 16"),
+            on=("MNIST",),
+        ),
     ),
     small=TABLES + " d of 2, 16 and 64.",
     notes=("P1 is the host; the paper takes the mean over all",),

@@ -17,7 +17,10 @@ _COMM = Line(
     ],
 )
 _STANDS = replace(
-    UJI, name="UJIIndoorLoc, 520 columns", stands_for="gisette", at=("small",),
+    UJI,
+    name="UJIIndoorLoc, 520 columns",
+    stands_for="gisette",
+    at=("small",),
     rows=At(None, 2000),
 )
 _SMALL = (10, 50)
@@ -33,8 +36,13 @@ TABLE = Table(
     figures={},
     source="section 5.4, Fig. 8, a chart",
     claims=(
-        Claim("Solo degrades with the number of parties", along("Solo", f"k = {_SMALL[1]}", f"k = {_SMALL[0]}")),
-        Claim("FedOnce-L0 is above SplitNN with its bytes", better("FedOnce-L0", "SplitNN, one epoch")),
+        Claim(
+            "Solo degrades with the number of parties",
+            along("Solo", f"k = {_SMALL[1]}", f"k = {_SMALL[0]}"),
+        ),
+        Claim(
+            "FedOnce-L0 is above SplitNN with its bytes", better("FedOnce-L0", "SplitNN, one epoch")
+        ),
         Claim("FedOnce-L0 is above Solo", better("FedOnce-L0", "Solo")),
     ),
     small=TABLES + " 10 and 50 parties.",

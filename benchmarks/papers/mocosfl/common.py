@@ -37,8 +37,15 @@ def model(network: str) -> Tables:
 
 def dealt(name: str, prepare: str, classes: int, parties: int = 5) -> Data:
     return Data(
-        name, prepare, {"kind": "multiclass", "classes": classes}, parties, "accuracy",
-        model("ResNet-18"), At(None, 3000), options={"divide": "rows"}, dealt=True,
+        name,
+        prepare,
+        {"kind": "multiclass", "classes": classes},
+        parties,
+        "accuracy",
+        model("ResNet-18"),
+        At(None, 3000),
+        options={"divide": "rows"},
+        dealt=True,
         # The probe has no learning rate to choose.
         shares=(0.0, 0.2),
     )
@@ -46,7 +53,12 @@ def dealt(name: str, prepare: str, classes: int, parties: int = 5) -> Data:
 
 CIFAR10 = dealt("CIFAR-10", "cifar10", 10)
 CIFAR100 = dealt("CIFAR-100", "cifar100", 100)
-PROBE: Tables = {"kind": "probe", "splits": ["test"], "epochs": At(100, 20), "least_steps": At(1, 1000)}
+PROBE: Tables = {
+    "kind": "probe",
+    "splits": ["test"],
+    "epochs": At(100, 20),
+    "least_steps": At(1, 1000),
+}
 
 
 def pretraining(cut: int, **more: Any) -> Tables:
@@ -61,7 +73,10 @@ def pretraining(cut: int, **more: Any) -> Tables:
         "queue": At(6000, 400),
         "auto_adjust": True,
         "optimizer": {
-            "kind": "sgd", "lr": At(0.06, 0.01), "momentum": 0.9, "weight_decay": 5e-4,
+            "kind": "sgd",
+            "lr": At(0.06, 0.01),
+            "momentum": 0.9,
+            "weight_decay": 5e-4,
             "schedule": "cosine",
         },
         **more,
@@ -75,7 +90,9 @@ def line(cut: int, network: str = "", probe: Tables = PROBE, **more: Any) -> Lin
         return Line(f"MocoSFL-{cut}", phases)
     small = network == "ResNet-18"
     return Line(
-        f"MocoSFL-{cut} ({network})", phases, changes={"model": model(network)},
+        f"MocoSFL-{cut} ({network})",
+        phases,
+        changes={"model": model(network)},
         at=("paper", "small") if small else ("paper",),
         needs="" if small else f"{network} as an encoder that MocoSFL can cut",
     )

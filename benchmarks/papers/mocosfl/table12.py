@@ -13,8 +13,12 @@ NEEDS = "an MLP head on a share of the labels (probe: hidden, labelled)"
 def probe(share: float) -> Tables:
     """Returns an MLP head on frozen features of the rows with labels."""
     return {
-        "kind": "probe", "splits": ["test"], "hidden": [512], "labelled": share,
-        "epochs": At(100, 20), "least_steps": At(1, 500),
+        "kind": "probe",
+        "splits": ["test"],
+        "hidden": [512],
+        "labelled": share,
+        "epochs": At(100, 20),
+        "least_steps": At(1, 500),
     }
 
 
@@ -47,7 +51,9 @@ TABLE = Table(
     lines=lines(tuple(NETWORKS)[:2]),
     columns=tuple(
         Column(
-            f"{n} clients, {name}", parties=n, prepare={"deal": "classes:2"},
+            f"{n} clients, {name}",
+            parties=n,
+            prepare={"deal": "classes:2"},
             phases={"probe": {"labelled": share}},
             at=("paper", "small") if n == 5 else ("paper",),
         )
@@ -57,10 +63,19 @@ TABLE = Table(
     figures={"CIFAR-10": dict(zip(_NAMES, _ROWS, strict=True))},
     source="appendix B.6, Table 12 (non-IID)",
     claims=(
-        Claim("10 % of the labels are better than 1 %", along(_NAMES[0], "5 clients, 1%", "5 clients, 10%")),
+        Claim(
+            "10 % of the labels are better than 1 %",
+            along(_NAMES[0], "5 clients, 1%", "5 clients, 10%"),
+        ),
         Claim(
             "MocoSFL-3 is within a point of MocoSFL-1",
-            near([((_NAMES[1], f"5 clients, {each}"), (_NAMES[0], f"5 clients, {each}")) for each in SHARES], 1.0),
+            near(
+                [
+                    ((_NAMES[1], f"5 clients, {each}"), (_NAMES[0], f"5 clients, {each}"))
+                    for each in SHARES
+                ],
+                1.0,
+            ),
         ),
     ),
     small=SMALL + "; 5 clients",

@@ -14,17 +14,25 @@ _TWO = tuple(NETWORKS)[:2]
 _NAMES = tuple(f"MocoSFL-{cut} ({each})" for each in _TWO for cut in (1, 3))
 _DEAL = {"deal": "classes:2"}
 _LINEAR = tuple(
-    replace(linear(cut, network, PROBE), name=f"MocoSFL-{cut} ({network}), linear", only=("linear",))
+    replace(
+        linear(cut, network, PROBE), name=f"MocoSFL-{cut} ({network}), linear", only=("linear",)
+    )
     for network in _TWO
     for cut in (1, 3)
 )
 _HEADS = tuple(replace(each, only=tuple(SHARES)) for each in lines(_TWO))
 _FIGURES = {
     "CIFAR-10": (
-        (87.81, 84.69, 87.05), (87.29, 73.44, 79.49), (90.78, 85.59, 89.81), (90.94, 87.09, 90.33),
+        (87.81, 84.69, 87.05),
+        (87.29, 73.44, 79.49),
+        (90.78, 85.59, 89.81),
+        (90.94, 87.09, 90.33),
     ),
     "CIFAR-100": (
-        (58.78, 33.09, 51.59), (57.70, 32.44, 51.21), (67.09, 35.31, 56.97), (66.45, 35.30, 56.98),
+        (58.78, 33.09, 51.59),
+        (57.70, 32.44, 51.21),
+        (67.09, 35.31, 56.97),
+        (66.45, 35.30, 56.98),
     ),
 }
 

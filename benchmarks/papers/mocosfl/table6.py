@@ -15,9 +15,7 @@ TABLE = Table(
     lines=tuple(line(3, network) for network in _NETWORKS),
     columns=columns((100,), small=(100,)),
     figures={
-        "CIFAR-10": dict(
-            zip(_NAMES, ((87.29, 87.10), (81.64, 74.48), (81.41, 76.02)), strict=True)
-        )
+        "CIFAR-10": dict(zip(_NAMES, ((87.29, 87.10), (81.64, 74.48), (81.41, 76.02)), strict=True))
     },
     source="appendix B.2, Table 6",
     claims=(

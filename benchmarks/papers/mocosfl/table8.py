@@ -26,8 +26,11 @@ TABLE = Table(
     )
     + tuple(
         Column(
-            f"{name}, 50 clients", parties=50, prepare={"deal": "classes:2"},
-            phases={"mocosfl": {"averages_per_epoch": often}}, at=("small",),
+            f"{name}, 50 clients",
+            parties=50,
+            prepare={"deal": "classes:2"},
+            phases={"mocosfl": {"averages_per_epoch": often}},
+            at=("small",),
         )
         for name, often in zip(_NAMES, _OFTEN, strict=True)
         if often in (1, 5)
@@ -42,7 +45,9 @@ TABLE = Table(
         ),
         Claim(
             "with 50 clients, five times an epoch is as good as once",
-            near([(("MocoSFL-3", "1/epoch, 50 clients"), ("MocoSFL-3", "5/epoch, 50 clients"))], 2.0),
+            near(
+                [(("MocoSFL-3", "1/epoch, 50 clients"), ("MocoSFL-3", "5/epoch, 50 clients"))], 2.0
+            ),
         ),
     ),
     small=SMALL + "; 50 clients in place of 1,000",

@@ -20,13 +20,25 @@ _NEEDS = "contrastive learning without a projector (projector = [])"
 
 
 def _data(
-    name: str, prepare: str, classes: int, parties: int, encoder: Tables, size: int, train: int,
+    name: str,
+    prepare: str,
+    classes: int,
+    parties: int,
+    encoder: Tables,
+    size: int,
+    train: int,
     metric: str,
 ) -> Data:
     return Data(
-        name, prepare, {"kind": "multiclass", "classes": classes}, parties, metric,
-        {"embedding_size": size, "encoder": encoder}, At(None, 1000),
-        settings={"train": At(train, 700)}, options={"paper": "ss-vfl"},
+        name,
+        prepare,
+        {"kind": "multiclass", "classes": classes},
+        parties,
+        metric,
+        {"embedding_size": size, "encoder": encoder},
+        At(None, 1000),
+        settings={"train": At(train, 700)},
+        options={"paper": "ss-vfl"},
     )
 
 
@@ -34,9 +46,16 @@ IMAGENET = _data("ImageNet100", "imagenet100", 100, 2, {"kind": "resnet50"}, 204
 MODELNET = _data("ModelNet10", "modelnet10", 10, 12, {"kind": "resnet18"}, 512, 3_991, "accuracy")
 # A mirrored digit is another digit.
 DIGITS = Data(
-    "MNIST quadrants", "mnist", {"kind": "multiclass", "classes": 10}, 4, "accuracy",
-    {"embedding_size": 64, "encoder": {"kind": "cnn", "channels": [16, 32]}}, 4000, at=("small",),
-    stands_for="ModelNet10", options={"divide": "quadrants"},
+    "MNIST quadrants",
+    "mnist",
+    {"kind": "multiclass", "classes": 10},
+    4,
+    "accuracy",
+    {"embedding_size": 64, "encoder": {"kind": "cnn", "channels": [16, 32]}},
+    4000,
+    at=("small",),
+    stands_for="ModelNet10",
+    options={"divide": "quadrants"},
     settings={"train": 2800, "more": {"augment": {"flip": 0.0}}},
 )
 DATA = (IMAGENET, MODELNET, DIGITS)
@@ -46,10 +65,16 @@ def contrastive(data: Data) -> list[Tables]:
     """Returns LocalCL, which is 200 epochs."""
     return [
         {
-            "kind": "contrastive", "ssl": "simclr", "projector": [], "rounds": At(200, 6),
+            "kind": "contrastive",
+            "ssl": "simclr",
+            "projector": [],
+            "rounds": At(200, 6),
             "batch_size": At(512, 128),
             "optimizer": {
-                "kind": "sgd", "lr": At(0.06, 0.05), "momentum": 0.9, "weight_decay": 3e-5,
+                "kind": "sgd",
+                "lr": At(0.06, 0.05),
+                "momentum": 0.9,
+                "weight_decay": 3e-5,
                 "schedule": "cosine",
             },
             **data.settings.get("more", {}),
@@ -59,7 +84,9 @@ def contrastive(data: Data) -> list[Tables]:
 
 def _supervised(kind: str) -> Tables:
     phase: Tables = {
-        "kind": kind, "batch_size": At(128, 50), "optimizer": {"kind": "adam", "lr": 1e-3},
+        "kind": kind,
+        "batch_size": At(128, 50),
+        "optimizer": {"kind": "adam", "lr": 1e-3},
     }
     return phase
 

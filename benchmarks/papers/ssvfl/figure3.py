@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from benchmarks.papers.describe import Column, Table
 from benchmarks.papers.rules import Claim, better, close
-from benchmarks.papers.ssvfl.common import DATA, DIGITS, IMAGENET, LINES, MODELNET, NOTES, SHARES, SMALL
+from benchmarks.papers.ssvfl.common import (
+    DATA,
+    DIGITS,
+    IMAGENET,
+    LINES,
+    MODELNET,
+    NOTES,
+    SHARES,
+    SMALL,
+)
 
 TABLE = Table(
     place="Fig. 3",
@@ -22,7 +31,11 @@ TABLE = Table(
             close("SS-VFL-I", "SS-VFL-C", 0.02),
             on=(MODELNET.name, DIGITS.name),
         ),
-        Claim("SS-VFL-C is above SS-VFL-I with 25 %", better("SS-VFL-C", "SS-VFL-I", ("25%",)), on=(IMAGENET.name,)),
+        Claim(
+            "SS-VFL-C is above SS-VFL-I with 25 %",
+            better("SS-VFL-C", "SS-VFL-I", ("25%",)),
+            on=(IMAGENET.name,),
+        ),
         Claim("with 25 % supervised VFL is close", close("VFL", "SS-VFL-I", 0.02, ("25%",))),
     ),
     small=SMALL,

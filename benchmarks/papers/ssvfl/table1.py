@@ -9,9 +9,7 @@ from benchmarks.papers.ssvfl.common import DATA, LINES, NOTES, SHARES, SMALL
 
 _TARGETS = (0.70, 0.75, 0.80, 0.85)
 _COLUMNS = tuple(
-    Column(
-        f"{share:.0%} to {target:.0%}", share=share, measure=megabytes_to(target), lower=True
-    )
+    Column(f"{share:.0%} to {target:.0%}", share=share, measure=megabytes_to(target), lower=True)
     for share, target in zip(SHARES, _TARGETS, strict=True)
 )
 TABLE = Table(
@@ -34,8 +32,14 @@ TABLE = Table(
     },
     source="section 4, Table 1",
     claims=(
-        Claim("supervised VFL needs at least 56 times the bytes of SS-VFL-I", ratio("VFL", "SS-VFL-I", 56.0)),
-        Claim("SS-VFL-C needs at least 12 times the bytes of SS-VFL-I", ratio("SS-VFL-C", "SS-VFL-I", 12.0)),
+        Claim(
+            "supervised VFL needs at least 56 times the bytes of SS-VFL-I",
+            ratio("VFL", "SS-VFL-I", 56.0),
+        ),
+        Claim(
+            "SS-VFL-C needs at least 12 times the bytes of SS-VFL-I",
+            ratio("SS-VFL-C", "SS-VFL-I", 12.0),
+        ),
         Claim("supervised VFL needs more than SS-VFL-C", ratio("VFL", "SS-VFL-C", 3.0)),
     ),
     small=SMALL + "; the paper's targets",
