@@ -249,3 +249,23 @@ def within(most: float, lines: Sequence[str] = ()) -> Judge:
         return verdict, f"{near} of {len(away)} numbers within {most:g} of the paper's"
 
     return judge
+
+
+def below(line: str, most: float, columns: Sequence[str] = ()) -> Judge:
+    """A line's numbers are below a bound. Direction: at most a tenth above it."""
+
+    def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
+        means = [
+            fmean(values)
+            for column in columns or cells.columns
+            if (values := cells.ours(data, line, column))
+        ]
+        if not means:
+            return "not run", ""
+        worst = max(means)
+        verdict: Verdict = (
+            "holds" if worst < most else "direction" if worst < 1.1 * most else "not found"
+        )
+        return verdict, f"at most {worst:.{cells.table.digits}f} (below {most:g})"
+
+    return judge
