@@ -19,8 +19,7 @@ This page is made by `python -m benchmarks.papers --page` from the study files i
 `benchmarks/papers` and from the results in `benchmarks/results/papers`. Do not edit it.
 
 `python -m benchmarks.papers TABLE --data DIR --scale paper|small` runs a table from the files of
-its data sets, as [prepared](../how-to/data/prepare.md) by `vfl prepare`; `--list` shows all
-tables. The scale `small` is a reduction that each table states. A cell is *paper → **ours** ±
+its data sets, which [`vfl prepare`](../reference/commands.md) reads; `--list` shows all tables. The scale `small` is a reduction that each table states. A cell is *paper → **ours** ±
 standard deviation over the seeds*; of a data set that stands in place of the paper's there is no
 number of the paper. Each claim was written down with its rule before the runs:
 
@@ -29,6 +28,10 @@ number of the paper. Each claim was written down with its rule before the runs:
   some of the data sets.
 - **not found**: otherwise.
 - **not run**: the data are not at hand, or the product lacks something.
+
+Not among them: tables that describe data sets and settings (FedHSSL I to III and VIII, FedOnce 1 to
+3, 5, 9 and 10), which the study files follow; diagrams; SS-VFL's Fig. 2, a picture of densities
+without numbers; and the tables of MocoSFL's main part, whose text was not at hand.
 """
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -33,10 +34,10 @@ from benchmarks.papers.plan import (
     study,
     variants,
 )
-from vfl.library.simulate import Order
+from vfl.library.simulate import Order, run_files
 from vfl.library.workers import Workers
 from vfl.studies.report import FineTuned
-from vfl.studies.run import StudyFailed
+from vfl.studies.run import Make, StudyFailed
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe
@@ -77,13 +78,7 @@ class Runner:
         if table.compute is not None:
             self._compute(name, table, seeds, filled)
             return filled
-        with Workers(self.jobs, 1) as workers:
-
-            def make(tables: Tables, base: Path, folder: Path) -> None:
-                settings = parse(Recipe, tables, "recipe")
-                data = divide(settings, base)
-                workers.run(Order(tables, settings, data, base, folder, tables, None, {}))
-
+        with self._making() as make:
             for variant in variants(table):
                 if variant.data.name in filled.absent:
                     continue
@@ -95,6 +90,23 @@ class Runner:
                 filled.notes.setdefault(variant.data.name, given.notes)
                 self._variant(name, table, variant, seeds, given.tables, make, filled)
         return filled
+
+    @contextlib.contextmanager
+    def _making(self) -> Iterator[Make]:
+        """Yields what makes a run with all of its parties in one process: this one, or one of
+        ``jobs``.
+        """
+        if self.jobs == 1:
+            yield run_files
+            return
+        with Workers(self.jobs, 1) as workers:
+
+            def make(tables: Tables, base: Path, folder: Path) -> None:
+                settings = parse(Recipe, tables, "recipe")
+                data = divide(settings, base)
+                workers.run(Order(tables, settings, data, base, folder, tables, None, {}))
+
+            yield make
 
     def _compute(self, name: str, table: Table, seeds: Sequence[int], filled: Filled) -> None:
         assert table.compute is not None
@@ -116,7 +128,7 @@ class Runner:
         variant: Variant,
         seeds: Sequence[int],
         given: Tables,
-        make: Callable[[Tables, Path, Path], None],
+        make: Make,
         filled: Filled,
     ) -> None:
         """Runs the study of a variant, and adds its cells."""
