@@ -181,7 +181,7 @@ CVT = Line(
 )
 
 
-def of_labels(aligned: Tables, small: tuple[int, ...] = (200, 1000)) -> tuple[Column, ...]:
+def of_labels(aligned: Tables, small: tuple[int, ...] = (200, 400)) -> tuple[Column, ...]:
     """Returns a column for each number of labels."""
     return tuple(
         Column(

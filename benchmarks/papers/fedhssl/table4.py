@@ -104,6 +104,6 @@ TABLE = Table(
         Claim("FedHSSL-SimSiam is above FedSplitNN", better("FedHSSL-SimSiam", "FedSplitNN")),
         Claim("more labels help FedHSSL-SimSiam", along("FedHSSL-SimSiam", "200", "1000")),
     ),
-    small=SMALL + "; SimSiam alone; 200 and 1,000 labels; one learning rate",
+    small=SMALL + "; SimSiam alone; 200 and 400 labels; one learning rate",
     notes=NOTES,
 )
