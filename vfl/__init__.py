@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vfl.library.run import Run
     from vfl.library.simulate import simulate
     from vfl.library.study import Study, study
-    from vfl.preparing.prepare import Prepared, prepare
+    from vfl.preparing.prepare import PreparedData, prepare
     from vfl.production.compare import Comparison, compare
     from vfl_common.errors import Code, VflError
     from vfl_party.base.deal import deal
@@ -39,7 +39,7 @@ __all__ = [
     "Data",
     "Forecast",
     "Model",
-    "Prepared",
+    "PreparedData",
     "Recipe",
     "Round",
     "Run",
@@ -59,7 +59,7 @@ _FROM = {
     "Data": "vfl.library.data",
     "Forecast": "vfl.library.forecast",
     "Model": "vfl.library.model",
-    "Prepared": "vfl.preparing.prepare",
+    "PreparedData": "vfl.preparing.prepare",
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.rounds",
     "Run": "vfl.library.run",

@@ -16,7 +16,7 @@ from vfl_common.text import LINE, clean
 
 if TYPE_CHECKING:
     from vfl.preparing.making import Progress
-    from vfl.preparing.prepare import Prepared
+    from vfl.preparing.prepare import PreparedData
 
 
 @click.command(epilog=EXIT_CODES)
@@ -143,7 +143,7 @@ def _settings(sets: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _tell(found: Prepared) -> None:
+def _tell(found: PreparedData) -> None:
     from vfl.report.table import new_table, size, wide_console
 
     table = new_table(f"Written into {found.recipe.parent}")

@@ -4,8 +4,8 @@ little is in memory at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +35,9 @@ class Content:
         classes: the names of the classes, in the order of their numbers; none for a regression.
         groups: [N] who a row is of, such as a patient, if that matters for dividing rows.
         notes: sentences about what the reader has left out or changed.
+        differs: sentences about what differs from what the makers publish.
+        split_says: who has divided the rows into ``splits``.
+        afterwards: returns more such sentences, when all blocks have been read.
     """
 
     labels: Array
@@ -43,14 +46,13 @@ class Content:
     ids: Array | None = None
     classes: tuple[str, ...] = ()
     groups: Array | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+    split_says: str = "The makers' split is kept"
+    afterwards: Callable[[], Sequence[str]] = tuple
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def noting(self, *notes: str) -> Content:
-        """Returns the content with more notes."""
-        return replace(self, notes=(*self.notes, *notes))
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,17 @@ def blocks_of(images: Array) -> Callable[[Rows], Iterator[Block]]:
     """Returns what yields blocks of images that are in memory or mapped; ``images``: [N, …]."""
 
     def blocks(rows: Rows) -> Iterator[Block]:
-        step = rows_a_block(images[:1].nbytes)
-        for start in range(0, len(rows), step):
-            yield images[rows[start : start + step]]
+        for some in in_blocks(rows, images[:1].nbytes):
+            yield images[some]
 
     return blocks
 
 
-def rows_a_block(row_bytes: int) -> int:
-    """Returns how many rows of so many bytes make a block."""
-    return max(1, BLOCK_BYTES // max(1, row_bytes))
+def in_blocks(rows: Rows, row_bytes: int) -> Iterator[Rows]:
+    """Yields rows in blocks of at most ``BLOCK_BYTES``, if one has so many bytes."""
+    step = max(1, BLOCK_BYTES // max(1, row_bytes))
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]
 
 
 def default_ids(n: int) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from vfl.preparing.content import Content
@@ -19,9 +18,8 @@ def find(dataset: DataSet, folder: Path) -> tuple[Form, Files]:
     Raises InputError that says which files are missing, and who publishes them.
     """
     if not folder.is_dir():
-        raise InputError(
-            Code.FILE_INVALID, f"{folder}: no such folder; give the folder of {dataset.title}"
-        )
+        text = f"{folder}: no such folder; give the folder of {dataset.title}"
+        raise InputError(Code.FILE_INVALID, text)
     found = [(form, _present(form, folder)) for form in dataset.forms]
     for form, files in found:
         if not _missing(form, files):
@@ -45,7 +43,7 @@ def differences(form: Form, files: Files, content: Content) -> list[str]:
         if counts[split] != rows:
             what = f"{split} rows" if split else "rows"
             found.append(f"{counts[split]:,} {what} were found, and {rows:,} are published.")
-    return found
+    return [*found, *content.differs]
 
 
 def _present(form: Form, folder: Path) -> dict[str, Path]:
@@ -54,18 +52,20 @@ def _present(form: Form, folder: Path) -> dict[str, Path]:
 
 
 def _lies(need: Need, folder: Path) -> Path | None:
-    for path in _places(need, folder):
-        if path.is_dir() if need.folder else path.is_file():
-            return path
-    return None
+    """Returns where a file lies: in the folder under one of its names, or in one folder in it."""
+    names = (need.name, *need.others)
+    here = [path for path in (folder / name for name in names) if _is(need, path)]
+    if here:
+        return here[0]
+    below = [path for name in names for path in sorted(folder.glob(f"*/{name}")) if _is(need, path)]
+    if len({path.parent for path in below}) > 1:
+        text = f"{folder}: {need.name} is in {listed([str(path.parent.name) for path in below])}"
+        raise InputError(Code.FILE_INVALID, f"{text}; give one of these folders")
+    return below[0] if below else None
 
 
-def _places(need: Need, folder: Path) -> Iterator[Path]:
-    for name in (need.name, *need.others):
-        yield folder / name
-        # As torchvision and archives lay them.
-        yield from sorted(folder.glob(f"*/{name}"))
-        yield from sorted(folder.glob(f"*/raw/{name}"))
+def _is(need: Need, path: Path) -> bool:
+    return path.is_dir() if need.folder else path.is_file()
 
 
 def _missing(form: Form, files: Files) -> list[Need]:

@@ -15,6 +15,7 @@ from vfl.preparing import recipes
 from vfl.preparing.asked import Asked
 from vfl.preparing.content import Content, Part, Rows
 from vfl.preparing.dataset import Files
+from vfl.preparing.fitting import fitted, training_rows
 from vfl.preparing.summary import header_of, text_of
 from vfl.preparing.writing import ID, LABEL, SPLIT, Beside, Written, write_parts
 from vfl.simulation.federation import to_lines, to_toml
@@ -66,21 +67,25 @@ class Making:
     files: Files
     notes: tuple[str, ...]
 
-    def write(self, folder: Path, progress: Progress | None) -> list[Written]:
+    def write(
+        self, folder: Path, progress: Progress | None
+    ) -> tuple[list[Written], tuple[str, ...]]:
         """Writes into a folder beside ``folder``, which takes its place when all is whole. Returns
-        the parties' tables. Raises InputError.
+        the parties' tables and all notes. Raises InputError.
         """
         made = _new_beside(folder)
         try:
             written = self._tables(made, progress)
-            write_atomic(made / RECIPE, header_of(self.asked) + self._recipe(written))
-            text = text_of(self.asked, self.content, self.files, self.notes, written)
+            recipe, lowered = self._recipe(written)
+            write_atomic(made / RECIPE, header_of(self.asked) + recipe)
+            notes = (*self.notes, *self.content.afterwards(), *lowered)
+            text = text_of(self.asked, self.content, self.files, notes, written)
             write_atomic(made / SUMMARY, text)
             _take_place(made, folder)
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
-        return written
+        return written, notes
 
     def _tables(self, folder: Path, progress: Progress | None) -> list[Written]:
         found: dict[str, Written] = {}
@@ -100,19 +105,30 @@ class Making:
         own = sum(len(rows) for rows in having if rows is not None)
         return own + (len(self.used) if any(rows is None for rows in having) else 0)
 
-    def _recipe(self, written: Sequence[Written]) -> str:
-        """Returns the recipe. Raises InputError if it does not hold."""
+    def _recipe(self, written: Sequence[Written]) -> tuple[str, list[str]]:
+        """Returns the recipe, and sentences about numbers that are not the paper's. Raises
+        InputError if it does not hold.
+        """
+        tables = self._tables_of_recipe()
+        counts = training_rows(self.parts, self.used, self.beside.splits, tables["rows"])
+        fits, notes = fitted(tables, counts, dealt=not self.asked.division.aligned)
+        split = self.beside.splits is not None
+        pairs = zip(self.parts, written, strict=True)
+        data = {part.name: _data(part, each, split=split) for part, each in pairs}
+        whole = fits | {"simulate": {"parties": data}}
+        parse(Recipe, whole, f"the recipe of {self.asked.name}")
+        # A table for each party: inline, a thousand of them were one line.
+        each = (f"\n[simulate.parties.{name}]\n{to_lines(own)}" for name, own in data.items())
+        return to_toml(fits) + "".join(each), notes
+
+    def _tables_of_recipe(self) -> dict[str, Any]:
         own = dict(self._method())
         rows: dict[str, Any] = {"align": "digest" if self.asked.division.aligned else "none"}
         if self.beside.splits is not None:
             rows["split"] = "column"
         elif self.asked.validation:
             rows["validation"] = self.asked.validation
-        data = {
-            part.name: _data(part, each, split=self.beside.splits is not None)
-            for part, each in zip(self.parts, written, strict=True)
-        }
-        tables = {
+        return {
             "name": self.asked.name,
             "seed": self.asked.request.seed,
             "task": dict(self.asked.dataset.task),
@@ -120,11 +136,6 @@ class Making:
             "rows": rows | dict(own.pop("rows", {})),
             **own,
         }
-        whole = tables | {"simulate": {"parties": data}}
-        parse(Recipe, whole, f"the recipe of {self.asked.name}")
-        # A table for each party: inline, a thousand of them were one line.
-        each = (f"\n[simulate.parties.{name}]\n{to_lines(own)}" for name, own in data.items())
-        return to_toml(tables) + "".join(each)
 
     def _method(self) -> Mapping[str, Any]:
         """Returns the tables of the paper's method, or of another one that fits the division."""

@@ -17,14 +17,15 @@ from vfl.preparing.writing import Beside, Written
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """What ``vfl.prepare`` has written.
 
     Args:
         recipe: the recipe, which ``vfl.simulate`` runs as it is.
         parties: {party: its table}, the active party first.
         summary: the page that says what was written, from what, and what was left out.
-        notes: what differs from the official data set; also in the summary.
+        notes: what differs from the official data set, and what was left out; also in the
+            summary.
         official: whether these are the makers' files, unchanged, and all of their rows.
         written: rows, features and bytes of each table, in the parties' order.
     """
@@ -53,7 +54,7 @@ def prepare(
     replace: bool = False,
     progress: Progress | None = None,
     **options: Any,
-) -> Prepared:
+) -> PreparedData:
     """Makes the parties' tables and a recipe from the official files of a paper's data set.
 
     Nothing is downloaded. The same files, numbers and seed always give the same tables.
@@ -96,7 +97,8 @@ def prepare(
     refuse_folder(folder, replace=replace)
     form, files = find(known.dataset, Path(source))
     content = form.read(files, known.request)
-    notes = (*differences(form, files, content), *content.notes)
+    differ = differences(form, files, content)
+    notes = (*differ, *content.notes)
     used = used_rows(content, rows, seed)
     if rows is not None and rows < len(content):
         notes += (f"{rows:,} of {len(content):,} rows were drawn, with seed {seed}.",)
@@ -105,9 +107,10 @@ def prepare(
     reduced = _only(content, used)
     parts = [_in_source(part, used) for part in known.division.make(reduced, known.request)]
     making = Making(known, content, used, parts, Beside(ids, content.labels, splits), files, notes)
-    written = making.write(folder, progress)
+    written, notes = making.write(folder, progress)
     tables = {each.name: folder / each.path.name for each in written}
-    return Prepared(folder / RECIPE, tables, folder / SUMMARY, notes, not notes, tuple(written))
+    official = not differ and len(used) == len(content)
+    return PreparedData(folder / RECIPE, tables, folder / SUMMARY, notes, official, tuple(written))
 
 
 def _only(content: Content, used: Rows) -> Content:

@@ -76,8 +76,14 @@ def ssvfl(encoder: Mapping[str, Any], d: int) -> Tables:
     return {
         "model": {"embedding_size": d, "encoder": dict(encoder)},
         "phases": [
-            {"kind": "contrastive", "ssl": "moco", "rounds": 200},
-            {"kind": "head", "epochs": 500},
+            {
+                "kind": "contrastive",
+                "ssl": "moco",
+                "rounds": 200,
+                "batch_size": 512,
+                "queue": 4096,
+            },
+            {"kind": "head", "epochs": 500, "batch_size": 64},
             {"kind": "evaluate"},
         ],
     }
@@ -90,7 +96,13 @@ def mocosfl(image: Sequence[int], *, cut: int = 3, batch_size: int = 20) -> Tabl
     return {
         "model": {"embedding_size": 512, "encoder": {"kind": "resnet18"}},
         "phases": [
-            {"kind": "mocosfl", "image": list(image), "cut": cut, "batch_size": batch_size},
+            {
+                "kind": "mocosfl",
+                "image": list(image),
+                "cut": cut,
+                "batch_size": batch_size,
+                "queue": 6000,
+            },
             {"kind": "probe"},
         ],
     }

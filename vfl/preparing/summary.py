@@ -78,7 +78,7 @@ def _rows(asked: Asked, content: Content) -> str:
     if content.splits is not None:
         counts = Counter(content.splits.tolist())
         told = ", ".join(f"{count:,} {split}" for split, count in counts.items())
-        found = f"The makers' split is kept: {told}."
+        found = f"{content.split_says}: {told}."
         if asked.validation:
             share = f"{100 * asked.validation:g} %"
             found += f" {share} of the training rows that are used were set apart for validation."

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -15,7 +19,11 @@ import vfl
 from tests.harness.sentences import raises
 from tests.unit.vfl.preparing.made import MNIST, idx, write_mnist
 from vfl.cli import cli
+from vfl.preparing import recipes
+from vfl.preparing.content import Content
+from vfl.preparing.dataset import DataSet, Files, Form, Request, Use
 from vfl.preparing.datasets import REGISTRY, load
+from vfl.preparing.dividing import COLUMNS
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import using
 
@@ -25,7 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_mnist(tmp_path_factory.mktemp("mnist"))
 
 
-def npz(prepared: vfl.Prepared, party: str) -> dict[str, Any]:
+def npz(prepared: vfl.PreparedData, party: str) -> dict[str, Any]:
     with np.load(prepared.parties[party]) as file:
         return dict(file)
 
@@ -80,22 +88,6 @@ def test_whole_rows_are_dealt_to_clients_once(files: Path, tmp_path: Path, deal:
         for each in clients:
             own = each["id"][each["split"] == b"train"].astype(int)
             assert len(set(labels[own].tolist())) == 2
-
-
-def test_a_recipe_runs_as_it_is_written(files: Path, tmp_path: Path) -> None:
-    found = vfl.prepare("mnist", files, tmp_path / "out")
-    short = vfl.Recipe.load(found.recipe).replace(
-        {
-            "phases.fedonce.epochs": 1,
-            "phases.head.epochs": 1,
-            "model.encoder": {"kind": "mlp", "hidden": [4]},
-            "model.embedding_size": 4,
-        }
-    )
-    run = vfl.simulate(short, quiet=True)
-    assert set(run.metrics) == {"train", "test"}
-    moved = vfl.simulate(short, data=found.parties, quiet=True)
-    assert moved.metrics == run.metrics
 
 
 @pytest.mark.parametrize(
@@ -203,6 +195,47 @@ def test_every_data_set_describes_itself() -> None:
             assert not allowed or use.parties in allowed
 
 
-def test_a_data_set_may_be_given() -> None:
-    with using({"datasets": {"own": load("mnist")}}):
-        assert load("own").title == "MNIST"
+def table_set(n: int, block: int) -> DataSet:
+    """Returns a data set of n rows with five columns, which are read in blocks; without a split."""
+
+    def blocks(rows: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
+        for start in range(0, len(rows), block):
+            own = rows[start : start + block]
+            yield pa.table(
+                {f"x{j}": own * 10 + j for j in range(5)} | {"c": [f"k{r % 3}" for r in own]}
+            )
+
+    def read(_: Files, __: Request) -> Content:
+        return Content(np.arange(n) % 2, None, blocks)
+
+    recipe = recipes.splitnn({"kind": "tabular", "hidden": [4]}, 2)
+    return DataSet(
+        "Numbers",
+        "nobody",
+        "numbers",
+        n,
+        {"kind": "binary"},
+        (Form((), read),),
+        {"columns": COLUMNS},
+        (Use("FedOnce", "Table 1", "columns", 4, recipe, validation=0.1),),
+        "little",
+    )
+
+
+def test_columns_are_divided_and_written_in_blocks(tmp_path: Path) -> None:
+    with using({"datasets": {"numbers": table_set(50, 7)}}):
+        found = vfl.prepare("numbers", tmp_path, tmp_path / "out", rows=40, active=2)
+        tables = [pq.read_table(path) for path in found.parties.values()]
+        assert [each.column_names for each in tables] == [
+            ["id", "label", "x2", "x3"],
+            ["id", "x0", "x1"],
+            ["id", "x4"],
+            ["id", "c"],
+        ]
+        assert all(each["id"] == tables[0]["id"] for each in tables)
+        ids = np.array([int(each) for each in tables[0]["id"].to_pylist()])
+        assert (tables[0]["x3"].to_numpy() == 10 * ids + 3).all()
+        assert (tables[0]["label"].to_numpy() == ids % 2).all()
+        assert tables[0]["label"].to_numpy().sum() == 20
+        with raises(InputError, Code.CONFIG_INVALID):
+            vfl.prepare("numbers", tmp_path, tmp_path / "other", parties=7)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from vfl.preparing.dataset import DataSet
-from vfl.preparing.idx_set import idx_set
+from vfl.preparing.families.idx_set import idx_set
 
 DATASET: DataSet = idx_set(
+    "MNIST",
     "MNIST",
     "http://yann.lecun.com/exdb/mnist, or its mirrors (Hugging Face: ylecun/mnist)",
     "handwritten digits",
@@ -15,6 +16,6 @@ DATASET: DataSet = idx_set(
         "t10k-images-idx3-ubyte.gz": (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
         "t10k-labels-idx1-ubyte.gz": (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
     },
-    "Tables 4, 5, 6, 7, 8; Figs. 5c, 6c, 7",
+    "Tables 4-7, 10; Figs. 5c, 6c, 7",
     "mnist10k.npz",
 )

@@ -29,6 +29,7 @@ _SILENT = (
 
 def idx_set(
     title: str,
+    folder: str,
     publisher: str,
     what: str,
     files: Mapping[str, tuple[int, str]],
@@ -40,6 +41,7 @@ def idx_set(
 
     Args:
         title: its name.
+        folder: torchvision's folder of it, whose files may be meant.
         publisher: who publishes it.
         what: its images show.
         files: {official name: (bytes, MD5)}, in the order above.
@@ -47,7 +49,7 @@ def idx_set(
         ten_thousand: the name of an NPZ file of its test images alone, as another form.
     """
     needs = tuple(
-        Need(name, (name.removesuffix(".gz"),), size, md5) for name, (size, md5) in files.items()
+        Need(name, _others(name, folder), size, md5) for name, (size, md5) in files.items()
     )
     forms = [Form(needs, partial(_read, tuple(files)), _ROWS)]
     if ten_thousand is not None:
@@ -65,6 +67,11 @@ def idx_set(
         uses=(use,),
         memory="about 200 MB",
     )
+
+
+def _others(name: str, folder: str) -> tuple[str, ...]:
+    plain = name.removesuffix(".gz")
+    return plain, *(f"{folder}/raw/{each}" for each in (name, plain))
 
 
 def _read(names: tuple[str, ...], files: Files, _: Request) -> Content:
