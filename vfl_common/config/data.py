@@ -69,8 +69,8 @@ class DataSettings(Section):
     source: str
     """Where the rows are: a file (``.csv``, ``.tsv``, ``.txt``, ``.libsvm``, ``.svm``,
     ``.svmlight``, ``.idx``, each also ``.gz`` or ``.bz2``; ``.parquet``, ``.xlsx``, ``.xlsm``,
-    ``.npz``, ``.mat``), a member of a zip file (``archive.zip/member.csv``), a folder of Parquet
-    files or of images, the URL of a database, ``sklearn:NAME``, ``torchvision:NAME``, or
+    ``.npz``, ``.mat``), a member of a zip or tar file (``archive.zip/member.csv``), a folder of
+    Parquet files or of images, the URL of a database, ``sklearn:NAME``, ``torchvision:NAME``, or
     ``NAME:REST`` for the plug-in NAME. Write ``./NAME:REST`` for a file whose name looks so.
     """
     format: Format | None = None

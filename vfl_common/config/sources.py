@@ -22,7 +22,8 @@ PACKED = (".gz", ".bz2")
 TEXT_FILES = tuple(
     ending + packed for packed in ("", *PACKED) for ending in (".csv", ".tsv", ".txt")
 )
-_ZIP = ".zip/"
+# Of files that hold several.
+_ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 # What a file is that its name does not say.
 Format = Literal["text", "libsvm", "idx", "mat"]
 _ENDINGS: dict[str, Format] = {
@@ -87,11 +88,17 @@ def format_of(source: str) -> Format | None:
 
 
 def divided(source: str) -> tuple[str, str | None]:
-    """Returns a path, and the member that it names of a zip file (``archive.zip/member.csv``); None
+    """Returns a path, and the member that it names of an archive (``archive.zip/member.csv``); None
     of a path that names none.
     """
-    at = source.lower().find(_ZIP)
-    end = at + len(_ZIP) - 1
-    if at < 0 or Path(source[:end]).is_dir():
+    low = source.lower()
+    ends = [low.find(f"{each}/") + len(each) for each in _ARCHIVES if f"{each}/" in low]
+    end = min(ends, default=0)
+    if not end or Path(source[:end]).is_dir():
         return source, None
     return source[:end], source[end + 1 :]
+
+
+def is_archive(source: str) -> bool:
+    """Returns whether a file holds several others, by its name."""
+    return source.lower().endswith(_ARCHIVES)

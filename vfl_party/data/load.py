@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of, shown
-from vfl_common.config.sources import divided
+from vfl_common.config.sources import divided, is_archive
 from vfl_common.errors import VflError
 from vfl_common.passwords import hidden
 from vfl_party.base.plugins import PlugIns, where_it_failed
@@ -219,8 +219,8 @@ def read_rows(settings: DataSettings, with_label: bool) -> Rows:
     read = _ARRAYS.get(settings.kind or Path(source).suffix.lower())
     if read is not None:
         return read(settings, with_label)
-    if source.lower().endswith(".zip"):
-        text = "is a zip file; name the member that holds the rows, such as"
+    if is_archive(source):
+        text = "is an archive; name the member that holds the rows, such as"
         raise checks.unreadable(source, f"{text} {Path(source).name}/rows.csv")
     kinds = (
         "a .csv, .tsv, .txt or .libsvm (each also .gz or .bz2), .parquet, .xlsx, .npz or .mat "
@@ -260,7 +260,7 @@ def open_table(settings: DataSettings) -> Stream | None:
     if settings.kind in openers:
         return openers[settings.kind](settings)
     if member is not None and settings.kind != "idx":
-        text = "only text, libsvm and IDX files are read within a zip file"
+        text = "only text, libsvm and IDX files are read within an archive"
         raise checks.unreadable(source, f"{text}; unpack it")
     if source.lower().endswith(PARQUET):
         return open_parquet(settings)

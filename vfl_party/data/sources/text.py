@@ -119,8 +119,10 @@ def _text_blocks(
                 if row.number
                 else f"a row after {seen:,}"
             )
-            named = "the header has" if layout.header else "data.names has"
-            what = f"{where} has {row.actual_columns} cells, but {named} {row.expected_columns}"
+            named = f"{row.expected_columns} columns are named"
+            if layout.header:
+                named = f"the header has {row.expected_columns}"
+            what = f"{where} has {row.actual_columns} cells, but {named}"
             raise checks.unreadable(
                 source, f"{what}; correct it, or set data.separator or data.skip_lines"
             ) from None

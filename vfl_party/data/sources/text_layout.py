@@ -151,7 +151,7 @@ def _given_names(settings: DataSettings, first: Sequence[str], line: int) -> tup
     """
     names = numbered_names(settings.names or ())
     if len(first) != len(names):
-        what = f"line {line} has {len(first)} cells, and data.names has {len(names)} columns"
+        what = f"line {line} has {len(first)} cells, and {len(names)} columns are named"
         raise checks.unusable(
             settings.source, f"{what}; correct data.names, data.separator or data.skip_lines"
         )

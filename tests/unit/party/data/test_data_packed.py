@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import os
 import sqlite3
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +52,15 @@ def deep_in_zip(folder: Path) -> str:
     return zipped(folder / "x.ZIP", a__rows_csv_gz=gzip.compress(ROWS.encode())) + "/a/rows.csv.gz"
 
 
+def in_tar(folder: Path) -> str:
+    with tarfile.open(folder / "dac.tar.gz", "w:gz") as archive:
+        for name, text in {"./readme.txt": "a\n", "./rows.csv": ROWS, "./x.csv": "1\n"}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return str(folder / "dac.tar.gz" / "rows.csv")
+
+
 PACKED: list[Callable[[Path], str]] = [
     lambda folder: written(folder / "x.csv.gz", gzip.compress(ROWS.encode())),
     lambda folder: written(folder / "x.csv.bz2", bz2.compress(ROWS.encode())),
@@ -59,6 +70,7 @@ PACKED: list[Callable[[Path], str]] = [
     ),
     in_zip,
     deep_in_zip,
+    in_tar,
 ]
 
 
@@ -94,6 +106,9 @@ def test_zip_files_that_cannot_be_read(tmp_path: Path) -> None:
     refused(source.replace("rows", "row"), Code.FILE_INVALID, id="id")
     refused(str(tmp_path / "gone.zip" / "rows.csv"), Code.FILE_INVALID, id="id")
     refused(written(tmp_path / "no.zip", "no zip") + "/rows.csv", Code.FILE_INVALID, id="id")
+    refused(in_tar(tmp_path).replace("rows", "row"), Code.FILE_INVALID, id="id")
+    refused(str(tmp_path / "dac.tar.gz"), Code.FILE_INVALID, id="id")
+    refused(written(tmp_path / "no.tar", "no tar") + "/rows.csv", Code.FILE_INVALID, id="id")
     whole = (tmp_path / "x.zip").read_bytes()
     refused(
         written(tmp_path / "cut.zip", whole[: len(whole) // 2]) + "/rows.csv",

@@ -132,7 +132,7 @@ def _outside(source: str, number: int, cells: Any, first: int, count: int) -> Ex
     """Returns the InputError of an index that is none of the columns."""
     wrong = (cells.indices < first) | (cells.indices >= first + count)
     index = int(cells.indices[wrong.argmax()])
-    what = f"a line after {number - 1:,} has the index {index:,}, and data.names counts {count:,}"
+    what = f"a line after {number - 1:,} has the index {index:,}, and there are {count:,}"
     return checks.unusable(source, f"{what} columns, from 1; correct data.names, or remove it")
 
 
