@@ -81,7 +81,8 @@ def _absolute(settings: Tables, folder: Path) -> Tables:
 def present(name: str, folder: Path) -> bool:
     """Returns whether a data set's files lie in a folder."""
     try:
-        find(load(name), folder)
+        _, files = find(load(name), folder)
     except VflError:
         return False
-    return True
+    # A folder that may itself be the data set says nothing yet.
+    return all(not path.samefile(folder) for path in files.values())

@@ -277,6 +277,11 @@ def unit_of(table: Table, data: Data, column: Column) -> float:
     return 100.0 if table.percent and column.measure is of_test and not data.lower else 1.0
 
 
+def digits_of(table: Table, data: Data) -> int:
+    """Returns how many digits behind the point a data set's numbers have; errors are small."""
+    return 4 if data.lower else table.digits
+
+
 def run_at(table: Table, scale: Scale) -> Table:
     """Returns the part of a table that a scale runs."""
     return replace(

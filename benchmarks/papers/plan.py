@@ -235,16 +235,18 @@ def work(table: Table, scale: Scale, rows: int) -> float:
 
 def _row_passes(table: Table, variant: Variant, scale: Scale, rows: int) -> float:
     held: int = resolved(variant.data.rows, scale) or rows
-    times = len(resolved(table.seeds, scale)) * (resolved(table.folds, scale) or 1)
-    total = 0.0
+    folds: int = resolved(table.folds, scale) or 1
+    times = len(resolved(table.seeds, scale)) * folds
+    parties, total = variant.parties, 0.0
     for each in methods(table, variant, scale):
         for stage in ("pretrain", "finetune"):
             for phase in each.tables.get(stage, []):
-                total += _passes(phase, held) * variant.parties
+                total += _passes(phase, held) * parties
     return total * times
 
 
 def _passes(phase: Tables, rows: float) -> float:
     if "steps" in phase:
         return float(phase["steps"] * phase.get("batch_size", 64))
-    return float(rows * phase.get("epochs", phase.get("rounds", 1)))
+    times: int = phase.get("epochs") or phase.get("rounds") or 1
+    return float(rows * times)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.papers.describe import Column, Data, Line, Place, Scale, Table, has
+from benchmarks.papers.describe import Column, Data, Line, Place, Scale, Table, digits_of, has
 from benchmarks.papers.rules import Cells, Claim, Finding, overall
 from benchmarks.papers.run import Filled
 from vfl_common.files import write_atomic
@@ -126,8 +126,11 @@ def _block(table: Table, data: Data, values: Mapping[Place, tuple[float, ...]]) 
     rows = [
         [_cell(table, line, data, column, values) for column in columns] for line in table.lines
     ]
-    if not any(cell for row in rows for cell in row):
+    # At a smaller scale some columns of a chart have neither the paper's numbers nor ours.
+    shown = [at for at in range(len(columns)) if any(row[at] for row in rows)]
+    if not shown:
         return
+    columns, rows = [columns[at] for at in shown], [[row[at] for at in shown] for row in rows]
     beside = f" (in place of {data.stands_for})" if data.stands_for else ""
     yield f"| {data.name}{beside} | " + " | ".join(each.name for each in columns) + " |"
     yield "| --- " * (len(columns) + 1) + "|"
@@ -148,7 +151,7 @@ def _cell(
         return ""
     place = (data.name, line.name, column.name)
     paper, ours = table.paper(place), values.get(place, ())
-    digits = 4 if data.lower else table.digits
+    digits = digits_of(table, data)
     left = "" if paper is None else f"{paper:.{digits}f}"
     right = ""
     if ours:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from benchmarks.papers.describe import Place, Table
+from benchmarks.papers.describe import Place, Table, digits_of
 
 Verdict = Literal["holds", "direction", "not found", "not run"]
 # Of the paper's own difference, for a claim to hold.
@@ -34,6 +34,10 @@ class Cells:
         """Returns whether less is better in a cell."""
         own = next(each for each in self.table.columns if each.name == column).lower
         return next(e for e in self.table.data if e.name == data).lower if own is None else own
+
+    def digits(self, data: str) -> int:
+        """Returns how many digits behind the point a data set's numbers have."""
+        return digits_of(self.table, next(e for e in self.table.data if e.name == data))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -85,27 +89,38 @@ def overall(findings: Sequence[Finding]) -> Verdict:
 Cell = tuple[str, str]
 
 
-def better(first: str, second: str, columns: Sequence[str] = (), *, share: float = SHARE) -> Judge:
+def better(
+    first: str,
+    second: str,
+    columns: Sequence[str] = (),
+    *,
+    share: float = SHARE,
+    least: float | None = None,
+) -> Judge:
     """One line is better than another, on the mean of the columns that both have.
 
     Holds if the difference is found and is at least ``share`` of the paper's own (for a data set
-    that the paper does not have: of the mean of its data sets). Direction: it is found, or above
-    0 in the mean.
+    that the paper does not have: of the mean of its data sets), or at least ``least`` where the
+    paper has words in place of numbers. Direction: it is above 0 in the mean.
     """
 
     def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
         pairs = [((first, each), (second, each)) for each in columns or cells.columns]
-        return pair(pairs, share=share)(cells, data)
+        return pair(pairs, share=share, least=least)(cells, data)
 
     return judge
 
 
-def along(line: str, first: str, last: str, *, share: float = SHARE) -> Judge:
+def along(
+    line: str, first: str, last: str, *, share: float = SHARE, least: float | None = None
+) -> Judge:
     """A line is better in the column ``last`` than in ``first``; judged as ``better``."""
-    return pair([((line, last), (line, first))], share=share)
+    return pair([((line, last), (line, first))], share=share, least=least)
 
 
-def pair(pairs: Sequence[tuple[Cell, Cell]], *, share: float = SHARE) -> Judge:
+def pair(
+    pairs: Sequence[tuple[Cell, Cell]], *, share: float = SHARE, least: float | None = None
+) -> Judge:
     """The first cell of each pair is better than the second, on the mean of the pairs; judged as
     ``better``.
     """
@@ -121,7 +136,8 @@ def pair(pairs: Sequence[tuple[Cell, Cell]], *, share: float = SHARE) -> Judge:
         }
         own = theirs[data] or [gap for each in theirs.values() for gap in each]
         wanted = fmean(own) if own else None
-        return _verdict(by_seed, wanted, share), _in_words(by_seed, wanted, cells.table.digits)
+        bound = share * wanted if wanted is not None else least or 0.0
+        return _verdict(by_seed, bound), _in_words(by_seed, wanted, least, cells.digits(data))
 
     return judge
 
@@ -139,9 +155,9 @@ def _paper(cells: Cells, data: str, first: Cell, second: Cell) -> float | None:
     return None if ours is None or others is None else sign * (ours - others)
 
 
-def _verdict(gaps: Sequence[float], wanted: float | None, share: float) -> Verdict:
-    middle, error = fmean(gaps), standard_error(gaps)
-    if middle > error and middle > 0 and (wanted is None or middle >= share * wanted):
+def _verdict(gaps: Sequence[float], least: float) -> Verdict:
+    middle = fmean(gaps)
+    if middle > 0 and middle > standard_error(gaps) and middle >= least:
         return "holds"
     return "direction" if middle > 0 else "not found"
 
@@ -150,9 +166,10 @@ def standard_error(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def _in_words(gaps: Sequence[float], wanted: float | None, digits: int) -> str:
+def _in_words(gaps: Sequence[float], wanted: float | None, least: float | None, digits: int) -> str:
     spread = f" ± {stdev(gaps):.{digits}f}" if len(gaps) > 1 else ""
-    beside = f" (paper {wanted:+.{digits}f})" if wanted is not None else ""
+    beside = f" (at least {least:g})" if least is not None else ""
+    beside = f" (paper {wanted:+.{digits}f})" if wanted is not None else beside
     return f"{fmean(gaps):+.{digits}f}{spread}{beside}"
 
 
@@ -174,14 +191,14 @@ def near(pairs: Sequence[tuple[Cell, Cell]], most: float) -> Judge:
     """
 
     def judge(cells: Cells, data: str) -> tuple[Verdict, str]:
-        found = [fmean(gap) for two in pairs if (gap := _gap(cells, data, *two))]
-        if not found:
+        gaps = [fmean(gap) for two in pairs if (gap := _gap(cells, data, *two))]
+        if not gaps:
             return "not run", ""
-        gap = fmean(found)
+        middle = fmean(gaps)
         verdict: Verdict = (
-            "holds" if gap >= -most else "direction" if gap >= -2 * most else "not found"
+            "holds" if middle >= -most else "direction" if middle >= -2 * most else "not found"
         )
-        return verdict, f"{gap:+.{cells.table.digits}f} (at most {most:g} below)"
+        return verdict, f"{middle:+.{cells.digits(data)}f} (at most {most:g} below)"
 
     return judge
 
@@ -266,6 +283,6 @@ def below(line: str, most: float, columns: Sequence[str] = ()) -> Judge:
         verdict: Verdict = (
             "holds" if worst < most else "direction" if worst < 1.1 * most else "not found"
         )
-        return verdict, f"at most {worst:.{cells.table.digits}f} (below {most:g})"
+        return verdict, f"at most {worst:.{cells.digits(data)}f} (below {most:g})"
 
     return judge

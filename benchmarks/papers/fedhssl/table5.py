@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.papers.describe import Column, Line, Table
+from benchmarks.papers.describe import Column, Line, Scale, Table
 from benchmarks.papers.fedhssl.common import (
     ALIGNED,
     DATA,
@@ -26,7 +26,7 @@ def _lines() -> tuple[Line, ...]:
     """
     found: list[Line] = []
     for ssl, name in NAMES.items():
-        at = ("paper", "small") if ssl == "simsiam" else ("paper",)
+        at: tuple[Scale, ...] = ("paper", "small") if ssl == "simsiam" else ("paper",)
         whole = Line(
             f"FedLocal{name} + PMA", pretrain=pretrained(ssl, cross=False), rates=RATES, at=at
         )

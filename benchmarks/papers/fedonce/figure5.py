@@ -62,7 +62,7 @@ TABLE = Table(
             on=("covtype", "UJIIndoorLoc", "Superconduct", "MNIST", "KMNIST", "Fashion-MNIST"),
         ),
     ),
-    small=TABLES + " Two hosts.",
+    small=TABLES + "; two hosts",
     notes=(
         UNSAID,
         "SplitNN and Combine do not depend on the host, so they stand at P1; SecureBoost does, and "

@@ -40,7 +40,7 @@ TABLE = Table(
     claims=CLAIMS,
     seeds=(1,),
     folds=At(5, 3),
-    small=TABLES + " Three folds.",
+    small=TABLES + "; three folds",
     notes=(
         UNSAID,
         "the lines end at 1, 5 and 17 times the bytes of FedOnce's upload, in place of a curve",

@@ -32,7 +32,7 @@ TABLE = Table(
             on=("MNIST",),
         ),
     ),
-    small=TABLES + " d of 2, 16 and 64.",
+    small=TABLES + "; d of 2, 16 and 64",
     notes=("P1 is the host; the paper takes the mean over all",),
     percent=True,
     digits=2,

@@ -39,7 +39,7 @@ TABLE = Table(
     ),
     seeds=(1,),
     folds=At(5, 3),
-    small=TABLES + " α of 0 and 1; three folds.",
+    small=TABLES + "; α of 0 and 1; three folds",
     notes=(UNSAID, "importance is LightGBM's gain in place of XGBoost's"),
     percent=True,
     digits=2,

@@ -75,7 +75,7 @@ def resisted(
             "momentum": 0.9,
             "schedule": "cosine",
         }
-        return _run(work, folder, images, *resolved([before, still, PROBE], work.scale), seed)
+        return _run(work, folder, images, resolved([before, still, PROBE], work.scale), seed)
 
     return shared.once(key, run)
 
@@ -84,15 +84,14 @@ def _run(
     work: Work,
     folder: Path,
     images: Arrays,
-    before: Tables,
-    still: Tables,
-    probe: Tables,
+    phases: list[Tables],
     seed: int,
 ) -> dict[str, float]:
+    before, still, probe = phases
     tables = work.recipe(CIFAR10, Column("5 clients", prepare={"deal": "even"}))
     owner = next(each["name"] for each in tables["parties"] if each["role"] == "active")
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "source.npz", **images)
+    np.savez(folder / "source.npz", id=images["id"], image=images["image"], label=images["label"])
     data = {"source": str(folder / "source.npz"), "id": "id", "label": "label", "scale": "minmax"}
     alone = {
         **tables,

@@ -18,8 +18,14 @@ TABLE = Table(
     figures={},
     source="appendix B.3, Fig. 12, a chart",
     claims=(
-        Claim("sharing is better, IID", better("shared", "not shared", ("IID",))),
-        Claim("sharing is better, non-IID", better("shared", "not shared", ("non-IID",))),
+        Claim(
+            "sharing is significantly better, IID",
+            better("shared", "not shared", ("IID",), least=2.0),
+        ),
+        Claim(
+            "sharing is significantly better, non-IID",
+            better("shared", "not shared", ("non-IID",), least=2.0),
+        ),
     ),
     small=SMALL,
     notes=(*NOTES, "the appendix does not say how many clients: here 5"),

@@ -33,7 +33,8 @@ def _bytes(work: Work, cut: int) -> dict[str, float]:
     latent = 4 * math.prod(halves_of(recipe.settings, settings).latent)
     weights = 4 * sum(e.numel() for e in build_bottom(recipe.settings, settings).parameters())
     clients = len(recipe.settings.passives)
-    steps = max(party.steps for party in run.summary.parties)
+    times = [each for party in run.summary.parties for each in party.times]
+    steps = max(each.steps for each in times if each.phase == "mocosfl")
     rows = steps * settings.batch_size * clients
     paper = 2 * latent * rows + weights * settings.averages_per_epoch * clients
     counted = run.summary.bytes.by_phase["mocosfl"].payload_bytes
