@@ -91,7 +91,7 @@ def main(
             [int(each) for each in seeds.split(",")] if seeds else resolved(table.seeds, of_scale)
         )
         console.print(f"{name}: {table.place}, {table.title}", highlight=False)
-        found = result_of(name, of_scale, wanted, runner.fill(name, table, wanted))
+        found = result_of(name, of_scale, wanted, runner.fill(table.runs_of or name, table, wanted))
         for what, why in {**found.absent, **found.left_out}.items():
             console.print(f"not run: {what}: {why}", highlight=False, markup=False)
         if found.values:

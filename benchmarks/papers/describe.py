@@ -233,6 +233,7 @@ class Table:
         digits: behind the point, as the table shows numbers.
         compute: fills the cells in place of a study.
         needs: what the product lacks for the whole table.
+        runs_of: the name of the table whose runs this one has, in place of runs of its own.
     """
 
     place: str
@@ -252,6 +253,7 @@ class Table:
     digits: int = 3
     compute: Callable[[Work], Computed] | None = None
     needs: str = ""
+    runs_of: str = ""
 
     def places(self) -> list[Place]:
         """Returns the cells that the table has."""

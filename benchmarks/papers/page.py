@@ -19,9 +19,11 @@ This page is made by `python -m benchmarks.papers --page` from the study files i
 `benchmarks/papers` and from the results in `benchmarks/results/papers`. Do not edit it.
 
 `python -m benchmarks.papers TABLE --data DIR --scale paper|small` runs a table from the files of
-its data sets, which [`vfl prepare`](../reference/commands.md) reads; `--list` shows all tables. The scale `small` is a reduction that each table states. A cell is *paper → **ours** ±
-standard deviation over the seeds*; of a data set that stands in place of the paper's there is no
-number of the paper. Each claim was written down with its rule before the runs:
+its data sets, which [`vfl prepare`](../reference/commands.md) reads; `--list` shows all tables. The
+scale `small` is a reduction that each table states: it shows that a table runs, and where an effect
+is large; it does not settle tenths of a point. A cell is *paper → **ours** ± standard deviation
+over the seeds*; of a data set that stands in place of the paper's there is no number of the paper.
+Each claim was written down with its rule before the runs, unless a deviation says otherwise:
 
 - **holds**: found, and at least half as large as in the paper, or as near as the rule says.
 - **direction**: the sign is the paper's, but it is smaller, within the noise, or found for only

@@ -12,5 +12,6 @@ TABLE = replace(
     place="Fig. 5",
     title="Table IV as curves: which method is best at each number of labels",
     source="section V-B, Fig. 5, whose numbers are those of Table IV",
+    runs_of="fedhssl.table4",
     claims=(Claim("FedHSSL-SimSiam is best at each number of labels", best("FedHSSL-SimSiam")),),
 )
