@@ -218,7 +218,8 @@ def test_a_rule_gives_its_verdict(judge: object, a: float, b: float, verdict: st
 
 
 def test_a_difference_within_the_noise_is_a_direction() -> None:
-    (finding,) = Claim("it is so", better("a", "b", share=0.0)).findings(cells(80.1, 80, 30.0))
+    noisy = {("bars", "a", "x"): (70.0, 95.0), ("bars", "b", "x"): (80.0, 80.0)}
+    (finding,) = Claim("it is so", better("a", "b", share=0.0)).findings(Cells(ONE, noisy))
     assert finding.verdict == "direction"
     (none,) = Claim("it is so", better("a", "b")).findings(Cells(ONE, {}))
     assert none.verdict == "not run"
