@@ -196,10 +196,10 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
                 if released:
                     net.anneal(done[client.name] / epochs)
             if step + 1 in ends:
-                at = (epoch * parts + sorted(ends).index(step + 1), 0)
-                _average(recipe, lot, [net.online for net in nets], at, "online")
+                when = (epoch * parts + sorted(ends).index(step + 1), 0)
+                _average(recipe, lot, [net.online for net in nets], when, "online")
                 if not released:
-                    _average(recipe, lot, [net.slow for net in nets], at, "momentum")
+                    _average(recipe, lot, [net.slow for net in nets], when, "momentum")
         tail.anneal((epoch + 1) / epochs)
         if not released:
             for net in nets:

@@ -265,7 +265,7 @@ class Recipe(Section):
         knows these.
         """
         own = self.own_spelling
-        return Spelling(leaves(dict(defaults)) | own.filled, own.written) if defaults else own
+        return Spelling(leaves(dict(defaults)) | dict(own.filled), own.written) if defaults else own
 
     @cached_property
     def own_spelling(self) -> Spelling:

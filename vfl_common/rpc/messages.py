@@ -339,7 +339,7 @@ def progress_message(progress: ProgressUpdate) -> control_pb2.PartyMessage:
 
 def join_message(joining: Joining, protocol: int = PROTOCOL) -> control_pb2.PartyMessage:
     """Returns what a party says when it joins; ``protocol``: the newest that it offers to speak."""
-    return control_pb2.PartyMessage(join=control_pb2.Join(protocol=protocol, **asdict(joining)))
+    return control_pb2.PartyMessage(join=control_pb2.Join(protocol=protocol, **vars(joining)))
 
 
 def lenient_message(on: bool) -> control_pb2.PartyMessage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from vfl_common.bundle import StepKey
@@ -39,20 +39,21 @@ def _occurrences(
             yield replace(Occurrence.of(of, step, **sizes), party=drawn)
         if weights is None:
             continue
-        swap = replace(Occurrence.of(weights, StepKey(name, round_, 0)), party=drawn)
-        if course.draw is None:
-            yield swap
-            continue
-        givers, only_give, only_take = (
-            tuple(each for each in of if (each in others) is both)
-            for of, others, both in (
-                (drawn, takers, True),
-                (drawn, takers, False),
-                (takers, drawn, False),
-            )
-        )
-        yield from (
-            replace(swap, party=parties, empty=empty)
-            for parties, empty in ((givers, None), (only_give, "down"), (only_take, "up"))
-            if parties
-        )
+        yield from _averages(Occurrence.of(weights, StepKey(name, round_, 0)), drawn, takers)
+
+
+def _averages(
+    swap: Occurrence, drawn: Sequence[str], takers: Sequence[str]
+) -> Iterator[Occurrence]:
+    """Yields the average that ends a round, of those who give their bottoms and those who take
+    it.
+    """
+    both = tuple(each for each in drawn if each in takers)
+    if both:
+        yield replace(swap, party=both)
+    only_give = tuple(each for each in drawn if each not in takers)
+    if only_give:
+        yield replace(swap, party=only_give, empty="down")
+    only_take = tuple(each for each in takers if each not in drawn)
+    if only_take:
+        yield replace(swap, party=only_take, empty="up")

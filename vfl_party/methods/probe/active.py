@@ -22,6 +22,7 @@ from vfl_party.methods.probe.exchanges import (
     parts_in,
     parts_of,
     rows_a_message,
+    senders_of,
     sizes_of,
     steps,
 )
@@ -116,7 +117,8 @@ class ActiveProbe(Phase):
         seen = {each: np.zeros(len(party.data.ids), bool) for each in party.data.holdings}
         count = sum(parts_in(split, party.data.holdings, self._size) for split in self._splits)
         plan = steps(self.name, self._settings, party.data.holdings, self._size)
-        for number, (split, step, _, senders) in enumerate(plan, 1):
+        for number, (split, step, part) in enumerate(plan, 1):
+            senders = senders_of(party.data.holdings, split, part, self._size)
             received = self._latents.collect(
                 step, each={each: {"rows": rows} for each, rows in senders.items()}
             )
