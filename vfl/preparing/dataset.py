@@ -17,7 +17,7 @@ class Need:
     Args:
         name: as its makers publish it.
         others: other names under which it may lie, such as the unpacked file's.
-        bytes: its size, if it is published.
+        bytes: its size, if it is published; of a folder, that of its archive.
         md5: its digest, if it is published.
         folder: whether it is a folder.
         optional: whether the data set can be read without it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,16 +16,13 @@ def training_rows(
     parts: Sequence[Part], used: Rows, splits: Array | None, rows: Mapping[str, Any]
 ) -> list[int]:
     """Returns how many training rows each party with features has; ``rows``: the recipe's table."""
-    shares = rows.get("validation", _VALIDATION) + rows.get("test", _TEST)
-    found = []
-    for part in parts:
-        if part.pick is not None:
-            own = used if part.rows is None else part.rows
-            count = (
-                len(own) * (1 - shares) if splits is None else (splits[own] == TRAIN.encode()).sum()
-            )
-            found.append(int(count))
-    return found
+    owned = [used if part.rows is None else part.rows for part in parts if part.pick is not None]
+    if splits is not None:
+        return [int((splits[own] == TRAIN.encode()).sum()) for own in owned]
+    # With folds, one of them takes the place of the test rows.
+    test = 1 / rows["folds"] if "folds" in rows else rows.get("test", _TEST)
+    apart = rows.get("validation", _VALIDATION), test
+    return [len(own) - sum(math.ceil(len(own) * share) for share in apart) for own in owned]
 
 
 def fitted(
@@ -36,7 +34,7 @@ def fitted(
     ``counts``: the training rows of each party; ``dealt``: whether these are different rows.
     """
     rows, notes = dict(tables["rows"]), []
-    least = min(counts)
+    least = max(1, min(counts))
     common = max(1, int(least * rows.get("aligned", 1.0)))
     if rows.get("labelled", 0) > common:
         notes.append(_lowered("rows.labelled", rows["labelled"], common))

@@ -26,9 +26,10 @@ def described(name: str) -> Iterable[str]:
     dataset = load(name)
     yield f"{dataset.title}: {dataset.rows:,} rows, {dataset.holds}."
     yield f"Published by {dataset.publisher}."
-    for form in dataset.forms:
-        kind = f"or, not the official files but {form.unofficial}" if form.unofficial else "needs"
-        yield f"{kind}: {', '.join(each.name for each in form.needs)}"
+    for place, form in enumerate(dataset.forms):
+        names = [f"{each.name}{' (if there)' if each.optional else ''}" for each in form.needs]
+        told = f", not the official files but {form.unofficial}" if form.unofficial else ""
+        yield f"{'or' if place else 'Needs'}: {', '.join(names)}{told}"
     for use in dataset.uses:
         division = dataset.divisions[use.division]
         told = f"{use.paper} ({use.where}): {use.parties} parties, {division.says}."
@@ -36,7 +37,8 @@ def described(name: str) -> Iterable[str]:
     for key, division in dataset.divisions.items():
         yield f"--divide {key}: {division.says}"
     for key, (default, says) in dataset.options.items():
-        yield f"--set {key}=…: {says} [default: {default}]"
+        told = f" [default: {default}]" if default != "" else ""
+        yield f"--set {key}=…: {says}{told}"
     yield f"Preparing it needs {dataset.memory} of memory."
 
 

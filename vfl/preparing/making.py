@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vfl.preparing import recipes
 from vfl.preparing.asked import Asked
 from vfl.preparing.content import Content, Part, Rows
@@ -19,10 +17,11 @@ from vfl.preparing.fitting import fitted, training_rows
 from vfl.preparing.summary import header_of, text_of
 from vfl.preparing.writing import ID, LABEL, SPLIT, Beside, Written, write_parts
 from vfl.simulation.federation import to_lines, to_toml
-from vfl_common.config.base import parse
+from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import unwritable, write_atomic
+from vfl_common.text import listed
 
 RECIPE, SUMMARY = "recipe.toml", "PREPARED.md"
 # Called with the number of rows that are written, and of all; a party's own rows count apart.
@@ -43,6 +42,20 @@ def refuse_folder(folder: Path, *, replace: bool) -> None:
     if not replace:
         text = f"out: {folder} has been written by `vfl prepare` already"
         raise InputError(Code.FILE_INVALID, f"{text}; give another folder, or set replace")
+    others = sorted(each.name for each in folder.iterdir() if each.name not in _ours(folder))
+    if others:
+        text = f"out: {folder} also holds {listed(others)}, which would be removed"
+        raise InputError(Code.FILE_INVALID, f"{text}; move it away, or give another folder")
+
+
+def _ours(folder: Path) -> set[str]:
+    """Returns the names of the files that an earlier call has written."""
+    found = {SUMMARY, RECIPE}
+    if (folder / RECIPE).is_file():
+        tables = read_toml(folder / RECIPE)
+        parties = tables.get("simulate", {}).get("parties", {})
+        found |= {str(each.get("source")) for each in parties.values()}
+    return found
 
 
 @dataclass(frozen=True)
@@ -134,6 +147,8 @@ class Making:
             "task": dict(self.asked.dataset.task),
             "parties": [_place(part) for part in self.parts],
             "rows": rows | dict(own.pop("rows", {})),
+            "model": own.pop("model"),
+            "phases": [self._phase(phase) for phase in own.pop("phases")],
             **own,
         }
 
@@ -144,10 +159,15 @@ class Making:
         for use in (self.asked.use, *dataset.uses):
             if dataset.divisions[use.division].aligned == aligned:
                 return use.recipe
-        if aligned:
-            return recipes.splitnn({"kind": "mlp"}, 32)
-        shape = next(self.content.blocks(np.arange(1))).shape
-        return recipes.mocosfl([*(shape[3:] or (1,)), *shape[1:3]])
+        return recipes.splitnn({"kind": "mlp"}, 32) if aligned else recipes.mocosfl()
+
+    def _phase(self, phase: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a phase; one of an active party without images has the shape of a client's."""
+        if phase["kind"] != "mocosfl":
+            return dict(phase)
+        shape = next(self.content.blocks(self.used[:1])).shape
+        channels = shape[3] if len(shape) > 3 else 1
+        return {"kind": "mocosfl", "image": [channels, *shape[1:3]]} | dict(phase)
 
 
 def _place(part: Part) -> dict[str, Any]:

@@ -6,6 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Tables = dict[str, Any]
+# FedOnce's CNN0 (Fig. 4) has one pooling and dropout.
+CNN0: Tables = {"kind": "cnn", "channels": [32, 64]}
+# For images of 32 to 64 pixels, and for larger ones.
+RESNET18: Tables = {"kind": "resnet18"}
+LARGE_RESNET18: Tables = {"kind": "resnet18", "small_images": False}
 
 
 def _adam(lr: float, decay: float) -> Tables:
@@ -89,18 +94,17 @@ def ssvfl(encoder: Mapping[str, Any], d: int) -> Tables:
     }
 
 
-def mocosfl(image: Sequence[int], *, cut: int = 3, batch_size: int = 20) -> Tables:
-    """Returns MocoSFL, then a linear probe (Li et al. 2023, Appendix A.1). ``image``: channels,
-    height and width.
+def mocosfl(encoder: Mapping[str, Any] = RESNET18) -> Tables:
+    """Returns MocoSFL-3 with the batches of five clients, then a linear probe (Li et al. 2023,
+    Appendix A.1). The shape of an image follows from what is prepared.
     """
     return {
-        "model": {"embedding_size": 512, "encoder": {"kind": "resnet18"}},
+        "model": {"embedding_size": 512, "encoder": dict(encoder)},
         "phases": [
             {
                 "kind": "mocosfl",
-                "image": list(image),
-                "cut": cut,
-                "batch_size": batch_size,
+                "cut": 3,
+                "batch_size": 20,
                 "queue": 6000,
             },
             {"kind": "probe"},

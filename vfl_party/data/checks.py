@@ -7,8 +7,9 @@ too.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from vfl_common.errors import Code, InputError
 from vfl_common.text import shortened
 from vfl_party.data.ids import first_repeated
 from vfl_party.data.row_arrays import parts, release
+
+# Where ``rows`` counts from.
+_BELOW = " below the header"
 
 
 def unreadable(source: str, what: str) -> InputError:
@@ -43,7 +47,18 @@ def rows(source: str, *numbers: int) -> str:
         or (Path(source) / IMAGES).is_file()
     )
     word = "row" if len(numbers) == 1 else "rows"
-    return f"{word} {' and '.join(map(str, numbers))}{' below the header' if header else ''}"
+    return f"{word} {' and '.join(map(str, numbers))}{_BELOW if header else ''}"
+
+
+@contextlib.contextmanager
+def numbering_rows(settings: DataSettings) -> Iterator[None]:
+    """Says nothing of a header in sentences about a file that has none, by ``data.names``."""
+    try:
+        yield
+    except InputError as error:
+        if settings.names is None:
+            raise
+        raise InputError(error.code, str(error).replace(_BELOW, "")) from None
 
 
 def require_names(

@@ -85,6 +85,11 @@ def tabulate(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     It spells the ids by the rules, checks all rows, cuts them to the party's view, leaves out those
     without an id and those that ``data.duplicates`` drops, and sorts the others. Raises InputError.
     """
+    with checks.numbering_rows(settings):
+        return _tabulated(rows, settings, with_label)
+
+
+def _tabulated(rows: Rows, settings: DataSettings, with_label: bool) -> Table:
     source = shown(settings.source)
     n = len(rows)
     checks.require_rows(source, n)
@@ -213,7 +218,8 @@ def read_rows(settings: DataSettings, with_label: bool) -> Rows:
         return frame_rows(_frame_of(source, reader), settings, with_label)
     stream = open_table(settings)
     if stream is not None:
-        return collect(stream, settings, with_label)
+        with checks.numbering_rows(settings):
+            return collect(stream, settings, with_label)
     if Path(source).is_dir():
         return read_image_folder(settings, with_label)
     read = _ARRAYS.get(settings.kind or Path(source).suffix.lower())

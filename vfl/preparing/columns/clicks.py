@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from vfl.preparing import recipes
-from vfl.preparing.columns.official import Columns, counted
+from vfl.preparing.columns.official import ColumnFiles, counted
 from vfl.preparing.content import TEST, TRAIN, Content, Part
 from vfl.preparing.dataset import Division, Request
 from vfl.preparing.dividing import columns, named
@@ -31,7 +31,7 @@ ENCODER = {"kind": "tabular", "hidden": [128], "category_size": 32}
 FEDHSSL = recipes.fedhssl(ENCODER, 128, batch_size=512)
 
 
-def drawn(table: Columns, label: str, published: int, request: Request) -> Content:
+def drawn(table: ColumnFiles, label: str, published: int, request: Request) -> Content:
     """Reads the label of every row, and draws rows of training and rows of testing. Raises
     InputError if there are not so many.
     """
@@ -52,7 +52,7 @@ def drawn(table: Columns, label: str, published: int, request: Request) -> Conte
         splits[by_row],
         lambda own: table.blocks(rows[own]),
         classes=("no click", "click"),
-        notes=counted(len(clicks), published),
+        differs=counted(len(clicks), published),
     )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from vfl.preparing.columns.official import FLOAT, Columns, classes_of, damaged, file
+from vfl.preparing.columns.official import FLOAT, ColumnFiles, classes_of, damaged, file
 from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 from vfl.preparing.dividing import COLUMNS
@@ -74,7 +74,7 @@ def _read(
     _: Request,
 ) -> Content:
     sources = tuple(file(files[name], format="libsvm", names=width) for name in names.values())
-    columns = Columns(sources, dict.fromkeys([f"f{at}" for at in range(1, width + 1)], FLOAT))
+    columns = ColumnFiles(sources, dict.fromkeys([f"f{at}" for at in range(1, width + 1)], FLOAT))
     each = columns.of({LABEL: pa.float64()}).each(LABEL)
     values = np.concatenate(each)
     labels, meant = classes_of(values, classes)

@@ -18,8 +18,8 @@ import pyarrow as pa
 from vfl.preparing.columns.official import (
     BYTE,
     FLOAT,
-    Columns,
-    Place,
+    ColumnFiles,
+    FileTree,
     beside,
     damaged,
     file,
@@ -54,7 +54,7 @@ class Concepts:
     """What the images show. ``path``: of the ground truth."""
 
     def __init__(self, path: Path) -> None:
-        self._place = Place(path)
+        self._place = FileTree(path)
 
     @cached_property
     def names(self) -> list[str]:
@@ -85,11 +85,11 @@ class Concepts:
         return _columns(self._place, names, ["shown"], BYTE).each("shown")
 
 
-class Features:
+class ImageFeatures:
     """The low-level features of all images, and their tags if ``tags`` says where they are."""
 
     def __init__(self, features: Path, tags: Path | None = None) -> None:
-        self._source, place = str(features), Place(features)
+        self._source, place = str(features), FileTree(features)
         self._tables = [
             _columns(
                 place,
@@ -101,7 +101,7 @@ class Features:
         ]
         if tags is not None:
             names = [f"{part}_Tags1k.dat" for part in _PARTS.values()]
-            self._tables.append(_columns(Place(tags), names, TAG_COLUMNS, BYTE))
+            self._tables.append(_columns(FileTree(tags), names, TAG_COLUMNS, BYTE))
 
     def blocks(self, rows: Rows) -> Iterator[Block]:
         """Yields the features of images. Raises InputError."""
@@ -110,8 +110,8 @@ class Features:
 
 
 def _columns(
-    place: Place, files: Sequence[str], names: Sequence[str], kind: pa.DataType
-) -> Columns:
+    place: FileTree, files: Sequence[str], names: Sequence[str], kind: pa.DataType
+) -> ColumnFiles:
     layout = {"format": "text", "separator": "whitespace", "names": tuple(names)}
     sources = tuple(file(place.source(each), **layout) for each in files)
-    return Columns(sources, dict.fromkeys(names, kind))
+    return ColumnFiles(sources, dict.fromkeys(names, kind))

@@ -22,7 +22,7 @@ Types = Mapping[str, pa.DataType]
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnFiles:
     """Files with the same columns, whose rows follow one another.
 
     Args:
@@ -35,7 +35,7 @@ class Columns:
     types: Types
     missing: bool = False
 
-    def of(self, types: Types) -> Columns:
+    def of(self, types: Types) -> ColumnFiles:
         """Returns other columns of the same files."""
         return replace(self, types=types)
 
@@ -162,7 +162,7 @@ def damaged(source: str, what: str) -> InputError:
     return InputError(Code.FILE_INVALID, f"{source}: {what}; {AGAIN}")
 
 
-class Place:
+class FileTree:
     """A folder, or the archive of one: where files lie, whatever folders are before them. Raises
     InputError if it cannot be read.
     """

@@ -1,1 +1,1 @@
-"""What the data sets of one family share: their forms, and how they are read."""
+"""What image data sets of one family share: their forms, and how they are read."""

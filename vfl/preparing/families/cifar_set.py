@@ -14,8 +14,6 @@ from vfl.preparing.formats.archive import Read, opened
 from vfl.preparing.formats.cifar import read_binary, read_python
 
 ROWS = {TRAIN: 50_000, TEST: 10_000}
-# The recipe's of a row.
-IMAGE = (3, 32, 32)
 
 _ReadOne = Callable[[str, bytes], tuple[Array, Array]]
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from vfl.preparing import recipes
-from vfl.preparing.content import TEST, TRAIN, Content, blocks_of
+from vfl.preparing.content import TEST, TRAIN, Array, Content, blocks_of
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 from vfl.preparing.dividing import IMAGE_DIVISIONS
-from vfl.preparing.formats.idx import read_idx
 from vfl.preparing.formats.npz import read_npz
 from vfl_common.errors import Code, InputError
+from vfl_party.data.sources.research.idx import read_array
 
 _ROWS = {TRAIN: 60_000, TEST: 10_000}
-_ENCODER = {"kind": "cnn", "channels": [32, 64]}
 # Table 5.
 _FEDONCE = recipes.fedonce(
-    _ENCODER, [128], (1e-4, 1e-5, 128, 100), (1e-3, 1e-5, 128, 200), d=16, f=3
+    recipes.CNN0, [128], (1e-4, 1e-5, 128, 100), (1e-3, 1e-5, 128, 200), d=16, f=3
 )
 _SILENT = (
     "The paper does not say which of the training images are for validation; it tunes by five "
@@ -77,15 +77,24 @@ def _others(name: str, folder: str) -> tuple[str, ...]:
 def _read(names: tuple[str, ...], files: Files, _: Request) -> Content:
     images, labels = [], []
     for pixels, classes in (names[:2], names[2:]):
-        found, own = read_idx(files[pixels], 3), read_idx(files[classes], 1)
+        found, own = _bytes(files[pixels], 3), _bytes(files[classes], 1)
         if len(found) != len(own):
             text = f"{files[pixels]}: holds {len(found):,} images, and {files[classes].name}"
-            raise InputError(
-                Code.FILE_INVALID, f"{text} {len(own):,} labels; get both from one place again"
-            )
+            text += f" {len(own):,} labels; get both from one place again"
+            raise InputError(Code.FILE_INVALID, text)
         images.append(found)
         labels.append(own)
     splits = np.repeat(np.array([TRAIN, TEST], object), [len(each) for each in labels])
-    return Content(
-        np.concatenate(labels).astype(np.int64), splits, blocks_of(np.concatenate(images))
-    )
+    found = np.concatenate(images)
+    return Content(np.concatenate(labels).astype(np.int64), splits, blocks_of(found))
+
+
+def _bytes(path: Path, dims: int) -> Array:
+    """Returns the array of an IDX file. Raises InputError if it is not of bytes in so many
+    dimensions.
+    """
+    found = read_array(str(path))
+    if found.dtype != np.uint8 or found.ndim != dims:
+        text = f"{path}: holds {found.dtype} in {found.ndim} dimensions, and not bytes in {dims}"
+        raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again")
+    return found

@@ -15,7 +15,9 @@ from vfl.preparing.formats.trees import folders_in, images_in
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed, permutation
 
-_TRAIN, _VAL = Need("train", folder=True), Need("val", ("validation",), folder=True)
+# The sizes are those of the archives.
+_TRAIN = Need("train", bytes=147_897_477_120, folder=True)
+_VAL = Need("val", ("validation",), bytes=6_744_924_160, folder=True)
 # Kaggle's list of the classes of validation images, which there lie in one folder.
 _LIST = Need("LOC_val_solution.csv", optional=True)
 _SPLIT = "The validation images are for testing, because the test images have no labels"

@@ -8,9 +8,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from vfl_common.errors import Code, InputError
+
+# Bytes of a file that is read as a whole; a batch of CIFAR has 154 MB at most.
+_MOST = 10**9
 
 # The content of the file of that name. It raises InputError if there is none.
 Read = Callable[[str], bytes]
@@ -35,6 +37,7 @@ def opened(path: Path) -> Iterator[Read]:
                 if found is None:
                     text = f"{path}: holds no file {name}; get it from its makers again"
                     raise InputError(Code.FILE_INVALID, text)
+                _refuse_large(f"{path}: {name}", members[name].size)
                 return found.read()
 
             yield read
@@ -45,9 +48,14 @@ def opened(path: Path) -> Iterator[Read]:
 
 def _whole(path: Path) -> bytes:
     try:
-        file: IO[bytes]
-        with path.open("rb") as file:
-            return file.read()
+        _refuse_large(str(path), path.stat().st_size)
+        return path.read_bytes()
     except OSError as error:
         text = f"{path}: cannot be read ({error.strerror}); get it from its makers"
         raise InputError(Code.FILE_INVALID, text) from None
+
+
+def _refuse_large(name: str, size: int) -> None:
+    if size > _MOST:
+        text = f"{name}: has {size:,} bytes, more than any file of the data set"
+        raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again")

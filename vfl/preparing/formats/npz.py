@@ -20,7 +20,7 @@ def read_npz(name: str, files: Files, _: Request) -> Content:
     try:
         with np.load(path, allow_pickle=False) as file:
             images, labels = file["images"], file["labels"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error):
         text = f"{path}: is no NPZ file of plain arrays `images` and `labels`; write it again"
         raise InputError(Code.FILE_INVALID, text) from None
     fits = images.dtype == np.uint8 and images.ndim in (3, 4) and labels.shape == images.shape[:1]

@@ -167,6 +167,8 @@ def test_wrong_names(tmp_path: Path) -> None:
     source = written(tmp_path / "x.csv", "1,2\n3,4,5\n")
     refused(source, id="f1", names=3)
     refused(source, Code.FILE_INVALID, id="f1", names=2)
+    refused(written(tmp_path / "x2.csv", "1,2\n1,3\n"), id="f1", names=2)
+    refused(written(tmp_path / "x3.csv", "1,2\n3,\n"), id="f1", names=2)
     refused(written(tmp_path / "empty.csv", "\n"), Code.FILE_INVALID, id="f1", names=2)
     # The line that was said not to be there.
     refused(written(tmp_path / "y.csv", ROWS), id="id", names=["id", "a", "town"])

@@ -157,11 +157,11 @@ def write_tar(path: Path, inside: str, files: Mapping[str, bytes]) -> Path:
     return path
 
 
-def write_svhn(folder: Path) -> None:
-    """Writes SVHN's two files, in which the digit 0 is the class 10."""
+def write_svhn(folder: Path, *, side: int = 32) -> None:
+    """Writes SVHN's two files, in which the digit 0 is the class 10; ``side``: of the images."""
     for split, (pixels, labels) in CIFAR.items():
         y = np.where(labels == 0, 10, labels).astype(np.uint8)[:, None]
-        savemat(folder / f"{split}_32x32.mat", {"X": np.moveaxis(pixels, 0, -1), "y": y})
+        savemat(folder / f"{split}_32x32.mat", {"X": np.moveaxis(pixels[:, :side], 0, -1), "y": y})
 
 
 def write_picture(path: Path, pixels: Array) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -86,6 +87,13 @@ def test_files_in_two_folders_are_refused(tmp_path: Path) -> None:
         vfl.prepare("mnist", tmp_path, tmp_path / "out")
 
 
+def large(path: Path) -> None:
+    """Makes a file of 2 GB that takes no room on the disk."""
+    path.parent.mkdir()
+    path.touch()
+    os.truncate(path, 2 * 10**9)
+
+
 class _Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return (print, ("run",))
@@ -120,12 +128,14 @@ def test_a_pickle_that_is_no_batch_is_refused_and_calls_nothing(
             "svhn",
             lambda folder: [(folder / f"{each}_32x32.mat").write_bytes(b"x") for each in ("train", "test")],
         ),
+        ("svhn", lambda folder: made.write_svhn(folder, side=30)),
+        ("cifar10", lambda folder: large(folder / "cifar-10-batches-bin" / "data_batch_1.bin")),
         ("bhi", lambda folder: (folder / "IDC_regular_ps50_idx5").mkdir()),
         ("modelnet10", lambda folder: made.write_picture(folder / "ModelNet10/c/train/c.png", PIXELS[0])),
         ("imagenet12", lambda folder: made.write_imagenet(folder, 3)),
     ],
     ids=[
-        "binary", "empty binary", "archive", "no archive", "no table", "no npz", "no images", "mat",
+        "binary", "empty binary", "archive", "no archive", "no table", "no npz", "no images", "mat", "size", "large",
         "bhi", "modelnet", "imagenet",
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.unit.vfl.preparing.made import MNIST, idx, write_mnist
 from vfl.cli import cli
 from vfl.preparing import recipes
 from vfl.preparing.content import Content
-from vfl.preparing.dataset import DataSet, Files, Form, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 from vfl.preparing.datasets import REGISTRY, load
 from vfl.preparing.dividing import COLUMNS
 from vfl_common.errors import Code, InputError
@@ -130,7 +131,7 @@ def test_a_name_that_is_unknown_is_refused_with_the_nearest(tmp_path: Path) -> N
         vfl.prepare("minst", tmp_path, tmp_path / "out")
 
 
-@pytest.mark.parametrize("fault", ["cut", "longer", "dims", "labels", "packed"])
+@pytest.mark.parametrize("fault", ["cut", "longer", "dims", "flat", "labels", "packed"])
 def test_a_damaged_file_is_refused(tmp_path: Path, fault: str) -> None:
     write_mnist(tmp_path)
     images = tmp_path / "train-images-idx3-ubyte.gz"
@@ -140,6 +141,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, fault: str) -> None:
         "longer": gzip.compress(body + b"\0"),
         # Announces 4 billion images.
         "dims": gzip.compress(body[:4] + b"\xff" * 4 + body[8:]),
+        "flat": gzip.compress(idx(MNIST["train"][1])),
         "labels": gzip.compress(idx(MNIST["train"][0][:-1])),
         "packed": images.read_bytes()[:-20],
     }
@@ -158,6 +160,9 @@ def test_a_folder_is_replaced_only_if_asked_and_if_it_was_prepared(
         vfl.prepare("mnist", files, out)
     found = vfl.prepare("mnist", files, out, replace=True)
     assert len(npz(found, "party-1")["id"]) == 80
+    (out / "runs").mkdir()
+    with raises(InputError, Code.FILE_INVALID):
+        vfl.prepare("mnist", files, out, replace=True)
     (out / "PREPARED.md").unlink()
     with raises(InputError, Code.FILE_INVALID):
         vfl.prepare("mnist", files, out, replace=True)
@@ -220,6 +225,33 @@ def table_set(n: int, block: int) -> DataSet:
         (Use("FedOnce", "Table 1", "columns", 4, recipe, validation=0.1),),
         "little",
     )
+
+
+@pytest.mark.parametrize(
+    ("need", "told"),
+    [
+        (Need("a.bin", bytes=3, md5="900150983cd24fb0d6963f7d28e17f72"), []),
+        (Need("a.bin", bytes=4), ["a.bin has 3 bytes, and 4 are published."]),
+        (
+            Need("a.bin", bytes=3, md5="0" * 32),
+            ["a.bin has another content than the published file (its MD5 differs)."],
+        ),
+        (Need("a.bin.gz", ("a.bin",), bytes=4), []),
+    ],
+    ids=["same", "size", "content", "unpacked"],
+)
+def test_files_are_compared_with_what_is_published(
+    tmp_path: Path, need: Need, told: list[str]
+) -> None:
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    known = table_set(500, 70)
+    given = replace(known, forms=(replace(known.forms[0], needs=(need,), rows={"": 500}),))
+    with using({"datasets": {"numbers": given}}):
+        found = vfl.prepare("numbers", tmp_path, tmp_path / "out")
+        assert list(found.notes) == told
+        assert found.official == (not told)
+        part = vfl.prepare("numbers", tmp_path, tmp_path / "part", rows=400)
+        assert not part.official
 
 
 def test_columns_are_divided_and_written_in_blocks(tmp_path: Path) -> None:

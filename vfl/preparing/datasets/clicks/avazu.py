@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vfl.preparing.columns.clicks import FEDHSSL, OPTIONS, drawn, halves
-from vfl.preparing.columns.official import FLOAT, WORD, Columns, file
+from vfl.preparing.columns.official import FLOAT, WORD, ColumnFiles, file
 from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 
@@ -35,7 +35,7 @@ _SILENT = (
 def _read(files: Files, request: Request) -> Content:
     types = dict.fromkeys(_CATEGORIES, WORD) | dict.fromkeys(_NUMBERS, FLOAT)
     source = file(files[_FILE], format="text", separator=",")
-    return drawn(Columns((source,), types), "click", _ROWS, request)
+    return drawn(ColumnFiles((source,), types), "click", _ROWS, request)
 
 
 DATASET = DataSet(
@@ -56,6 +56,6 @@ DATASET = DataSet(
             silent=_SILENT,
         ),
     ),
-    memory="about 1 GB",
+    memory="about 2 GB",
     options=OPTIONS,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vfl.preparing.columns.clicks import FEDHSSL, OPTIONS, drawn, halves
-from vfl.preparing.columns.official import FLOAT, WORD, Columns, Place, file
+from vfl.preparing.columns.official import FLOAT, WORD, ColumnFiles, FileTree, file
 from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 
@@ -17,7 +17,7 @@ _SILENT = (
 
 
 def _read_archive(files: Files, request: Request) -> Content:
-    return _read(Place(files[_ARCHIVE]).source(_FILE), request)
+    return _read(FileTree(files[_ARCHIVE]).source(_FILE), request)
 
 
 def _read_file(files: Files, request: Request) -> Content:
@@ -27,7 +27,7 @@ def _read_file(files: Files, request: Request) -> Content:
 def _read(source: str, request: Request) -> Content:
     types = dict.fromkeys(_NUMBERS, FLOAT) | dict.fromkeys(_CATEGORIES, WORD)
     layout = file(source, format="text", separator="\t", names=("click", *types))
-    return drawn(Columns((layout,), types, missing=True), "click", _ROWS, request)
+    return drawn(ColumnFiles((layout,), types, missing=True), "click", _ROWS, request)
 
 
 _HALVES = halves(_CATEGORIES, _NUMBERS, missing="zero")
@@ -47,6 +47,6 @@ DATASET = DataSet(
     ),
     divisions={"halves": _HALVES},
     uses=(Use("FedHSSL", "there Avazu", "halves", 2, FEDHSSL, silent=_SILENT),),
-    memory="about 1 GB",
+    memory="about 2 GB",
     options=OPTIONS,
 )

@@ -75,7 +75,7 @@ DATASET = DataSet(
             "Tables IV-VII, IX-XII; Figs. 5-8",
             "patients",
             2,
-            recipes.fedhssl({"kind": "resnet18"}, 512),
+            recipes.fedhssl(recipes.RESNET18, 512),
             silent="The paper does not say how images are paired, how many pairs there are, or "
             "what happens to images at an edge, which are smaller than 50 × 50. Here each image "
             "is in one pair, drawn at random, and smaller ones are enlarged.",

@@ -7,7 +7,7 @@ from functools import partial
 from vfl.preparing import recipes
 from vfl.preparing.dataset import DataSet, Form, Need, Use
 from vfl.preparing.dividing import IMAGE_DIVISIONS
-from vfl.preparing.families.cifar_set import IMAGE, binary_version, forms, python_version
+from vfl.preparing.families.cifar_set import binary_version, forms, python_version
 from vfl.preparing.formats.jpegs import read_jpegs
 
 _CLASSES = (
@@ -48,7 +48,7 @@ DATASET = DataSet(
             "Tables 2-12",
             "rows",
             5,
-            recipes.mocosfl(IMAGE),
+            recipes.mocosfl(),
             silent="The paper's non-IID division, two classes a client, is `deal = classes:2`. "
             "Here the test images lie at the clients, who send their features to be scored; in "
             "the paper they lie at the server.",
@@ -59,7 +59,7 @@ DATASET = DataSet(
             "quadrants",
             4,
             recipes.fedonce(
-                {"kind": "cnn", "channels": [32, 64]},
+                recipes.CNN0,
                 [128],
                 (1e-4, 1e-5, 128, 100),
                 (1e-3, 1e-5, 128, 200),
@@ -71,5 +71,5 @@ DATASET = DataSet(
             "block.",
         ),
     ),
-    memory="about 600 MB",
+    memory="about 500 MB",
 )

@@ -16,7 +16,7 @@ DATASET: DataSet = imagenet(
             "Table 1; Figs. 2, 3",
             "halves",
             2,
-            recipes.ssvfl({"kind": "resnet18"}, 512),
+            recipes.ssvfl(recipes.LARGE_RESNET18, 512),
             silent="The paper draws its classes at random and does not name them, and does not say "
             "which half is whose, or how images are brought to one size. Its encoder is ResNet-50.",
         ),

@@ -16,7 +16,7 @@ DATASET: DataSet = imagenet(
             "main text",
             "rows",
             5,
-            recipes.mocosfl((3, 224, 224)),
+            recipes.mocosfl(recipes.LARGE_RESNET18),
             silent="Only the paper's appendix is at hand, which names neither the classes nor the "
             "size: they are drawn, unless `classes` names them.",
         ),

@@ -17,7 +17,7 @@ DATASET: DataSet = modelnet(
             "Table 1; Fig. 3",
             "views",
             12,
-            recipes.ssvfl({"kind": "resnet18"}, 512),
+            recipes.ssvfl(recipes.LARGE_RESNET18, 512),
             silent="The paper does not give the size of a view, the renderer, or the batch size.",
         ),
     ),

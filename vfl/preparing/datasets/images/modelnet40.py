@@ -17,7 +17,7 @@ DATASET: DataSet = modelnet(
             "Tables IV-VII, IX-XII; Figs. 5-8",
             "views",
             4,
-            recipes.fedhssl({"kind": "resnet18"}, 512),
+            recipes.fedhssl(recipes.RESNET18, 512),
             silent="The paper has 24,630 training rows and 6,204 for testing, of about 3,644 and "
             "710 objects, and does not say how they are drawn: `samples = 7` comes near. It does "
             "not give the size of an image; its released code has 32 × 32.",

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from vfl.preparing import recipes
-from vfl.preparing.content import TEST, TRAIN, Content
+from vfl.preparing.content import TEST, TRAIN, Array, Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 from vfl.preparing.dividing import IMAGE_DIVISIONS
-from vfl.preparing.families.cifar_set import IMAGE, contents
-from vfl.preparing.formats.mat import read_mat
+from vfl.preparing.families.cifar_set import contents
+from vfl_common.errors import Code, InputError
+from vfl_party.data.sources.research.mat import read_variables
 
 _TRAIN = Need("train_32x32.mat", (), 182_040_794, "e26dedcc434d2e4c54c9b2d4a06d8373")
 _TEST = Need("test_32x32.mat", (), 64_275_384, "eb5a983be6a315427106f1b164d9cef3")
 
 
 def _read(files: Files, _: Request) -> Content:
-    """Reads both files; the class 10 is the digit 0."""
-    found = [read_mat(files[need.name]) for need in (_TRAIN, _TEST)]
-    digits = [(images, np.where(labels == 10, 0, labels)) for images, labels in found]
-    return contents(digits, ())
+    return contents([_images(files[need.name]) for need in (_TRAIN, _TEST)], ())
+
+
+def _images(path: Path) -> tuple[Array, Array]:
+    """Returns images [N, 32, 32, 3] and digits [N] of a file, in which the class 10 is the digit 0.
+    Raises InputError.
+    """
+    images, labels = read_variables(str(path), ("X", "y"))
+    fits = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3)
+    if not fits or labels.shape != images.shape[:1]:
+        text = f"{path}: `X` must be bytes [32, 32, 3, N], and `y` the class of each image"
+        raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again")
+    return images, np.where(labels == 10, 0, labels).astype(np.int64)
 
 
 DATASET = DataSet(
@@ -36,7 +48,7 @@ DATASET = DataSet(
             "Table 9, the source data",
             "rows",
             1,
-            recipes.mocosfl(IMAGE),
+            recipes.mocosfl(),
             silent="The paper mixes the images with 0 to 1 % of CIFAR-10's. It does not say "
             "whether the 531,131 images of `extra_32x32.mat` take part; here they do not.",
         ),

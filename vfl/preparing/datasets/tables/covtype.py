@@ -25,6 +25,6 @@ DATASET: DataSet = libsvm_set(
     {"": 581_012},
     54,
     {1.0: "1", 2.0: "2"},
-    Use("FedOnce", "Tables 4, 5; Figs. 5, 6, 7", "columns", 10, _FEDONCE, silent=_SILENT),
+    Use("FedOnce", "Tables 4, 5, 6; Figs. 5, 6", "columns", 10, _FEDONCE, silent=_SILENT),
     memory="about 400 MB",
 )

@@ -27,7 +27,7 @@ DATASET: DataSet = libsvm_set(
     {-1.0: "4", 1.0: "9"},
     Use(
         "FedOnce",
-        "Tables 4, 5, 6, 7, 10; Figs. 5, 6, 7, 8",
+        "Tables 4, 5, 6, 7, 10; Figs. 5, 6, 8",
         "columns",
         10,
         _FEDONCE,

@@ -13,8 +13,8 @@ import pyarrow as pa
 from vfl.preparing import recipes
 from vfl.preparing.columns.official import (
     WORD,
-    Columns,
-    Place,
+    ColumnFiles,
+    FileTree,
     Types,
     counted,
     damaged,
@@ -62,7 +62,7 @@ _SILENT = (
 
 
 def _read(needed: str, files: Files, _: Request) -> Content:
-    place = Place(files[needed])
+    place = FileTree(files[needed])
     names = (*_IDENTITIES, "rating", "time")
     ratings = _table(place, "ratings.dat", dict.fromkeys(names, _NUMBER))
     pairs = {name: ratings.array(name) for name in (*_IDENTITIES, "rating")}
@@ -71,20 +71,20 @@ def _read(needed: str, files: Files, _: Request) -> Content:
         pairs["rating"].astype(np.float64),
         None,
         looked_up.blocks,
-        notes=counted(len(pairs["rating"]), _RATINGS),
+        differs=counted(len(pairs["rating"]), _RATINGS),
     )
 
 
-def _table(place: Place, name: str, types: Types) -> Columns:
+def _table(place: FileTree, name: str, types: Types) -> ColumnFiles:
     """Returns a file of the data set; movies' titles are Latin-1."""
     layout = {"format": "text", "separator": "::", "encoding": "latin-1", "names": tuple(types)}
-    return Columns((file(place.source(name), **layout),), types)
+    return ColumnFiles((file(place.source(name), **layout),), types)
 
 
 class _LookUp:
     """Puts what is known of user and movie beside each rating. All of it is in memory."""
 
-    def __init__(self, place: Place, source: str, pairs: dict[str, Array]) -> None:
+    def __init__(self, place: FileTree, source: str, pairs: dict[str, Array]) -> None:
         users = _table(
             place,
             "users.dat",
@@ -120,7 +120,7 @@ def _places(source: str, name: str, known: Array, wanted: Array) -> Array:
     return places
 
 
-def _of_movies(movies: Columns) -> pa.Table:
+def _of_movies(movies: ColumnFiles) -> pa.Table:
     """Returns year and genres of each movie, a column of 0 and 1 a genre. Raises InputError."""
     years, listed = [], []
     texts = (movies.array(name).tolist() for name in ("title", "genres"))

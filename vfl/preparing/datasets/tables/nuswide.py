@@ -10,15 +10,17 @@ from vfl.preparing import recipes
 from vfl.preparing.columns.nuswide_files import (
     FEATURES,
     PUBLISHER,
+    ROWS,
     TAG_COLUMNS,
     TAGS,
     TRUTH,
     VIEWS,
     Concepts,
-    Features,
+    ImageFeatures,
     needs,
     of_view,
 )
+from vfl.preparing.columns.official import counted
 from vfl.preparing.content import Content, Part
 from vfl.preparing.dataset import DataSet, Division, Files, Form, Request, Use
 from vfl.preparing.dividing import COLUMNS, columns, named
@@ -44,13 +46,14 @@ def _read(files: Files, _: Request) -> Content:
     names = concepts.names[:_CLASSES]
     shown_NC, splits = concepts.shown(names)
     rows = np.flatnonzero(shown_NC.sum(axis=1) == 1)
-    whole = Features(features, tags)
+    whole = ImageFeatures(features, tags)
     return Content(
         shown_NC[rows].argmax(axis=1),
         splits[rows],
         lambda own: whole.blocks(rows[own]),
         ids=np.char.zfill(rows.astype("S6"), 6),
         classes=tuple(names),
+        differs=counted(len(shown_NC), sum(ROWS.values())),
     )
 
 
@@ -63,7 +66,7 @@ DATASET = DataSet(
     title="NUS-WIDE",
     publisher=PUBLISHER,
     holds="634 numbers of an image, and which of 1,000 tags it has; ten classes",
-    rows=269_648,
+    rows=sum(ROWS.values()),
     task={"kind": "multiclass", "classes": _CLASSES},
     forms=tuple(Form(needs(_NEEDS, packed=packed), _read) for packed in (True, False)),
     divisions={

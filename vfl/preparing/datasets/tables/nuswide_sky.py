@@ -16,7 +16,7 @@ from vfl.preparing.columns.nuswide_files import (
     TRUTH,
     VIEWS,
     Concepts,
-    Features,
+    ImageFeatures,
     needs,
     of_view,
 )
@@ -40,7 +40,7 @@ def _read(files: Files, _: Request) -> Content:
     features, truth = files.values()
     shown_NC, splits = Concepts(truth).shown([_LABEL])
     labels = shown_NC[:, 0].astype(np.int64)
-    return Content(labels, splits, Features(features).blocks, classes=(f"no {_LABEL}", _LABEL))
+    return Content(labels, splits, ImageFeatures(features).blocks, classes=(f"no {_LABEL}", _LABEL))
 
 
 def _views(_: Content, request: Request) -> Sequence[Part]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from vfl.preparing import recipes
 from vfl.preparing.columns.libsvm_set import libsvm_set, need
-from vfl.preparing.columns.official import FLOAT, Columns, file
+from vfl.preparing.columns.official import FLOAT, ColumnFiles, file
 from vfl.preparing.content import Block, Content, Rows
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 
@@ -29,7 +29,7 @@ def _read_csv(files: Files, _: Request) -> Content:
     """Reads a CSV file with the columns ``f0`` to ``f67`` and ``y``, named ``f1`` to ``f68`` as
     in the official file.
     """
-    columns = Columns((file(files[_CSV]),), {f"f{at}": FLOAT for at in range(68)})
+    columns = ColumnFiles((file(files[_CSV]),), {f"f{at}": FLOAT for at in range(68)})
     labels = columns.of({"y": pa.int64()}).array("y").astype(np.int64)
     names = [f"f{at}" for at in range(1, 69)]
 
@@ -48,7 +48,7 @@ DATASET: DataSet = libsvm_set(
     _CLASSES,
     Use(
         "FedOnce",
-        "Tables 4, 5, 6, 7, 10; Figs. 5, 6, 7, 9",
+        "Tables 4, 5, 6, 7, 10; Figs. 5, 6, 9",
         "columns",
         10,
         _FEDONCE,

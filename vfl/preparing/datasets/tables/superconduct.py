@@ -7,7 +7,7 @@ from functools import partial
 import pyarrow as pa
 
 from vfl.preparing import recipes
-from vfl.preparing.columns.official import FLOAT, Columns, Place, damaged, file
+from vfl.preparing.columns.official import FLOAT, ColumnFiles, FileTree, damaged, file
 from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 from vfl.preparing.dividing import COLUMNS
@@ -29,12 +29,12 @@ _SILENT = (
 
 def _read(name: str, files: Files, _: Request) -> Content:
     path = files[name]
-    source = file(path if name == _TABLE else Place(path).source(_TABLE))
+    source = file(path if name == _TABLE else FileTree(path).source(_TABLE))
     names = _names(source.source)
     types = {each: FLOAT for each in names if each != _LABEL}
     if len(types) != _WIDTH or _LABEL not in names:
         raise damaged(source.source, f"has not {_WIDTH} columns beside {_LABEL!r}")
-    columns = Columns((source,), types)
+    columns = ColumnFiles((source,), types)
     labels = columns.of({_LABEL: pa.float64()}).array(_LABEL)
     return Content(labels, None, columns.blocks)
 
@@ -59,7 +59,7 @@ DATASET = DataSet(
     uses=(
         Use(
             "FedOnce",
-            "Tables 4, 5, 10; Figs. 5, 6, 7",
+            "Tables 4, 5, 6, 10; Figs. 5, 6",
             "columns",
             10,
             _FEDONCE,

@@ -6,7 +6,15 @@ import numpy as np
 import pyarrow as pa
 
 from vfl.preparing import recipes
-from vfl.preparing.columns.official import FLOAT, WORD, Columns, Place, counted, damaged, file
+from vfl.preparing.columns.official import (
+    FLOAT,
+    WORD,
+    ColumnFiles,
+    FileTree,
+    counted,
+    damaged,
+    file,
+)
 from vfl.preparing.content import TEST, TRAIN, Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
 from vfl.preparing.dividing import COLUMNS
@@ -41,13 +49,13 @@ def _read_pair(files: Files, request: Request) -> Content:
 
 
 def _read_zip(files: Files, request: Request) -> Content:
-    inside = Place(files[_ZIP])
+    inside = FileTree(files[_ZIP])
     return _read((inside.source(_TRAINING), inside.source(_VALIDATION)), request)
 
 
 def _read_parquet(files: Files, request: Request) -> Content:
     source = str(files[_PARQUET])
-    parts = Columns((file(source),), {"part": WORD}).array("part")
+    parts = ColumnFiles((file(source),), {"part": WORD}).array("part")
     test = parts == "validation"
     if not (test | (parts == "train")).all():
         raise damaged(source, "holds something else than train and validation in the column 'part'")
@@ -59,13 +67,13 @@ def _read(sources: tuple[str, ...], request: Request, splits: object = None) -> 
     if label not in _LABELS or how not in ("random", "makers"):
         text = "label is LONGITUDE or LATITUDE, and split is random or makers"
         raise InputError(Code.CONFIG_INVALID, f"{text}; correct what was given")
-    columns = Columns(tuple(map(file, sources)), dict.fromkeys(_POINTS, FLOAT))
+    columns = ColumnFiles(tuple(map(file, sources)), dict.fromkeys(_POINTS, FLOAT))
     each = columns.of({label: pa.float64()}).each(label)
     if len(sources) == 2:
         splits = np.repeat(np.array([TRAIN, TEST], object), [*map(len, each)])
     own = splits if how == "makers" and isinstance(splits, np.ndarray) else None
     labels = np.concatenate(each)
-    return Content(labels, own, columns.blocks, notes=counted(len(labels), _ROWS))
+    return Content(labels, own, columns.blocks, differs=counted(len(labels), _ROWS))
 
 
 DATASET = DataSet(
@@ -83,7 +91,7 @@ DATASET = DataSet(
     uses=(
         Use(
             "FedOnce",
-            "Tables 4, 5, 10; Figs. 5, 6, 7, 8, 9",
+            "Tables 4, 5, 6, 10; Figs. 5, 6, 9",
             "columns",
             10,
             _FEDONCE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,16 @@ def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.
     if kind == "char":
         return np.char.rstrip(array)
     return array.reshape(-1) if array.ndim == 2 and 1 in array.shape else array
+
+
+def read_variables(source: str, names: Sequence[str]) -> list[npt.NDArray[Any]]:
+    """Returns the variables of these names, with the rows of images in front, as ``read_mat`` has
+    them. Raises InputError.
+    """
+    variables = _variables(source)
+    checks.require_names(source, "columns", names, list(variables), noun="array")
+    found = {name: _read(source, name, variables[name]) for name in names}
+    return list(_rows_first(found).values())
 
 
 def _rows_first(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
