@@ -152,12 +152,12 @@ def message_bytes(summary: Summary, phase: str, kind: str) -> int:
 
 
 def curve(
-    folder: Path, phase: str, metric: str, split: str = "validation"
+    folder: Path, phase: str, metric: str, split: str = "validation", active: str = ACTIVE
 ) -> list[tuple[int, float]]:
     """Returns (steps of the phase so far, ``metric`` of the split's rows) for each round of
-    ``folder``'s run.
+    ``folder``'s run. ``active``: the name of the active party.
     """
-    lines = [json.loads(line) for line in read_lines(folder / ACTIVE / "metrics.jsonl")]
+    lines = [json.loads(line) for line in read_lines(folder / active / "metrics.jsonl")]
     before = max((line["steps"] for line in lines[: _first(lines, phase)]), default=0)
     own = [line for line in lines if line["phase"] == phase]
     return [(line["steps"] - before, line["metrics"][split][metric]) for line in own]
@@ -167,8 +167,11 @@ def _first(lines: Sequence[Tables], phase: str) -> int:
     return next((at for at, line in enumerate(lines) if line["phase"] == phase), len(lines))
 
 
-def step_bytes(folder: Path, summary: Summary, phase: str, metric: str) -> float:
+def step_bytes(
+    folder: Path, summary: Summary, phase: str, metric: str, active: str = ACTIVE
+) -> float:
     """Returns message bytes of a step of split training, all parties: an embedding is as large as
     its gradient.
     """
-    return 2 * message_bytes(summary, phase, "gradient") / curve(folder, phase, metric)[-1][0]
+    steps, _ = curve(folder, phase, metric, active=active)[-1]
+    return 2 * message_bytes(summary, phase, "gradient") / steps

@@ -62,8 +62,9 @@ def megabytes_to(target: float) -> Measure:
             reached = seen.result.metrics.get("validation", {}).get(seen.metric, 0.0) >= target
             return megabytes(seen) if reached else None
         (phase,) = phases
-        a_step = studies.step_bytes(seen.folder, summary, phase, seen.metric)
-        curve = studies.curve(seen.folder, phase, seen.metric)
+        active = next(party.name for party in summary.parties if party.role == "active")
+        a_step = studies.step_bytes(seen.folder, summary, phase, seen.metric, active)
+        curve = studies.curve(seen.folder, phase, seen.metric, active=active)
         steps = next((steps for steps, value in curve if value >= target), None)
         return None if steps is None else a_step * steps / 1e6
 

@@ -102,7 +102,7 @@ def load(name: str, scale: Scale, folder: Path = RESULTS) -> Result | None:
 
 def judged(table: Table, result: Result | None) -> list[tuple[Claim, list[Finding]]]:
     """Judges the claims of a table."""
-    cells = Cells(table, dict(result.values) if result is not None else {})
+    cells = Cells(table, result.values if result is not None else {})
     return [(claim, [*claim.findings(cells)]) for claim in table.claims]
 
 

@@ -8,7 +8,7 @@ if it is above 0. Values of the same seed are compared with each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
@@ -25,7 +25,7 @@ class Cells:
     """What was found: {place: a value for each seed}, beside the table."""
 
     table: Table
-    values: dict[Place, tuple[float, ...]]
+    values: Mapping[Place, tuple[float, ...]]
 
     def ours(self, data: str, line: str, column: str) -> tuple[float, ...]:
         return self.values.get((data, line, column), ())
