@@ -180,6 +180,7 @@ ONE = dataclasses.replace(
     lines=(Line("a"), Line("b")),
     columns=(Column("x"), Column("y")),
     figures={"bars": {"a": (90.0, 80.0), "b": (80.0, 70.0)}},
+    claims=(Claim("a is better", better("a", "b")),),
 )
 
 
