@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.papers.data import Sources
-from benchmarks.papers.describe import Column, Data, Scale, Tables
+from benchmarks.papers.describe import Column, Data, Scale, Table, Tables
 from benchmarks.papers.plan import Variant, base_recipe
 from vfl_common.files import write_atomic
 
@@ -24,6 +24,19 @@ class Work:
     say: Callable[[str], None]
     # {data: how it differs from the official one}, as far as recipes were made.
     notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # {data: why it was not run}.
+    absent: dict[str, str] = field(default_factory=dict)
+
+    def data(self, table: Table) -> Iterator[Data]:
+        """Yields the table's data sets that the scale has and that are there; notes the others."""
+        for each in table.data:
+            if self.scale not in each.at:
+                continue
+            why = self.sources.missing(each.prepare)
+            if why is None:
+                yield each
+            else:
+                self.absent[each.name] = why
 
     def recipe(self, data: Data, column: Column) -> Tables:
         """Returns a recipe of a data set, without phases of its own. Raises VflError if it is not

@@ -64,6 +64,10 @@ class Sources:
         own = {"parties": tables["parties"], "rows": _division(tables), "simulate": simulate}
         return Base(own, tuple(json.loads(notes.read_text())))
 
+    def missing(self, name: str) -> str | None:
+        """Returns why a data set cannot be prepared; None if its files are there."""
+        return missing(name, self._given)
+
 
 def _division(tables: Tables) -> Tables:
     """Returns how a prepared recipe finds and divides rows, without what it says of a paper's
@@ -78,11 +82,18 @@ def _absolute(settings: Tables, folder: Path) -> Tables:
     return whole.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
 
 
-def present(name: str, folder: Path) -> bool:
-    """Returns whether a data set's files lie in a folder."""
+def missing(name: str, folder: Path) -> str | None:
+    """Returns why a data set cannot be read from a folder; None if its files lie there."""
     try:
         _, files = find(load(name), folder)
-    except VflError:
-        return False
+    except VflError as error:
+        return str(error)
     # A folder that may itself be the data set says nothing yet.
-    return all(not path.samefile(folder) for path in files.values())
+    if any(path.samefile(folder) for path in files.values()):
+        return f"{folder}: may be the data set itself, or not"
+    return None
+
+
+def present(name: str, folder: Path) -> bool:
+    """Returns whether a data set's files lie in a folder."""
+    return missing(name, folder) is None

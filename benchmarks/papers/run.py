@@ -119,6 +119,7 @@ class Runner:
         except VflError as error:
             filled.absent |= {each.name: str(error) for each in table.data}
         filled.notes = work.notes
+        filled.absent |= work.absent
         filled.seconds = time.monotonic() - began_s
 
     def _variant(

@@ -22,9 +22,7 @@ _COLUMNS = tuple(f"{what}, {name}" for name, _, _ in _METHODS for what in ("A", 
 
 
 def compute(work: Work) -> Iterator[tuple[Place, list[float]]]:
-    for data in TABLE.data:
-        if work.scale not in data.at:
-            continue
+    for data in work.data(TABLE):
         for name, method, aligned in _METHODS:
             iso = lambda_p(data, aligned) if method == HYBRID else 0.0
             runs = [

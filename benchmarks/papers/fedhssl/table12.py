@@ -28,9 +28,7 @@ _LINES = {
 
 
 def compute(work: Work) -> Iterator[tuple[Place, list[float]]]:
-    for data in TABLE.data:
-        if work.scale not in data.at:
-            continue
+    for data in work.data(TABLE):
         for line, (method, aligned) in _LINES.items():
             iso = lambda_p(data, aligned) if method == HYBRID else 0.0
             yield (

@@ -14,9 +14,7 @@ _COLUMNS = ("A_SimSiam", "A_FedHSSL", "main", "A_FedHSSL, ISO", "main, ISO")
 
 
 def compute(work: Work) -> Iterator[tuple[Place, list[float]]]:
-    for data in TABLE.data:
-        if work.scale not in data.at:
-            continue
+    for data in work.data(TABLE):
         plain, noisy = (
             [attacked(work, data, HYBRID, seed, iso=iso) for seed in work.seeds]
             for iso in (0.0, lambda_p(data, 0.2))

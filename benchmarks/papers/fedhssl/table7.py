@@ -20,9 +20,7 @@ from benchmarks.papers.rules import Claim, best
 
 
 def compute(work: Work) -> Iterator[tuple[Place, list[float]]]:
-    for data in TABLE.data:
-        if work.scale not in data.at:
-            continue
+    for data in work.data(TABLE):
         for method in (SPLITNN, LOCAL_NAME, HYBRID):
             iso = lambda_p(data, 0.2) if method == HYBRID else 0.0
             yield (
