@@ -22,7 +22,7 @@ from benchmarks.papers.describe import At, Column, Data, Tables, resolved
 from benchmarks.papers.mocosfl.common import CIFAR10, CIFAR100, PROBE, dealt, pretraining
 from vfl.leak_meter.learn.inversion import PRIVATE_IMAGES, InversionSettings, LatentPairs, invert
 from vfl.library.model import Model
-from vfl_party.data.sources.images import to_unit
+from vfl_party.data.pixels import to_unit
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 SVHN = dealt("SVHN", "svhn", 10)
