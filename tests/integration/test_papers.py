@@ -229,7 +229,7 @@ def test_a_difference_within_the_noise_is_a_direction() -> None:
 
 def test_a_line_that_is_refused_without_a_reason_is_an_error() -> None:
     wrong = dataclasses.replace(TINY, lines=(Line("wrong", [{"kind": "splitnn", "epoch": 1}]),))
-    with pytest.raises(UnexpectedError, match="unknown key 'epoch'"):
+    with pytest.raises(UnexpectedError, match="'epoch'"):
         refused_without_data(wrong, "small")
 
 
