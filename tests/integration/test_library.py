@@ -298,6 +298,18 @@ def test_a_run_has_numbers_curves_and_pictures(once: vfl.Run, tmp_path: Path) ->
     assert list(once.curves("shop")) == ["phase", "round"]
     with raises(InputError, Code.FILE_INVALID):
         once.curves("shp")
+    first, last = once.curves()["validation loss"][:2]
+    some, more = once.bytes_to("loss", first), once.bytes_to("loss", last)
+    # Two epochs of the same batches, and the losses fall.
+    assert some is not None
+    assert more is not None
+    assert more == pytest.approx(2 * some, rel=0.05)
+    links = [each for each in once.bytes.by_link if each.phase == "splitnn"]
+    assert more == pytest.approx(sum(each.message_bytes for each in links), rel=0.2)
+    assert once.bytes_to("auc", once.metrics["test"]["auc"], split="test") == more
+    assert once.bytes_to("loss", 0.0) is None
+    with raises(InputError, Code.CONFIG_INVALID):
+        once.bytes_to("rmse", 1.0)
     once.plot().savefig(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
     assert "shop" in once._repr_html_()
