@@ -173,9 +173,9 @@ class _Party:
     def queue(self, label: str) -> _Queue:
         if label not in self.queues:
             seed = derive_seed(self.recipe.seed, "queue", self.phase, self.name, label)
-            self.queues[label] = _Queue(
-                self.settings["queue"], self.settings["projector"][-1], seed
-            )
+            # Without a projector the loss sees embeddings.
+            width = [self.recipe.model.embedding_size, *self.settings["projector"]][-1]
+            self.queues[label] = _Queue(self.settings["queue"], width, seed)
         return self.queues[label]
 
     def loss(self, p: Tensor, z: Tensor, negatives: _Queue | None) -> Tensor:

@@ -114,6 +114,23 @@ def test_several_updates_on_what_was_received_once(tmp_path: Path, record_proper
     check(tmp_path, tables, data, TOP["mlp"], record_property)
 
 
+@pytest.mark.parametrize("ssl", ["byol", "moco"])
+def test_without_a_projector_embeddings_are_compared(
+    ssl: str, tmp_path: Path, record_property: Any
+) -> None:
+    tables = recipe(2, ssl, {"kind": "mlp", "hidden": [24]}, projector=[])
+    federation = check(
+        tmp_path, tables, cases.digits(2, limit=220), TOP["mlp"], record_property
+    )
+    (sent,) = [
+        each
+        for each in federation.ledger("p1")
+        if (each.kind, each.direction) == ("embedding", "sent")
+    ]
+    # Width 8, 2 batches of 32 aligned rows in each of 4 rounds.
+    assert sent.payload_bytes == 4 * 8 * 32 * 2 * 4
+
+
 def test_no_gradient_crosses_in_pretraining(tmp_path: Path) -> None:
     tables = recipe(2, "byol", {"kind": "mlp", "hidden": [24]})
     tables["phases"].append({"kind": "splitnn", "epochs": 1, "batch_size": 24})

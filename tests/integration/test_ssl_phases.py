@@ -145,9 +145,13 @@ def test_rows_of_a_partys_own_are_learnt_from(tmp_path: Path) -> None:
     assert largest_deviation({"p1": with_them}, {"p1": without}) > 1e-3
 
 
-@pytest.mark.parametrize("encoder", [MLP, {"kind": "cnn", "channels": [4, 6]}])
+@pytest.mark.parametrize(
+    ("encoder", "projector"),
+    [(MLP, [16, 12]), ({"kind": "cnn", "channels": [4, 6]}, [16, 12]), (MLP, [])],
+    ids=["mlp", "cnn", "Eq. 2 itself"],
+)
 def test_ssvfl_i_gives_the_parameters_of_one_process_and_uploads_once(
-    encoder: dict[str, Any], tmp_path: Path, record_property: Any
+    encoder: dict[str, Any], projector: list[int], tmp_path: Path, record_property: Any
 ) -> None:
     tables = recipe(2, "simsiam", encoder)
     tables["rows"] |= {"labelled": 60}
@@ -157,7 +161,7 @@ def test_ssvfl_i_gives_the_parameters_of_one_process_and_uploads_once(
             "ssl": "simclr",
             "rounds": 3,
             "batch_size": 32,
-            "projector": [16, 12],
+            "projector": projector,
             "temperature": 0.2,
         },
         {"kind": "head", "epochs": 4, "batch_size": 16, "optimizer": {"kind": "adam", "lr": 0.01}},

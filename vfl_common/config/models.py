@@ -93,6 +93,15 @@ class ResNet18Settings(Section):
     """
 
 
+class RawSettings(Section):
+    """No encoder: the active party's inputs go into the top model as they are."""
+
+    kind: Literal["raw"]
+    """No encoder: the active party's own columns, or pixels, are its embedding (FedOnce's x¹). Its
+    ``embedding_size`` is their number. Passive parties would send their columns: they are refused.
+    """
+
+
 class CustomSettings(Section):
     """The user's own encoder: ``factory(input_spec, embedding_size, **options) ->
     torch.nn.Module``.
@@ -118,7 +127,7 @@ class PluginSettings(OfPlugIn):
 
 
 # Ours; any other kind is a plug-in's.
-ENCODERS = ("mlp", "tabular", "cnn", "resnet18", "custom")
+ENCODERS = ("mlp", "tabular", "cnn", "resnet18", "raw", "custom")
 
 
 def _whose(value: Any) -> str | None:
@@ -132,6 +141,7 @@ EncoderSettings = Annotated[
     | Annotated[TabularSettings, Tag("tabular")]
     | Annotated[CnnSettings, Tag("cnn")]
     | Annotated[ResNet18Settings, Tag("resnet18")]
+    | Annotated[RawSettings, Tag("raw")]
     | Annotated[CustomSettings, Tag("custom")]
     | Annotated[PluginSettings, Tag("plugin")],
     Discriminator(_whose),

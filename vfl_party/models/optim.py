@@ -142,7 +142,15 @@ def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Op
     µs instead of 107 µs, one of a ResNet-18 11 ms instead of 60 ms; SGD and Adagrad gain as much.
     Their results differ from the default's only by rounding (tested), and are identical in every
     run with the same number of threads.
+
+    Raises InputError if there is nothing to train.
     """
+    params = list(params)
+    if not params:
+        text = 'an encoder of kind "raw" has no weights to train'
+        raise InputError(
+            Code.MODEL_INVALID, f"{text}; take another encoder for this phase, or leave it out"
+        )
     lr, decay = settings.lr, settings.weight_decay
     if settings.kind == "sgd":
         return _DirectSGD(params, lr=lr, momentum=settings.momentum, weight_decay=decay, fused=True)

@@ -36,6 +36,10 @@ class SelfSupPlan:
     optimizer: OptimizerSettings
     augment: AugmentSettings
 
+    def width(self, embedding: int) -> int:
+        """Returns the width of the projections of embeddings of width ``embedding``."""
+        return self.widths[-1] if self.widths else embedding
+
     @property
     def predicts(self) -> bool:
         """Whether there is a predictor; for MoCo and SimCLR it is the identity (FedHSSL, Table
@@ -86,7 +90,7 @@ def make_plan(
     return SelfSupPlan(
         ssl=settings.ssl,
         batch_size=settings.batch_size,
-        widths=settings.projector or _WIDTHS[settings.ssl],
+        widths=_WIDTHS[settings.ssl] if settings.projector is None else settings.projector,
         hidden=settings.predictor,
         temperature=settings.temperature,
         queue=settings.queue,

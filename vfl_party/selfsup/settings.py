@@ -25,8 +25,10 @@ class SelfSupSettings(OwnOptimizers):
     """Rounds of the phase."""
     batch_size: PositiveInt = Field(default=512, ge=2)
     """Rows of a batch."""
-    projector: tuple[Width, ...] | None = Field(default=None, min_length=1)
-    """The widths of the projector's layers. Default: the method's, by preset."""
+    projector: tuple[Width, ...] | None = None
+    """The widths of the projector's layers; ``[]``: none, the loss sees the embeddings themselves
+    (SS-VFL, Eq. 2). Default: the method's, by preset.
+    """
     predictor: Width = 128
     """The width of the predictor's hidden layer (``simsiam``, ``byol``)."""
     temperature: Temperature = 0.5

@@ -11,6 +11,7 @@ from vfl_common.config.models import (
     EncoderSettings,
     MlpSettings,
     PluginSettings,
+    RawSettings,
     ResNet18Settings,
     TabularSettings,
 )
@@ -44,6 +45,8 @@ def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: in
             return build_cnn(settings, spec, embedding_size)
         case ResNet18Settings():
             return build_resnet18(settings, spec, embedding_size)
+        case RawSettings():
+            return nn.Flatten()
         case CustomSettings():
             return build_custom(settings, spec, embedding_size)
         case PluginSettings():
