@@ -116,7 +116,9 @@ def recipe(files: dict[str, Path], batch: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def watched(process: psutil.Process) -> Iterator[dict[int, dict[str, float]]]:
-    """Yields {process: largest memory in MiB} of all processes below one, while the block runs."""
+    """Yields {process: largest memory in MiB, and processor seconds} of all processes below one,
+    while the block runs.
+    """
     seen: dict[int, dict[str, float]] = {}
     ended = threading.Event()
 
@@ -128,6 +130,7 @@ def watched(process: psutil.Process) -> Iterator[dict[int, dict[str, float]]]:
                     found = {
                         "resident": memory.rss / 2**20,
                         "anonymous": (memory.rss - memory.shared) / 2**20,
+                        "cpu_s": sum(child.cpu_times()[:2]),
                     }
                     before = seen.setdefault(child.pid, found)
                     seen[child.pid] = {key: max(value, before[key]) for key, value in found.items()}
@@ -141,12 +144,14 @@ def watched(process: psutil.Process) -> Iterator[dict[int, dict[str, float]]]:
         thread.join()
 
 
-def train(files: dict[str, Path], batch: int, folder: Path) -> dict[str, Any]:
-    """Trains one epoch in a federation of processes; returns its times, its metrics and each
+def train(tables: dict[str, Any], folder: Path, code: Path | None = None) -> dict[str, Any]:
+    """Trains a recipe in a federation of processes; returns its times, its metrics and each
     party's memory.
+
+    ``code``: a checkout of other code, which runs in the place of ours.
     """
     path = folder / "recipe.toml"
-    path.write_text(to_toml(recipe(files, batch)))
+    path.write_text(to_toml(tables))
     began = time.time()
     with (
         subprocess.Popen(
@@ -154,7 +159,7 @@ def train(files: dict[str, Path], batch: int, folder: Path) -> dict[str, Any]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=_environment(),
+            env=_environment() | ({} if code is None else {"PYTHONPATH": str(code)}),
         ) as process,
         watched(psutil.Process(process.pid)) as seen,
     ):
@@ -165,7 +170,8 @@ def train(files: dict[str, Path], batch: int, folder: Path) -> dict[str, Any]:
         )
     summary = json.loads(said.splitlines()[-1])
     run = folder / "runs" / summary["run_id"]
-    rounds = [json.loads(line) for line in read_lines(run / PARTIES[0] / "metrics.jsonl")]
+    first = tables["parties"][0]["name"]
+    rounds = [json.loads(line) for line in read_lines(run / first / "metrics.jsonl")]
     return {
         "rounds": rounds,
         "wall_s": time.time() - began,
@@ -230,7 +236,7 @@ def main(
             for way in WAYS:
                 figures.setdefault("large", []).append(reading(way, str(files[PARTIES[0]])))
             print_readings("Parquet of one party", figures["large"], console)
-            figures["train"] = train(files, batch, Path(place))
+            figures["train"] = train(recipe(files, batch), Path(place))
             print_training(figures["train"], rows, console)
     if json_file is not None:
         json_file.write_text(json.dumps(figures, indent=1))

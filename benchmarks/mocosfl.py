@@ -41,7 +41,7 @@ from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.summary import Summary
-from vfl_party.data.sources.images import to_unit
+from vfl_party.data.pixels import to_unit
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import build_bottom, halves_of
 

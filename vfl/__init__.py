@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from vfl.library.run import Run
     from vfl.library.simulate import simulate
     from vfl.library.study import Study, study
+    from vfl.preparing.prepare import PreparedData, prepare
     from vfl.production.compare import Comparison, compare
     from vfl_common.errors import Code, VflError
+    from vfl_party.base.deal import deal
 
 __all__ = [
     "Code",
@@ -37,13 +39,16 @@ __all__ = [
     "Data",
     "Forecast",
     "Model",
+    "PreparedData",
     "Recipe",
     "Round",
     "Run",
     "Study",
     "VflError",
     "compare",
+    "deal",
     "forecast",
+    "prepare",
     "simulate",
     "study",
 ]
@@ -54,13 +59,16 @@ _FROM = {
     "Data": "vfl.library.data",
     "Forecast": "vfl.library.forecast",
     "Model": "vfl.library.model",
+    "PreparedData": "vfl.preparing.prepare",
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.rounds",
     "Run": "vfl.library.run",
     "Study": "vfl.library.study",
     "VflError": "vfl_common.errors",
     "compare": "vfl.production.compare",
+    "deal": "vfl_party.base.deal",
     "forecast": "vfl.library.forecast",
+    "prepare": "vfl.preparing.prepare",
     "simulate": "vfl.library.simulate",
     "study": "vfl.library.study",
 }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vfl_common.errors import Code, InputError, VflError
     from vfl_party.base.phase import Phase, RoundReport
     from vfl_party.base.seeds import Rows, batches, derive_seed
-    from vfl_party.models import Encoder, InputSpec, combine
+    from vfl_party.models import Combination, Encoder, InputSpec, combine
     from vfl_party.models.metrics import (
         LossOfRows,
         Metric,
@@ -69,6 +69,7 @@ __all__ = [
     "BundleSpec",
     "Code",
     "Codec",
+    "Combination",
     "DType",
     "DpSettings",
     "Encoder",
@@ -129,7 +130,7 @@ FROM = {
         "vfl_common.errors": "Code InputError VflError",
         "vfl_party.base.phase": "Phase RoundReport",
         "vfl_party.base.seeds": "Rows batches derive_seed",
-        "vfl_party.models": "Encoder InputSpec combine",
+        "vfl_party.models": "Combination Encoder InputSpec combine",
         "vfl_party.models.metrics": "LossOfRows Metric evaluate loss_fn lower_is_better",
         "vfl_party.models.top.plugin": "Top",
         "vfl_party.outbound.codecs": "Codec Place",

@@ -11,6 +11,7 @@ from vfl.export.commands import export
 from vfl.forecasting.commands import forecast
 from vfl.library.commands import predict
 from vfl.new.commands import new
+from vfl.preparing.commands import prepare
 from vfl.production.commands import compare, drift, models, prune
 from vfl.report.commands import report, runs
 from vfl.simulation.commands import demo, simulate
@@ -71,6 +72,7 @@ def cli() -> None:
       vfl demo                              five processes learn digits, in about ten seconds
       vfl new recipe                        a recipe and a party file from your own table
       vfl simulate examples/diabetes.toml   run your own recipe
+      vfl prepare --list                    data sets of the papers, from their official files
       vfl study examples/study/digits.toml  compare methods, seeds and label counts in a table
       vfl forecast examples/digits.toml     bytes and time, before anything runs
       vfl leaks examples/breast-cancer.toml what the others could read from what was sent
@@ -92,6 +94,7 @@ for command in (
     models,
     new,
     predict,
+    prepare,
     prune,
     report,
     runs,

@@ -16,6 +16,7 @@ from vfl.api import (
     Attack,
     BundleSpec,
     Code,
+    Combination,
     DType,
     Encoder,
     Exchange,
@@ -70,6 +71,31 @@ def _deep(settings: DeepSettings, width: int, outputs: int) -> nn.Module:
 
 
 DEEP = Top(DeepSettings, _deep)
+
+
+class GateSettings(Section):
+    sharpness: Annotated[float, Field(gt=0.0)]
+
+
+class Gated(nn.Module):
+    """A sum of the embeddings with weights that follow from all of them."""
+
+    def __init__(self, settings: GateSettings, width: int, embeddings: int) -> None:
+        super().__init__()
+        self.sharpness = settings.sharpness
+        self.gate = nn.Linear(embeddings * width, embeddings)
+
+    def forward(self, z_BKD: Tensor) -> Tensor:
+        gates_BK = (self.sharpness * self.gate(z_BKD.flatten(1))).sigmoid()
+        return torch.einsum("bk,bkd->bd", gates_BK, z_BKD)
+
+
+GATED = Combination(GateSettings, Gated)
+
+
+def side_by_side(z_BKD: Tensor) -> Tensor:
+    """A combination without settings and weights: what ``concat`` gives."""
+    return z_BKD.flatten(1)
 
 
 def halved(x: Tensor) -> Tensor:
@@ -166,6 +192,7 @@ COUNTS = Attack("how many gradients come", "passive", _play, reads="gradients")
 ALL: dict[str, dict[str, Any]] = {
     "attacks": {"counts": COUNTS},
     "codecs": {"half_bits": HalfBits},
+    "combinations": {"gated": GATED, "side_by_side": side_by_side},
     "encoders": {"wide": WIDE},
     "losses": {"tilted": TILTED},
     "metrics": {"quadratic": quadratic, "low_quadratic": LOW_QUADRATIC},

@@ -28,6 +28,7 @@ from torch.optim import lr_scheduler as schedules
 from tests.harness import wiring
 from tests.harness.reference_task import losses_of_rows, weights_of_rows
 from vfl_common.config.data import DataSettings
+from vfl_common.config.models import Combine
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
@@ -489,7 +490,7 @@ def _forward(
         return _top(active, recipe.model.combine, embeddings)
 
 
-def _top(active: OneParty, rule: str, embeddings: list[Tensor]) -> Tensor:
+def _top(active: OneParty, rule: Combine, embeddings: list[Tensor]) -> Tensor:
     """Combines the embeddings of the parties that are there, and passes them through the top."""
     top = active.models["top"]
     if rule == "concat":
@@ -523,7 +524,8 @@ def loss_of(
     recipe: Recipe, outputs: Tensor, targets: Tensor, weights: Tensor | None = None
 ) -> Tensor:
     """Returns the task's mean loss over the rows."""
-    if weights is not None or recipe.task.shaped or recipe.task.kind in ("multilabel", "survival"):
+    others = ("multilabel", "survival", "ranking")
+    if weights is not None or recipe.task.shaped or recipe.task.kind in others:
         each = losses_of_rows(recipe.task, outputs, targets)
         return (each if weights is None else each * weights).mean()
     if recipe.task.kind == "multiclass":

@@ -7,7 +7,8 @@ as in TOML; see ``train``.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,16 @@ from vfl_party.models import build_encoder, build_top, seeded
 
 
 def train(
-    recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]], late: Collection[str] = ()
+    recipe_tables: dict[str, Any],
+    data: dict[str, dict[str, Any]],
+    late: Collection[str] = (),
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, dict[str, Tensor]]:
     """Trains ``fedonce`` (nat), then ``head`` (own encoder trained).
 
     Returns {party: {"encoder.…": tensor, "top.…": tensor}}. ``late``: parties whose representations
-    are zeros in training, and whose weights in the top model are zero afterwards.
+    are zeros in training, and whose weights in the top model are zero afterwards. ``given``:
+    {split: row numbers}, for a recipe whose rows the active party divides.
     """
     recipe = Recipe.model_validate(recipe_tables)
     local, head = recipe.phases[:2]
@@ -42,7 +47,7 @@ def train(
         for party in recipe.parties:
             settings = DataSettings(**data[party.name])
             table = load_table(settings, with_label=party.role == "active")
-            splits = split_rows(
+            splits = given or split_rows(
                 recipe.seed,
                 len(table.ids),
                 validation=recipe.rows.validation,
@@ -63,8 +68,9 @@ def train(
                 active, own, x_own = party.name, encoder, x
                 assert table.labels is not None
                 raw = table.labels
-                if settings.event is not None:
-                    raw = np.stack([raw, table.beside[settings.event]], axis=1)
+                pair = settings.event or settings.group
+                if pair is not None:
+                    raw = np.stack([raw, table.beside[pair]], axis=1)
                 labels = Labels.fit(
                     raw, recipe.task, rows, source="reference", scale=settings.label_scale
                 )

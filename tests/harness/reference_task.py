@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn import metrics as sk
 from torch import Tensor
 
 from vfl_common.config.recipe import Recipe
@@ -30,6 +31,9 @@ def losses_of_rows(task: TaskSettings, outputs: Tensor, targets: Tensor) -> Tens
     loss, smoothing = task.loss, task.label_smoothing
     if task.kind == "survival":
         return _cox(outputs, targets)
+    if task.kind == "ranking":
+        listnet = loss is not None and loss.kind == "listnet"
+        return (_listnet if listnet else _ranknet)(outputs[:, 0], *targets.unbind(dim=1))
     if task.kind == "regression":
         error, target = (targets - outputs)[:, 0], targets[:, 0]
         if loss is None:
@@ -70,6 +74,36 @@ def _cox(outputs: Tensor, targets: Tensor) -> Tensor:
         if events[i] == 1
     ]
     return torch.stack(found) if found else 0.0 * h
+
+
+def _ranknet(s: Tensor, relevance: Tensor, query: Tensor) -> Tensor:
+    """Returns a row for each pair of a query: -log P(the more relevant one comes first)."""
+    found = [
+        -(1 / (1 + (s[j] - s[i]).exp())).log()
+        for i, j in itertools.permutations(range(len(s)), 2)
+        if query[i] == query[j] and relevance[i] > relevance[j]
+    ]
+    return torch.stack(found) if found else 0.0 * s
+
+
+def _listnet(s: Tensor, relevance: Tensor, query: Tensor) -> Tensor:
+    """Returns a row for each query of two rows or more: the cross-entropy of its two softmaxes."""
+    found = [
+        -(relevance[at].softmax(0) * s[at].softmax(0).log()).sum()
+        for each in query.unique()
+        if len(at := (query == each).nonzero()[:, 0]) > 1
+    ]
+    return torch.stack(found) if found else 0.0 * s
+
+
+def ndcg_of(scores: Array, relevance: Array, query: Array, k: int | None = None) -> float:
+    """The mean of scikit-learn's NDCG over queries of two rows or more of which one is relevant."""
+    found = [
+        sk.ndcg_score(relevance[at][None], scores[at][None], k=k)
+        for each in np.unique(query)
+        if len(at := np.flatnonzero(query == each)) > 1 and relevance[at].max() > 0
+    ]
+    return float(np.mean(found))
 
 
 def c_index_of(risk: Array, times: Array, events: Array) -> float:

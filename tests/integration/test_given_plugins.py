@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import vfl
 from tests.harness import cases, given
 from tests.harness.memory import parameters
 from tests.harness.plugins import EXAMPLE, metadata
 from tests.harness.sentences import raises, worded_as_before
-from vfl.api import Method, Party, Phase, RoundReport, Section
+from vfl.api import Combination, Method, Party, Phase, RoundReport, Section
 from vfl.library.plugins import named_now, with_plugins
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import GROUPS, PlugIns, given_now, using
 from vfl_party.models.metrics import load_metric
+from vfl_party.models.top.attention import AttentionPooling
 
 
 class BrokenSettings(Section):
@@ -46,7 +48,11 @@ def tables(**more: Any) -> dict[str, Any]:
             "loss": {"kind": "tilted", "tilt": 0.5},
             "metrics": ["quadratic", "low_quadratic"],
         },
-        model={"encoder": {"kind": "wide", "width": 6}, "top": {"kind": "deep", "width": 4}},
+        model={
+            "encoder": {"kind": "wide", "width": 6},
+            "combine": {"kind": "gated", "sharpness": 2.0},
+            "top": {"kind": "deep", "width": 4},
+        },
         phase={"epochs": 2, "codec": "half_bits", "transforms": USES},
     )
     made["phases"].append({"kind": "evaluate", "codec": "half_bits"})
@@ -154,12 +160,13 @@ def test_a_policy_decides_what_leaves_its_party() -> None:
         {"metrics": {"auc": given.quadratic}},
         {"metrics": {"top_3": given.quadratic}},
         {"losses": {"focal": given.entropy}},
+        {"combinations": {"mean": given.side_by_side}},
     ],
     ids=[
         "no table", "near", "far", "no names", "a name", "no metric", "a class", "no transform",
         "our transform", "our source", "our encoder", "our metric",
         "a metric that is always computed", "one of many",
-        "our loss",
+        "our loss", "our combination",
     ],
 )  # fmt: skip
 def test_what_cannot_be_given_is_one_sentence(plugins: Any) -> None:
@@ -225,6 +232,63 @@ def test_a_loss_that_is_none_is_one_sentence(loss: Any) -> None:
         vfl.simulate(
             made | {"simulate": {"parties": parties}}, plugins={"losses": {"odd": loss}}, quiet=True
         )
+
+
+def pooled(_: Section, width: int, embeddings: int) -> nn.Module:
+    return AttentionPooling(width)
+
+
+@pytest.mark.parametrize(
+    ("ours", "own"),
+    [("concat", given.side_by_side), ("attention", Combination(Section, pooled))],
+    ids=["a function", "a module that learns"],
+)
+def test_a_combination_of_one_s_own_trains_as_ours_with_the_same_definition(
+    ours: str, own: Any
+) -> None:
+    parties = cases.columns("sklearn:breast_cancer", 3, limit=100)
+    found = []
+    for rule in (ours, "own"):
+        made = cases.recipe(
+            3,
+            task={"kind": "binary"},
+            model={"combine": rule, "encoder": {"kind": "mlp", "hidden": [4]}},
+            phase={"epochs": 2},
+        )
+        made["phases"].append({"kind": "evaluate"})
+        plugins = {"combinations": {"own": own}} if rule == "own" else None
+        simulated = made | {"simulate": {"parties": parties}}
+        found.append(vfl.simulate(simulated, plugins=plugins, quiet=True))
+    want, got = found
+    assert got.metrics == want.metrics
+    for name in ("p0", "p1", "p2"):
+        ends = [list(parameters(run.folder / name).values()) for run in (want, got)]
+        assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        lambda z_BKD: z_BKD,
+        lambda z_BKD: z_BKD.sum(dim=1).double(),
+        lambda z_BKD: z_BKD.reshape(3, -1),
+        lambda z_BKD: 1.0,
+        Combination(Section, lambda *_: given.Gated),  # type: ignore[arg-type]
+        given.GATED,
+        given.Gated,
+    ],
+    ids=["shape", "type", "fails", "no tensor", "no module", "lacks a setting", "a class"],
+)
+def test_a_combination_that_is_none_is_one_sentence(own: Any) -> None:
+    parties = cases.columns("sklearn:breast_cancer", 2, limit=100)
+    made = cases.recipe(2, task={"kind": "binary"}, model={"combine": "own"})
+    with raises(InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID) as caught:
+        vfl.simulate(
+            made | {"simulate": {"parties": parties}},
+            plugins={"combinations": {"own": own}},
+            quiet=True,
+        )
+    assert "\n" not in str(caught.value)
 
 
 def test_what_one_run_was_given_no_other_finds() -> None:

@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from vfl_common.config.models import CnnSettings, OptimizerSettings, ResNet18Settings, TaskSettings
+from vfl_common.config.models import CnnSettings, OptimizerSettings, NetworkSettings, TaskSettings
 from vfl_party.models.metrics import evaluate
 from vfl_party.models import InputSpec, build_encoder
 from vfl_party.models.backward import backward
@@ -37,7 +37,7 @@ from lightning_utilities.core.imports import RequirementCache
 
 assert RequirementCache("torchvision")
 
-build_encoder(ResNet18Settings(kind="resnet18"), InputSpec((1, 8, 8)), 4)
+build_encoder(NetworkSettings(kind="resnet18"), InputSpec((1, 8, 8)), 4)
 assert "torchvision" in sys.modules
 """
 

@@ -99,7 +99,6 @@ SSL = {
     "batch_size": 24,
     "queue": 32,
     "projector": [16, 16, 12],
-    "augment": {"flip": 0.0},
 }
 
 
@@ -153,7 +152,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "FedHSSL with the server's mean, then split training": (
         made(
             2,
-            {"kind": "fedhssl", "ssl": "moco", "predictor": 8, "aggregate": True, **SSL},
+            {"kind": "fedhssl", "ssl": "moco", "predictor": 8, "aggregate": True, **SSL}
+            | {"augment": {"flip": 0.0}},
             split(),
             model={"encoder": CNN},
             rows={"aligned": 0.5},
@@ -443,9 +443,14 @@ ELSEWHERE = {
     "iso": "its noise has a key of its own at each party, so no two runs are alike",
     "mid": "likewise",
     "kind = resnet18": "eleven million weights; its layers are those of cnn",
+    **{
+        f"kind = {kind}": "likewise: test_models.py and test_halves.py train each for a step"
+        for kind in ("cnn0", "cnn1", "resnet50", "mobilenet_v2", "vgg13")
+    },
     "kind = identity": "the codec of all cases that name none",
     "kind = multilabel": "needs a table of one's own: see test_task.py",
     "kind = survival": "likewise",
+    "kind = ranking": "likewise",
 }
 
 

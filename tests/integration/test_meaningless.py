@@ -50,7 +50,7 @@ def assembled(made: Table, name: str, data: Table) -> Assembled:
 
 @pytest.mark.parametrize(
     "keys",
-    [{"weight": "w"}, {"event": "w"}, {"labels": ["w", "x"]}],
+    [{"weight": "w"}, {"event": "w"}, {"labels": ["w", "x"]}, {"group": "w"}],
     ids=lambda keys: next(iter(keys)),
 )
 def test_a_passive_party_weighs_and_labels_nothing(keys: Table, tmp_path: Path) -> None:
@@ -183,11 +183,12 @@ def test_an_optimizer_of_a_party_that_trains_nothing(
 # ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["survival", "ranking"])
 @pytest.mark.parametrize("phase", [SPLITNN, {"kind": "head", "epochs": 1}], ids=["splitnn", "head"])
-def test_one_row_has_nothing_to_be_compared_with(phase: Table) -> None:
-    task = {"kind": "survival"}
-    Course(Recipe.model_validate(tables(phase | {"batch_size": 2}, task=task))).check()
-    course = Course(Recipe.model_validate(tables(phase | {"batch_size": 1}, task=task)))
+def test_one_row_has_nothing_to_be_compared_with(phase: Table, kind: str) -> None:
+    more: Table = {"task": {"kind": kind}, "rows": {"split": "grouped"}}
+    Course(Recipe.model_validate(tables(phase | {"batch_size": 2}, **more))).check()
+    course = Course(Recipe.model_validate(tables(phase | {"batch_size": 1}, **more)))
     with raises(InputError, Code.CONFIG_INVALID):
         course.check()
 

@@ -116,10 +116,9 @@ def test_a_probe_scores_what_a_linear_model_of_the_features_scores(tmp_path: Pat
             of = split_rows(read.seed, len(table.ids), validation=0.1, test=0.1)[split]
             bottom = halves.bottom()
             bottom.load_state_dict(of_model(got[name], "encoder"))
-            assert table.images_NCHW is not None
             with torch.no_grad():
                 features.setdefault(split, []).append(
-                    tail.features(bottom(torch.from_numpy(table.images_NCHW[of])))
+                    tail.features(bottom(torch.from_numpy(table.pixels(of))))
                 )
             truth.setdefault(split, []).append(labels[[int(table.ids[row]) for row in of]])
     x, y = torch.cat(features["local"]), torch.cat(truth["local"])

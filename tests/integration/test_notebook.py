@@ -20,6 +20,8 @@ from tests.harness.sentences import worded_as_before
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOK, OWN_PLUGINS = EXAMPLES / "notebook.ipynb", EXAMPLES / "own-plugins.ipynb"
 CELL_S = 300
+# A cell of ours, after those of the notebook.
+KEPT = '[run.predictions[name] for name in ("split", "score_1", "truth")]'
 
 
 def code(notebook: Any) -> list[Any]:
@@ -39,9 +41,13 @@ def pictures(notebook: Any) -> list[np.ndarray[Any, Any]]:
     ]
 
 
-def execute(path: Path, folder: Path) -> Any:
-    """Runs a notebook in an empty folder; returns it with what its cells show."""
+def execute(path: Path, folder: Path, more: str = "") -> Any:
+    """Runs a notebook in an empty folder, with ``more`` as its last cell; returns it with what its
+    cells show.
+    """
     notebook = nbformat.read(path, 4)
+    if more:
+        notebook.cells.append(nbformat.v4.new_code_cell(more))
     for cell in code(notebook):
         cell.outputs, cell.execution_count = [], None
     # Needs no free ports.
@@ -62,16 +68,19 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_what_is_written_in_cells_gives_the_same_numbers_over_processes(tmp_path: Path) -> None:
-    """A metric, a transform and a method; each is used, and the method learns."""
-    found = code(execute(OWN_PLUGINS, tmp_path))
+    """A metric, a loss, a transform and a method; each is used, and the method learns."""
+    found = code(execute(OWN_PLUGINS, tmp_path, more=KEPT))
 
     def shown(cell: Any) -> str:
         return str(cell.outputs[-1]["data"]["text/plain"])
 
-    *_, ran, refused, _written, again = found
+    *_, ran, refused, _written, again, kept = found
     metrics = ast.literal_eval(shown(ran))
     assert metrics["auc"] > 0.9
     assert 0.0 < metrics["quadratic"] < 0.2
+    split, p, truth = map(np.array, ast.literal_eval(shown(kept)))
+    margins = (np.log(p / (1 - p)) * (2 * truth - 1))[split == "test"]
+    assert metrics["loss"] == pytest.approx(np.maximum(0, 1 - margins).mean(), rel=1e-6)
     worded_as_before(refused.outputs[0]["text"])
     assert shown(again) == "True"
     assert (tmp_path / "mine.py").is_file()

@@ -9,6 +9,7 @@ address that the server relays.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -169,6 +170,44 @@ def test_a_passive_party_is_killed_and_started_again(
             AFTER_FIRST,
         ]
         assert_equal(parameters(federation), undisturbed)
+
+
+@pytest.mark.parametrize("victim", ["p2", cases.ACTIVE])
+def test_a_party_is_restored_from_a_backup_that_was_made_while_it_trained(
+    victim: str, tmp_path: Path, undisturbed: Parameters
+) -> None:
+    """As the page says: docs/how-to/production/keep.md."""
+    with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        federation.wait_for_checkpoint(AFTER_FIRST)
+        own, backup = federation.run_folder / victim, tmp_path / "backup"
+        # The party is in the middle of a step.
+        shutil.copytree(own, backup)
+        federation.programs[victim].kill()
+        federation.programs["server"].wait_for("interrupted")
+        shutil.rmtree(own)
+        shutil.copytree(backup, own)
+        again = federation.start_party(victim)
+        if victim == cases.ACTIVE:
+            proxy.target = again.wait_for("ready")["address"]
+        proxy.release()
+        assert federation.finish()["interruptions"] == 1
+        started = [event["checkpoint"] for event in server_events(federation, "started")]
+        assert started == ["", AFTER_FIRST]
+        assert_equal(parameters(federation), undisturbed)
+
+
+def test_a_backup_with_none_of_the_others_checkpoints_is_refused(tmp_path: Path) -> None:
+    tables, newest = recipe(), "000004.splitnn.4"
+    tables["phases"][0]["checkpoint_steps"] = 2
+    with held(tmp_path, tables, sent=SECOND_EPOCH) as (federation, proxy):
+        federation.wait_for_checkpoint(newest)
+        federation.programs["p2"].kill()
+        federation.programs["server"].wait_for("interrupted")
+        for path in (federation.run_folder / "p2" / "checkpoints").iterdir():
+            path.unlink()
+        again = federation.start_party("p2")
+        proxy.release()
+        refused(again, "p2", newest)
 
 
 def test_before_the_first_checkpoint_the_run_begins_again(

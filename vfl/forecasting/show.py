@@ -17,7 +17,7 @@ from rich.text import Text
 from vfl.forecasting.measure import measured
 from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES, Network
 from vfl.forecasting.suggest import suggestions
-from vfl.forecasting.words import duration, rate
+from vfl.forecasting.words import duration, number, rate
 from vfl.report.table import WORDS, new_table, size, wide_console
 from vfl.simulation.own_files import of_party_files
 from vfl_common.config.base import parse
@@ -143,6 +143,8 @@ def render(forecast: CountedForecast, network: Network) -> Group:
         _by_exchange(forecast),
         Text(),
     ]
+    if forecast.encoders:
+        parts += [_by_encoder(forecast), Text()]
     return Group(*parts, *(Text(sentence) for sentence in notes(forecast, network)), Text())
 
 
@@ -160,6 +162,12 @@ def notes(forecast: CountedForecast, network: Network) -> list[str]:
             found.append(f"{text}; --rounds {phase.name}=N counts N rounds.")
         if phase.bound:
             found.append(f"{phase.name}: {phase.bound}.")
+    if forecast.encoders:
+        text = (
+            "FLOPs are of a forward pass, a multiplication and an addition two of them; training "
+            "takes about three times as many"
+        )
+        found.append(f"{text}. Of each row of a batch the backward pass needs what is kept.")
     found += _of_time(forecast, network)
     found.append("Not counted: the sessions with the server (control), which grow with time.")
     found.append(WORDS)
@@ -237,6 +245,24 @@ def _by_exchange(forecast: CountedForecast) -> Table:
         before = line.phase
         table.add_row(
             phase, line.exchange, line.sender, line.receiver, line.carries, line.chain, line.when
+        )
+    return table
+
+
+def _by_encoder(forecast: CountedForecast) -> Table:
+    table = new_table("What each encoder computes and keeps")
+    table.add_column("party")
+    for heading in ("rows", "weights", "as bytes", "FLOPs a row", "FLOPs a pass", "kept a row"):
+        table.add_column(heading, justify="right")
+    for each in forecast.encoders:
+        table.add_row(
+            each.party,
+            f"{each.rows:,}",
+            f"{each.weights:,}",
+            size(each.weight_bytes),
+            number(each.flops_a_row),
+            number(each.flops_a_row * each.rows),
+            size(each.kept_bytes_a_row),
         )
     return table
 

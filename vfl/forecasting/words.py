@@ -16,3 +16,11 @@ def duration(time_s: float) -> str:
     if time_s < 600:
         return f"{time_s:.2g} s" if time_s < 10 else f"{time_s:.0f} s"
     return f"{time_s / 60:.0f} min" if time_s < 6000 else f"{time_s / 3600:.1f} h"
+
+
+def number(value: float) -> str:
+    """Formats ``812``, ``1.24 M``, ``5.6 G``."""
+    for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.3g}"

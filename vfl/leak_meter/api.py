@@ -24,6 +24,7 @@ from vfl.library.run import Run
 from vfl.simulation.own_files import are_party_files
 from vfl_common.config.party import Init
 from vfl_common.config.recipe import naming
+from vfl_common.config.task import COMPARED
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.base.plugins import Given
 
@@ -141,7 +142,7 @@ def _leaks(
     names = list(attacks) if attacks is not None else kinds.REGISTRY.names()
     for name in names:
         kinds.load(name, "attacks")
-    odd = {each.settings.task.kind for each in made} & {"multilabel", "survival"}
+    odd = {each.settings.task.kind for each in made} & {"multilabel", *COMPARED}
     if odd:
         text = f"leaks are measured of one class or number a row, and the task is {odd.pop()}"
         raise InputError(Code.CONFIG_INVALID, f"{text}; give a recipe for one of them")

@@ -6,8 +6,9 @@ Nothing leaves this machine: the party attacks itself, as an honest-but-curious 
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ from vfl_party.assembly.party import TRAINING, expected_rows, open_party
 from vfl_party.base.devices import float32_in_full, resolve_device
 from vfl_party.base.seeds import Rows, derive_seed, permutation
 from vfl_party.data import Features, Preprocessor, Table, load_table
+from vfl_party.data.pixels import to_unit
+from vfl_party.data.row_arrays import parts_of, release
 from vfl_party.data.rows import Prepared
 from vfl_party.methods.mocosfl.likeness import window
 from vfl_party.models import forward
@@ -192,18 +195,23 @@ def _auxiliary(
         found = "no images" if images is None else f"images of {_by(images.shape[1:])}"
         text = f"{table.source}: has {found}, and those of the party are {_by(shape or ())}"
         raise InputError(Code.DATA_INVALID, f"{text} (channels x height x width); give such images")
-    theirs = (
-        {each.tobytes() for each in private.images_NCHW}
-        if private.images_NCHW is not None
-        else set()
-    )
+    theirs = set(_digests(private))
     unknown = np.array(
-        [row for row, each in enumerate(images) if each.tobytes() not in theirs], np.int64
+        [row for row, each in enumerate(_digests(table)) if each not in theirs], np.int64
     )
     if len(unknown) < 2:
         text = f"{table.source}: {len(unknown)} of its {len(images)} images are not the party's own"
         raise InputError(Code.DATA_INVALID, f"{text}; give at least 2 others")
     return table.select(_some(unknown, MOST_IMAGES, seed, "auxiliary")), len(images) - len(unknown)
+
+
+def _digests(table: Table) -> Iterator[bytes]:
+    """Yields a hash of each image, equal for equal pixels."""
+    if table.images_NCHW is not None:
+        for part in parts_of(table.images_NCHW):
+            for image in to_unit(table.images_NCHW[part]):
+                yield hashlib.sha256(image).digest()
+            release(table.images_NCHW)
 
 
 def _some(rows: Rows, most: int, seed: int, name: str) -> Rows:
@@ -213,7 +221,7 @@ def _some(rows: Rows, most: int, seed: int, name: str) -> Rows:
 
 def _is_unit(table: Table, rows: Rows) -> bool:
     """Whether no pixel of the rows is below 0 or above 1."""
-    images = table.images_NCHW[rows] if table.images_NCHW is not None else np.empty(0)
+    images = table.pixels(rows)
     return not bool(((images < 0.0) | (images > 1.0)).any())
 
 
@@ -223,8 +231,7 @@ def _pixels(table: Table, rows: Rows, scaled: Features | None) -> npt.NDArray[np
 
     ``scaled``: the bottom's inputs, if these are compared: the party's pixels have another scale.
     """
-    assert table.images_NCHW is not None  # noqa: S101 - the callers have looked
-    source, images = table.source, np.ascontiguousarray(table.images_NCHW[rows])
+    source, images = table.source, table.pixels(rows)
     if min(images.shape[2:]) < 2:
         raise InputError(
             Code.DATA_INVALID,

@@ -133,7 +133,7 @@ def write_frames(
                     write_arrays(frame, file)
                     left_out = {
                         *ids,
-                        *(table.get(key) for key in ("label", "event", "weight", "split")),
+                        *(table.get(key) for key in ("label", "event", "group", "weight", "split")),
                         *table.get("labels", ()),
                         *table.get("drop", ()),
                     }

@@ -16,15 +16,17 @@ from vfl_common.summary import ByteCount
 from vfl_party.base.plugins import Given
 
 if TYPE_CHECKING:
-    from vfl_party.forecast.result import CountedForecast
+    from vfl_party.forecast.result import CountedForecast, EncoderLoad
 
 
 class Forecast:
     """The bytes that a recipe will send, counted exactly; the sessions with the server are not in
     it.
 
-    ``total``: of all phases; ``by_phase``: {phase: bytes}; ``rows``: that all parties hold. Of a
-    phase with early stopping, or one that grows trees, it is the most that may be sent.
+    ``total``: of all phases; ``by_phase``: {phase: bytes}; ``rows``: that all parties hold;
+    ``encoders``: {party: what its encoder computes for a row and keeps of it}, of the parties whose
+    rows are here. Of a phase with early stopping, or one that grows trees, it is the most that may
+    be sent.
     """
 
     def __init__(self, counted: CountedForecast) -> None:
@@ -38,6 +40,7 @@ class Forecast:
             phase.name: total(link for link in counted.links if link.phase == phase.name)
             for phase in counted.phases
         }
+        self.encoders: dict[str, EncoderLoad] = {each.party: each for each in counted.encoders}
 
     def seconds(self, bandwidth: str = "100Mbit/s", latency: str = "20ms") -> float:
         """Times the exchanges alone. ``bandwidth``: of each link; ``latency``: one way. Raises

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.models import ENCODERS, TOPS
+from vfl_common.config.models import COMBINATIONS, ENCODERS, TOPS
 from vfl_common.config.task import LOSSES, is_our_metric
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import GROUPS, Given, given_now, using
@@ -22,6 +22,7 @@ Named = dict[str, dict[str, str]]
 
 # Of those groups that do not look for their own names.
 _OURS = {
+    "combinations": COMBINATIONS,
     "encoders": ENCODERS,
     "losses": LOSSES,
     "sources": ("sklearn", "torchvision"),

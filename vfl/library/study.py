@@ -83,8 +83,9 @@ class Study:
         Returns the mean difference, its interval of 95 % confidence, and whether the first is
         better: its text says all. With fewer than three pairs of runs there is no interval. The
         interval allows for runs that learn from overlapping rows, as ``vfl.studies.paired`` says
-        (Nadeau and Bengio 2003). One interval of many is likely to miss: compare few, or choose by
-        validation rows and compare by test rows once. Raises VflError.
+        (Nadeau and Bengio 2003). One interval of many is likely to miss: correct several with
+        ``vfl.studies.paired.holm``, or choose by validation rows and compare by test rows once.
+        Raises VflError.
         """
         from vfl_party.models.metrics import lower_is_better
 

@@ -34,9 +34,9 @@ _set = click.option(
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="How the table is read: sheet, query, separator, encoding, skip_lines, decimal, "
-    "thousands, dates, na,"
-    " categorical, numeric or limit, as in [data] of a party file; once for each key. A "
+    help="How the table is read: sheet, query, format, names, separator, encoding, skip_lines, "
+    "decimal, thousands, dates, na, categorical, categorical_buckets, numeric, limit or limit_by, "
+    "as in [data] of a party file; once for each key. A "
     "value is TOML or plain text.",
 )
 _server = click.option(

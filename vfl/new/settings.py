@@ -15,10 +15,20 @@ from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 
-_TEXTS = ("sheet", "query", "separator", "encoding", "decimal", "thousands", "dates")
+_TEXTS = (
+    "sheet",
+    "query",
+    "format",
+    "separator",
+    "encoding",
+    "decimal",
+    "thousands",
+    "dates",
+    "limit_by",
+)
 _LISTS = ("numeric", "categorical", "na")
 # The keys that say how a table is read.
-READING = (*_TEXTS, "skip_lines", "limit", *_LISTS)
+READING = (*_TEXTS, "skip_lines", "limit", "names", "categorical_buckets", *_LISTS)
 _OTHER_FLAGS = {"source": "--data", "id": "--id", "label": "--label", "drop": "--drop"}
 _NAMED = re.compile(r'\bdata\.([a-z_]+)(?:(?: =| to) (?:(\d+)|"([^"]*)")(?! or "))?')
 

@@ -228,7 +228,7 @@ def _scored(path: Path, table: pa.Table, before: str) -> Scored:
     )
     truth = tuple(table.column("truth").to_pylist()) if "truth" in table.column_names else None
     if not columns or (not with_class and _VALUE not in names):
-        text = f"{path}: scores of several labels, or of survival, cannot be compared"
+        text = f"{path}: scores of several labels, of survival, or of a ranking, cannot be compared"
         raise InputError(Code.FILE_INVALID, f"{text}; the tasks are binary, multiclass, regression")
     scores_NC = np.stack(columns, axis=1)
     return Scored(keys, tuple(names), scores_NC, classes, truth)

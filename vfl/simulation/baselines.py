@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.config.base import parse
-from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.data import NO_FEATURES, DataSettings, ids_only
 from vfl_common.config.division import divide, settings_of
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.party import load_party
@@ -198,8 +198,7 @@ def combined(tables: Tables, recipe: Recipe, base: Path, where: str) -> Tables:
     # The first has the label.
     names = [recipe.active.name, *(party.name for party in recipe.passives)]
     if not recipe.active.features:
-        bare = {"columns": (), "drop": (), "numeric": (), "categorical": (), "image_shape": None}
-        data[names[0]] = data[names[0]].model_copy(update=bare)
+        data[names[0]] = data[names[0]].model_copy(update=NO_FEATURES)
     joined = _joined({name: data[name] for name in names}, in_common=recipe.rows.align == "psi")
     return _one_party(tables, COMBINED, {}, joined, device)
 
@@ -213,6 +212,7 @@ def _joined(parts: dict[str, DataSettings], *, in_common: bool) -> DataSettings:
         label=first.label or ("target" if first.is_named else None),
         labels=first.labels,
         event=first.event,
+        group=first.group,
         weight=first.weight,
         label_scale=first.label_scale,
         parts=parts,

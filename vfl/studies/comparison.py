@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
-from vfl.studies.paired import LEAST, Difference, difference, overlap_of
+from vfl.studies.paired import LEAST, Difference, difference, holm, overlap_of
 from vfl.studies.plan import Pipeline, StudyFile
 from vfl.studies.report import FineTuned, points
 from vfl_common.config.recipe import Recipe
@@ -42,6 +42,8 @@ class Compared:
             "difference": found.mean,
             "low": found.low,
             "high": found.high,
+            "p": found.p,
+            "comparisons": found.comparisons,
             "verdict": found.verdict,
         }
 
@@ -50,7 +52,7 @@ def differences(
     study: StudyFile, chains: Sequence[Pipeline], results: Iterable[FineTuned]
 ) -> list[Compared]:
     """Compares every method with the first one, for each label count, over the seeds and folds that
-    both have finished.
+    both have finished; the verdicts are corrected for the number of comparisons (``holm``).
 
     Nothing is compared with fewer than three pairs of runs, and no method whose own test rows are
     others.
@@ -73,7 +75,8 @@ def differences(
             if len(pairs) >= LEAST:
                 compared = _compared(study.metric, pairs, recipes[first])
                 found.append(Compared(study.name, method.name, first, labels, compared))
-    return found
+    corrected = holm([each.difference for each in found])
+    return [replace(each, difference=one) for each, one in zip(found, corrected, strict=True)]
 
 
 def _compared(metric: str, pairs: Sequence[tuple[float, float]], recipe: Recipe) -> Difference:
@@ -114,6 +117,13 @@ def table_of_differences(study: StudyFile, compared: Sequence[Compared]) -> Tabl
     """Returns a table with a row for each method and label count."""
     factor, unit = points(study.metric)
     measured = f"test {study.metric}" + (f" in {unit}" if unit != study.metric else "")
+    several = len(compared) > 1
+    caption = "of runs with the same seed and fold"
+    if several:
+        caption += (
+            f"; each interval by itself; p, and so the last column, corrected for {len(compared)} "
+            "comparisons (Holm)"
+        )
     shown = Table(
         title=f"difference from {compared[0].against}: {measured}",
         title_justify="left",
@@ -121,14 +131,13 @@ def table_of_differences(study: StudyFile, compared: Sequence[Compared]) -> Tabl
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
-        caption="of runs with the same seed and fold; each interval by itself, not corrected for "
-        "their number",
+        caption=caption,
         caption_justify="left",
     )
     shown.add_column("method")
     if study.labels:
         shown.add_column("labels", justify="right")
-    for heading in ("difference", "95 % interval", "pairs"):
+    for heading in ("difference", "95 % interval", *(["p"] if several else []), "pairs"):
         shown.add_column(heading, justify="right")
     shown.add_column("is it better?")
     form = "+.1f" if factor > 1 else "+.4g"
@@ -140,6 +149,7 @@ def table_of_differences(study: StudyFile, compared: Sequence[Compared]) -> Tabl
             *([f"{each.labels}"] if study.labels else []),
             f"{factor * found.mean:{form}}",
             f"{factor * found.low:{form}} to {factor * found.high:{form}}",
+            *([f"{found.p:.2g}"] if several else []),
             f"{found.pairs}",
             found.verdict,
         )

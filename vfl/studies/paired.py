@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import Literal
 
@@ -23,7 +23,9 @@ class Difference:
     """The mean of ``first - second`` of a metric over ``pairs`` of runs, in the metric's unit.
 
     ``low``, ``high``: the interval of 95 % confidence; None with fewer than three pairs.
-    ``verdict``: of the first; ``better`` or ``worse`` if 0 lies outside the interval.
+    ``p``: the chance of a mean as far from 0 if both are alike; corrected for ``comparisons``, if
+    there are several (see ``holm``). ``verdict``: of the first; ``better`` or ``worse`` if ``p`` is
+    below 0.05: of a single comparison, if 0 lies outside the interval.
     """
 
     metric: str
@@ -32,12 +34,17 @@ class Difference:
     low: float | None
     high: float | None
     verdict: Verdict
+    p: float | None = None
+    comparisons: int = 1
 
     def __str__(self) -> str:
         text = f"{self.verdict}: {self.metric} {self.mean:+.4g}"
         if self.low is None:
             return f"{text} with {self.pairs} pair{'s' if self.pairs != 1 else ''} of runs"
-        return f"{text} ({self.low:+.4g} to {self.high:+.4g}, 95 %) with {self.pairs} pairs of runs"
+        text = f"{text} ({self.low:+.4g} to {self.high:+.4g}, 95 %) with {self.pairs} pairs of runs"
+        if self.comparisons == 1:
+            return text
+        return f"{text}; p = {self.p:.2g}, corrected for {self.comparisons} comparisons (Holm)"
 
 
 def difference(
@@ -70,15 +77,39 @@ def difference(
     if n < LEAST:
         return Difference(metric, n, middle, None, None, "too few pairs")
     # Of scipy.special, which loads faster than scipy.stats.
-    from scipy.special import stdtrit
+    from scipy.special import stdtr, stdtrit
 
-    t = float(stdtrit(n - 1, 0.5 + _CONFIDENCE / 2))
-    half = t * stdev(each) * math.sqrt(1 / n + overlap)
+    error = stdev(each) * math.sqrt(1 / n + overlap)
+    half = float(stdtrit(n - 1, 0.5 + _CONFIDENCE / 2)) * error
     low, high = middle - half, middle + half
+    # Differences that are all the same leave no doubt.
+    p = 2 * float(stdtr(n - 1, -abs(middle) / error)) if error else float(middle == 0)
     verdict: Verdict = "no difference shown"
     if low > 0 or high < 0:
         verdict = "worse" if (middle < 0) != lower_is_better else "better"
-    return Difference(metric, n, middle, low, high, verdict)
+    return Difference(metric, n, middle, low, high, verdict, p)
+
+
+def holm(found: Sequence[Difference]) -> list[Difference]:
+    """Corrects the verdicts of several comparisons, so that the chance that one of them sees a
+    difference where there is none is at most 5 % (Holm, "A simple sequentially rejective multiple
+    test procedure", Scandinavian Journal of Statistics 6, 1979).
+
+    Of m comparisons, the one with the k-th smallest ``p`` gets (m - k + 1) · p, at least that of
+    those before it, and at most 1. The intervals stay what they were: each by itself. Those with
+    too few pairs are left as they are, and do not count.
+    """
+    order = sorted(
+        (at for at, each in enumerate(found) if each.p is not None), key=lambda at: found[at].p or 0
+    )
+    corrected, least, m = list(found), 0.0, len(order)
+    for k, at in enumerate(order):
+        each = found[at]
+        least = max(least, min(1.0, (m - k) * (each.p or 0.0)))
+        shown = least < 1 - _CONFIDENCE
+        verdict = each.verdict if shown else "no difference shown"
+        corrected[at] = replace(each, p=least, comparisons=m, verdict=verdict)
+    return corrected
 
 
 def overlap_of(recipe: Recipe, split: str) -> float:

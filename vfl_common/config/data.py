@@ -4,12 +4,12 @@ prepared.
 
 from __future__ import annotations
 
-import re
 from os.path import normpath
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeInt,
     PositiveInt,
@@ -21,23 +21,22 @@ from pydantic import (
 from vfl_common.config.base import Section, spelt
 
 # For those who have a source.
+from vfl_common.config.sources import FRAME as FRAME
+from vfl_common.config.sources import IMAGES as IMAGES
+from vfl_common.config.sources import (
+    SETS,
+    URL,
+    Format,
+    format_of,
+)
+from vfl_common.config.sources import TEXT_FILES as TEXT_FILES
+from vfl_common.config.sources import is_database as is_database
+from vfl_common.config.sources import is_excel as is_excel
+from vfl_common.config.sources import is_path as is_path
+from vfl_common.config.sources import reader_of as reader_of
+from vfl_common.config.sources import resolved as resolved
+from vfl_common.config.view import ViewSettings as ViewSettings
 from vfl_common.passwords import shown as shown
-
-# Before a party's name: the source is a table in memory, which the library was given.
-FRAME = "frame of "
-# Before the rest of a source that is no path; C:\ is one.
-_NAMED = re.compile(r"([a-z][a-z0-9_]+):")
-_SETS = ("sklearn", "torchvision")
-# SQLAlchemy's: DIALECT+DRIVER://.
-_URL = re.compile(r"([a-z][a-z0-9_]*)(\+[a-z0-9_]+)?://", re.IGNORECASE)
-_SQLITE = re.compile(r"(sqlite(?:\+[a-z0-9_]+)?:///)([^?]+)(.*)", re.DOTALL | re.IGNORECASE)
-# Need no +DRIVER to be known.
-_DATABASES = ("postgresql", "postgres", "sqlite", "mysql", "mariadb", "oracle", "mssql")
-TEXT_FILES = tuple(ending + packed for packed in ("", ".gz") for ending in (".csv", ".tsv", ".txt"))
-# In a folder of images: lists them.
-IMAGES = "index.csv"
-# The last two are old formats, and are refused in a sentence.
-_EXCEL = (".xlsx", ".xlsm", ".xls", ".xlsb")
 
 # A step that spells an id as the other parties do; ``vfl_party.data.ids`` has them.
 IdRule = Annotated[
@@ -50,27 +49,12 @@ IdRule = Annotated[
 ]
 Duplicates = Literal["error", "first", "drop"]
 Unlabelled = Literal["refuse", "drop"]
-
-
-def reader_of(source: str) -> str | None:
-    """Returns the NAME of a source ``NAME:…``: sklearn, torchvision, or a plug-in; None for all
-    other sources.
-    """
-    named = None if is_database(source) else _NAMED.match(source)
-    return named[1] if named else None
-
-
-def is_database(source: str) -> bool:
-    """Returns whether a source is the URL of a database by its spelling; ``data.query`` makes any
-    URL one.
-    """
-    url = _URL.match(source)
-    return url is not None and (url[2] is not None or url[1].lower() in _DATABASES)
-
-
-def is_excel(source: str) -> bool:
-    """Returns whether a source is an Excel workbook, by its name."""
-    return is_path(source) and source.lower().endswith(_EXCEL)
+# More make no sensible input of a dense encoder.
+MOST_COLUMNS = 1 << 16
+# More are no help against many categories: a column of text may have as many values.
+Buckets = Annotated[int, Field(ge=1, le=1 << 20)]
+# As ``data.id``: the row's number, if no column has this name.
+ROW = "row"
 
 
 def id_columns(given: Any) -> Any:
@@ -78,45 +62,14 @@ def id_columns(given: Any) -> Any:
     return () if given is None else (given,) if isinstance(given, str) else given
 
 
-def is_path(source: str) -> bool:
-    """Returns whether a source is a file or a folder."""
-    return reader_of(source) is None and not is_database(source) and not source.startswith(FRAME)
+def _both(value: Any) -> Any:
+    """Returns height and width, if one number is given for both."""
+    return (value, value) if isinstance(value, int) else value
 
 
-def resolved(source: str, base: Path) -> str:
-    """Returns a source; if it is a path, or a file of SQLite, it is absolute, and a relative one
-    starts at ``base``.
-    """
-    sqlite = _SQLITE.fullmatch(source)
-    if sqlite is not None and sqlite[2] != ":memory:":
-        return f"{sqlite[1]}{normpath(base.absolute() / sqlite[2])}{sqlite[3]}"
-    return normpath(base.absolute() / source) if is_path(source) else source
-
-
-class ViewSettings(Section):
-    """The part of a data set that this party holds, for experiments in which one file has all of
-    it. An image party with an ``mlp`` encoder sees its part flattened.
-    """
-
-    scheme: Literal["columns", "quadrants", "halves", "rows"]
-    """How the source is divided: ``columns`` (runs of neighbouring columns, as equal as possible),
-    ``quadrants`` (quarters of an image: top left, top right, bottom left, bottom right), ``halves``
-    (left and right half of an image), ``rows`` (every ``parts``-th row, whole).
-    """
-    part: NonNegativeInt
-    """The number of this party's part, from 0."""
-    parts: PositiveInt
-    """How many parts there are; 4 for ``quadrants``, 2 for ``halves``."""
-
-    def model_post_init(self, _context: Any) -> None:
-        if self.scheme == "quadrants" and self.parts != 4:
-            raise ValueError("quadrants has parts = 4")
-        if self.scheme == "halves" and self.parts != 2:
-            raise ValueError("halves has parts = 2")
-        if self.part >= self.parts:
-            raise ValueError(
-                f"part {self.part} of {self.parts}: give a part from 0 to {self.parts - 1}"
-            )
+# In pixels; more is a typing mistake.
+Side = Annotated[int, Field(gt=0, le=16_384)]
+ImageSize = Annotated[tuple[Side, Side], BeforeValidator(_both)]
 
 
 class DataSettings(Section):
@@ -125,10 +78,15 @@ class DataSettings(Section):
     """
 
     source: str
-    """Where the rows are: a file (``.csv``, ``.tsv``, ``.txt``, each also ``.gz``; ``.parquet``,
-    ``.xlsx``, ``.xlsm``, ``.npz``), a folder of Parquet files or of images, the URL of a database,
-    ``sklearn:NAME``, ``torchvision:NAME``, or ``NAME:REST`` for the plug-in NAME. Write
-    ``./NAME:REST`` for a file whose name looks so.
+    """Where the rows are: a file (``.csv``, ``.tsv``, ``.txt``, ``.libsvm``, ``.svm``,
+    ``.svmlight``, ``.idx``, each also ``.gz`` or ``.bz2``; ``.parquet``, ``.xlsx``, ``.xlsm``,
+    ``.npz``, ``.mat``), a member of a zip or tar file (``archive.zip/member.csv``), a folder of
+    Parquet files or of images, the URL of a database, ``sklearn:NAME``, ``torchvision:NAME``, or
+    ``NAME:REST`` for the plug-in NAME. Write ``./NAME:REST`` for a file whose name looks so.
+    """
+    format: Format | None = None
+    """What the file is, if its name does not say: ``text`` (separated cells), ``libsvm`` (svmlight,
+    too), ``idx`` (MNIST's), ``mat`` (MATLAB's, to version 7).
     """
     sheet: str | None = None
     """The sheet of an Excel workbook. Default: the only visible sheet with rows."""
@@ -136,7 +94,8 @@ class DataSettings(Section):
     """The SELECT whose rows are the table. A database needs it; other sources refuse it."""
     id: tuple[str, ...] = ()
     """The id column, or several columns that are one id together. Tables need it; named sets and
-    NPZ without it take the row's number.
+    NPZ without it take the row's number. ``row``, if no column is called so, is the row's number in
+    every source: it aligns only tables whose rows are the same, in the same order.
     """
     id_rules: tuple[IdRule, ...] | None = None
     """How this party spells its ids alike, in order, before they are compared. Default:
@@ -166,6 +125,11 @@ class DataSettings(Section):
     """Of a ``survival`` task: the column that says whether ``label`` is the time at which it
     happened (1 or true), or until which it had not (0 or false). Only for the active party.
     """
+    group: str | None = None
+    """The active party's column of what belongs together: the query of each row of a ``ranking``
+    task, or what ``rows.split = "grouped"`` keeps in one split. It is no feature. Only for the
+    active party.
+    """
     unlabelled: Unlabelled = "refuse"
     """What happens to rows whose label is missing: ``refuse`` refuses the table, ``drop`` leaves
     them out of training. They can be predicted as all others.
@@ -176,13 +140,18 @@ class DataSettings(Section):
     passive party does.
     """
     columns: tuple[str, ...] | None = None
-    """The feature columns (NPZ: arrays). Default: all but id, label, weight, split and ``drop``."""
+    """The feature columns (NPZ: arrays). Default: all but ids, the columns above and ``drop``."""
     drop: tuple[str, ...] = ()
     """Columns to leave out."""
     numeric: tuple[str, ...] = ()
     """Columns that must be numbers. The type of the others is found."""
     categorical: tuple[str, ...] = ()
     """Columns that are categories even if they hold numbers."""
+    categorical_buckets: Buckets | dict[str, Buckets] | None = None
+    """Into how many buckets the values of categorical columns are hashed, so that a column may have
+    any number of values: one number for all, or a table {column: number}. Values of one bucket are
+    one category.
+    """
     missing: Literal["error", "mean", "median", "zero"] = "error"
     """What a missing number becomes: an error, the mean or median of this party's training rows, or
     zero. A missing category is a category.
@@ -201,6 +170,12 @@ class DataSettings(Section):
     """
     image_shape: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field()] | None = None
     """Channels, height and width, if a row of numbers is an image."""
+    resize: ImageSize | None = None
+    """Height and width to which images are brought, or one number for both. Images of one folder
+    may then have several sizes. Default: as they are.
+    """
+    channels: Literal[1, 3] | None = None
+    """What images become: grey (1) or coloured (3). Default: as they are, and all alike."""
     download: bool = False
     """Whether torchvision may fetch a set that is not in ``download_dir``."""
     download_dir: str = "data"
@@ -209,8 +184,15 @@ class DataSettings(Section):
     """The part of the source that this party holds, for experiments in which one file has all
     parts.
     """
-    separator: Annotated[str, Field(min_length=1, max_length=1)] | None = None
-    """The character between the cells of a text file. Default: found."""
+    names: tuple[str, ...] | Annotated[int, Field(ge=1, le=MOST_COLUMNS)] | None = None
+    """The columns' names of a text file without a line that names them, or how many columns it has:
+    they are then ``f1``, ``f2`` and so on. Of a libsvm file: of the columns beside the label.
+    Default: the first line names them; libsvm: as many as the largest index.
+    """
+    separator: Annotated[str, Field(min_length=1, max_length=16)] | None = None
+    """The character between the cells of a text file, or several, such as ``::``, or
+    ``whitespace`` for runs of spaces and tabs. Default: found, if it is one character.
+    """
     decimal: Literal[".", ","] | None = None
     """The decimal point of numbers that are written as text. Default: found."""
     thousands: Literal["", ".", ",", " ", "'"] | None = None
@@ -235,7 +217,11 @@ class DataSettings(Section):
     self-supervised learning uses them.
     """
     limit: PositiveInt | None = None
-    """How many of the source's first rows are read. Default: all."""
+    """How many of the source's rows are used. Default: all."""
+    limit_by: Literal["first", "random"] = "first"
+    """Which rows ``limit`` takes: the source's first ones, or some at random, which the digests of
+    their ids choose: parties that hold the same ids take the same ones, in every run.
+    """
     parts: dict[str, DataSettings] = Field(default_factory=dict)
     """Set by baselines: each party's data, joined by id. Each part is read by its own settings, and
     the first has the label.
@@ -282,7 +268,7 @@ class DataSettings(Section):
     @field_validator("source", "unaligned")
     @classmethod
     def _lower_scheme(cls, value: str | None) -> str | None:
-        url = _URL.match(value or "")
+        url = URL.match(value or "")
         return value if value is None or url is None else url[0].lower() + value[url.end() :]
 
     @field_validator("id", mode="before")
@@ -296,12 +282,20 @@ class DataSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.decimal is not None and self.decimal == self.thousands:
             raise ValueError("decimal and thousands are two signs; both are the same here")
-        text_only = [key for key in ("separator", "encoding") if getattr(self, key)]
+        text_only = [key for key in ("separator", "encoding", "names") if getattr(self, key)]
         if text_only and is_excel(self.source):
             raise ValueError(
                 f"{text_only[0]} is for text files, and {shown(self.source)} is a "
                 "workbook; remove it"
             )
+        if self.names is not None and self.kind not in ("text", "libsvm"):
+            raise ValueError(
+                "names is for text and libsvm files; remove it, or say what the file is with format"
+            )
+        if self.format is not None and not is_path(self.source):
+            raise ValueError(f"format is for files, and {shown(self.source)} is none; remove it")
+        if self.limit_by == "random" and self.limit is None:
+            raise ValueError("limit_by chooses among rows; set limit, too, or remove it")
         if len(self.labels) == 1:
             raise ValueError("labels names two columns or more; for one, give label")
         if self.labels and self.event is not None:
@@ -311,8 +305,8 @@ class DataSettings(Section):
         roles = [name for name in (*self.id, *self.roles) if name is not None]
         if len(set(roles)) < len(roles):
             raise ValueError(
-                "id, label, event, weight and split are columns of their own; two of them have the "
-                "same name"
+                "id, label, event, group, weight and split are columns of their own; two of them "
+                "have the same name"
             )
         if self.query is not None and not self.is_database:
             raise ValueError(
@@ -335,10 +329,32 @@ class DataSettings(Section):
         return value
 
     @property
+    def kind(self) -> Format | None:
+        """What the source's file is: by ``format``, else by its name; None of all other sources."""
+        return self.format or (format_of(self.source) if is_path(self.source) else None)
+
+    @property
+    def first(self) -> int | None:
+        """How many of the source's first rows are read; None: all."""
+        return self.limit if self.limit_by == "first" else None
+
+    def buckets(self, name: str) -> int | None:
+        """Returns into how many buckets a column's categories are hashed; None: they are not."""
+        given = self.categorical_buckets
+        return given.get(name) if isinstance(given, dict) else given
+
+    @property
     def beside(self) -> tuple[str, ...]:
         """The columns that the active party reads beside its label."""
-        others = (each for each in (self.event, self.weight) if each is not None)
+        others = (each for each in (self.event, self.group, self.weight) if each is not None)
         return (*self.labels[1:], *others)
+
+    def role_beside(self, name: str) -> str:
+        """Returns what one of ``beside`` is: ``event``, ``group`` or ``weight``, or else a
+        ``label``.
+        """
+        named = {getattr(self, key): key for key in ("event", "group", "weight")}
+        return named.get(name, "label")
 
     @property
     def roles(self) -> tuple[str | None, ...]:
@@ -355,7 +371,8 @@ class DataSettings(Section):
         reads.
         """
         if is_path(self.source):
-            return not self.source.lower().endswith(".npz") and not _has_images(self.source)
+            arrays = self.kind in ("idx", "mat") or self.source.lower().endswith(".npz")
+            return not arrays and not _has_images(self.source)
         return not self.is_named
 
     @property
@@ -364,7 +381,7 @@ class DataSettings(Section):
         query.
         """
         return is_database(self.source) or (
-            self.query is not None and _URL.match(self.source) is not None
+            self.query is not None and URL.match(self.source) is not None
         )
 
     def absolute(self, base: Path) -> DataSettings:
@@ -402,7 +419,7 @@ class DataSettings(Section):
         """Whether the source is one of scikit-learn's or torchvision's sets, whose label is always
         ``target``.
         """
-        return reader_of(self.source) in _SETS
+        return reader_of(self.source) in SETS
 
 
 def _has_images(source: str) -> bool:
@@ -413,11 +430,18 @@ def _has_images(source: str) -> bool:
         return False
 
 
+# Of settings: what makes ids alone of any rows.
+NO_FEATURES: dict[str, Any] = {
+    **dict.fromkeys(("columns", "drop", "numeric", "categorical"), ()),
+    **dict.fromkeys(("image_shape", "resize", "channels")),
+}
+
+
 def ids_only(settings: DataSettings) -> DataSettings:
     """Returns the same data without features, for an active party that holds only labels."""
     if settings.is_named:
         return settings
-    return settings.model_copy(update={"columns": (), "drop": (), "numeric": (), "categorical": ()})
+    return settings.model_copy(update=NO_FEATURES)
 
 
 def unaligned_of(settings: DataSettings) -> DataSettings | None:
@@ -425,4 +449,5 @@ def unaligned_of(settings: DataSettings) -> DataSettings | None:
     if settings.unaligned is None:
         return None
     without = dict.fromkeys(("unaligned", "label", "split", "limit"))
-    return settings.model_copy(update={**without, "source": settings.unaligned})
+    update = {**without, "limit_by": "first", "source": settings.unaligned}
+    return settings.model_copy(update=update)

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 from vfl_common.config.base import parse
-from vfl_common.config.data import DataSettings, ViewSettings
+from vfl_common.config.data import NO_FEATURES, DataSettings, ViewSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PartySettings, SimulateSettings
 from vfl_common.errors import Code, InputError
@@ -62,9 +62,7 @@ def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings) -> D
     if whole.view is not None:
         raise _invalid(recipe, "data.view: simulate.scheme divides the data set; remove the view")
     if not party.features:
-        return whole.model_copy(
-            update={"columns": (), "image_shape": None, "numeric": (), "categorical": ()}
-        )
+        return whole.model_copy(update=NO_FEATURES)
     sharing = recipe.sharing
     view = {"scheme": simulate.scheme, "part": sharing.index(party.name), "parts": len(sharing)}
     where = f"recipe {recipe.name}: simulate.scheme ({len(sharing)} parties share the data set)"

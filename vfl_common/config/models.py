@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from vfl_common.config.base import KindName, OfPlugIn, Section, spelt
 
@@ -36,6 +43,8 @@ class MlpSettings(Section):
     """Whether each hidden layer has batch normalisation."""
     dropout: Probability = 0.0
     """The probability with which dropout sets a hidden number to zero in training."""
+    normed_output: bool = False
+    """Whether batch normalisation and ReLU follow the last layer, as in FedHSSL's released code."""
 
 
 class TabularSettings(Section):
@@ -82,14 +91,51 @@ class CnnSettings(Section):
         return self
 
 
-class ResNet18Settings(Section):
-    """torchvision's ResNet-18 without weights from outside."""
+class Cnn0Settings(Section):
+    """CNN0 of FedOnce (Wu et al. 2022, Fig. 4a), then fully connected layers."""
 
-    kind: Literal["resnet18"]
-    """torchvision's ResNet-18 with random weights; for images."""
+    kind: Literal["cnn0"]
+    """FedOnce's CNN0, for images of 6 pixels or more: 3×3 convolutions of 32 and 64 channels
+    without padding, ReLU after each, 2×2 max pooling, dropout, then fully connected layers.
+    """
+    hidden: tuple[PositiveInt, ...] = (128,)
+    """The widths of the hidden layers after the convolutions."""
+    dropout: Probability = 0.25
+    """The probability with which dropout sets a number to zero after the pooling, in training."""
+
+
+class Cnn1Settings(Section):
+    """CNN1 of FedOnce (Wu et al. 2022, Fig. 4b), then fully connected layers."""
+
+    kind: Literal["cnn1"]
+    """FedOnce's CNN1, for images of 14 pixels or more: convolutions of 8×8, 16 channels, and of
+    4×4, 32 channels, each of stride 2 with ReLU and a 2×2 max pooling of stride 1, as the released
+    code has them, then fully connected layers. It has no layer that depends on a batch.
+    """
+    hidden: tuple[PositiveInt, ...] = ()
+    """The widths of the hidden layers after the convolutions."""
+
+
+# torchvision's, in one description.
+NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "vgg13")
+
+
+class NetworkSettings(Section):
+    """A network of torchvision without weights from outside."""
+
+    kind: Literal["resnet18", "resnet50", "mobilenet_v2", "vgg13"]
+    """torchvision's ResNet-18, ResNet-50, MobileNetV2, or VGG-13 with batch normalisation, with
+    random weights; for images.
+    """
     small_images: bool = True
-    """Whether the stem is a 3×3 convolution of stride 1 without pooling, for images below 64
-    pixels.
+    """Whether the network is changed for images below 64 pixels, as is usual for CIFAR. ResNet: the
+    stem is a 3×3 convolution of stride 1 without pooling. MobileNetV2: the first two strides of 2
+    are 1. VGG: the mean over positions and one layer take the place of the three last layers.
+    """
+    last_layer: bool = True
+    """Whether a last linear layer makes the embedding. Without it the embedding is what that layer
+    would get, and ``embedding_size`` must be its width: 512 (``resnet18``, ``vgg13``), 2,048
+    (``resnet50``), 1,280 (``mobilenet_v2``), or 4,096 (``vgg13`` for large images).
     """
 
 
@@ -127,12 +173,16 @@ class PluginSettings(OfPlugIn):
 
 
 # Ours; any other kind is a plug-in's.
-ENCODERS = ("mlp", "tabular", "cnn", "resnet18", "raw", "custom")
+ENCODERS = ("mlp", "tabular", "cnn", "cnn0", "cnn1", *NETWORKS, "raw", "custom")
 
 
 def _whose(value: Any) -> str | None:
-    """Returns which settings an encoder has: its kind, or ``plugin``; None if it names no kind."""
+    """Returns which settings an encoder has: its kind, ``network`` or ``plugin``; None if it names
+    no kind.
+    """
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    if kind in NETWORKS:
+        return "network"
     return None if kind is None else kind if kind in ENCODERS else "plugin"
 
 
@@ -140,7 +190,9 @@ EncoderSettings = Annotated[
     Annotated[MlpSettings, Tag("mlp")]
     | Annotated[TabularSettings, Tag("tabular")]
     | Annotated[CnnSettings, Tag("cnn")]
-    | Annotated[ResNet18Settings, Tag("resnet18")]
+    | Annotated[Cnn0Settings, Tag("cnn0")]
+    | Annotated[Cnn1Settings, Tag("cnn1")]
+    | Annotated[NetworkSettings, Tag("network")]
     | Annotated[RawSettings, Tag("raw")]
     | Annotated[CustomSettings, Tag("custom")]
     | Annotated[PluginSettings, Tag("plugin")],
@@ -201,15 +253,48 @@ TopKinds = Annotated[
 ]
 
 
+# Ours; any other rule is a plug-in's.
+COMBINATIONS = ("concat", "sum", "mean", "max", "attention")
+
+
+class PluginCombination(OfPlugIn):
+    """The combination of a plug-in, which checks its own ``settings``: see
+    ``vfl_party/models/top/combination.py``.
+    """
+
+    kind: KindName
+    """The name of a plug-in's combination."""
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+def _named_combination(value: Any) -> Any:
+    """Turns the name of a plug-in's combination into its table."""
+    return {"kind": value} if isinstance(value, str) and value not in COMBINATIONS else value
+
+
+def _whose_combination(value: Any) -> str:
+    return "plugin" if isinstance(value, dict | PluginCombination) else "ours"
+
+
+Combine = Annotated[
+    Annotated[Literal["concat", "sum", "mean", "max", "attention"], Tag("ours")]
+    | Annotated[PluginCombination, Tag("plugin")],
+    Discriminator(_whose_combination),
+    BeforeValidator(_named_combination),
+]
+
+
 class ModelSettings(Section):
     """The split model: an encoder for each party, one rule of combination, one top model."""
 
     embedding_size: PositiveInt
     """The width of each party's embedding: the numbers that a party sends for each row."""
-    combine: Literal["concat", "sum", "mean", "max", "attention"] = "concat"
+    combine: Combine = "concat"
     """How the active party combines embeddings: side by side, its own first (``concat``); element
-    by element (``sum``, ``mean``, ``max``); or as a sum with weights that it learns
-    (``attention``).
+    by element (``sum``, ``mean``, ``max``); as a sum with weights that it learns (``attention``);
+    or by a plug-in, as a name, or as a table with its settings.
     """
     encoder: EncoderSettings = MlpSettings()
     """The encoder of all parties that have none of their own."""

@@ -145,6 +145,9 @@ class Recipe(Section):
             raise ValueError(
                 'rows: alignment and at_least are for align = "psi"; add that, or remove them'
             )
+        if self.task.kind == "ranking" and self.rows.split not in ("grouped", "column"):
+            text = f'a ranking compares the rows of a query, and split = "{self.rows.split}"'
+            raise ValueError(f'rows: {text} divides them; set split = "grouped"')
         for name in names:
             if name in RESERVED_FOLDERS:
                 raise ValueError(
@@ -194,8 +197,10 @@ class Recipe(Section):
     def _check_own_rows(self) -> None:
         """Raises ValueError if something else in the recipe needs rows that all parties hold."""
         rows = self.rows
-        if rows.aligned < 1.0 or rows.labelled is not None or rows.split == "stratified":
-            text = 'aligned, labelled and split = "stratified" are of rows that all parties hold'
+        shared = rows.split in ("stratified", "grouped")
+        if rows.aligned < 1.0 or rows.labelled is not None or shared:
+            split = rows.split if shared else "stratified"
+            text = f'aligned, labelled and split = "{split}" are of rows that all parties hold'
             raise ValueError(f'rows: align = "none": {text}; remove them')
         if self.active.features or not self.passives:
             text = "the active party has labels, and no rows of its own"

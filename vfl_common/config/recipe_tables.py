@@ -65,10 +65,10 @@ class RowsSettings(Section):
     """How the parties find the rows that all of them hold, and how these are divided, alike at
     every party.
 
-    If the active party divides the rows (``stratified``, ``column``), it tells the others the split
-    of each row. ``aligned`` and ``labelled`` are for experiments with few aligned, and fewer
-    labelled, rows. The other training rows are treated as rows that a party cannot match with the
-    others' rows, or as rows whose labels nobody knows.
+    If the active party divides the rows (``stratified``, ``grouped``, ``column``), it tells the
+    others the split of each row. ``aligned`` and ``labelled`` are for experiments with few aligned,
+    and fewer labelled, rows. The other training rows are treated as rows that a party cannot match
+    with the others' rows, or as rows whose labels nobody knows.
     """
 
     align: Literal["digest", "psi", "none"] = "digest"
@@ -84,10 +84,11 @@ class RowsSettings(Section):
     """With psi: the id of an earlier run of the same parties and tables. This run takes its common
     rows, and aligns nothing.
     """
-    split: Literal["random", "stratified", "column"] = "random"
+    split: Literal["random", "stratified", "grouped", "column"] = "random"
     """How rows are divided. ``random``: every party draws it from the seed. ``stratified``: the
-    active party draws it, with each class's share in every split. ``column``: a column of the
-    active party's data says it.
+    active party draws it, with each class's share in every split. ``grouped``: it draws it so that
+    rows with one value of ``data.group`` are in one split; shares are of groups. ``column``: a
+    column of the active party's data says it.
     """
     validation: Fraction = 0.1
     """The share of all rows for validation."""
@@ -111,6 +112,10 @@ class RowsSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if (self.folds is None) != (self.fold is None):
             raise ValueError("give folds together with fold, or neither")
+        if self.labelled is not None and self.split == "grouped":
+            raise ValueError(
+                'labelled counts rows, and split = "grouped" divides groups; remove one'
+            )
         if self.folds is None or self.fold is None:
             return
         if self.fold > self.folds:

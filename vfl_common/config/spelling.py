@@ -20,9 +20,8 @@ _FIRST = {
         "parties": "name role features encoder",
         "rows": "split validation test aligned labelled",
         "model": "embedding_size combine encoder top precision",
-        "encoder": "kind hidden activation batch_norm dropout category_size channels shared "
-        "small_images factory"
-        " options settings",
+        "encoder": "kind hidden activation batch_norm dropout normed_output category_size "
+        "channels shared small_images last_layer factory options settings",
         "top": "hidden dropout",
         "phases": "kind name codec transforms settings",
         "transforms": "kind exchange sent_by settings",

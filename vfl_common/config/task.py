@@ -15,13 +15,15 @@ from pydantic import (
 
 from vfl_common.config.base import KindName, OfPlugIn, Section
 
-Kind = Literal["binary", "multiclass", "multilabel", "regression", "survival"]
+Kind = Literal["binary", "multiclass", "multilabel", "regression", "survival", "ranking"]
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
 # Between 0 and 1, and neither of them.
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 BINARY, NUMBERS = frozenset({"binary", "multilabel"}), frozenset({"regression"})
 CLASSES = BINARY | {"multiclass"}
+# Their loss compares the rows of a batch: it is no mean of the rows' own losses.
+COMPARED = frozenset({"survival", "ranking"})
 # {metric of ours that is computed if ``task.metrics`` names it: the kinds of tasks that have it}.
 METRICS = {
     "average_precision": BINARY,
@@ -36,11 +38,17 @@ METRICS = {
     "recall": CLASSES,
 }
 # Of tasks with classes: loss, accuracy, auc, f1.
-_ALWAYS = {"regression": ("loss", "rmse", "rmse_scaled"), "survival": ("loss", "c_index")}
+_ALWAYS = {
+    "regression": ("loss", "rmse", "rmse_scaled"),
+    "survival": ("loss", "c_index"),
+    "ranking": ("loss", "ndcg"),
+}
 _OF_CLASSES = ("loss", "accuracy", "auc", "f1")
 # Of them, and of those that are always computed.
 LOWER_IS_BETTER = frozenset({"loss", "rmse", "rmse_scaled", "brier", "log_loss", "mae", "mape"})
-_TOP = re.compile(r"top_([1-9][0-9]*)")
+# {the beginning of a metric's name before its k: the kinds of tasks that have it}.
+_OF_FIRST = {"top": frozenset({"multiclass"}), "ndcg": frozenset({"ranking"})}
+_TOP = re.compile(rf"({'|'.join(_OF_FIRST)})_([1-9][0-9]*)")
 
 
 def is_our_metric(name: str) -> bool:
@@ -83,9 +91,11 @@ class HuberSettings(Section):
 class PlainLossSettings(Section):
     """A loss without settings."""
 
-    kind: Literal["mae", "poisson"]
+    kind: Literal["mae", "poisson", "ranknet", "listnet"]
     """``mae``: absolute errors, whose best prediction is the median. ``poisson``: the likelihood of
-    counts, whose logarithm the model predicts. Both for ``regression``.
+    counts, whose logarithm the model predicts. Both for ``regression``. ``ranknet``: each pair of
+    rows of a query, by which is more relevant. ``listnet``: the softmax over a query's rows. Both
+    for ``ranking``.
     """
 
 
@@ -95,11 +105,17 @@ class PluginLossSettings(OfPlugIn):
     """
 
     kind: KindName
-    """The name of a plug-in's loss; for all tasks but ``survival``."""
+    """The name of a plug-in's loss; for all tasks but ``survival`` and ``ranking``."""
 
 
 # Ours; any other kind is a plug-in's.
-LOSSES = ("focal", "quantile", "huber", "mae", "poisson")
+LOSSES = ("focal", "quantile", "huber", "mae", "poisson", "ranknet", "listnet")
+# {kind of task: its losses beside the default one}.
+_LOSSES_OF = dict.fromkeys(CLASSES, ("focal",)) | {
+    "regression": ("huber", "mae", "poisson", "quantile"),
+    "ranking": ("listnet", "ranknet"),
+}
+_PLAIN = frozenset({"mae", "poisson", "ranknet", "listnet"})
 
 
 def _named(value: Any) -> Any:
@@ -112,7 +128,7 @@ def _whose_loss(value: Any) -> str | None:
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
     if not isinstance(kind, str):
         return None
-    return {"mae": "plain", "poisson": "plain"}.get(kind, kind if kind in LOSSES else "plugin")
+    return "plain" if kind in _PLAIN else kind if kind in LOSSES else "plugin"
 
 
 LossSettings = Annotated[
@@ -189,7 +205,8 @@ class TaskSettings(Section):
     kind: Kind
     """The kind of labels, and with it loss and metrics. ``multilabel``: several columns of yes and
     no, which ``data.labels`` names. ``survival``: the time until something happens or a row is lost
-    from sight, which ``data.event`` tells apart.
+    from sight, which ``data.event`` tells apart. ``ranking``: how relevant each row is to its
+    query, which ``data.group`` tells apart.
     """
     classes: Annotated[int, Field(ge=2)] | None = None
     """The number of classes, or of the labels of ``multilabel``; these two need it, the others
@@ -198,7 +215,8 @@ class TaskSettings(Section):
     metrics: tuple[KindName, ...] = ()
     """Metrics beside those that are always computed: ``ks``, ``gini``, ``average_precision``
     (binary, multilabel); ``brier``, ``log_loss``, ``precision``, ``recall`` (classes); ``top_3``
-    and the like (multiclass); ``r2``, ``mae``, ``mape`` (regression); or a plug-in's.
+    and the like (multiclass); ``r2``, ``mae``, ``mape`` (regression); ``ndcg_10`` and the like
+    (ranking); or a plug-in's.
     """
     positive: bool | int | float | str | None = None
     """``binary``: the class whose probability a score is, and for which AUC and f1 are computed.
@@ -206,7 +224,7 @@ class TaskSettings(Section):
     """
     loss: LossSettings | None = None
     """The loss of training: a name, ours or a plug-in's, or a table with its settings. Default:
-    cross-entropy for classes, the squared error for a regression.
+    cross-entropy for classes, the squared error for a regression, ``ranknet`` for a ranking.
     """
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """The share of each label that is spread over all classes in the loss; for tasks with
@@ -265,10 +283,10 @@ class TaskSettings(Section):
         classes = self.kind in CLASSES
         if self.loss is not None and self.kind == "survival":
             raise ValueError("loss: a survival task has its own, Cox's; remove it")
-        ours = self.loss is not None and not isinstance(self.loss, PluginLossSettings)
-        if self.loss is not None and ours and classes != (self.loss.kind == "focal"):
-            known = ("focal",) if classes else ("huber", "mae", "poisson", "quantile")
-            one = known[0] if classes else f"one of {', '.join(known)}"
+        plugin = isinstance(self.loss, PluginLossSettings) and self.kind not in COMPARED
+        known = _LOSSES_OF.get(self.kind, ())
+        if self.loss is not None and not plugin and self.loss.kind not in known:
+            one = known[0] if len(known) == 1 else f"one of {', '.join(known)}"
             raise ValueError(
                 f"loss: {self.loss.kind} is not for a {self.kind} task; take {one}, or remove it"
             )
@@ -295,6 +313,11 @@ class TaskSettings(Section):
         return tuple(name for name in self.metrics if _kinds_with(name) is None)
 
     @property
+    def compares(self) -> bool:
+        """Whether the loss compares the rows of a batch, and is no mean of the rows' own losses."""
+        return self.kind in COMPARED
+
+    @property
     def outputs(self) -> int:
         """The width of the top model's output: logits, or one value."""
         return self.classes or 1
@@ -313,14 +336,15 @@ class TaskSettings(Section):
 
 
 def top_of(metric: str) -> int | None:
-    """Returns k of a metric ``top_k``; None of another."""
+    """Returns k of a metric ``top_k`` or ``ndcg_k``; None of another."""
     found = _TOP.fullmatch(metric)
-    return int(found[1]) if found else None
+    return int(found[2]) if found else None
 
 
 def _kinds_with(metric: str) -> frozenset[str] | None:
     """Returns the kinds of tasks that have a metric of ours; None of another's."""
-    return frozenset({"multiclass"}) if top_of(metric) else METRICS.get(metric)
+    found = _TOP.fullmatch(metric)
+    return _OF_FIRST[found[1]] if found else METRICS.get(metric)
 
 
 def class_text(value: object) -> str:

@@ -31,7 +31,7 @@ from vfl_party.base.phase import Phase, Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.data import Table, load_table, read_table
 from vfl_party.data.rows import Prepared, prepare
-from vfl_party.models import InputSpec, begin, check_top
+from vfl_party.models import InputSpec, begin, check_combination, check_top
 from vfl_party.outbound.chains import PASSIVES, coding_of, summarised
 from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
@@ -182,6 +182,7 @@ def open_party(
     if labels and not active:
         check_roles(name, data)
     if active:
+        check_combination(recipe.model.combine)
         check_top(recipe.model.top)
         data = data.keeping_rows()
     # Every party divides its own rows.

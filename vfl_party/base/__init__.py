@@ -1,3 +1,3 @@
-"""What every other room of a party uses: plug-ins by name, seeds, checkpoints, devices, the
-interface of a phase.
+"""What every other room of a party uses: plug-ins by name, seeds, rows dealt, checkpoints, devices,
+the interface of a phase.
 """

@@ -34,6 +34,7 @@ Given = Mapping[str, Mapping[str, Any]]
 GROUPS = (
     "attacks",
     "codecs",
+    "combinations",
     "encoders",
     "losses",
     "methods",

@@ -7,8 +7,9 @@ too.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings, shown
 from vfl_common.errors import Code, InputError
 from vfl_common.text import shortened
 from vfl_party.data.ids import first_repeated
-from vfl_party.data.row_arrays import parts, release
+from vfl_party.data.row_arrays import parts, parts_of, release
 
 # What to do about ids of several rows.
 ONE_ROW = 'keep one row for each id, or set data.duplicates to "first" or "drop"'
+# Where ``rows`` counts from.
+_BELOW = " below the header"
 
 
 def unreadable(source: str, what: str) -> InputError:
@@ -46,7 +49,18 @@ def rows(source: str, *numbers: int) -> str:
         or (Path(source) / IMAGES).is_file()
     )
     word = "row" if len(numbers) == 1 else "rows"
-    return f"{word} {' and '.join(map(str, numbers))}{' below the header' if header else ''}"
+    return f"{word} {' and '.join(map(str, numbers))}{_BELOW if header else ''}"
+
+
+@contextlib.contextmanager
+def numbering_rows(settings: DataSettings) -> Iterator[None]:
+    """Says nothing of a header in sentences about a file that has none, by ``data.names``."""
+    try:
+        yield
+    except InputError as error:
+        if settings.names is None:
+            raise
+        raise InputError(error.code, str(error).replace(_BELOW, "")) from None
 
 
 def require_names(
@@ -64,12 +78,12 @@ def require_names(
 def require_roles(
     source: str, settings: DataSettings, names: Sequence[str], *, noun: str = "column"
 ) -> None:
-    """Raises InputError if the source lacks a label, the weight or the split that the settings
-    name.
+    """Raises InputError if the source lacks a label, or another column of the active party's,
+    that the settings name.
     """
     label = ("labels", settings.labels) if settings.labels else ("label", (settings.label,))
-    event = ("event", (settings.event,))
-    for key, wanted in (label, event, ("weight", (settings.weight,)), ("split", (settings.split,))):
+    others = [(key, (getattr(settings, key),)) for key in ("event", "group", "weight", "split")]
+    for key, wanted in (label, *others):
         given = [name for name in wanted if name is not None]
         require_names(source, key, given, names, noun=noun)
 
@@ -185,8 +199,12 @@ def require_complete(
 
 def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], missing: str) -> None:
     """Raises InputError if pixels are infinite, or NaN under ``missing = "error"``."""
-    sick = np.isinf(images_NCHW) if missing != "error" else ~np.isfinite(images_NCHW)
-    sick_N = sick.reshape(len(sick), -1).any(axis=1)
+    sick_N = np.zeros(len(images_NCHW), bool)
+    for part in parts_of(images_NCHW):
+        found = images_NCHW[part]
+        sick = np.isinf(found) if missing != "error" else ~np.isfinite(found)
+        sick_N[part] = sick.reshape(len(sick), -1).any(axis=1)
+        release(images_NCHW)
     if sick_N.any():
         kind = "infinite" if missing != "error" else "missing or infinite"
         row = int(sick_N.argmax()) + 1

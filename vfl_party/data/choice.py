@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import ROW, DataSettings
 from vfl_party.data import checks
 from vfl_party.data.views import column_run
 
@@ -25,6 +25,18 @@ class Chosen:
     def all_names(self) -> list[str]:
         roles = (each for each in (self.label, *self.beside, self.split) if each)
         return [*self.id, *roles, *self.features]
+
+
+def is_row_number(settings: DataSettings, names: Sequence[str]) -> bool:
+    """Whether the id is the row's number: it is ``row``, and no column is called so."""
+    return settings.id == (ROW,) and ROW not in names
+
+
+def without_row(settings: DataSettings, names: Sequence[str]) -> DataSettings:
+    """Returns the same settings, without an id if it is the row's number: for sources that number
+    their rows by themselves.
+    """
+    return settings.model_copy(update={"id": ()}) if is_row_number(settings, names) else settings
 
 
 def reads_split(settings: DataSettings, with_label: bool) -> bool:

@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings, Unlabelled
 from vfl_party.data import checks
 from vfl_party.data.cells import number_formats
-from vfl_party.data.choice import Chosen, choose
+from vfl_party.data.choice import Chosen, choose, is_row_number
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.reading import Reading
 from vfl_party.data.row_arrays import Space
-from vfl_party.data.stream import Stream, emptied, without_headers
+from vfl_party.data.stream import Stream, emptied, with_row_numbers, without_headers
 
 # Rows and cells that are converted at once.
 BLOCK, MOST_CELLS = 1 << 16, 1 << 22
@@ -34,6 +34,15 @@ BLOCK, MOST_CELLS = 1 << 16, 1 << 22
 def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     """Reads a table: the columns that the settings choose. Raises InputError."""
     stream = emptied(without_headers(stream), settings.na)
+    if not is_row_number(settings, stream.names):
+        return _collect(stream, settings, with_label)
+    rows = _collect(with_row_numbers(stream), settings, with_label)
+    # As those of arrays, they sort in the rows' order.
+    width, numbers = len(str(max(len(rows) - 1, 0))), rows.ids[0]
+    return replace(rows, ids=[pc.utf8_lpad(numbers, width, "0")], numbered=True)
+
+
+def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     chosen, space = (
         choose(stream.source, list(stream.names), settings, with_label),
         Space.of(settings),
@@ -78,7 +87,7 @@ def _blocks(stream: Stream, chosen: Chosen, settings: DataSettings) -> Iterator[
     """Yields blocks of the chosen columns, of at most ``BLOCK`` rows each and ``limit`` rows in
     all.
     """
-    left, names = settings.limit if settings.limit is not None else 1 << 62, chosen.all_names()
+    left, names = settings.first if settings.first is not None else 1 << 62, chosen.all_names()
     rows = min(BLOCK, max(1, MOST_CELLS // len(names)))
     for batch in stream.blocks(names):
         for start in range(0, min(batch.num_rows, left), rows):

@@ -51,6 +51,7 @@ class Rows:
     id_types: tuple[pa.DataType, ...] = ()
     separator: str | None = None
     beside: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    numbered: bool = False
 
     def __len__(self) -> int:
         return len(self.ids[0])

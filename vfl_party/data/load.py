@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of, shown
+from vfl_common.config.sources import divided, is_archive
 from vfl_common.errors import VflError
 from vfl_common.passwords import hidden
 from vfl_party.base.plugins import PlugIns, where_it_failed
@@ -25,14 +27,18 @@ from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, normalised
 from vfl_party.data.notes.odd_ids import refuse_rounded
-from vfl_party.data.row_arrays import Space
+from vfl_party.data.pixels import fitted, in_numbers, to_unit
+from vfl_party.data.row_arrays import Space, parts
 from vfl_party.data.sources.arrays import read_npz
 from vfl_party.data.sources.databases.reader import open_database
 from vfl_party.data.sources.excel.reader import open_excel
 from vfl_party.data.sources.frames import frame_rows
-from vfl_party.data.sources.images import read_image_folder, to_unit
+from vfl_party.data.sources.images import read_image_folder
 from vfl_party.data.sources.named import read_sklearn, read_torchvision
 from vfl_party.data.sources.parquet import PARQUET, holds_parquet, open_parquet
+from vfl_party.data.sources.research.idx import read_idx
+from vfl_party.data.sources.research.mat import read_mat
+from vfl_party.data.sources.research.svmlight import open_svmlight
 from vfl_party.data.sources.text import open_text
 from vfl_party.data.stream import Stream, emptied
 from vfl_party.data.table import LEFT_OUT, InputRows, Table
@@ -41,7 +47,9 @@ from vfl_party.data.views import CUTS, column_run, cut_images, row_run
 log = logging.getLogger(__name__)
 
 # Endings of files that are tables.
-TABLES = (*TEXT_FILES, PARQUET, ".xlsx", ".xlsm")
+TABLES = (*TEXT_FILES, ".libsvm", PARQUET, ".xlsx", ".xlsm")
+# Readers of named arrays, by what the file is.
+_ARRAYS = {".npz": read_npz, "idx": read_idx, "mat": read_mat}
 PLUGINS = PlugIns("vfl.sources", "data source", ours=("sklearn", "torchvision"))
 
 
@@ -81,6 +89,11 @@ def tabulate(
     without an id and those that ``data.duplicates`` drops, and sorts the others. ``repeated``: what
     to do about an id of several rows. Raises InputError.
     """
+    with checks.numbering_rows(settings):
+        return _tabulated(rows, settings, with_label, repeated)
+
+
+def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: str) -> Table:
     source = shown(settings.source)
     n = len(rows)
     checks.require_rows(source, n)
@@ -116,6 +129,7 @@ def tabulate(
         labels=rows.labels,
         splits=rows.splits,
         beside=rows.beside,
+        group=settings.group,
         counts=counts,
         notes=rows.notes,
         space=space,
@@ -133,6 +147,8 @@ def tabulate(
             source,
             "has no feature columns beside the id; check data.columns, data.drop, data.label",
         )
+    if settings.limit is not None and settings.limit_by == "random":
+        order = _at_random(ids, order, settings.limit)
     if counts.left_out:
         log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
     kept, order = order, row_run(order, settings.view)
@@ -144,6 +160,21 @@ def tabulate(
         left_out = _left_out(has_id, ids.is_valid(), kept)
         table = _with_own_rows(table, own_ids, rows.separator, left_out, kept, order)
     return table if len(order) == n and (np.diff(order) > 0).all() else table.select(order)
+
+
+def _at_random(ids: pa.Array, order: Positions, limit: int) -> Positions:
+    """Returns ``limit`` of the rows, in their order: those whose ids have the smallest digests.
+
+    Who takes as many of the same ids takes the same rows; who takes more of them takes these, too.
+    """
+    if len(order) <= limit:
+        return order
+    digests_N = np.empty(len(order), "S8")
+    for part in parts(len(order)):
+        texts = ids.take(pa.array(order[part])).to_pylist()
+        digests_N[part] = [blake2b(each.encode(), digest_size=8).digest() for each in texts]
+    chosen = np.argsort(digests_N.view(">u8"), kind="stable")[:limit]
+    return order[np.sort(chosen)]
 
 
 def _left_out(has_id: pa.Array, may_stay: pa.Array, kept: Positions) -> npt.NDArray[np.uint8]:
@@ -192,26 +223,34 @@ def read_rows(settings: DataSettings, with_label: bool) -> Rows:
         return frame_rows(_frame_of(source, reader), settings, with_label)
     stream = open_table(settings)
     if stream is not None:
-        return collect(stream, settings, with_label)
+        with checks.numbering_rows(settings):
+            return collect(stream, settings, with_label)
     if Path(source).is_dir():
         return read_image_folder(settings, with_label)
-    if source.lower().endswith(".npz"):
-        return read_npz(settings, with_label)
+    read = _ARRAYS.get(settings.kind or Path(source).suffix.lower())
+    if read is not None:
+        return read(settings, with_label)
+    if is_archive(source):
+        text = "is an archive; name the member that holds the rows, such as"
+        raise checks.unreadable(source, f"{text} {Path(source).name}/rows.csv")
     kinds = (
-        "a .csv, .tsv, .txt (each also .gz), .parquet, .xlsx or .npz file, a folder of images "
-        "or Parquet files,"
+        "a .csv, .tsv, .txt or .libsvm (each also .gz or .bz2), .parquet, .xlsx, .npz or .mat "
+        "file, a folder of images or Parquet files,"
     )
     kinds = f"{kinds} the URL of a database, sklearn:NAME, torchvision:NAME or a plug-in's NAME:…"
-    raise checks.unreadable(source, f"has no known kind; give data.source as one of {kinds}")
+    text = f"has no known kind; give data.source as one of {kinds}, or set data.format"
+    raise checks.unreadable(source, text)
 
 
 def open_table(settings: DataSettings) -> Stream | None:
     """Opens a table that is read in blocks of rows; None if the source is of another kind. Raises
     InputError.
     """
-    source, path = settings.source, Path(settings.source)
+    source = settings.source
     if settings.is_database:
         return open_database(settings)
+    packed, member = divided(source)
+    path = Path(packed)
     try:
         exists = path.exists()
     except OSError as error:
@@ -228,12 +267,15 @@ def open_table(settings: DataSettings) -> Stream | None:
         return open_parquet(settings) if holds_parquet(path) else None
     if not path.is_file():
         raise checks.unreadable(source, "is no regular file, but a pipe or a device; write a file")
-    name = path.name.lower()
-    if name.endswith(PARQUET):
+    openers = {"text": open_text, "libsvm": open_svmlight}
+    if settings.kind in openers:
+        return openers[settings.kind](settings)
+    if member is not None and settings.kind != "idx":
+        text = "only text, libsvm and IDX files are read within an archive"
+        raise checks.unreadable(source, f"{text}; unpack it")
+    if source.lower().endswith(PARQUET):
         return open_parquet(settings)
-    if is_excel(source):
-        return open_excel(settings)
-    return open_text(settings) if name.endswith(TEXT_FILES) else None
+    return open_excel(settings) if is_excel(source) else None
 
 
 def column_names(settings: DataSettings) -> tuple[str, ...]:
@@ -283,6 +325,10 @@ def _frame_of(source: str, name: str) -> Any:
 
 def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Table:
     source, view = table.source, settings.view
+    for key in ("resize", "channels") if settings.image_shape is None else ():
+        if getattr(settings, key) is not None:
+            text = f"holds columns, and data.{key} is for images"
+            raise checks.unusable(source, f"{text}; remove it, or set data.image_shape")
     if columns.numeric_names:
         checks.require_finite(source, columns.numeric_NF, columns.numeric_names)
         if settings.missing == "error":
@@ -309,7 +355,8 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
         what = f"column {columns.categorical_names[0]!r} is categorical and cannot be a pixel"
         raise checks.unusable(source, f"{what}; drop it, or remove data.image_shape")
     images_NCHW = _reshape(source, columns.numeric_NF, settings.image_shape)
-    return replace(table, images_NCHW=cut_images(source, images_NCHW, view))
+    images_NCHW = fitted(source, images_NCHW, settings, table.space)
+    return replace(table, images_NCHW=np.ascontiguousarray(cut_images(source, images_NCHW, view)))
 
 
 def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings) -> Table:
@@ -318,6 +365,8 @@ def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings)
     """
     source, view = table.source, settings.view
     if view is not None and view.scheme == "columns":
+        if settings.image_shape is None:
+            pixels = fitted(source, pixels, settings, table.space)
         pixels_NF = pixels.reshape(len(pixels), -1)
         run = column_run(source, pixels_NF.shape[1], view)
         part_NF = to_unit(pixels_NF[:, run])
@@ -328,10 +377,12 @@ def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings)
                 checks.require_complete(source, part_NF, names)
             return replace(table, numeric_NF=part_NF, numeric_names=names)
         images_NCHW = _reshape(source, part_NF, settings.image_shape)
+        images_NCHW = fitted(source, images_NCHW, settings, table.space)
     else:
         if settings.image_shape is not None:
             pixels = _reshape(source, pixels, settings.image_shape)
-        images_NCHW = to_unit(cut_images(source, pixels, view))
+        whole = fitted(source, pixels, settings, table.space)
+        images_NCHW = in_numbers(cut_images(source, whole, view), table.space)
     if pixels.dtype.kind == "f":
         checks.require_clean_images(source, images_NCHW, settings.missing)
     return replace(table, images_NCHW=images_NCHW)

@@ -57,6 +57,7 @@ class Reading:
             space,
             found,
         )
+        self._features = frozenset(chosen.features)
         self._rows = 0
         self._ids: list[list[pa.Array]] = [[] for _ in chosen.id]
         self._words: dict[str, Vocabulary] = {}
@@ -88,14 +89,15 @@ class Reading:
             self._found.points.decide()
         assert schema is not None  # noqa: S101 - there are rows
         ids = [pa.chunked_array(each) for each in self._ids]
-        said = (*notes, *(self._found.notes if self._found is not None else ()))
+        said = [*notes, *(self._found.notes if self._found is not None else ())]
+        said += filter(None, (each.shared() for each in self._words.values()))
         types = tuple(decoded_type(schema.field(name).type) for name in self._chosen.id)
         return Rows(
             ids,
             self.labels(),
             self.columns(schema),
             self.splits(),
-            said,
+            tuple(said),
             types,
             beside={name: self._values(name, blocks) for name, blocks in self._beside.items()},
         )
@@ -261,9 +263,9 @@ class Reading:
 
     def _codes_of(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
         try:
-            return self._words.setdefault(name, Vocabulary(self._source, name)).codes(
-                self._text(column)
-            )
+            if name not in self._words:
+                self._words[name] = self._vocabulary(name)
+            return self._words[name].codes(self._text(column))
         except pa.ArrowException:
             what = (
                 f"column {name!r} {self._said('categorical', 'categories')} and holds {column.type}"
@@ -271,6 +273,11 @@ class Reading:
             raise checks.unusable(
                 self._source, f"{what}, which cannot be written as text; drop it"
             ) from None
+
+    def _vocabulary(self, name: str) -> Vocabulary:
+        is_feature = name in self._features
+        buckets = self._settings.buckets(name) if is_feature else None
+        return Vocabulary(self._source, name, buckets=buckets)
 
     def _label_block(self, name: str, column: pa.Array) -> npt.NDArray[Any]:
         column = decoded(column)
@@ -314,8 +321,7 @@ class Reading:
         return values
 
     def _role(self, name: str) -> str:
-        roles = {self._settings.weight: "weight", self._settings.event: "event"}
-        return roles.get(name, "label")
+        return self._settings.role_beside(name)
 
     def _split_block(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
         column = decoded(self._text(column))

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 
-# Rows that are worked on at once.
-PART = 1 << 14
+# Rows that are worked on at once, and bytes of them: an image is many.
+PART, PART_BYTES = 1 << 14, 1 << 26
 # Files, while rows are put in order.
 MOST_PIECES = 64
 Array = npt.NDArray[Any]
@@ -88,7 +88,7 @@ class Space:
             pieces = [
                 files.enter_context(self._file(values.nbytes)) for _ in range(0, len(rows), size)
             ]
-            for part in parts(len(values)):
+            for part in parts_of(values):
                 piece_B = places_N[part] // size
                 order_B = np.argsort(piece_B, kind="stable")
                 found, piece_B = values[part][order_B], piece_B[order_B]
@@ -110,11 +110,24 @@ class Space:
         into = self.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
         end = 0
         for values in arrays:
-            for part in parts(len(values)):
+            for part in parts_of(values):
                 found = values[part]
                 into[end : end + len(found)] = found
                 end += len(found)
                 release(values, into)
+        return into
+
+    def kept(self, values: Array, dtype: npt.DTypeLike | None = None) -> Array:
+        """Returns an array of rows that lie one after the other in this place, as ``dtype`` if it
+        is given: ``values`` itself if it is such a one. Raises InputError if the disk has no room.
+        """
+        same = dtype is None or values.dtype == dtype
+        if same and isinstance(values, MappedArray) and values.descriptor is not None:
+            return values
+        into = self.empty(values.shape, values.dtype if dtype is None else dtype)
+        for part in parts_of(values):
+            into[part] = values[part]
+            release(values, into)
         return into
 
     def _append(self, file: IO[bytes], rows: Array) -> None:
@@ -227,6 +240,25 @@ def parts(n: int, size: int | None = None) -> Iterator[slice]:
     """
     step = size if size is not None else PART
     return (slice(start, start + step) for start in range(0, n, step))
+
+
+def parts_of(values: Array) -> Iterator[slice]:
+    """Yields slices of the rows of ``values``, as ``parts``, of at most ``PART_BYTES`` each."""
+    return parts(len(values), at_once(values[:1].nbytes))
+
+
+def at_once(row_bytes: int) -> int:
+    """Returns how many rows of a size are worked on at once."""
+    return max(1, min(PART, PART_BYTES // max(1, row_bytes)))
+
+
+def some_rows(values: Array, rows: npt.NDArray[np.int64] | slice) -> Array:
+    """Returns a copy of the given rows, read from the file and not through memory if it has one."""
+    if isinstance(values, MappedArray) and not isinstance(rows, slice):
+        return values.rows(rows)
+    found = np.array(values[rows])
+    release(values)
+    return found
 
 
 def release(*arrays: Array) -> None:

@@ -30,6 +30,8 @@ from vfl_party.data.inputs.weights import check_classes, checked_weights
 from vfl_party.data.row_arrays import parts, release
 from vfl_party.models import takes_codes
 
+# Up to it float64 has all whole numbers.
+_WHOLE = 2**53
 # Ids that are hashed at once.
 _CHUNK = 1 << 14
 # Of a division: the smallest split that a row is in.
@@ -72,12 +74,12 @@ class Prepared:
             )
         if self.division is not None:
             digest.update(self.division)
-        tensors = (
-            [self.targets]
-            if self.features is None
-            else [self.features.x, self.features.categories, self.targets]
-        )
-        for tensor in (*tensors, self.weights):
+        if self.features is not None:
+            for block in self.features.blocks():
+                digest.update(block.contiguous().numpy().data)
+                release(*self.features.arrays)
+        others = () if self.features is None else (self.features.categories,)
+        for tensor in (*others, self.targets, self.weights):
             if tensor is None:
                 continue
             for part in parts(len(tensor)):
@@ -87,12 +89,12 @@ class Prepared:
         return digest.hexdigest()
 
 
-def divide_rows(recipe: Recipe, count: int) -> dict[str, Rows]:
-    """Returns the splits of ``count`` rows. Raises InputError if fewer are for training than must
-    be labelled.
+def divide_rows(recipe: Recipe, count: int, what: str = "rows") -> dict[str, Rows]:
+    """Returns the splits of ``count`` rows, or of ``what`` is divided. Raises InputError if fewer
+    are for training than must be labelled.
     """
     rows = recipe.rows
-    _check_folds(recipe, count)
+    _check_folds(recipe, count, what)
     splits = split_rows(
         recipe.seed,
         count,
@@ -122,6 +124,27 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
         )
     if rows.split == "random" or (table.labels is None and rows.align != "none"):
         return None
+    splits = (
+        _whole_groups(recipe, table)
+        if rows.split == "grouped"
+        else cut_order(*_order(recipe, table), rows.aligned, rows.labelled)
+    )
+    _check_labelled(recipe, splits)
+    codes = np.zeros(n, np.uint8)
+    for code, name in enumerate(CODES):
+        codes[splits[name]] = code
+    division = codes.tobytes()
+    if not is_division(division):
+        text = f'no row is left for training, divided by rows.split = "{rows.split}"'
+        raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; give more rows")
+    return division
+
+
+def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
+    """Returns the rows in the order that ``cut_order`` cuts, and how many are for test and
+    validation, by a column or by classes. Raises InputError.
+    """
+    rows, n = recipe.rows, len(table)
     if rows.split == "column":
         if table.splits is None:
             text = 'the recipe has rows.split = "column", and data.split does not name the column'
@@ -137,6 +160,7 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
             len(parts["validation"]),
             np.concatenate([*parts.values()]),
         )
+        _check_whole(recipe, table)
     else:
         if recipe.task.kind not in ("binary", "multiclass"):
             kind = recipe.task.kind
@@ -149,16 +173,39 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
             recipe.seed, np.unique(table.labels, return_inverse=True)[1].reshape(-1)
         )
         order, n_test = with_fold_first(order, round(n * rows.test), rows.folds, rows.fold)
-    splits = cut_order(order, n_test, n_validation, rows.aligned, rows.labelled)
-    _check_labelled(recipe, splits)
-    codes = np.zeros(n, np.uint8)
-    for code, name in enumerate(CODES):
-        codes[splits[name]] = code
-    division = codes.tobytes()
-    if not is_division(division):
-        text = f'no row is left for training, divided by rows.split = "{rows.split}"'
-        raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; give more rows")
-    return division
+    return order, n_test, n_validation
+
+
+def _whole_groups(recipe: Recipe, table: Table) -> dict[str, Rows]:
+    """Divides the groups as ``divide_rows`` does rows, and returns the rows of each part. Raises
+    InputError.
+    """
+    if table.groups is None:
+        text = 'the recipe has rows.split = "grouped", and data.group is missing'
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{table.source}: {text}; name the column that says which rows belong together",
+        )
+    names, group_N = np.unique(table.groups, return_inverse=True)
+    found = divide_rows(recipe, len(names), what="groups")
+    return {split: np.flatnonzero(np.isin(group_N, groups)) for split, groups in found.items()}
+
+
+def _check_whole(recipe: Recipe, table: Table) -> None:
+    """Raises InputError if a column of splits divides the rows of a query of a ranking."""
+    if recipe.task.kind != "ranking" or table.groups is None or table.splits is None:
+        return
+    query_N, split_N = (
+        np.unique(each, return_inverse=True)[1].reshape(-1) for each in (table.groups, table.splits)
+    )
+    both = np.unique(np.stack([query_N, split_N], axis=1), axis=0)
+    divided_queries = int((np.bincount(both[:, 0]) > 1).sum())
+    if divided_queries:
+        text = f"data.split gives the rows of {divided_queries} queries different splits"
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{table.source}: {text}; give all rows of a query the same",
+        )
 
 
 def is_division(division: bytes) -> bool:
@@ -176,11 +223,11 @@ def divided(division: bytes) -> dict[str, Rows]:
     return {name: np.flatnonzero(mask).astype(np.int64) for name, mask in masks.items()}
 
 
-def _check_folds(recipe: Recipe, count: int) -> None:
+def _check_folds(recipe: Recipe, count: int, what: str = "rows") -> None:
     folds = recipe.rows.folds
     if folds is not None and count < folds:
-        text = f"recipe: rows: folds = {folds}, but there are only {count} rows"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; take fewer folds, or give more rows")
+        text = f"recipe: rows: folds = {folds}, but there are only {count} {what}"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; take fewer folds, or give more {what}")
 
 
 def _check_labelled(recipe: Recipe, splits: dict[str, Rows]) -> None:
@@ -252,14 +299,8 @@ def prepare(
             )
     if place is not None and place.role == "active":
         scale = settings.label_scale
-        raw = _all_labels(table, settings)
-        survival = recipe.task.kind == "survival"
-        if settings.event is not None and not survival:
-            text = f"data.event is for a survival task, and the recipe's is {recipe.task.kind}"
-            raise InputError(Code.CONFIG_INVALID, f"{table.source}: {text}; remove it")
-        if settings.weight is not None and survival:
-            text = "data.weight: the loss of a survival task compares rows, and weighs none"
-            raise InputError(Code.CONFIG_INVALID, f"{table.source}: {text}; remove it")
+        raw = _all_labels(table, settings, recipe.task.kind)
+        _check_beside(recipe, table, settings)
         labels = Labels.fit(
             raw,
             recipe.task,
@@ -275,11 +316,30 @@ def prepare(
     return Prepared(table, preprocessor, features, labels, targets, splits, division, weights)
 
 
-def _all_labels(table: Table, settings: DataSettings) -> npt.NDArray[Any] | None:
+def _check_beside(recipe: Recipe, table: Table, settings: DataSettings) -> None:
+    """Raises InputError if the settings name a column that the recipe has no use for."""
+    kind, text = recipe.task.kind, ""
+    if settings.event is not None and kind != "survival":
+        text = f"data.event is for a survival task, and the recipe's is {kind}"
+    if settings.weight is not None and recipe.task.compares:
+        text = f"data.weight: the loss of a {kind} task compares rows, and weighs none"
+    if settings.group is not None and kind != "ranking" and recipe.rows.split != "grouped":
+        text = f'data.group is for a ranking and for rows.split = "grouped"; the task is {kind}'
+        text = f'{text}, and rows.split = "{recipe.rows.split}"'
+    if text:
+        raise InputError(Code.CONFIG_INVALID, f"{table.source}: {text}; remove it")
+    groups = table.groups
+    if groups is not None and groups.dtype.kind == "f" and (np.abs(groups) > _WHOLE).any():
+        text = f"group column {settings.group!r} has numbers above 2^53, which would be rounded"
+        raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; begin each with a letter")
+
+
+def _all_labels(table: Table, settings: DataSettings, kind: str) -> npt.NDArray[Any] | None:
     """Returns the labels as the table has them, [N], or [N, labels] if there are several
     columns.
     """
-    others = (*settings.labels[1:], *([settings.event] if settings.event is not None else []))
+    pair = settings.group if kind == "ranking" else settings.event
+    others = (*settings.labels[1:], *([pair] if pair is not None else []))
     if table.labels is None or not others:
         return table.labels
     columns = [table.labels, *(table.beside[name] for name in others)]

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vfl_common.config.data import ROW
 from vfl_party.data import checks
 from vfl_party.data.vocabulary import decoded
 
@@ -34,6 +35,7 @@ class Stream:
         separator: between the cells of a text file.
         notes: what the reader has guessed, a sentence each, with the key that decides it.
         found: likewise, what only reading to the end shows: there once the last block has come.
+        ordered: whether the rows come in the same order each time.
     """
 
     source: str
@@ -43,6 +45,7 @@ class Stream:
     separator: str | None = None
     notes: tuple[str, ...] = ()
     found: list[str] = field(default_factory=list)
+    ordered: bool = True
 
 
 def without_headers(stream: Stream) -> Stream:
@@ -84,6 +87,27 @@ def _header_in(batch: pa.RecordBatch) -> int:
         if not len(found):
             return -1
     return int(found[0].as_py())
+
+
+def with_row_numbers(stream: Stream) -> Stream:
+    """Returns the same table with a column ``row`` before the others: the number of the row, from
+    0, as text. Raises InputError if the rows have no order.
+    """
+    if not stream.ordered:
+        text = f'data.id = "{ROW}" is the number of a row, and the rows of a database have no order'
+        raise checks.unusable(stream.source, f"{text}; name a column of its own")
+
+    def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        # Some column must be read, or a block would not know how many rows it has.
+        own = [name for name in wanted if name != ROW]
+        seen = 0
+        for batch in stream.blocks(own or list(stream.names[:1])):
+            numbers = np.arange(seen, seen := seen + batch.num_rows)
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            columns[ROW] = pc.cast(pa.array(numbers), pa.string())
+            yield pa.RecordBatch.from_arrays([columns[name] for name in wanted], list(wanted))
+
+    return replace(stream, names=(ROW, *stream.names), blocks=blocks)
 
 
 def emptied(stream: Stream, words: Sequence[str]) -> Stream:

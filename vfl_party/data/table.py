@@ -14,7 +14,8 @@ from vfl_common.text import shortened
 from vfl_party.data import checks
 from vfl_party.data.checks import listed
 from vfl_party.data.ids import IdCounts, Ids
-from vfl_party.data.row_arrays import IN_MEMORY, Space, parts, release
+from vfl_party.data.pixels import Pixels, is_whole, to_unit
+from vfl_party.data.row_arrays import IN_MEMORY, Space, parts, parts_of, release, some_rows
 
 MOST_CLASSES_SHOWN = 20
 
@@ -74,14 +75,15 @@ class InputRows:
 class Table:
     """Rows in canonical order: sorted by the UTF-8 bytes of their ids; all arrays in that order.
 
-    numeric_NF: NaN if a value is missing; images_NCHW: pixels, 0 to 1 if the source holds bytes;
-    labels: [N] float64 numbers or text (dtype object), None if none were read; splits: [N] text,
-    ``train``, ``validation`` or ``test``, if the source says it; counts: of the source's rows, also
-    of those that are left out because of their ids; notes: what was guessed, a sentence each;
-    space: where its arrays lie; kinds, style: see ``collect.Columns``; own: the source's rows, if
-    the settings keep them, and places_N: the place of each row among these;
-    beside: see ``columns.Rows``. A table has columns or
-    images; an active party without features has neither.
+    numeric_NF: NaN if a value is missing; images_NCHW: pixels as the source has them, bytes,
+    uint16 or float32, which ``pixels`` scales; labels: [N] float64 numbers or text (dtype object),
+    None if none were read; splits: [N] text, ``train``, ``validation`` or ``test``, if the source
+    says it; counts: of the source's rows, also of those that are left out because of their ids;
+    notes: what was guessed, a sentence each; space: where its arrays lie; kinds, style: see
+    ``collect.Columns``; own: the source's rows, if the settings keep them, and places_N: the place
+    of each row among these; beside: see ``columns.Rows``; group: the name of the column of it that
+    ``data.group`` names. A table has columns or images; an active party without features has
+    neither.
     """
 
     source: str
@@ -90,7 +92,7 @@ class Table:
     numeric_names: tuple[str, ...] = ()
     categorical: Categories | None = None
     categorical_names: tuple[str, ...] = ()
-    images_NCHW: npt.NDArray[np.float32] | None = None  # noqa: N815
+    images_NCHW: Pixels | None = None  # noqa: N815
     labels: npt.NDArray[Any] | None = None
     splits: npt.NDArray[np.object_] | None = None
     counts: IdCounts | None = None
@@ -101,6 +103,14 @@ class Table:
     own: InputRows | None = None
     places_N: npt.NDArray[np.int64] | None = None  # noqa: N815
     beside: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    group: str | None = None
+
+    @property
+    def groups(self) -> npt.NDArray[Any] | None:
+        """The group of each row, [N] float64 or text; None if no column says it, or if it was not
+        read.
+        """
+        return None if self.group is None else self.beside.get(self.group)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -126,6 +136,14 @@ class Table:
             beside={name: values[rows] for name, values in self.beside.items()},
         )
 
+    def pixels(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
+        """Returns the images of the given rows, or of all, [B, C, H, W]: 0 to 1 if the source holds
+        bytes. Raises InputError if the table has no images.
+        """
+        if self.images_NCHW is None:
+            raise checks.unusable(self.source, "holds columns, and no images")
+        return to_unit(some_rows(self.images_NCHW, slice(None) if rows is None else rows))
+
     def among(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns for each row whether its id is among ``ids``."""
         return Ids.of(self.ids).among(ids)
@@ -141,7 +159,7 @@ def describe(table: Table) -> list[str]:
     if table.images_NCHW is not None:
         channels, height, width = table.images_NCHW.shape[1:]
         lines.append(f"images: {channels} x {height} x {width} (channels x height x width)")
-        lines += _missing(("pixels",), [int(np.isnan(table.images_NCHW).sum())])
+        lines += _missing(("pixels",), [_missing_pixels(table.images_NCHW)])
     if table.numeric_NF is not None:
         lines.append(f"numeric columns: {len(table.numeric_names)} ({listed(table.numeric_names)})")
         lines += _missing(
@@ -175,6 +193,12 @@ def counted(
         )
         release(codes_NK)
     return counts
+
+
+def _missing_pixels(images_NCHW: Pixels) -> int:
+    if is_whole(images_NCHW):
+        return 0
+    return sum(int(np.isnan(images_NCHW[part]).sum()) for part in parts_of(images_NCHW))
 
 
 def _missing(names: tuple[str, ...], counts: list[int]) -> list[str]:

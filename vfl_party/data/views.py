@@ -62,4 +62,4 @@ def cut_images(
         )
     columns = _run(width, view.part % 2, 2)
     rows = _run(height, view.part // 2, 2) if view.scheme == "quadrants" else slice(0, height)
-    return np.ascontiguousarray(images_NCHW[:, :, rows, columns])
+    return images_NCHW[:, :, rows, columns]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -20,28 +21,39 @@ MOST_WORDS = 1 << 20
 
 @dataclass
 class Vocabulary:
-    """Categories of one column, in the order in which they appear."""
+    """Categories of one column, in the order in which they appear.
+
+    ``buckets``: into how many its values are hashed, each a category called by its number; None:
+    each value is a category.
+    """
 
     source: str
     name: str
     places: dict[Any, int] = field(default_factory=dict)
     # Of the values, until all have come.
     kind: pa.DataType | None = None
+    buckets: int | None = None
+    seen: Digests = field(default_factory=lambda: Digests())
 
     def codes(self, column: pa.Array) -> npt.NDArray[np.int32]:
         """Returns [B] codes, -1 if missing. Raises InputError if there are too many categories."""
         encoded = pc.dictionary_encode(_category_values(column))
-        self.kind = encoded.type.value_type
-        places = [
-            self.places.setdefault(each, len(self.places))
-            for each in encoded.dictionary.to_pylist()
-        ]
+        values = encoded.dictionary.to_pylist()
+        if self.buckets is None:
+            self.kind = encoded.type.value_type
+        else:
+            digests_V = digests_of(values)
+            self.kind, values = pa.int64(), (digests_V % np.uint64(self.buckets)).tolist()
+            self.seen.add(digests_V)
+        places = [self.places.setdefault(each, len(self.places)) for each in values]
         if len(self.places) > MOST_WORDS:
             text = (
                 f"column {self.name!r} has more than {MOST_WORDS:,} categories; list it in "
-                "data.drop"
+                "data.drop, or in data.numeric if it holds numbers"
             )
-            raise checks.unusable(self.source, f"{text}, or in data.numeric if it holds numbers")
+            raise checks.unusable(
+                self.source, f"{text}, or hash its values with data.categorical_buckets"
+            )
         local_B = pc.fill_null(encoded.indices, len(places)).to_numpy(zero_copy_only=False)
         codes_B: npt.NDArray[np.int32] = np.array([*places, -1], np.int32)[local_B]
         return codes_B
@@ -60,6 +72,54 @@ class Vocabulary:
         """Returns [N] text of all rows, None if missing; equal ones are one object."""
         texts: npt.NDArray[np.object_] = np.array([*self.texts(), None], object)
         return texts[np.concatenate(codes)] if codes else np.empty(0, object)
+
+    def shared(self) -> str:
+        """Words how many values share a bucket with another one; '' if the values have none."""
+        if self.buckets is None:
+            return ""
+        values = self.seen.all()
+        used, times = np.unique(values % np.uint64(self.buckets), return_counts=True)
+        share = int(times[times > 1].sum())
+        text = f"column {self.name!r}: {len(values):,} values are hashed into {self.buckets:,}"
+        return (
+            f"{text} buckets, of which {len(used):,} are used; {share:,} values share theirs with "
+            "another; data.categorical_buckets"
+        )
+
+
+class Digests:
+    """The different digests of a column's values, in eight bytes each, while its rows come."""
+
+    def __init__(self) -> None:
+        self._all = np.empty(0, np.uint64)
+        self._new: list[npt.NDArray[np.uint64]] = []
+        self._count = 0
+
+    def add(self, digests_V: npt.NDArray[np.uint64]) -> None:
+        """Adds digests, of which some may be there already."""
+        self._new.append(digests_V)
+        self._count += len(digests_V)
+        # So that all are sorted few times.
+        if self._count > max(1 << 16, len(self._all)):
+            self.all()
+
+    def all(self) -> npt.NDArray[np.uint64]:
+        """Returns the different ones, ascending."""
+        self._all = np.unique(np.concatenate([self._all, *self._new]))
+        self._new, self._count = [], 0
+        return self._all
+
+
+def digests_of(values: Sequence[Any]) -> npt.NDArray[np.uint64]:
+    """Returns a digest of each value, the first 64 bits of BLAKE2b of its text: the same at every
+    party and in every run.
+    """
+    texts = (
+        str(int(each)) if isinstance(each, float) and each.is_integer() else str(each)
+        for each in values
+    )
+    data = b"".join(blake2b(each.encode(), digest_size=8).digest() for each in texts)
+    return np.frombuffer(data, ">u8").astype(np.uint64)
 
 
 def decoded(column: pa.Array) -> pa.Array:

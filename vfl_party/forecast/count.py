@@ -27,6 +27,7 @@ from vfl_party.assembly.party import Load, load
 from vfl_party.assembly.trial import try_parties, try_party
 from vfl_party.base.plugins import blaming
 from vfl_party.data.rows import divide_rows
+from vfl_party.forecast.load import loads
 from vfl_party.forecast.result import CountedForecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
 from vfl_party.outbound.chain import Chains
@@ -211,6 +212,7 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
         phases=tuple(phases),
         links=count.links(),
         exchanges=tuple(count.exchanges),
+        encoders=tuple(loads(party)),
     )
 
 

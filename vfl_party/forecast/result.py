@@ -54,11 +54,32 @@ class PhaseForecast(_Model):
     runs: tuple[StepRun, ...] = ()
 
 
+class EncoderLoad(_Model):
+    """What one party's encoder, or its bottom, computes and keeps.
+
+    Args:
+        rows: of the party's training, with those that it learns from by itself.
+        weights: how many numbers are trained.
+        weight_bytes: of the weights; gradients take as much, and Adam's two averages twice as much.
+        flops_a_row: floating-point operations of a forward pass of one row. A multiplication and an
+            addition are two; fvcore, with which MocoSFL counts, calls them one.
+        kept_bytes_a_row: what a forward pass in training keeps of one row for the backward pass.
+    """
+
+    party: str
+    rows: int
+    weights: int
+    weight_bytes: int
+    flops_a_row: int
+    kept_bytes_a_row: int
+
+
 class CountedForecast(_Model):
     """All phases that exchange tensors, beginning with the comparison of rows (``open``).
 
     The sessions with the server (``control``) are left out: they grow with time. ``links``: as
-    ``bytes.by_link`` of a summary. ``exchanges``: as in a summary.
+    ``bytes.by_link`` of a summary. ``exchanges``: as in a summary. ``encoders``: of the parties
+    whose rows are here.
     """
 
     recipe: str
@@ -68,6 +89,7 @@ class CountedForecast(_Model):
     phases: tuple[PhaseForecast, ...]
     links: tuple[LinkBytes, ...]
     exchanges: tuple[ExchangeSummary, ...] = ()
+    encoders: tuple[EncoderLoad, ...] = ()
 
 
 class LinkError(_Model):

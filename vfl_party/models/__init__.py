@@ -14,10 +14,12 @@ from vfl_party.models.precision import forward
 from vfl_party.models.projector import build_predictor, build_projector
 from vfl_party.models.stochastic import StochasticEncoder, deterministic
 from vfl_party.models.top.build import build_joint, build_top
+from vfl_party.models.top.combination import Combination, check_combination
 from vfl_party.models.top.plugin import Top, check_top
 from vfl_party.models.towers import TwoTowers
 
 __all__ = [
+    "Combination",
     "Combined",
     "Encoder",
     "InputSpec",
@@ -30,6 +32,7 @@ __all__ = [
     "build_predictor",
     "build_projector",
     "build_top",
+    "check_combination",
     "check_encoder",
     "check_top",
     "checked_encoder",

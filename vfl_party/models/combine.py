@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Rule = Literal["concat", "sum", "mean", "max", "attention"]
+from vfl_common.config.models import Combine, PluginCombination
 
 
-def combine(rule: Rule, embeddings: Sequence[Tensor]) -> Tensor:
+def combine(rule: Combine, embeddings: Sequence[Tensor]) -> Tensor:
     """Combines n embeddings [B, D]: the active party's own first, then in the recipe's order.
 
     ``concat`` gives [B, n*D], or the sum of the widths if each embedding has its own.
-    ``attention`` gives [B, n, D], which the top model's first layer pools; the others [B, D],
-    element by element. ``max`` sends the whole gradient of an element to the first party that holds
-    its maximum (``amax`` would split it evenly among ties).
+    ``attention`` and a plug-in's give [B, n, D], which the top model's first layer combines; the
+    others [B, D], element by element. ``max`` sends the whole gradient of an element to the first
+    party that holds its maximum (``amax`` would split it evenly among ties).
     """
     if rule == "concat":
         return torch.cat(list(embeddings), dim=1)
-    if rule == "attention":
+    if rule == "attention" or isinstance(rule, PluginCombination):
         return torch.stack(list(embeddings), dim=1)
     if rule == "max":
         return torch.stack(list(embeddings)).max(dim=0).values
@@ -43,7 +42,7 @@ class Combined:
     """
 
     def __init__(
-        self, rule: Rule, embeddings: Sequence[Tensor], received: Mapping[str, Tensor]
+        self, rule: Combine, embeddings: Sequence[Tensor], received: Mapping[str, Tensor]
     ) -> None:
         self.received = received
         self._total_BD: Tensor | None = None
@@ -92,8 +91,8 @@ def _gradient(of: Tensor) -> Tensor:
     return torch.zeros_like(of) if of.grad is None else of.grad
 
 
-def combined_size(rule: Rule, widths: Sequence[int]) -> int:
+def combined_size(rule: Combine, widths: Sequence[int]) -> int:
     """Returns the width of the combination of embeddings of these widths, which only ``concat``
-    may have different.
+    may have different; of a rule of ours.
     """
     return sum(widths) if rule == "concat" else widths[0]

@@ -1,27 +1,18 @@
 """A network for images, cut in two: the bottom for those who hold the images, the tail for who
-trains with them.
-
-Group normalisation and standardised weights take the place of BatchNorm, so that a row's latent
-depends on no other row (MocoSFL, appendix A.1).
+trains with them. Its parts are those of ``blocks``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vfl_common.config.models import CnnSettings, EncoderSettings, ResNet18Settings
+from vfl_common.config.models import NETWORKS, CnnSettings, EncoderSettings, NetworkSettings
 from vfl_common.errors import Code, InputError
-
-CHANNELS_PER_GROUP = 4
-_EPSILON = 1e-5
-# (channels, stride) a block.
-_RESNET18 = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
+from vfl_party.models.blocks import Part, parts_of_cnn, parts_of_network, strided
 
 
 @dataclass(frozen=True)
@@ -32,64 +23,6 @@ class Bottleneck:
 
     channels: int
     stride: int
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A part of the network, in order. ``convolutions``: how many layers of the paper's count it
-    is.
-    """
-
-    convolutions: int
-    # That it gives.
-    channels: int
-    # An image's height or width after it.
-    side: Callable[[int], int]
-    make: Callable[[], nn.Module]
-
-
-class StandardisedConv(nn.Conv2d):
-    """A convolution whose weights have mean 0 and variance 1 for each output channel (Qiao et al.
-    2019).
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        var, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
-        weight = (self.weight - mean) * torch.rsqrt(var + _EPSILON)
-        return functional.conv2d(x, weight, self.bias, self.stride, self.padding)
-
-
-def group_norm(channels: int) -> nn.GroupNorm:
-    """Returns the normalisation of four channels a group, or of as many as divide ``channels``
-    evenly.
-    """
-    groups = next(
-        each
-        for each in range(max(1, channels // CHANNELS_PER_GROUP), 0, -1)
-        if channels % each == 0
-    )
-    return nn.GroupNorm(groups, channels)
-
-
-class ResidualBlock(nn.Module):
-    """ResNet's basic block. x: [B, C, H, W] -> [B, channels, H / stride, W / stride]."""
-
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = StandardisedConv(
-            in_channels, channels, 3, stride=stride, padding=1, bias=False
-        )
-        self.norm1 = group_norm(channels)
-        self.conv2 = StandardisedConv(channels, channels, 3, padding=1, bias=False)
-        self.norm2 = group_norm(channels)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or in_channels != channels:
-            conv = StandardisedConv(in_channels, channels, 1, stride=stride, bias=False)
-            self.shortcut = nn.Sequential(conv, group_norm(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = functional.relu(self.norm1(self.conv1(x)))
-        return functional.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
 
 
 class Tail(nn.Module):
@@ -121,9 +54,9 @@ class Halves:
     """A network and where it is cut.
 
     Args:
-        settings: of the encoder: a ``cnn`` or a ``resnet18``.
+        settings: of the encoder: a ``cnn`` or a network of torchvision.
         image: C, H and W of a row.
-        cut: how many convolutions the bottom has; ResNet's stem is 1, stem and one block are 3.
+        cut: how many convolutions the bottom has; ResNet-18's stem is 1, stem and one block are 3.
         bottleneck: at the cut, if there is one.
     """
 
@@ -132,37 +65,17 @@ class Halves:
     cut: int
     bottleneck: Bottleneck | None = None
 
-    def _parts(self) -> list[_Part]:
-        channels, height, width = self.image
-        parts: list[_Part] = []
+    def _parts(self) -> list[Part]:
         match self.settings:
             case CnnSettings():
-                for out in self.settings.channels:
-                    pools = min(height, width) >= 2
-                    part = _Part(
-                        1, out, _halved_down if pools else _same, _layer(channels, out, pools=pools)
-                    )
-                    parts.append(part)
-                    height, width, channels = part.side(height), part.side(width), out
-            case ResNet18Settings():
-                small = self.settings.small_images
-                parts.append(
-                    _Part(1, 64, _same if small else _quartered, _stem(channels, small=small))
-                )
-                channels = 64
-                for out, stride in _RESNET18:
-                    parts.append(
-                        _Part(2, out, partial(_strided, stride), _block(channels, out, stride))
-                    )
-                    channels = out
-            case other:
-                text = f"an encoder of kind {other.kind!r} cannot be cut in two"
-                raise InputError(
-                    Code.MODEL_INVALID, f'recipe: model.encoder: {text}; take "cnn" or "resnet18"'
-                )
-        return parts
+                return list(parts_of_cnn(self.settings, self.image))
+            case NetworkSettings():
+                return list(parts_of_network(self.settings, self.image))
+        text = f"an encoder of kind {self.settings.kind!r} cannot be cut in two"
+        known = ", ".join(f'"{kind}"' for kind in ("cnn", *NETWORKS))
+        raise InputError(Code.MODEL_INVALID, f"recipe: model.encoder: {text}; take one of {known}")
 
-    def _split(self) -> tuple[list[_Part], list[_Part]]:
+    def _split(self) -> tuple[list[Part], list[Part]]:
         """Returns the parts of bottom and tail. Raises InputError if the cut is not between two
         parts.
         """
@@ -200,7 +113,7 @@ class Halves:
             sides = [part.side(side) for side in sides]
         channels, neck = below[-1].channels, self.bottleneck
         if neck is not None:
-            channels, sides = neck.channels, [_strided(neck.stride, side) for side in sides]
+            channels, sides = neck.channels, [strided(neck.stride, side) for side in sides]
         return channels, sides[0], sides[1]
 
     @property
@@ -242,47 +155,3 @@ class Halves:
             )
             modules.insert(0, back)
         return Tail(nn.Sequential(*modules), self.latent, self.features, width)
-
-
-def _same(side: int) -> int:
-    return side
-
-
-def _halved_down(side: int) -> int:
-    return side // 2
-
-
-def _strided(stride: int, side: int) -> int:
-    return -(-side // stride)
-
-
-def _quartered(side: int) -> int:
-    return _strided(2, _strided(2, side))
-
-
-def _layer(channels: int, out: int, *, pools: bool) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        modules = [
-            StandardisedConv(channels, out, 3, padding=1, bias=False),
-            group_norm(out),
-            nn.ReLU(),
-        ]
-        return nn.Sequential(*modules, *([nn.MaxPool2d(2)] if pools else []))
-
-    return make
-
-
-def _stem(channels: int, *, small: bool) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        if small:
-            return nn.Sequential(
-                StandardisedConv(channels, 64, 3, padding=1, bias=False), group_norm(64), nn.ReLU()
-            )
-        conv = StandardisedConv(channels, 64, 7, stride=2, padding=3, bias=False)
-        return nn.Sequential(conv, group_norm(64), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
-
-    return make
-
-
-def _block(channels: int, out: int, stride: int) -> Callable[[], nn.Module]:
-    return lambda: ResidualBlock(channels, out, stride)

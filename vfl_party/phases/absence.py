@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from vfl_common.bundle import StepKey
+from vfl_common.config.models import Combine
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import StepPassed
 from vfl_common.summary import Absence
 from vfl_party.base.devices import index_on
 from vfl_party.base.seeds import Rows
-from vfl_party.models.combine import Rule
 
 LatePolicy = Literal["wait", "zeros", "cached", "skip"]
 # Of a phase; further ones are added to their party's last.
@@ -25,7 +25,7 @@ MOST_STRETCHES = 200
 
 def filled(
     policy: LatePolicy,
-    rule: Rule,
+    rule: Combine,
     own: Sequence[Tensor],
     z_BD: Mapping[str, Tensor | None],
     widths: Mapping[str, int],

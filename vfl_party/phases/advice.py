@@ -36,7 +36,7 @@ def check_roles(name: str, data: DataSettings) -> None:
     """
     if data.view is not None:
         return
-    for key in ("labels", "event", "weight"):
+    for key in ("labels", "event", "weight", "group"):
         if getattr(data, key):
             text = f"{name} is passive, and data.{key} is read only at the active party; remove it,"
             raise InputError(

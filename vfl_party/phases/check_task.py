@@ -18,10 +18,10 @@ def check_task(task: TaskSettings, phases: Sequence[NamedPhase]) -> None:
     """Raises InputError if a phase does not do what the recipe's task asks for."""
     for key in sorted(task.shaped):
         check_follows(phases, key, f"task.{key}")
-    if task.kind in ("multilabel", "survival"):
+    if task.kind == "multilabel" or task.compares:
         check_follows(phases, task.kind, f'task.kind = "{task.kind}"')
-    if task.kind == "survival":
-        _check_pairs(phases)
+    if task.compares:
+        _check_pairs(task.kind, phases)
     if isinstance(task.threshold, ThresholdRule):
         _check_rule(phases)
 
@@ -57,14 +57,14 @@ def check_idle(recipe: Recipe, phases: Sequence[NamedPhase]) -> None:
             raise InputError(Code.CONFIG_INVALID, f"{text}; remove its optimizer")
 
 
-def _check_pairs(phases: Sequence[NamedPhase]) -> None:
-    """Raises InputError if the batches of a phase leave a survival task nothing to compare."""
+def _check_pairs(kind: str, phases: Sequence[NamedPhase]) -> None:
+    """Raises InputError if the batches of a phase leave the loss nothing to compare."""
     for phase in phases:
         if (
             phase.method.follows(phase.settings) is not None
             and getattr(phase.settings, "batch_size", None) == 1
         ):
-            text = "the loss of a survival task compares the rows of a batch, and is 0 for one row"
+            text = f"the loss of a {kind} task compares the rows of a batch, and is 0 for one row"
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase.name}: batch_size = 1: {text}; give 2 or more",

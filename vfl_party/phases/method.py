@@ -22,7 +22,7 @@ from vfl_party.privacy.plan import PrivatePhase
 S = TypeVar("S", bound=Section)
 # All that a loss can follow; see ``Method.follows``.
 WHOLE_TASK = frozenset(
-    {"loss", "label_smoothing", "class_weight", "weight", "multilabel", "survival"}
+    {"loss", "label_smoothing", "class_weight", "weight", "multilabel", "survival", "ranking"}
 )
 
 
@@ -161,7 +161,7 @@ class Method(Generic[S]):
     def follows(self, settings: S) -> frozenset[str] | None:
         """Returns what its loss follows of the recipe beyond the kind of the task: ``loss``,
         ``label_smoothing`` and ``class_weight`` of ``[task]``, ``weight`` of ``[data]``, and
-        ``multilabel`` and ``survival`` tasks.
+        ``multilabel``, ``survival`` and ``ranking`` tasks.
 
         A recipe with anything else is refused. None: the phase trains without labels, or not.
         """

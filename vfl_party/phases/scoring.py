@@ -204,7 +204,7 @@ def embed(party: Party, rows: Rows) -> Tensor:
     """Returns the party's own embeddings of ``rows`` in eval mode, [N, D]."""
     features = party.need_features()
     party.models["encoder"].eval()
-    found = [party.encode(*features.inputs(chunk)) for chunk in chunks(rows)]
+    found = [party.encode(*features.inputs(chunk)) for chunk in features.expecting(chunks(rows))]
     return torch.cat(found) if found else torch.empty(0, party.embedding_size, device=party.device)
 
 

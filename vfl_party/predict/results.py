@@ -18,7 +18,7 @@ import pyarrow.parquet
 import torch
 from torch import Tensor
 
-from vfl_common.config.data import TEXT_FILES, DataSettings, is_path, shown
+from vfl_common.config.data import DataSettings, is_path, shown
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
@@ -189,6 +189,8 @@ def meaning(labels: Labels, label: str) -> str:
         return f"value: the predicted {label}, in its own unit"
     if labels.kind == "survival":
         return f"risk: the logarithm of the hazard; the greater it is, the shorter is {label}"
+    if labels.kind == "ranking":
+        return f"score: the greater it is, the greater is {label} among the rows of a query"
     if labels.kind == "binary":
         positive = labels.classes[1]
         return f"{_SCORE}{positive}: the probability that {label} is {positive}"
@@ -204,12 +206,14 @@ def result_columns(
 
     Regression: ``value``, in the label's own unit. Binary: ``score_<class>`` of the positive class,
     and ``class``, which is positive above the ``threshold`` (None: 0.5). Multi-class:
-    ``score_<class>`` of each class, and ``class``. Survival: ``risk``. Several labels:
-    ``score_<label>`` of each.
+    ``score_<class>`` of each class, and ``class``. Survival: ``risk``. Ranking: ``score``. Several
+    labels: ``score_<label>`` of each.
     """
     found = scores(recipe.task, outputs_NO).cpu()
     if recipe.task.kind == "survival":
         return {"risk": found.reshape(-1).numpy()}
+    if recipe.task.kind == "ranking":
+        return {"score": found.reshape(-1).numpy()}
     if recipe.task.kind == "regression":
         return {"value": labels.unscale(found.double()).reshape(-1).numpy()}
     if recipe.task.kind == "binary":
@@ -273,7 +277,7 @@ class Output:
                 f"{flags[0]} is for a .csv result, and --out is {self.path}; remove it",
             )
         first = None if settings is None else next(iter(settings.parts.values()), settings)
-        if self.like_input and first is not None and not first.source.lower().endswith(TEXT_FILES):
+        if self.like_input and first is not None and first.kind != "text":
             text = (
                 f"--like-input: {shown(first.source)} is no text file, so it has no separator; "
                 "remove the flag"
@@ -399,6 +403,7 @@ def kept_table(
             "split": [split] * len(rows),
             **row_columns(ids, prepared.table, rows),
             **_truth(recipe, labels, targets[rows], raw_N[rows]),
+            **_group(recipe, prepared.table, rows),
             **result_columns(recipe, labels, outputs_NO.cpu().double(), threshold),
         }
         parts.append(pa.table(columns))
@@ -412,7 +417,15 @@ def _truth(
         return {f"truth_{name}": targets[:, at].numpy() for at, name in enumerate(labels.classes)}
     if recipe.task.kind == "survival":
         return {"truth": raw_N, "event": targets[:, 1].numpy()}
-    return {"truth": raw_N if recipe.task.kind == "regression" else labels.decode(targets)}
+    numbers = recipe.task.kind in ("regression", "ranking")
+    return {"truth": raw_N if numbers else labels.decode(targets)}
+
+
+def _group(recipe: Recipe, table: Table, rows: Rows) -> dict[str, Any]:
+    """Returns the query of each row of a ranking, by which alone its scores mean something."""
+    if recipe.task.kind != "ranking" or table.groups is None:
+        return {}
+    return {"group": table.groups[rows]}
 
 
 def keep(folder: Path, phase: str, table: pa.Table) -> None:

@@ -31,9 +31,10 @@ from vfl_party.assembly.models import build_models, load_models
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.base.phase import Tree
 from vfl_party.data import Labels, Preprocessor, Table, loading
+from vfl_party.data.pixels import in_numbers
+from vfl_party.data.row_arrays import IN_MEMORY
 from vfl_party.data.sources.arrays import channels_first, row_ids
 from vfl_party.data.sources.frames import as_arrow, is_arrays
-from vfl_party.data.sources.images import to_unit
 from vfl_party.models import deterministic, forward
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
@@ -92,7 +93,9 @@ class TrainedParty:
         source, shape = f"{FRAME}{name}", preprocessor.image_shape
         if shape is not None:
             images = channels_first(source, np.asarray(rows), (shape[0], shape[1], shape[2]))
-            table = Table(source, tuple(row_ids(len(images))), images_NCHW=to_unit(images))
+            table = Table(
+                source, tuple(row_ids(len(images))), images_NCHW=in_numbers(images, IN_MEMORY)
+            )
         else:
             frame, ids = rows, tuple[str, ...]()
             if not is_arrays(rows):

@@ -13,6 +13,7 @@ from pathlib import Path
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import Recipe, load_recipe, naming
+from vfl_common.config.task import CLASSES
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import BOTH, DIALS, Credentials, ends_soon, load_credentials
 from vfl_common.identity.members import members_of
@@ -154,7 +155,7 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
     def load(data: DataSettings, with_label: bool) -> Table:
         rows = read_rows(data, with_label)
         # The rows to align come first.
-        if data.id and not ids:
+        if data.id and not rows.numbered and not ids:
             ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
             zeros = about_zeros(
                 Ids(normalised(rows.ids, data.id_rules or ()).drop_null()), data.id_rules or ()
@@ -162,7 +163,7 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
             notes.extend(Finding("ids", True, text, note=True) for text in [zeros] if text)
         notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
         found = list(smells(rows, data))
-        if with_label and files.recipe.task.kind not in ("regression", "survival"):
+        if with_label and files.recipe.task.kind in CLASSES:
             found += target_leakage(rows, label_name(data))
         notes.extend(Finding("data", True, smell.text, note=True) for smell in found)
         computed = sum(
@@ -230,7 +231,8 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         trees=files.file.trees,
     )
     sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
-    if files.recipe.rows.split == "column" and not files.is_active:
+    told = files.recipe.rows.split in ("column", "grouped") and not files.is_active
+    if told:
         sizes = (
             f"{len(opened.table)}; the active party's column says their splits (here: models "
             f"as with {sizes})"
@@ -251,7 +253,7 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         )
     yield Finding("rows", True, sizes)
     few = few_rows(len(party.prepared.splits["train"]), _classes(party))
-    if few and not own and (files.is_active or files.recipe.rows.split != "column"):
+    if few and not own and not told:
         yield Finding("training", True, few, note=True)
     if files.recipe.start is not None:
         yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")

@@ -13,6 +13,7 @@ from vfl_party.assembly.party import Opened
 from vfl_party.data import load as data
 from vfl_party.models import metrics
 from vfl_party.models.encoders import plugin
+from vfl_party.models.top import combination
 from vfl_party.models.top import plugin as tops
 from vfl_party.outbound import codecs, transforms
 from vfl_party.phases.course import REGISTRY
@@ -77,5 +78,7 @@ def _of_encoder(opened: Opened) -> dict[str, str]:
 
 def _of_top(opened: Opened) -> dict[str, str]:
     recipe = opened.recipe
-    is_active = opened.name == recipe.active.name
-    return tops.PLUGINS.version(recipe.model.top.kind) if is_active else {}
+    if opened.name != recipe.active.name:
+        return {}
+    combines = combination.PLUGINS.version(str(recipe.model.combine))
+    return combines | tops.PLUGINS.version(recipe.model.top.kind)

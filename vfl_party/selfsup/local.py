@@ -110,7 +110,7 @@ class LocalSelfSup:
             self._guide.train(self._guide_drifts)
         total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
         batches = self._batches(epoch)
-        for rows in batches:
+        for rows in features.expecting(batches):
             # Alg. 1, line 19.
             v1, v2 = self._augment.two_views(features.inputs(rows), random)
             loss, z_BP, fresh = self._loss(v1, v2)

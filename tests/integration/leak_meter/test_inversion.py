@@ -35,7 +35,7 @@ from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import read_toml
 from vfl_common.config.data import DataSettings
 from vfl_common.config.division import divide
-from vfl_common.config.models import CnnSettings, EncoderSettings, ResNet18Settings
+from vfl_common.config.models import CnnSettings, EncoderSettings, NetworkSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import exit_status
@@ -58,8 +58,8 @@ def digits(start: int, stop: int) -> Tensor:
 CNN = CnnSettings(kind="cnn", channels=(8, 12, 16, 20))
 NETWORKS: list[EncoderSettings] = [
     CNN,
-    ResNet18Settings(kind="resnet18"),
-    ResNet18Settings(kind="resnet18", small_images=False),
+    NetworkSettings(kind="resnet18"),
+    NetworkSettings(kind="resnet18", small_images=False),
 ]
 
 

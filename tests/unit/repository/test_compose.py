@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -18,7 +19,10 @@ from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 
 ROOT = Path(__file__).parents[3]
-SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+ALL: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+# What runs without --profile, and what runs in place of the parties with --profile gpu.
+SERVICES = {name: each for name, each in ALL.items() if each.get("profiles") != ["gpu"]}
+ON_GPUS = {name: each for name, each in ALL.items() if name not in SERVICES}
 RECIPE = load_recipe(ROOT / "examples" / "digits.toml")
 PARTIES = [party.name for party in RECIPE.parties]
 RUNS = "${VFL_RUNS:-./runs}"
@@ -103,13 +107,54 @@ def test_the_server_s_image_is_one_without_torch() -> None:
 
 
 def test_a_gpu_of_its_own_for_each_party() -> None:
-    services = yaml.safe_load((ROOT / "deploy" / "compose.gpu.yml").read_text())["services"]
-    assert services.pop("folders") == {"build": {"args": {"TORCH": "cuda"}}}
-    assert list(services) == PARTIES
-    for number, (name, service) in enumerate(services.items()):
-        assert service["command"] == [*SERVICES[name]["command"], "--device", "cuda"]
-        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert list(ON_GPUS) == [f"{name}-gpu" for name in PARTIES]
+    for number, name in enumerate(PARTIES):
+        service = ON_GPUS[f"{name}-gpu"]
+        # Others find it by the party's name.
+        assert service.pop("networks") == {"federation": {"aliases": [name]}}
+        assert service.pop("command") == [*SERVICES[name]["command"], "--device", "cuda"]
+        (device,) = service.pop("deploy")["resources"]["reservations"]["devices"]
         assert device["device_ids"] == [f"${{{name.upper()}_GPU:-{number}}}"]
+        own = {key: each for key, each in SERVICES[name].items() if key in service}
+        assert service == own | {"profiles": ["gpu"]}
+
+
+def test_a_profile_is_chosen_where_none_is_named() -> None:
+    assert {name for name, each in ALL.items() if each.get("profiles") == ["cpu"]} == {*PARTIES}
+    assert "COMPOSE_PROFILES=cpu\n" in (ROOT / ".env").read_text()
+
+
+def compose_command() -> list[str] | None:
+    """``docker compose``, or the ``docker-compose`` before it; None: neither is there."""
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]) is None:
+            continue
+        if subprocess.run([*command, "version"], capture_output=True, timeout=60).returncode == 0:
+            return command
+    return None
+
+
+@pytest.mark.parametrize("profile", ["", "cpu", "gpu"])
+def test_compose_takes_each_profile(profile: str) -> None:
+    command = compose_command()
+    if command is None:
+        pytest.skip("neither docker compose nor docker-compose is installed")
+    command += ["--profile", profile] if profile else []
+    environment = {key: each for key, each in os.environ.items() if key != "COMPOSE_PROFILES"}
+    said = subprocess.run(
+        [*command, "config", "--services"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert said.returncode == 0, said.stderr
+    ending = "-gpu" if profile == "gpu" else ""
+    parties = {f"{name}{ending}" for name in PARTIES}
+    found, wanted = {*said.stdout.split()}, {"server", "folders", "certificates", "data", *parties}
+    # The one before lists those of other profiles, too.
+    assert found == wanted if command[0] == "docker" else found >= wanted
 
 
 def built(folder: Path, *args: str, **variables: str) -> tuple[int, list[str]]:

@@ -18,6 +18,8 @@ from kubernetes_validate import validate
 
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
+from vfl_party.cli import run
+from vfl_server.cli import serve
 
 ROOT = Path(__file__).parents[3]
 K8S = ROOT / "deploy" / "k8s"
@@ -217,3 +219,46 @@ def test_a_night_s_job_is_the_job(kind: str) -> None:
     assert cron["spec"]["jobTemplate"]["spec"] == wanted
     assert cron["spec"]["concurrencyPolicy"] == "Forbid"
     assert [*folders(K8S / "nightly" / kind)] == [K8S / "nightly" / kind]
+
+
+def test_what_prometheus_reads_is_what_a_service_offers_and_a_policy_lets_pass() -> None:
+    """The operator's resources are not of Kubernetes' own schemas: what they name is looked at."""
+    folder = K8S / "monitoring"
+    service, policy = (
+        named(folder, "Service", "metrics"),
+        named(folder, "NetworkPolicy", "from-prometheus"),
+    )
+    for each in (service, policy):
+        for version in VERSIONS:
+            validate(each, version, strict=True)
+    monitor = named(folder, "ServiceMonitor", "vfl")
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    assert wanted.items() <= service["metadata"]["labels"].items()
+    # No other Service has these labels, and every process has those that the Service looks for.
+    (endpoint,), (port,) = monitor["spec"]["endpoints"], service["spec"]["ports"]
+    assert endpoint["port"] == port["name"]
+    for name in ("server", "bank", "hospital"):
+        for each in resources(K8S / name):
+            if each["kind"] == "Service":
+                assert not wanted.items() <= each["metadata"].get("labels", {}).items()
+            if each["kind"] == "Job":
+                labels = each["spec"]["template"]["metadata"]["labels"]
+                assert service["spec"]["selector"].items() <= labels.items()
+    (rule,) = policy["spec"]["ingress"]
+    assert [each["port"] for each in rule["ports"]] == [port["port"]] == [port["targetPort"]]
+    # The programs listen there, by options that they have.
+    (kustomization,) = documents(folder / "kustomization.yaml")
+    (patch,) = kustomization["patches"]
+    added = [each["value"] for each in yaml.safe_load(patch["patch"])]
+    assert added[0] == f"--metrics=0.0.0.0:{port['port']}"
+    for command, file in ((serve, "recipe.toml"), (run, "party.toml")):
+        context = command.make_context("x", [file, *added], resilient_parsing=True)
+        assert context.params["metrics"] == "0.0.0.0:9464"
+        assert context.params["linger_s"] == 60
+
+
+def test_the_operator_s_rules_are_the_alerts() -> None:
+    rule = named(K8S / "rules", "PrometheusRule", "vfl")
+    (alerts,) = documents(ROOT / "deploy" / "observability" / "alerts.yml")
+    assert rule["spec"] == alerts

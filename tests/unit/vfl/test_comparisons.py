@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.harness.sentences import raises
 from tests.unit.vfl.test_study import SIMULATE, finish, runs_of, write
 from vfl.studies.chart import draw_study
 from vfl.studies.comparison import differences, table_of_differences
-from vfl.studies.paired import difference, overlap_of
+from vfl.studies.paired import difference, holm, overlap_of
 from vfl.studies.plan import PlannedRun, load_study
 from vfl.studies.report import Cost, FineTuned, averaged_over, table
 from vfl.studies.run import run_study
@@ -51,6 +52,37 @@ def test_runs_that_share_rows_have_a_wider_interval() -> None:
     assert found.low == pytest.approx(noise.mean() - half)
     assert found.high == pytest.approx(noise.mean() + half)
     assert found.verdict == "no difference shown"
+
+
+def test_several_comparisons_are_corrected_as_holm_has_it() -> None:
+    own = difference("auc", FIRST, SECOND)
+    assert own.p == pytest.approx(stats.ttest_rel(FIRST, SECOND).pvalue)
+    few = difference("auc", FIRST[:2], SECOND[:2])
+    given = [replace(own, p=p) for p in (0.01, 0.04, 0.03, 0.005)]
+    found = holm([given[0], few, *given[1:]])
+    # 0.005 * 4, 0.01 * 3, 0.03 * 2, and no less for 0.04.
+    assert [each.p for each in found] == pytest.approx([0.03, None, 0.06, 0.06, 0.02])
+    shown, not_shown = "better", "no difference shown"
+    assert [each.verdict for each in found] == [shown, few.verdict, not_shown, not_shown, shown]
+    assert {each.comparisons for each in found if each is not few} == {4}
+    assert (found[0].low, found[1]) == (own.low, few)
+    assert str(found[0]).endswith("; p = 0.03, corrected for 4 comparisons (Holm)")
+    assert holm([own]) == [own]
+    assert holm([]) == []
+
+
+def test_differences_without_doubt_have_no_p() -> None:
+    same = difference("auc", [0.5] * 4, [0.5] * 4)
+    assert (same.p, same.verdict) == (1.0, "no difference shown")
+    larger = difference("auc", [0.75] * 4, [0.5] * 4)
+    assert (larger.p, larger.verdict) == (0.0, "better")
+
+
+def test_of_many_methods_that_are_alike_none_looks_better() -> None:
+    noise = np.random.default_rng(0).normal(size=(20, 5))
+    apart = [difference("auc", row.tolist(), [0.0] * 5) for row in noise]
+    assert "no difference shown" in {each.verdict for each in apart} != {"no difference shown"}
+    assert {each.verdict for each in holm(apart)} == {"no difference shown"}
 
 
 def test_two_pairs_claim_nothing() -> None:
@@ -115,7 +147,13 @@ def test_a_study_tells_each_method_from_the_first(tmp_path: Path) -> None:
     Console(width=120, file=written).print(table_of_differences(study, found))
     shown = [" ".join(line.split()) for line in written.getvalue().splitlines()]
     assert shown[0] == "difference from A: test accuracy in points"
-    assert shown[3] == "B 10 +10.0 +10.0 to +10.0 4 better"
+    assert shown[3].startswith("B 10 +10.0 +10.0 to +10.0 ")
+    assert shown[3].endswith(" 4 better")
+    assert "corrected for 2 comparisons (Holm)" in " ".join(shown)
+    written = io.StringIO()
+    Console(width=120, file=written).print(table_of_differences(study, found[:1]))
+    assert "Holm" not in written.getvalue()
+    assert "B 10 +10.0 +10.0 to +10.0 4 better" in " ".join(written.getvalue().split())
 
 
 def test_fewer_than_three_seeds_are_not_compared(tmp_path: Path) -> None:

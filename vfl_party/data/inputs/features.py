@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from vfl_party.base.devices import index_on
-from vfl_party.data.row_arrays import MappedArray, Space
+from vfl_party.base.workers import soon
+from vfl_party.data.inputs.scaled import ScaledPixels
+from vfl_party.data.row_arrays import MappedArray, Space, at_once, parts, release
 from vfl_party.models import InputSpec
 
 # Codes: a category not seen in training; no category; one that augmentation hides; the first
@@ -22,19 +28,43 @@ Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int64]
 
 
+Inputs: TypeAlias = tuple[torch.Tensor, ...]
+
+
+class Ahead:
+    """Batches that a thread reads before they are asked for: the next one, and the one after it."""
+
+    def __init__(self) -> None:
+        self._coming: deque[tuple[Codes, Future[Inputs]]] = deque(maxlen=2)
+
+    def begin(self, rows: Codes, read: Callable[[Codes], Inputs]) -> None:
+        """Has a thread read a batch."""
+        self._coming.append((rows, soon(partial(read, rows))))
+
+    def take(self, rows: Codes) -> Inputs | None:
+        """Returns a batch that was read; None if it is none of these."""
+        for place, (coming, found) in enumerate(self._coming):
+            if np.array_equal(coming, rows):
+                del self._coming[place]
+                return found.result()
+        return None
+
+
 @dataclass(frozen=True, eq=False)
 class Features:
     """Encoder inputs of all rows, on one device; in a mapped file if there are many.
 
-    x: float32 [N, F] or [N, C, H, W]; categories: int64 [N, K] codes below ``cardinalities``, or
-    None. Code 0 is a category not seen in training, 1 a missing one, 2 one that augmentation hides
-    (self-supervised methods alone). arrays: the same as NumPy has them, if they are on the CPU.
+    numbers: float32 [N, F] or [N, C, H, W], or images that are scaled when they are wanted;
+    categories: int64 [N, K] codes below ``cardinalities``, or None. Code 0 is a category not seen
+    in training, 1 a missing one, 2 one that augmentation hides (self-supervised methods alone).
+    arrays: the same as NumPy has them, if they are on the CPU and not scaled images.
     """
 
-    x: torch.Tensor
+    numbers: torch.Tensor | ScaledPixels
     categories: torch.Tensor | None = None
     cardinalities: tuple[int, ...] = ()
     arrays: tuple[npt.NDArray[Any], ...] = ()
+    _ahead: Ahead = field(default_factory=Ahead, init=False, repr=False)
 
     @classmethod
     def of(
@@ -45,42 +75,113 @@ class Features:
         arrays = (x,) if categories is None else (x, categories)
         return cls(torch.from_numpy(x), codes, cardinalities, arrays)
 
+    def __len__(self) -> int:
+        return len(self.numbers)
+
     @property
     def spec(self) -> InputSpec:
-        return InputSpec(tuple(self.x.shape[1:]), self.cardinalities)
+        return InputSpec(tuple(self.numbers.shape[1:]), self.cardinalities)
 
-    def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> tuple[torch.Tensor, ...]:
+    @property
+    def x(self) -> torch.Tensor:
+        """The numbers of all rows, float32 [N, F] or [N, C, H, W]; scaled images are made anew, and
+        all are in memory.
+        """
+        return self.part(slice(None))
+
+    def part(self, rows: slice) -> torch.Tensor:
+        """Returns the numbers of neighbouring rows."""
+        numbers = self.numbers
+        return numbers.rows(rows) if isinstance(numbers, ScaledPixels) else numbers[rows]
+
+    def blocks(self) -> Iterator[torch.Tensor]:
+        """Yields the numbers of all rows, few rows at once."""
+        for part in parts(len(self), at_once(4 * math.prod(self.numbers.shape[1:]))):
+            yield self.part(part)
+
+    def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:
+        """Returns the number in the given row of each column, [B, F]; rows_BF: int64."""
+        numbers = self.numbers
+        return (
+            numbers.cells(rows_BF)
+            if isinstance(numbers, ScaledPixels)
+            else numbers.gather(0, rows_BF)
+        )
+
+    def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
         """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there
         are any.
         """
-        if self._mapped:
+        if self._reads:
             wanted = np.asarray(rows)
-            found = (
-                each.rows(wanted) if isinstance(each, MappedArray) else each[wanted]
-                for each in self.arrays
-            )
-            return tuple(map(torch.from_numpy, found))
-        index = index_on(torch.as_tensor(rows), self.x.device)
-        x_B = self.x.index_select(0, index)
+            found = self._ahead.take(wanted)
+            return self._read(wanted) if found is None else found
+        if isinstance(self.numbers, ScaledPixels):
+            return (self.numbers.rows(np.asarray(rows)),)
+        index = index_on(torch.as_tensor(rows), self.numbers.device)
+        x_B = self.numbers.index_select(0, index)
         return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
 
+    def expect(self, rows: npt.NDArray[np.int64]) -> None:
+        """Has a thread read rows for which ``inputs`` will be asked soon, if reading takes time.
+
+        To ask for others is no fault.
+        """
+        if self._reads:
+            self._ahead.begin(rows, self._read)
+
+    def expecting(self, batches: Sequence[Codes]) -> Iterator[Codes]:
+        """Yields batches of rows, and has the one after each read meanwhile."""
+        for number, batch in enumerate(batches, 1):
+            if number < len(batches):
+                self.expect(batches[number])
+            yield batch
+
+    def _read(self, rows: Codes) -> Inputs:
+        if isinstance(self.numbers, ScaledPixels):
+            return (self.numbers.rows(rows),)
+        found = (
+            each.rows(rows) if isinstance(each, MappedArray) else each[rows] for each in self.arrays
+        )
+        return tuple(map(torch.from_numpy, found))
+
     @cached_property
-    def _mapped(self) -> bool:
-        """Whether rows are read from files when they are wanted."""
+    def _reads(self) -> bool:
+        """Whether a batch is read from a file, or scaled, when it is wanted."""
+        if isinstance(self.numbers, ScaledPixels):
+            return self.numbers.reads
         return any(isinstance(each, MappedArray) for each in self.arrays)
 
     def followed_by(self, other: Features, space: Space) -> Features:
         """Returns these rows, then the rows of ``other``, which must be prepared alike. Raises
         InputError.
         """
+        ours, theirs = self.numbers, other.numbers
+        if (
+            isinstance(ours, ScaledPixels)
+            and isinstance(theirs, ScaledPixels)
+            and ours.pixels.dtype == theirs.pixels.dtype
+        ):
+            return Features(ours.followed_by(space.concatenated([ours.pixels, theirs.pixels])))
         x, *categories = (
-            space.concatenated(each) for each in zip(self.arrays, other.arrays, strict=True)
+            space.concatenated(each)
+            for each in zip(self._as_floats(space), other._as_floats(space), strict=True)
         )
         return Features.of(x, categories[0] if categories else None, self.cardinalities)
 
+    def _as_floats(self, space: Space) -> tuple[npt.NDArray[Any], ...]:
+        if not isinstance(self.numbers, ScaledPixels):
+            return self.arrays
+        x, end = space.empty(self.numbers.shape, np.float32), 0
+        for block in self.blocks():
+            x[end : end + len(block)] = block.numpy()
+            end += len(block)
+            release(x)
+        return (x,)
+
     def to(self, device: torch.device | str) -> Features:
         """Returns the same rows on a device."""
-        if torch.device(device) == self.x.device:
+        if torch.device(device) == self.numbers.device:
             return self
         categories = None if self.categories is None else self.categories.to(device)
-        return Features(self.x.to(device), categories, self.cardinalities)
+        return Features(self.numbers.to(device), categories, self.cardinalities)

@@ -12,6 +12,9 @@ import torch
 from vfl_common.config.task import TaskSettings, class_text
 from vfl_party.data import checks
 
+# Each is a number that float32 has.
+_MOST_QUERIES = 1 << 24
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -44,12 +47,12 @@ class Labels:
         """Learns the classes from all labels, or a regression's scale from the training rows.
 
         raw: [N] numbers or text, or [N, labels] of ``multilabel``, whose columns have the
-        ``names``, or [N, 2] of ``survival``, times and events; errors name ``source``. Raises
-        InputError if the labels do not fit the task.
+        ``names``, or [N, 2] of ``survival``, times and events, or of ``ranking``, relevances and
+        queries; errors name ``source``. Raises InputError if the labels do not fit the task.
         """
         if raw is None:
             raise checks.unusable(source, "has no labels; the active party's data needs data.label")
-        if task.kind == "survival":
+        if task.kind in ("survival", "ranking"):
             return cls(task.kind, source)
         if task.kind == "multilabel" or names:
             return cls(task.kind, source, _label_columns(task, names, source))
@@ -93,7 +96,8 @@ class Labels:
     def encode(self, raw: npt.NDArray[Any]) -> torch.Tensor:
         """Returns the targets of labels: binary float32 [N, 1] of 0 and 1; multiclass int64 [N];
         multilabel float32 [N, labels] of 0 and 1; regression float32 [N, 1], scaled; survival
-        float32 [N, 2], the time and 1 if it happened then.
+        float32 [N, 2], the time and 1 if it happened then; ranking float32 [N, 2], the relevance
+        and the number of the query.
 
         Raises InputError for a label that ``fit`` did not see.
         """
@@ -102,6 +106,8 @@ class Labels:
             return torch.from_numpy(scaled_N.astype(np.float32))[:, None]
         if self.kind == "survival":
             return _times(raw, self.source)
+        if self.kind == "ranking":
+            return _relevances(raw, self.source)
         if self.kind == "multilabel":
             columns = [
                 _yes_or_no(column, f"label column {name!r}", self.source)
@@ -212,6 +218,25 @@ def _times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
     if (times.astype(np.float64) < 0).any():
         raise checks.unusable(source, "its label has times below 0; correct the column")
     return torch.from_numpy(np.stack([times.astype(np.float32), events], axis=1))
+
+
+def _relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
+    """Returns relevances and the numbers of queries, [N, 2]. Raises InputError if they are none."""
+    if raw.ndim != 2:
+        what = "the recipe's task is ranking, and data.group is missing"
+        raise checks.unusable(source, f"{what}; name the column that says the query of each row")
+    relevances = raw[:, 0]
+    if any(isinstance(each, str) for each in relevances[:1].tolist()):
+        what = "its labels are text, and a ranking needs numbers that say how relevant a row is"
+        raise checks.unusable(source, f"{what}; correct data.label or the task")
+    if (relevances.astype(np.float64) < 0).any():
+        what = "its label has numbers below 0, and 0 is a row that is not relevant"
+        raise checks.unusable(source, f"{what}; correct the column")
+    query_N = np.unique(raw[:, 1], return_inverse=True)[1].reshape(-1)
+    if query_N.max(initial=0) > _MOST_QUERIES:
+        what = f"it has more than {_MOST_QUERIES:,} queries"
+        raise checks.unusable(source, f"{what}; give a part of them")
+    return torch.from_numpy(np.stack([relevances, query_N], axis=1).astype(np.float32))
 
 
 def _yes_or_no(column: npt.NDArray[Any], name: str, source: str) -> npt.NDArray[np.float32]:

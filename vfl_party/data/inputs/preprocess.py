@@ -23,9 +23,11 @@ from vfl_party.data.inputs.features import (
     Floats,
 )
 from vfl_party.data.inputs.ranges import Span, outside, spans_of
+from vfl_party.data.inputs.scaled import ScaledPixels
 from vfl_party.data.inputs.statistics import Filled, fill_values, scaling
 from vfl_party.data.join import part_of
-from vfl_party.data.row_arrays import parts, release
+from vfl_party.data.pixels import Pixels, is_whole, to_unit
+from vfl_party.data.row_arrays import parts_of, release
 from vfl_party.data.table import Categories, Table, counted
 from vfl_party.models import InputSpec
 
@@ -183,6 +185,8 @@ class Preprocessor:
         Columns that training did not have are left out. Raises InputError if one is missing.
         """
         table = self._aligned(table)
+        if table.images_NCHW is not None and is_whole(table.images_NCHW):
+            return Features(self._scaled_pixels(table.source, table.images_NCHW))
         values, words, space, n = _values(table), table.categorical, table.space, len(table)
         fill = None if self.fill is None else np.array(self.fill)
         filled = None if values is None else Filled(table, values, fill)
@@ -198,7 +202,7 @@ class Preprocessor:
             if words is not None and not self.one_hot
             else None
         )
-        for part in parts(n):
+        for part in parts_of(x):
             found = [] if filled is None else [self._scaled(table.source, filled[part])]
             if words is not None:
                 codes_BK = np.stack(
@@ -229,7 +233,11 @@ class Preprocessor:
         table = self._aligned(table)
         values, words, n = _values(table), table.categorical, len(table)
         numbers_NF = (
-            np.empty((n, 0), np.float32) if values is None else np.asarray(values).reshape(n, -1)
+            np.empty((n, 0), np.float32)
+            if values is None
+            else np.asarray(values if values.dtype == np.float32 else to_unit(values)).reshape(
+                n, -1
+            )
         )
         codes_NK = np.empty((n, len(self.vocabularies)), np.int64)
         for k, vocabulary in enumerate(self.vocabularies):
@@ -323,6 +331,14 @@ class Preprocessor:
             )
         return x_B.reshape(len(x_B), -1) if self.flatten else x_B
 
+    def _scaled_pixels(self, source: str, pixels: Pixels) -> ScaledPixels:
+        """Returns images whose values are scaled as ``_scaled`` does, when they are wanted."""
+        values_V = np.arange(np.iinfo(pixels.dtype).max + 1).astype(pixels.dtype)
+        shape = (len(values_V), pixels.shape[1], 1, 1)
+        x_VC = self._scaled(source, np.broadcast_to(to_unit(values_V).reshape(-1, 1, 1, 1), shape))
+        inputs_CV = np.ascontiguousarray(x_VC.reshape(shape[:2]).T)
+        return ScaledPixels(pixels, inputs_CV, flatten=self.flatten)
+
     def _one_hot(self, codes_NK: Codes) -> Floats:
         widths = [1 + len(words) for words in self.vocabularies]
         columns = np.zeros((len(codes_NK), sum(widths)), np.float32)
@@ -348,7 +364,7 @@ def _check_kinds(
             raise checks.unusable(source, f"{what}; write it as in training")
 
 
-def _values(table: Table) -> Floats | None:
+def _values(table: Table) -> Pixels | None:
     return table.numeric_NF if table.images_NCHW is None else table.images_NCHW
 
 

@@ -10,11 +10,14 @@ import numpy.typing as npt
 
 from vfl_party.data import checks
 from vfl_party.data.inputs.features import Codes, Floats
+from vfl_party.data.pixels import Pixels, to_unit
 from vfl_party.data.row_arrays import parts, release
 from vfl_party.data.table import Table
 
 # Rows that are summed at once.
 CHUNK = 4096
+# Of a chunk as float64: large images are fewer.
+CHUNK_BYTES = 1 << 27
 MEDIAN_BYTES = 1 << 28
 
 Doubles = npt.NDArray[np.float64]
@@ -25,13 +28,19 @@ class Filled:
     missing.
     """
 
-    def __init__(self, table: Table, values: Floats, fill: Doubles | None) -> None:
+    def __init__(self, table: Table, values: Pixels, fill: Doubles | None) -> None:
         self.shape = values.shape
         self._source, self._values = table.source, values
         self._fill = None if fill is None else fill.astype(np.float32).reshape(values.shape[1:])
 
+    @property
+    def chunk(self) -> int:
+        """How many rows to work on at once."""
+        size = 8 * math.prod(self.shape[1:])
+        return max(1, min(CHUNK, CHUNK_BYTES // max(1, size)))
+
     def __getitem__(self, rows: Codes | slice) -> Floats:
-        values = self._values[rows]
+        values = to_unit(self._values[rows])
         release(self._values)
         missing = np.isnan(values)
         if not missing.any():
@@ -43,7 +52,7 @@ class Filled:
         return filled
 
 
-def fill_values(values: Floats, rows: Codes, policy: str) -> Doubles:
+def fill_values(values: Pixels, rows: Codes, policy: str) -> Doubles:
     """Returns [F]: mean or median of the present values, zero if there are none."""
     values_NF = values.reshape(len(values), -1)
     width = values_NF.shape[1]
@@ -53,7 +62,7 @@ def fill_values(values: Floats, rows: Codes, policy: str) -> Doubles:
     if policy == "mean":
         counts, sums = np.zeros(width), np.zeros(width)
         for part in parts(len(rows)):
-            values_BF = values_NF[rows[part]]
+            values_BF = to_unit(values_NF[rows[part]])
             present = ~np.isnan(values_BF)
             counts += present.sum(axis=0)
             sums += np.where(present, values_BF, 0.0).sum(axis=0, dtype=np.float64)
@@ -63,7 +72,7 @@ def fill_values(values: Floats, rows: Codes, policy: str) -> Doubles:
     step = max(1, MEDIAN_BYTES // (4 * max(1, len(rows))))
     for start in range(0, width, step):
         columns = np.concatenate(
-            [values_NF[rows[part], start : start + step] for part in parts(len(rows))]
+            [to_unit(values_NF[rows[part], start : start + step]) for part in parts(len(rows))]
         )
         release(values)
         present = ~np.isnan(columns).all(axis=0)
@@ -76,7 +85,7 @@ def scaling(values: Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]
     keeps pixels in 0..1.
     """
     axes = tuple(axis for axis in range(len(values.shape)) if axis != 1)
-    chunks = [rows[part] for part in parts(len(rows), CHUNK)]
+    chunks = [rows[part] for part in parts(len(rows), values.chunk)]
     found = [_summed(values[chunk], axes) for chunk in chunks]
     low = np.min([each.low for each in found], axis=0).astype(np.float64)
     high = np.max([each.high for each in found], axis=0).astype(np.float64)

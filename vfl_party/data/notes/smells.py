@@ -52,7 +52,7 @@ class Smell:
 
 def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
     """Yields a sentence for each thing that looks wrong, in the order of the columns."""
-    if settings.id:
+    if settings.id and not rows.numbered:
         yield from map(Smell, _ids(rows, settings))
     if rows.labels is not None and rows.labels.dtype == object:
         labels = sorted({*rows.labels.tolist()} - {None})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.choice import choose_features, reads_split
+from vfl_party.data.choice import choose_features, reads_split, without_row
 from vfl_party.data.collect import columns_of, label_values, split_values
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.reading import id_texts
+from vfl_party.data.row_arrays import Space, parts_of, release
 
 
 def read_npz(settings: DataSettings, with_label: bool) -> Rows:
@@ -34,7 +36,7 @@ def array_rows(
     …; an array of three or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises
     InputError.
     """
-    source = settings.source
+    source, settings = settings.source, without_row(settings, list(arrays))
     names = [name for name in arrays if name not in (*settings.id, *settings.roles)]
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -44,7 +46,7 @@ def array_rows(
         )
     n = next(iter(lengths.values()), 0)
     checks.require_rows(source, n)
-    keep = slice(0, settings.limit)
+    keep = slice(0, settings.first)
     columns = [_chunk(arrays[name].reshape(n)[keep]) for name in settings.id]
     ids = [
         id_texts(source, name, column) for name, column in zip(settings.id, columns, strict=True)
@@ -78,7 +80,16 @@ def array_rows(
         read: Columns | npt.NDArray[Any] = images
     else:
         read = array_columns(features, settings)
-    return Rows(ids or [row_ids(n)[keep]], labels, read, splits, id_types=types, beside=beside)
+    numbers = [] if ids else [row_ids(n)[keep]]
+    return Rows(
+        ids or numbers,
+        labels,
+        read,
+        splits,
+        id_types=types,
+        beside=beside,
+        numbered=not ids,
+    )
 
 
 def row_ids(n: int) -> list[str]:
@@ -144,9 +155,10 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
     source = settings.source
     try:
         with Path(source).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            names = list(file.files)
-            wanted = _wanted(names, settings, with_label)
-            arrays = {name: _checked(source, name, file[name]) for name in wanted}
+            space = Space.of(settings)
+            return named_arrays(
+                settings, with_label, list(file.files), lambda name: _member(file, name, space)
+            )
     except (
         OSError,
         ValueError,
@@ -159,15 +171,48 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
     ):
         what = "is not an NPZ file of plain arrays that can be read (without pickled objects)"
         raise checks.unreadable(source, f"{what}; write it again with numpy.savez") from None
+
+
+def named_arrays(
+    settings: DataSettings,
+    with_label: bool,
+    names: list[str],
+    read: Callable[[str], npt.NDArray[Any]],
+) -> dict[str, npt.NDArray[Any]]:
+    """Returns the arrays that the settings choose among ``names``, read one by one. Raises
+    InputError.
+    """
+    source, settings = settings.source, without_row(settings, names)
+    wanted = _wanted(names, settings, with_label)
+    arrays = {name: _checked(source, name, read(name)) for name in wanted}
     ids = [("id", name) for name in settings.id]
-    roles = {settings.weight: "weight", settings.event: "event"}
-    others = [(roles.get(name, "label"), name) for name in settings.beside]
+    others = [(settings.role_beside(name), name) for name in settings.beside]
     for role, name in (*ids, ("label", settings.label), *others, ("split", settings.split)):
         if name in arrays and arrays[name].size != len(arrays[name]):
             raise checks.unusable(
                 source, f"{role} array {name!r} has several values a row; give one"
             )
     return arrays
+
+
+def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
+    """Reads an array of an open NPZ file: images in parts, so that many are never in memory."""
+    with file.zip.open(f"{name}.npy") as raw:
+        version = np.lib.format.read_magic(raw)
+        read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+            version, np.lib.format.read_array_header_2_0
+        )
+        shape, fortran, dtype = read(raw)
+        if len(shape) < 3 or fortran or dtype.hasobject or 0 in shape:
+            found: npt.NDArray[Any] = file[name]
+            return found
+        into = space.empty(shape, dtype)
+        for part in parts_of(into):
+            rows = into[part]
+            cells = np.frombuffer(raw.read(rows.nbytes), dtype)
+            into[part] = cells.reshape(rows.shape)
+            release(into)
+    return into
 
 
 def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[str]:

@@ -11,22 +11,29 @@ import numpy.typing as npt
 from PIL import Image
 
 from vfl_common.config.data import IMAGES, DataSettings
+from vfl_party.base.workers import in_order
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
+from vfl_party.data.pixels import planes, resized
+from vfl_party.data.row_arrays import Space, release
 from vfl_party.data.sources.text import open_text
 
 FILE = "file"
+# After so many images, those that are read lie in the file alone.
+RELEASED_ROWS = 256
 # All other modes are read as RGB.
 _CHANNELS = {"1": "L", "L": "L", "LA": "L", "I;16": "I;16"}
+_DEEP = "I;16"
+_KINDS = {"L": "grey", "RGB": "colour", _DEEP: "grey of 16 bits"}
 
 
 def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
     """Reads the images in the column ``file`` of ``index.csv``, with an id (default: the file's
     name) and a label.
 
-    All have one size, and the channels of the first: 1 for grey, else 3. Raises InputError with the
-    index's row.
+    They are grey or coloured as the first one, or as ``data.channels`` says, and of one size or
+    brought to that of ``data.resize``. Raises InputError with the index's row.
     """
     source = settings.source
     index = str(Path(source) / IMAGES)
@@ -54,48 +61,63 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
     checks.require_present(
         index, f"column {FILE!r}", ~np.array(files, bool), "every row needs an image"
     )
-    return replace(rows, features=_read_all(Path(source), index, files))
+    return replace(rows, features=_read_all(Path(source), index, files, settings))
 
 
-def to_unit(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Returns pixels as float32; scales bytes (0..255) and 16-bit values (0..65535) to 0..1, not
-    others.
-    """
-    scaled = pixels.astype(np.float32, order="C")
-    if pixels.dtype in (np.uint8, np.uint16):
-        scaled /= np.float32(np.iinfo(pixels.dtype).max)
-    return scaled
+def _read_all(
+    folder: Path, index: str, files: list[str], settings: DataSettings
+) -> npt.NDArray[Any]:
+    """Reads all images as [N, C, H, W], uint8 or uint16, by several threads."""
+    mode = {None: None, 1: "L", 3: "RGB"}[settings.channels]
+    first = _read_one(folder / files[0], index, 1, mode)
+    kind = _kind(first)
+    space = Space.of(settings)
+    shape = (len(first), *(settings.resize or first.shape[1:]))
+    images = space.empty((len(files), *shape), first.dtype)
 
-
-def _read_all(folder: Path, index: str, files: list[str]) -> npt.NDArray[Any]:
-    """Reads all images as [N, C, H, W], uint8 or uint16."""
-    first = _read_one(folder / files[0], index, 1, None)
-    images = np.empty((len(files), *first.shape), first.dtype)
-    for row, file in enumerate(files, 1):
-        image = _read_one(folder / file, index, row, first)
+    def read(row: int) -> npt.NDArray[Any]:
+        image = _read_one(folder / files[row - 1], index, row, mode)
+        where = checks.rows(index, row)
+        own = _kind(image)
+        if own != kind or (own == _DEEP and mode == "RGB"):
+            text = f"the image in {where} is {_KINDS[own]}, the first is {_KINDS[kind]}"
+            remedy = "set data.channels to 1 (grey) or 3 (colour), or convert it"
+            if _DEEP in (own, kind):
+                remedy = "convert all to 8 bits, or all to grey of 16 bits without data.channels"
+            raise checks.unusable(index, f"{text}; {remedy}")
+        if settings.resize is not None:
+            return resized(image, settings.resize)
         if image.shape != first.shape:
             sizes = (
-                f"{image.shape[1]} x {image.shape[0]}, the first has {first.shape[1]} x "
-                f"{first.shape[0]}"
+                f"{image.shape[2]} x {image.shape[1]}, the first has {first.shape[2]} x "
+                f"{first.shape[1]}"
             )
-            where = checks.rows(index, row)
             raise checks.unusable(
-                index, f"the image in {where} has {sizes} pixels; bring all to one size"
+                index, f"the image in {where} has {sizes} pixels; set data.resize to one size"
             )
-        images[row - 1] = image
-    return images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+        return image
+
+    for row, image in enumerate(in_order(read, range(1, len(files) + 1))):
+        images[row] = image
+        if row % RELEASED_ROWS == 0:
+            release(images)
+    release(images)
+    return images
 
 
-def _read_one(path: Path, index: str, row: int, like: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
-    """Reads an image as [H, W] or [H, W, 3], with the channels of ``like`` if given."""
+def _kind(image_CHW: npt.NDArray[Any]) -> str:
+    """Returns the mode in which an image was read."""
+    return _DEEP if image_CHW.dtype == np.uint16 else "L" if len(image_CHW) == 1 else "RGB"
+
+
+def _read_one(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArray[Any]:
+    """Reads an image as [1, H, W] or [3, H, W], in the mode ``wanted`` or as it is."""
     try:
         with Image.open(path) as image:
             mode = _CHANNELS.get(image.mode, "RGB")
-            if like is not None and like.dtype == np.uint8:
-                mode = "L" if like.ndim == 2 else "RGB"
-            pixels: npt.NDArray[Any] = np.asarray(
-                image if image.mode == mode else image.convert(mode)
-            )
+            # Pillow would cut 16 bits off at 255.
+            mode = mode if wanted is None or mode == _DEEP else wanted
+            return planes(np.asarray(image if image.mode == mode else image.convert(mode)))
     except FileNotFoundError:
         where = checks.rows(index, row)
         raise checks.unreadable(
@@ -106,4 +128,3 @@ def _read_one(path: Path, index: str, row: int, like: npt.NDArray[Any] | None) -
         raise checks.unreadable(
             index, f"the image in {where} cannot be read; replace it or remove the row"
         ) from None
-    return pixels

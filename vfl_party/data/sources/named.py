@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.choice import choose_features
+from vfl_party.data.choice import choose_features, without_row
 from vfl_party.data.collect import columns_of
 from vfl_party.data.columns import Rows
 from vfl_party.data.sources.arrays import channels_first, row_ids
@@ -34,7 +34,7 @@ def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
         )
     _check_roles(settings)
     bunch = _bunch(name)
-    keep = slice(0, settings.limit)
+    keep = slice(0, settings.first)
     ids = [row_ids(len(bunch.target))[keep]]
     labels = bunch.target[keep].astype(np.float64) if with_label else None
     if name == "digits":
@@ -73,19 +73,17 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
     targets = np.concatenate([targets for _, targets in parts])
     if len(pixels) != len(targets) or targets.ndim != 1:
         raise checks.unusable(source, "is not a set of images with one class each; choose another")
-    keep = slice(0, settings.limit)
+    keep = slice(0, settings.first)
     images = channels_first(source, pixels[keep], settings.image_shape)
     ids = [row_ids(len(pixels))[keep]]
-    if not with_label:
-        return Rows(ids, None, images)
+    # A passive party divides rows of its own by them.
     own = np.repeat(np.array(("train", "test"), object), [len(each) for each, _ in parts])
-    return Rows(
-        ids, targets[keep].astype(np.float64), images, own[keep] if settings.split else None
-    )
+    labels = targets[keep].astype(np.float64) if with_label else None
+    return Rows(ids, labels, images, own[keep] if settings.split else None)
 
 
 def _check_roles(settings: DataSettings, splits: Sequence[str] = ()) -> None:
-    if settings.id:
+    if without_row(settings, ()).id:
         raise checks.unusable(
             settings.source, "has no id column: the row's number is its id; remove data.id"
         )

@@ -17,11 +17,11 @@ class QuotedBytes(io.RawIOBase):
     Each one that opens a cell must stand at its beginning, and each one that closes it at its end.
     ``sound`` is false if one does not; then it may also be an ordinary sign, as in ``5" pipe``.
     ``right``: the same, but for a last one that is open still. ``line_ends``: so far, within cells
-    too.
+    too. ``quotes``: whether quotation marks are more than ordinary signs.
     """
 
-    def __init__(self, file: Any, separator: str, *, lines: bool) -> None:
-        self._file, self._lines = file, lines
+    def __init__(self, file: Any, separator: str, *, lines: bool, quotes: bool = True) -> None:
+        self._file, self._lines, self._quotes = file, lines, quotes
         self._ends = np.zeros(256, bool)
         self._ends[[ord(sign) for sign in (separator, "\n", "\r", '"')]] = True
         self._kept, self._before, self._open, self._ended = b"", b"\n", False, False
@@ -55,6 +55,8 @@ class QuotedBytes(io.RawIOBase):
         if self._lines and not self.zero and b"\0" in data:
             self.zero = self.line_ends + data.count(b"\n", 0, data.index(b"\0")) + 1
         self.line_ends += data.count(b"\n") if self._lines else 0
+        if not self._quotes:
+            return
         places = (
             np.flatnonzero(np.frombuffer(data, np.uint8) == ord('"'))
             if b'"' in data

@@ -12,6 +12,7 @@ import pyarrow.csv as arrow_csv
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
+from vfl_party.data.sources.packed import BROKEN
 from vfl_party.data.sources.quotes import QuotedBytes
 from vfl_party.data.sources.text_layout import (
     LONGEST_LINE,
@@ -20,7 +21,6 @@ from vfl_party.data.sources.text_layout import (
     lines_of,
     not_in,
     not_text,
-    open_bytes,
     too_long,
 )
 from vfl_party.data.sources.unchanged import state_of, unchanged
@@ -46,7 +46,9 @@ def open_text(settings: DataSettings) -> Stream:
             for batch in _text_blocks(source, layout, chosen, found):
                 yield pa.RecordBatch.from_arrays(batch.columns, list(wanted))
 
-    return Stream(source, named, True, blocks, layout.separator, layout.notes, found)
+    # Who writes a file like this one needs a single sign.
+    separator = "\t" if layout.several else layout.separator
+    return Stream(source, named, True, blocks, separator, layout.notes, found)
 
 
 def _text_blocks(
@@ -64,9 +66,12 @@ def _text_blocks(
     seen = 0
     try:
         with (
-            open_bytes(source) as file,
+            layout.open(source) as file,
             QuotedBytes(
-                file, layout.separator, lines=not layout.encoding.startswith(("utf-16", "utf-32"))
+                file,
+                layout.separator,
+                lines=not layout.encoding.startswith(("utf-16", "utf-32")),
+                quotes=not layout.several,
             ) as data,
             arrow_csv.open_csv(
                 data,
@@ -75,11 +80,14 @@ def _text_blocks(
                     block_size=BLOCK_BYTES,
                     skip_rows=layout.skip,
                     column_names=columns,
-                    skip_rows_after_names=1,
+                    skip_rows_after_names=int(layout.header),
                     encoding=layout.encoding,
                 ),
                 arrow_csv.ParseOptions(
-                    delimiter=layout.separator, newlines_in_values=True, invalid_row_handler=note
+                    delimiter=layout.separator,
+                    quote_char=False if layout.several else '"',
+                    newlines_in_values=not layout.several,
+                    invalid_row_handler=note,
                 ),
                 arrow_csv.ConvertOptions(
                     column_types=dict.fromkeys(columns, pa.string()), include_columns=list(chosen)
@@ -99,20 +107,22 @@ def _text_blocks(
                 raise _zero(source, data.zero)
             if not (data.sound or looked):
                 _refuse_wrong_quotes(source, layout)
-            _look_at_lines(source, data.line_ends - layout.skip - 1, seen, notes)
-    except (pa.ArrowException, OSError, UnicodeError) as error:
+            before = layout.skip + layout.header
+            _look_at_lines(source, data.line_ends - before, seen, notes)
+    except (*BROKEN, UnicodeError) as error:
         if isinstance(error, pa.ArrowInvalid) and "Empty CSV" in str(error):
             return
         if ragged:
             row = ragged[0]
             where = (
-                checks.rows(source, row.number - 1 - layout.skip)
+                checks.rows(source, row.number - layout.header - layout.skip)
                 if row.number
                 else f"a row after {seen:,}"
             )
-            what = (
-                f"{where} has {row.actual_columns} cells, but the header has {row.expected_columns}"
-            )
+            named = f"{row.expected_columns} columns are named"
+            if layout.header:
+                named = f"the header has {row.expected_columns}"
+            what = f"{where} has {row.actual_columns} cells, but {named}"
             raise checks.unreadable(
                 source, f"{what}; correct it, or set data.separator or data.skip_lines"
             ) from None
@@ -152,7 +162,7 @@ def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
     before = csv.field_size_limit(LONGEST_LINE)
     try:
         with (
-            open_bytes(source) as file,
+            layout.open(source) as file,
             io.TextIOWrapper(file, encoding=layout.encoding, newline="") as text,
         ):
             start, rows = (

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
+from vfl_party.data.sources.packed import BROKEN, open_bytes
+from vfl_party.data.sources.signs import UNIT, OneSign
 
 SEPARATORS = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
 OTHER_KINDS = {
@@ -43,14 +43,15 @@ _BOMS = (
 # A letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has.
 _TWICE = re.compile(b"\xc3[\x80-\xbf]")
 _SIGNS = '",;\t|\n0'
-_GZIP = b"\x1f\x8b"
+_PACKED = {b"\x1f\x8b": ("gzip", ".gz"), b"BZh": ("bzip2", ".bz2")}
 _READ = 1 << 20
 
 
 @dataclass(frozen=True)
 class TextLayout:
     """How a text file is laid out. ``skip``: lines before the one that names the columns;
-    ``names``: all, in order.
+    ``names``: all, in order; ``header``: whether a line of the file names them; ``several``: the
+    separator of several signs, for which ``separator`` stands.
     """
 
     encoding: str
@@ -58,28 +59,42 @@ class TextLayout:
     skip: int
     names: tuple[str, ...]
     notes: tuple[str, ...]
+    header: bool = True
+    several: str = ""
+
+    def open(self, source: str) -> Any:
+        """Opens the file, with its cells between ``separator``."""
+        return _open(source, self.several)
 
 
 def find_layout(settings: DataSettings) -> TextLayout:
     """Finds encoding, separator and names. Raises InputError."""
     source = settings.source
     encoding, guessed = _encoding(settings)
-    lines = _first_lines(source, encoding, settings.skip_lines + _SAMPLE_LINES)
+    several = _several(settings, encoding)
+    lines = _first_lines(source, several, encoding, settings.skip_lines + _SAMPLE_LINES)
     notes = [guessed] if guessed else []
     skip = _skipped(settings, lines)
     _refuse_other_kinds(source, lines)
-    if lines[skip : skip + 1] and lines[skip].startswith("sep=") and len(lines[skip].strip()) == 5:
+    header = settings.names is None
+    if (
+        header
+        and skip < len(lines)
+        and lines[skip].startswith("sep=")
+        and len(lines[skip].strip()) == 5
+    ):
         # Excel's own line; it says what is found anyway.
         skip += 1
     while skip < len(lines) and not lines[skip].strip():
         skip += 1
     if skip >= len(lines):
-        raise checks.unreadable(source, "is empty; its first line must name the columns")
+        what = "its first line must name the columns" if header else "it must have rows"
+        raise checks.unreadable(source, f"is empty; {what}")
     if any("\0" in line for line in lines):
         raise checks.unreadable(
             source, 'holds zero bytes; if it is UTF-16, set data.encoding = "utf-16-le"'
         )
-    separator = settings.separator or _separator(lines[skip:])
+    separator = UNIT if several else settings.separator or _separator(lines[skip:])
     if not separator.isascii():
         raise checks.unusable(
             source,
@@ -90,6 +105,9 @@ def find_layout(settings: DataSettings) -> TextLayout:
     found = _cells(lines[skip:], separator)
     if not found:
         raise not_text(source)
+    if settings.names is not None:
+        given = _given_names(settings, found[0], skip + 1)
+        return TextLayout(encoding, separator, skip, given, tuple(notes), False, several)
     names = tuple(name.strip() for name in found[0])
     wanted = {name for name in (*settings.id, settings.label) if name is not None}
     if not wanted <= set(names):
@@ -99,13 +117,50 @@ def find_layout(settings: DataSettings) -> TextLayout:
     if sum(name.replace(".", "", 1).isdigit() for name in names) * 2 > len(names):
         notes.append(
             "the names of most columns are numbers: if the file has no line that names "
-            "them, add one"
+            "them, set data.names"
         )
     unnamed = [place for place, name in enumerate(names, 1) if not name]
     if unnamed:
         places = ", ".join(map(str, unnamed[:5])) + (", …" if len(unnamed) > 5 else "")
         notes.append(f"columns without a name are left out: number {places}")
-    return TextLayout(encoding, separator, skip, names, tuple(notes))
+    return TextLayout(encoding, separator, skip, names, tuple(notes), True, several)
+
+
+def _several(settings: DataSettings, encoding: str) -> str:
+    """Returns the separator if it has several signs, else ''. Raises InputError."""
+    separator = settings.separator or ""
+    if len(separator) < 2:
+        return ""
+    what = f"data.separator = {separator!r}"
+    if not separator.isascii() or not separator.isprintable():
+        raise checks.unusable(
+            settings.source, f"{what} holds signs that are not of ASCII; write the file with others"
+        )
+    if encoding.startswith(("utf-16", "utf-32")):
+        raise checks.unusable(
+            settings.source,
+            f"{what} is of several signs, and the file is {encoding.upper()}; write it again as "
+            "UTF-8",
+        )
+    return separator
+
+
+def _given_names(settings: DataSettings, first: Sequence[str], line: int) -> tuple[str, ...]:
+    """Returns the names that the settings give. Raises InputError if the first row has more or
+    fewer cells.
+    """
+    names = numbered_names(settings.names or ())
+    if len(first) != len(names):
+        what = f"line {line} has {len(first)} cells, and {len(names)} columns are named"
+        raise checks.unusable(
+            settings.source, f"{what}; correct data.names, data.separator or data.skip_lines"
+        )
+    return names
+
+
+def numbered_names(names: tuple[str, ...] | int) -> tuple[str, ...]:
+    """Returns names; for a number, that many: ``f1``, ``f2`` and so on."""
+    return tuple(f"f{at}" for at in range(1, names + 1)) if isinstance(names, int) else names
 
 
 def _skipped(settings: DataSettings, lines: Sequence[str]) -> int:
@@ -159,6 +214,8 @@ def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
     """Returns the cells of each line that is not blank; none if quotation marks stand wrongly."""
     before = csv.field_size_limit(LONGEST_LINE)
     try:
+        if separator == UNIT:
+            return [line.rstrip("\r\n").split(UNIT) for line in lines if line.strip()]
         return [row for row in csv.reader(lines, delimiter=separator) if row]
     except csv.Error:
         return []
@@ -192,10 +249,12 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
     try:
         with open_bytes(source) as file:
             head = file.read(4)
-            if head.startswith(_GZIP):
-                raise checks.unreadable(
-                    source, "is compressed by gzip; give it a name that ends in .gz"
-                )
+            for mark, (packer, ending) in _PACKED.items():
+                if head.startswith(mark):
+                    raise checks.unreadable(
+                        source,
+                        f"is compressed by {packer}; give it a name that ends in {ending}",
+                    )
             for mark, name in _BOMS:
                 if head.startswith(mark):
                     return name, ""
@@ -210,7 +269,7 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
                 both = both or _TWICE.search(data) is not None
                 read += len(data)
                 data = file.read(_READ)
-    except (OSError, pa.ArrowException):
+    except BROKEN:
         raise not_text(source) from None
     if "utf-8" in decoders:
         return "utf-8", ""
@@ -226,10 +285,10 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
     raise checks.unreadable(source, text)
 
 
-def _first_lines(source: str, encoding: str, most: int) -> list[str]:
+def _first_lines(source: str, several: str, encoding: str, most: int) -> list[str]:
     try:
         with (
-            open_bytes(source) as file,
+            _open(source, several) as file,
             io.TextIOWrapper(file, encoding=encoding, newline="") as text,
         ):
             lines, total = list[str](), 0
@@ -241,7 +300,7 @@ def _first_lines(source: str, encoding: str, most: int) -> list[str]:
             return lines
     except UnicodeError:
         raise not_in(source, encoding) from None
-    except (OSError, ValueError, pa.ArrowException):
+    except (*BROKEN, ValueError):
         raise not_text(source) from None
 
 
@@ -281,10 +340,9 @@ def _separator(lines: Sequence[str]) -> str:
     return best if most > 1 else second or best
 
 
-def open_bytes(source: str) -> Any:
-    """Opens a file for Arrow to read; one whose name ends in .gz is unpacked."""
-    file = Path(source).open("rb")  # noqa: SIM115 - Arrow closes it; it cannot open a name that is not UTF-8
-    return pa.input_stream(file, compression="gzip" if source.lower().endswith(".gz") else None)
+def _open(source: str, several: str) -> Any:
+    file = open_bytes(source)
+    return OneSign(source, file, several, LONGEST_LINE) if several else file
 
 
 def not_in(source: str, encoding: str) -> Exception:
@@ -301,7 +359,8 @@ def too_long(source: str, line: int) -> Exception:
 
 def not_text(source: str) -> Exception:
     """Returns the InputError of a file that cannot be read as separated cells."""
-    kind = "gzip-compressed CSV" if source.lower().endswith(".gz") else "CSV"
+    packed = {".gz": "gzip-compressed ", ".bz2": "bzip2-compressed "}
+    kind = f"{packed.get(Path(source).suffix.lower(), '')}CSV"
     return checks.unreadable(
         source, f"is not a {kind} file that can be read to its end; write it again"
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vfl_common.config.sources import divided
 from vfl_party.data import checks
 
 State = tuple[int, int, int]
@@ -14,7 +15,7 @@ State = tuple[int, int, int]
 def state_of(source: str) -> State:
     """Returns what changes when a file is written or replaced. Raises InputError if it is gone."""
     try:
-        found = Path(source).stat()
+        found = Path(divided(source)[0]).stat()
     except OSError:
         raise checks.unreadable(source, "is gone; it must stay while it is read") from None
     return found.st_ino, found.st_size, found.st_mtime_ns

@@ -63,14 +63,13 @@ class CrossStep:
     def run(self, round_: int, tick: Callable[[], None]) -> Epochs:
         """Runs the cross-party epochs of one round; ``tick`` is called after each step."""
         party, epochs = self._party, self._settings.cross_epochs
+        features = party.need_features()
         self.tower.train()
         total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
         batch = 0
         for epoch in range(epochs):
-            for rows in self._batches(round_ * epochs + epoch):
-                loss, z_BP = self._step(
-                    StepKey(self._phase, round_, batch), party.need_features().inputs(rows)
-                )
+            for rows in features.expecting(self._batches(round_ * epochs + epoch)):
+                loss, z_BP = self._step(StepKey(self._phase, round_, batch), features.inputs(rows))
                 total += loss
                 kept += variance_kept(z_BP)
                 batch += 1

@@ -75,8 +75,9 @@ class ActiveHead(Phase):
         self._positions = np.arange(len(self._rows), dtype=np.int64)
         self._private: PrivateSteps | None = None
         if settings.dp is not None:
-            if party.recipe.task.kind == "survival":
-                text = f"{where}: dp bounds what each row does, and the loss of a survival task"
+            if party.recipe.task.compares:
+                kind = party.recipe.task.kind
+                text = f"{where}: dp bounds what each row does, and the loss of a {kind} task"
                 raise InputError(
                     Code.CONFIG_INVALID, f"{text} compares rows with each other; remove dp"
                 )

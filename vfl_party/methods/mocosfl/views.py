@@ -53,4 +53,7 @@ class Views:
                 full_batches(derive_seed(seed, name), self._phase, pass_, self._rows, self._size),
             )
         random = generator(derive_seed(seed, "augment", self._phase, name, number))
-        return self._augment.two_views(self._features.inputs(self._pass[1][batch]), random)
+        inputs = self._features.inputs(self._pass[1][batch])
+        for following in self._pass[1][batch + 1 : batch + 2]:
+            self._features.expect(following)
+        return self._augment.two_views(inputs, random)

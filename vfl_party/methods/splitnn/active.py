@@ -67,13 +67,17 @@ class ActiveSplitNN(Phase):
                 Code.CONFIG_INVALID,
                 f"{text} that the epsilon of label_dp does not cover; remove one of them",
             )
-        if party.recipe.task.kind == "survival" and (
+        kind = party.recipe.task.kind
+        if kind == "ranking" and settings.dcor:
+            text = f"recipe: phases: {name}: dcor looks at each row's label, and a ranking has"
+            raise InputError(Code.CONFIG_INVALID, f"{text} pairs of rows; remove it")
+        if party.recipe.task.compares and (
             settings.micro_batches > 1 or settings.cache is not None
         ):
             text = f"recipe: phases: {name}: micro_batches and cache work on the loss of each row"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text}, and that of a survival task compares the rows of a batch; remove them",
+                f"{text}, and that of a {kind} task compares the rows of a batch; remove them",
             )
         # Defences that depend on labels want to be told more about the rows of a gradient.
         self._facts = RowFacts(knows, party.recipe.task) if knows else None
@@ -97,6 +101,7 @@ class ActiveSplitNN(Phase):
         loss = torch.zeros((), device=party.device)
         for number, batch in enumerate(batches, 1):
             training.zero_grad()
+            training.expect(batches, number)
             swapped = []
             # The losses of a batch's parts add to the mean over the batch; one part is the rule.
             for rows in batch.parts:

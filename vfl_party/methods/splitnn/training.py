@@ -4,6 +4,7 @@ their best weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.splitnn.batches import Batches
+from vfl_party.methods.splitnn.batches import Batch, Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.models.optim import Plateau, build_optimizer, build_schedule, clip
 from vfl_party.models.training import own_optimizer
@@ -86,6 +87,14 @@ class OwnTraining:
         if self._views is not None:
             return self._views.inputs(rows, *place)
         return self._party.need_features().inputs(rows)
+
+    def expect(self, batches: Sequence[Batch], number: int) -> None:
+        """Has this party's rows of a batch read before they are wanted, if there is such a batch
+        and if it has one part.
+        """
+        features = self._party.features
+        if features is not None and number < len(batches) and len(batches[number].parts) == 1:
+            features.expect(batches[number].rows)
 
     def train_mode(self) -> None:
         self._models.train()

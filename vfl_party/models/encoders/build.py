@@ -6,22 +6,25 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.config.models import (
+    Cnn0Settings,
+    Cnn1Settings,
     CnnSettings,
     CustomSettings,
     EncoderSettings,
     MlpSettings,
+    NetworkSettings,
     PluginSettings,
     RawSettings,
-    ResNet18Settings,
     TabularSettings,
 )
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.models.encoders.cnn import build_cnn
 from vfl_party.models.encoders.custom import asks_for_codes, build_custom
+from vfl_party.models.encoders.fedonce import build_fedonce
 from vfl_party.models.encoders.mlp import build_mlp
+from vfl_party.models.encoders.network import build_network
 from vfl_party.models.encoders.plugin import build_plugin, plugin_asks_for_codes
-from vfl_party.models.encoders.resnet18 import build_resnet18
 from vfl_party.models.encoders.spec import InputSpec
 from vfl_party.models.encoders.tabular import build_tabular
 
@@ -43,8 +46,10 @@ def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: in
             return build_tabular(settings, spec, embedding_size)
         case CnnSettings():
             return build_cnn(settings, spec, embedding_size)
-        case ResNet18Settings():
-            return build_resnet18(settings, spec, embedding_size)
+        case Cnn0Settings() | Cnn1Settings():
+            return build_fedonce(settings, spec, embedding_size)
+        case NetworkSettings():
+            return build_network(settings, spec, embedding_size)
         case RawSettings():
             return nn.Flatten()
         case CustomSettings():
@@ -117,7 +122,7 @@ def _check_rows(kind: str, spec: InputSpec) -> None:
         raise _invalid(
             f"an encoder of kind 'tabular' takes columns, not rows of shape {list(spec.shape)}"
         )
-    if kind in ("cnn", "resnet18") and len(spec.shape) != 3:
+    if kind not in ("mlp", "tabular") and len(spec.shape) != 3:
         raise _invalid(
             f"an encoder of kind {kind!r} takes images of shape [channels, height, width], "
             f"not rows of shape {list(spec.shape)}; use kind = 'mlp' or 'tabular'"

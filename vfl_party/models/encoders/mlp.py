@@ -40,8 +40,9 @@ def layers(
 
 
 def build_mlp(settings: MlpSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Builds the encoder; its top is the last layer. x: [B, *spec.shape], flattened -> [B,
-    embedding_size].
+    """Builds the encoder. x: [B, *spec.shape], flattened -> [B, embedding_size].
+
+    Its top is the last layer, with the batch normalisation after it if there is one.
     """
     encoder = nn.Sequential(
         nn.Flatten(),
@@ -54,4 +55,7 @@ def build_mlp(settings: MlpSettings, spec: InputSpec, embedding_size: int) -> nn
             dropout=settings.dropout,
         ),
     )
-    return mark_top(encoder, str(len(encoder) - 1))
+    last = len(encoder) - 1
+    if settings.normed_output:
+        encoder.extend([nn.BatchNorm1d(embedding_size), nn.ReLU()])
+    return mark_top(encoder, *(str(place) for place in range(last, len(encoder))))

@@ -43,7 +43,9 @@ def loss_fn(task: TaskSettings) -> Loss:
     targets int64 [N]. ``multilabel``: logits [N, labels], targets float [N, labels] of 0 and 1.
     ``regression``: values [N, 1], or their logarithms (``poisson``), targets float [N, 1], both
     scaled. ``survival``: logarithms of hazards [N, 1], targets float [N, 2], a time and 1 if it
-    happened then; the rows of a call are compared with each other, and have no weights.
+    happened then. ``ranking``: scores [N, 1], targets float [N, 2], how relevant a row is and the
+    number of its query. The rows of a call of the last two are compared with each other, and have
+    no weights.
     """
     of = _reducible(task)
 
@@ -80,7 +82,7 @@ def _reducible(task: TaskSettings) -> _Reducible:
         case PluginLossSettings():
             return _of_plugin(task.loss)
         case _:
-            return _poisson if task.counts else F.l1_loss
+            return _PLAIN[task.loss.kind]
 
 
 def _of_kind(task: TaskSettings) -> _Reducible:
@@ -89,6 +91,8 @@ def _of_kind(task: TaskSettings) -> _Reducible:
         return F.mse_loss
     if task.kind == "survival":
         return _cox
+    if task.kind == "ranking":
+        return _ranknet
     if task.kind == "multiclass":
         return _smooth_classes(smoothing) if smoothing else F.cross_entropy
     logits = F.binary_cross_entropy_with_logits
@@ -173,5 +177,63 @@ def _cox(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Tensor
     return each_N.sum() / event_N.sum().clamp_min(1.0)
 
 
+def _ranknet(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Tensor:
+    """Equation 3 of Burges et al. 2005 for the pairs of rows of a query of which the first is more
+    relevant, a mean over the pairs; 0 if there is none.
+    """
+    relevance_N, first_P, second_P = targets_N2[:, 0], *pairs(targets_N2[:, 1])
+    kept = relevance_N[first_P] > relevance_N[second_P]
+    first_P, second_P = first_P[kept], second_P[kept]
+    each_P = F.softplus(outputs_N1[second_P, 0] - outputs_N1[first_P, 0])
+    if reduction == "none":
+        return torch.zeros_like(outputs_N1[:, 0]).index_add(0, first_P, each_P)
+    # A sum over no pairs has a gradient, too.
+    return each_P.sum() / max(1, len(each_P))
+
+
+def _listnet(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Tensor:
+    """Equation 5 of Cao et al. 2007 with their top-one probabilities, a mean over the queries of
+    two rows or more; 0 if there is none.
+    """
+    query_N, sizes_N = torch.unique(targets_N2[:, 1], return_inverse=True, return_counts=True)[1:]
+    wanted_N = _log_softmax_of(targets_N2[:, 0], query_N, len(sizes_N)).exp()
+    each_N = -wanted_N * _log_softmax_of(outputs_N1[:, 0], query_N, len(sizes_N))
+    if reduction == "none":
+        return each_N
+    return each_N.sum() / max(1, int((sizes_N > 1).sum()))
+
+
+def _log_softmax_of(values_N: Tensor, query_N: Tensor, queries: int) -> Tensor:
+    """Returns the logarithm of the softmax over the rows of each query."""
+    most_Q = values_N.new_full((queries,), -torch.inf)
+    most_Q = most_Q.scatter_reduce(0, query_N, values_N.detach(), "amax")
+    less_N = values_N - most_Q[query_N]
+    sums_Q = values_N.new_zeros(queries).index_add(0, query_N, less_N.exp())
+    found_N: Tensor = less_N - sums_Q.log()[query_N]
+    return found_N
+
+
+def pairs(query_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the places [P] of the first and the second row of all ordered pairs of rows of one
+    query, each row with itself too.
+    """
+    order = query_N.argsort(stable=True)
+    sizes_Q = torch.unique_consecutive(query_N[order], return_counts=True)[1]
+    size_N, end_N = (each.repeat_interleave(sizes_Q) for each in (sizes_Q, sizes_Q.cumsum(0)))
+    first_P = torch.arange(len(order), device=order.device).repeat_interleave(size_N)
+    # Of the pairs of a row, the first has the first row of its query.
+    begin_N = size_N.cumsum(0) - size_N
+    at_P = torch.arange(len(first_P), device=order.device) - begin_N[first_P]
+    return order[first_P], order[(end_N - size_N)[first_P] + at_P]
+
+
 def _poisson(outputs_N1: Tensor, targets_N1: Tensor, /, *, reduction: str) -> Tensor:
     return F.poisson_nll_loss(outputs_N1, targets_N1, log_input=True, reduction=reduction)
+
+
+_PLAIN: dict[str, _Reducible] = {
+    "mae": F.l1_loss,
+    "poisson": _poisson,
+    "ranknet": _ranknet,
+    "listnet": _listnet,
+}

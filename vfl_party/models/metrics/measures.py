@@ -37,7 +37,8 @@ class Metric:
             probabilities [N, 1], 0 and 1 [N, 1]. ``multiclass``: probabilities [N, classes],
             classes [N]. ``multilabel``: probabilities [N, labels], 0 and 1 [N, labels].
             ``regression``: values [N, 1], values [N, 1], in the label's unit. ``survival``:
-            logarithms of hazards [N, 1], times and events [N, 2].
+            logarithms of hazards [N, 1], times and events [N, 2]. ``ranking``: scores [N, 1],
+            relevances and numbers of queries [N, 2].
         lower_is_better: for early stopping.
     """
 
@@ -87,7 +88,7 @@ def evaluate(
             class against the rest, over the classes that occur in the targets). ``multilabel``: the
             means of what ``binary`` has, over the labels for which it is defined. ``regression``:
             ``rmse`` in the label's own unit, ``rmse_scaled`` in the scale that the model sees.
-            ``survival``: ``c_index``.
+            ``survival``: ``c_index``. ``ranking``: ``ndcg``.
         outputs_NO: as for ``loss_fn``, on any device.
         targets: as for ``loss_fn``.
         unscale: from the model's scale to the label's unit; None if they are the same.
@@ -95,8 +96,9 @@ def evaluate(
         threshold: the probability above which a row is positive; None: 0.5. Only for ``binary``.
 
     A metric is left out if it is undefined: ``auc`` and its kin if the targets hold a single class,
-    ``c_index`` if no two rows can be compared, ``r2`` if the targets hold a single value, ``mape``
-    if one of them is 0. Raises InputError if a plug-in's metric cannot be computed.
+    ``c_index`` if no two rows can be compared, ``ndcg`` if no query of two rows has a relevant one,
+    ``r2`` if the targets hold a single value, ``mape`` if one of them is 0. Raises InputError if a
+    plug-in's metric cannot be computed.
     """
     if not len(targets):
         return {}
@@ -109,6 +111,8 @@ def evaluate(
         found |= _regression(task, scores(task, outputs_NO), targets, unscale)
     elif task.kind == "survival":
         found |= _survival(outputs_NO.squeeze(1), *targets.unbind(dim=1))
+    elif task.kind == "ranking":
+        found |= _ranking(task, outputs_NO.squeeze(1), *targets.unbind(dim=1))
     elif task.kind == "binary":
         found |= _binary(task, outputs_NO.squeeze(1), targets.squeeze(1).long(), threshold)
     elif task.kind == "multilabel":
@@ -272,6 +276,29 @@ def _survival(hazards_N: Tensor, times_N: Tensor, events_N: Tensor) -> dict[str,
         pairs += later.sum().item()
         right += (later & (ahead > 0)).sum().item() + 0.5 * (later & (ahead == 0)).sum().item()
     return {"c_index": right / pairs} if pairs else {}
+
+
+def _ranking(
+    task: TaskSettings, scores_N: Tensor, relevance_N: Tensor, query_N: Tensor
+) -> dict[str, float]:
+    """NDCG (Järvelin and Kekäläinen 2002), whose gain is the relevance; equal scores share their
+    places. A mean over the queries of two rows or more of which one is relevant.
+    """
+    names: dict[str, int | None] = {"ndcg": None}
+    names |= {name: k for name in task.own_metrics if (k := top_of(name)) is not None}
+    order = query_N.argsort(stable=True)
+    sizes = torch.unique_consecutive(query_N[order], return_counts=True)[1].tolist()
+    queries = [
+        (scores_N[rows], relevance_N[rows])
+        for rows in torch.split(order, sizes)
+        if len(rows) > 1 and bool((relevance_N[rows] > 0).any())
+    ]
+    ndcg = functional().retrieval.retrieval_normalized_dcg
+    return {
+        name: sum(ndcg(*each, top_k=k).item() for each in queries) / len(queries)
+        for name, k in names.items()
+        if queries
+    }
 
 
 def _regression(

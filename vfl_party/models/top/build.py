@@ -7,26 +7,39 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vfl_common.config.models import CustomTop, ModelSettings, PluginTop, TopKinds, TopSettings
+from vfl_common.config.models import (
+    CustomTop,
+    ModelSettings,
+    PluginCombination,
+    PluginTop,
+    TopKinds,
+    TopSettings,
+)
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.models.combine import combined_size
 from vfl_party.models.encoders.custom import made_by
 from vfl_party.models.encoders.mlp import layers
 from vfl_party.models.top.attention import AttentionPooling
+from vfl_party.models.top.combination import build_combination
 from vfl_party.models.top.plugin import build_plugin_top
 
 
 def build_joint(model: ModelSettings, widths: Sequence[int], outputs: int) -> nn.Module:
     """Builds the model on what ``combine`` gives of embeddings of these widths: the top model,
-    after the pooling of ``attention``.
+    after the pooling of ``attention``, or the combination of a plug-in.
 
     Raises InputError (MODEL_INVALID) as ``build_top``.
     """
     # Before the top model, whose weights would otherwise be drawn first.
-    pooling = AttentionPooling(widths[0]) if model.combine == "attention" else None
-    top = build_top(model.top, combined_size(model.combine, widths), outputs)
-    return top if pooling is None else nn.Sequential(pooling, top)
+    first: nn.Module | None = None
+    if isinstance(model.combine, PluginCombination):
+        first, width = build_combination(model.combine, widths[0], len(widths))
+    else:
+        first = AttentionPooling(widths[0]) if model.combine == "attention" else None
+        width = combined_size(model.combine, widths)
+    top = build_top(model.top, width, outputs)
+    return top if first is None else nn.Sequential(first, top)
 
 
 def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:

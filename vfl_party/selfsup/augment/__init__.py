@@ -47,6 +47,6 @@ def make_augment(
     ``pool_rows``: the party's own training rows, from which corruption takes its replacement
     values.
     """
-    if features.x.dim() == 4:
+    if len(features.spec.shape) == 3:
         return ImageAugment(settings)
-    return TableAugment(settings, features.x, torch.as_tensor(pool_rows))
+    return TableAugment(settings, features, torch.as_tensor(pool_rows))

@@ -20,7 +20,7 @@ def check_keys(party: Party, phase: str, settings: AugmentSettings | SupervisedA
         if not each.features or (names and each.name not in names):
             continue
         if each.name == party.name and party.features is not None:
-            kinds.add(party.features.x.dim() == 4)
+            kinds.add(len(party.features.spec.shape) == 3)
         else:
             encoder = each.encoder or party.recipe.model.encoder
             kinds |= _OF.get(encoder.kind, {True, False})

@@ -38,7 +38,7 @@ class BatchViews:
         if features is None or party.name not in (settings.parties or with_features):
             return
         check_keys(party, phase, settings)
-        images = features.x.dim() == 4
+        images = len(features.spec.shape) == 3
         if not (settings.of_images if images else settings.corruption):
             what = "images, and corruption is" if images else "columns, and crops and colours are"
             text = f"{where}: the encoder of {party.name} takes {what} not for them"

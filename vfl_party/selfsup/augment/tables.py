@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vfl_party.data.inputs.features import HIDDEN
+from vfl_party.data.inputs.features import HIDDEN, Features
 from vfl_party.selfsup.augment.draws import happens
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
@@ -19,12 +19,12 @@ class TableAugment:
     categories count as numbers. A category is replaced, with the same probability, by the code of a
     hidden one.
 
-    x_NF: the party's rows; pool_P: the row numbers of the pool, int64.
+    features: the party's rows, [N, F]; pool_P: the row numbers of the pool, int64.
     """
 
-    def __init__(self, settings: AugmentSettings, x_NF: Tensor, pool_P: Tensor) -> None:
+    def __init__(self, settings: AugmentSettings, features: Features, pool_P: Tensor) -> None:
         self._settings = settings
-        self._x_NF = x_NF
+        self._features = features
         self._pool_P = pool_P.cpu()
 
     def two_views(
@@ -47,7 +47,7 @@ class TableAugment:
         rows_BF = self._pool_P[
             torch.randint(len(self._pool_P), x_BF.shape, generator=generator)
         ].to(device)
-        view = torch.where(replaced_BF, self._x_NF.gather(0, rows_BF), x_BF)
+        view = torch.where(replaced_BF, self._features.cells(rows_BF), x_BF)
         hidden = (
             happens(share, *codes_BK.shape, generator=generator).to(device) for codes_BK in rest
         )

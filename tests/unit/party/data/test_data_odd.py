@@ -411,7 +411,9 @@ def test_a_table_in_order_smells_of_nothing(tmp_path: Path) -> None:
 
 
 KEYS, DAYS = "data.decimal, data.thousands", "days since 1970-01-01; data.dates, data.categorical"
-NAMES = "the names of most columns are numbers: if the file has no line that names them, add one"
+NAMES = (
+    "the names of most columns are numbers: if the file has no line that names them, set data.names"
+)
 CODES = "if they are codes, list the column in data.categorical"
 GUESSED: dict[str, tuple[bytes | str, list[str]]] = {
     "nothing": ("id,a\n1,2\n", []),

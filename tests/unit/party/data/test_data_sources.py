@@ -40,9 +40,13 @@ def npz(path: Path, **arrays: Any) -> str:
 
 def pixels(table: Table) -> npt.NDArray[np.float32]:
     assert table.images_NCHW is not None
-    assert table.images_NCHW.dtype == np.float32
     assert table.images_NCHW.flags.c_contiguous
-    return table.images_NCHW
+    return table.pixels()
+
+
+def numbers(table: Table) -> npt.NDArray[np.float32]:
+    assert table.numeric_NF is not None
+    return table.numeric_NF
 
 
 # --- NPZ
@@ -237,19 +241,20 @@ def test_folder_of_images(tmp_path: Path) -> None:
         red=red,
         grey=grey,
     )
-    table = load(source, id="who", label="kind", with_label=True)
+    refused(source)
+    table = load(source, id="who", label="kind", with_label=True, channels=3)
     assert table.ids == ("a", "b")
     assert table.labels is not None
     assert table.labels.tolist() == ["y", "x"]
     assert pixels(table).shape == (2, 3, 3, 4)
     np.testing.assert_allclose(pixels(table)[1, :, 0, 0], [1, 0, 0.2])
     np.testing.assert_allclose(pixels(table)[0, :, 0, 0], [0.4, 0.4, 0.4])
-    assert load(source).ids == ("grey.png", "red.png")
+    assert load(source, channels=3).ids == ("grey.png", "red.png")
     assert load(source, limit=1).ids == ("red.png",)
-    splits = load(source, label="kind", split="part", with_label=True).splits
+    splits = load(source, label="kind", split="part", with_label=True, channels=3).splits
     assert splits is not None
     assert splits.tolist() == ["test", "train"]
-    labels = load(source, label="age", with_label=True).labels
+    labels = load(source, label="age", with_label=True, channels=3).labels
     assert labels is not None
     assert labels.tolist() == [2.0, 1.0]
 
@@ -258,15 +263,15 @@ def test_folder_of_other_modes(tmp_path: Path) -> None:
     index = "file\na.png\nb.png\n"
     wide = Image.fromarray(np.full((2, 2), 65535, np.uint16))
     assert pixels(load(folder(tmp_path / "wide", index, a=wide, b=wide))).max() == 1.0
-    bits = Image.new("1", (2, 2), 1)
-    assert (
-        pixels(
-            load(folder(tmp_path / "bits", index, a=bits, b=Image.new("RGBA", (2, 2), "white")))
-        ).shape[1]
-        == 1
-    )
-    colours = Image.new("P", (2, 2))
-    assert pixels(load(folder(tmp_path / "colours", index, a=colours, b=bits))).shape[1] == 3
+    bits, colours = Image.new("1", (2, 2), 1), Image.new("P", (2, 2))
+    assert pixels(load(folder(tmp_path / "bits", index, a=bits, b=bits))).shape[1] == 1
+    clear = Image.new("RGBA", (2, 2), "white")
+    assert pixels(load(folder(tmp_path / "colours", index, a=colours, b=clear))).shape[1] == 3
+    mixed = folder(tmp_path / "mixed", index, a=bits, b=colours)
+    refused(mixed)
+    refused(folder(tmp_path / "depths", index, a=bits, b=wide), channels=1)
+    for channels in (1, 3):
+        assert pixels(load(mixed, channels=channels)).shape[1] == channels
 
 
 def test_bad_folders(tmp_path: Path) -> None:
@@ -292,6 +297,7 @@ def test_bad_folders(tmp_path: Path) -> None:
     refused(str(tmp_path / "a"), columns=("file",))
     two = folder(tmp_path / "b", "file\nx.png\ny.png\n", x=image, y=Image.new("L", (5, 3)))
     refused(two)
+    assert pixels(load(two, resize=(6, 8))).shape == (2, 1, 6, 8)
     good = (tmp_path / "b" / "x.png").read_bytes()
     for content in (b"", b"text", good[:45], good[:20]):
         (tmp_path / "b" / "y.png").write_bytes(content)
@@ -366,9 +372,10 @@ def test_torchvision_from_local_files(tmp_path: Path) -> None:
     assert table.labels.tolist() == [1, 0, 2, 4, 3]
     np.testing.assert_allclose(pixels(table)[:, 0] * 255, images, rtol=1e-6)
     assert load("torchvision:MNIST", limit=4, **settings).labels is None
-    own = load("torchvision:MNIST", with_label=True, split="part", **settings).splits
-    assert own is not None
-    assert own.tolist() == ["train"] * 3 + ["test"] * 2
+    for with_label in (True, False):
+        own = load("torchvision:MNIST", with_label=with_label, split="part", **settings).splits
+        assert own is not None
+        assert own.tolist() == ["train"] * 3 + ["test"] * 2
     refused(
         "torchvision:MNIST",
         split="own",

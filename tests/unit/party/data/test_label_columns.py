@@ -24,8 +24,9 @@ COLUMNS = {
     "late": [0, 1, 1],
     "paid": ["true", "false", "true"],
     "w": [0.5, 2, 1],
+    "g": ["x", "y", "x"],
 }
-ROLES: dict[str, Any] = {"id": ["id"], "labels": ["late", "paid"], "weight": "w"}
+ROLES: dict[str, Any] = {"id": ["id"], "labels": ["late", "paid"], "weight": "w", "group": "g"}
 
 
 def sources(folder: Path) -> dict[str, DataSettings]:
@@ -50,6 +51,8 @@ def check(table: Table) -> None:
     assert table.labels.tolist() == [1, 1, 0]
     assert table.beside["paid"].astype(str).tolist() == ["false", "true", "true"]
     assert table.beside["w"].tolist() == [2, 1, 0.5]
+    assert table.groups is not None
+    assert table.groups.tolist() == ["y", "x", "x"]
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "xlsx", "parquet", "npz"])

@@ -20,7 +20,7 @@ from tests.harness import cases
 from tests.harness.sentences import raises, worded_as_before
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.base import parse
-from vfl_common.config.models import CnnSettings, MlpSettings, ResNet18Settings, TabularSettings
+from vfl_common.config.models import CnnSettings, MlpSettings, NetworkSettings, TabularSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import PROTOCOL, Hub, Link
@@ -322,7 +322,7 @@ def test_full_batches_leave_the_rest_out() -> None:
             {"4.", "5."},
         ),
         (
-            ResNet18Settings(kind="resnet18"),
+            NetworkSettings(kind="resnet18"),
             InputSpec((1, 8, 8)),
             {"conv1.", "bn1.", "layer1."},
             {"layer2.", "layer3.", "layer4.", "fc."},

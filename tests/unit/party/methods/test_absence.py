@@ -11,11 +11,12 @@ from torch import Tensor
 
 from tests.harness.sentences import raises
 from vfl_common.bundle import StepKey
+from vfl_common.config.models import Combine
 from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import StepPassed
 from vfl_common.stages import Planned, ahead
-from vfl_party.models.combine import Combined, Rule, combine
+from vfl_party.models.combine import Combined, combine
 from vfl_party.phases.absence import MOST_STRETCHES, Absences, Cache, Following, LatePolicy, filled
 from vfl_party.phases.course import NamedPhase
 
@@ -36,7 +37,9 @@ WIDTHS = {"north": 3, "south": 3}
         ("skip", "concat", [[1.0] * 3 + [2.0] * 3 + [0.0] * 3] * 2),
     ],
 )
-def test_an_absent_party_s_place(policy: LatePolicy, rule: Rule, want: list[list[float]]) -> None:
+def test_an_absent_party_s_place(
+    policy: LatePolicy, rule: Combine, want: list[list[float]]
+) -> None:
     assert (
         combine(rule, filled(policy, rule, [OWN], {"north": NORTH, "south": None}, WIDTHS)).tolist()
         == want

@@ -6,23 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torchvision
+from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.harness import cases
 from tests.harness.sentences import raises
 from vfl_common.config.data import DataSettings
-from vfl_common.config.models import CnnSettings, MlpSettings, ResNet18Settings
+from vfl_common.config.models import NETWORKS, CnnSettings, MlpSettings, NetworkSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.align.own_rows import _read
 from vfl_party.assembly.party import expected_rows, open_party
 from vfl_party.data import load_table
 from vfl_party.models import seeded
-from vfl_party.models.halves import Bottleneck, Halves, StandardisedConv, group_norm
+from vfl_party.models.blocks import StandardisedConv, group_norm
+from vfl_party.models.halves import Bottleneck, Halves
 
 CNN = CnnSettings(kind="cnn", channels=(8, 12, 16, 20))
-RESNET = ResNet18Settings(kind="resnet18")
+RESNET = NetworkSettings(kind="resnet18")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,11 @@ RESNET = ResNet18Settings(kind="resnet18")
         (RESNET, 1, None, (64, 32, 32), 512),
         # C4S2: 4 KiB instead of 256 KiB an image.
         (RESNET, 3, Bottleneck(4, 2), (4, 16, 16), 512),
-        (ResNet18Settings(kind="resnet18", small_images=False), 1, None, (64, 8, 8), 512),
+        (NetworkSettings(kind="resnet18", small_images=False), 1, None, (64, 8, 8), 512),
+        (NetworkSettings(kind="resnet50", small_images=False), 4, None, (256, 8, 8), 2048),
+        (NetworkSettings(kind="mobilenet_v2"), 6, Bottleneck(4, 2), (4, 16, 16), 1280),
+        (NetworkSettings(kind="mobilenet_v2", small_images=False), 6, None, (24, 8, 8), 1280),
+        (NetworkSettings(kind="vgg13"), 3, None, (128, 16, 16), 512),
     ],
 )
 def test_halves_fit_together(
@@ -45,8 +51,9 @@ def test_halves_fit_together(
     assert (halves.latent, halves.features) == (latent, features)
     assert torch.equal(torch.get_rng_state(), before)
     with seeded(1):
-        bottom, tail = halves.bottom(), halves.tail(24)
-    x = torch.randn(2, 3, 32, 32)
+        # A deep network makes much of a rounding.
+        bottom, tail = halves.bottom().double(), halves.tail(24).double()
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     z = bottom(x)
     assert z.shape[1:] == latent == tail.latent
     assert tail.features(z).shape == (2, features)
@@ -69,7 +76,9 @@ SIZES = [(1, 1), (1, 9), (2, 3), (5, 7), (33, 18)]
         (CnnSettings(kind="cnn", channels=(1, 1, 1)), 1),
         (CnnSettings(kind="cnn", channels=(3, 1)), 1),
         (RESNET, 5),
-        (ResNet18Settings(kind="resnet18", small_images=False), 3),
+        (NetworkSettings(kind="resnet18", small_images=False), 3),
+        (NetworkSettings(kind="mobilenet_v2"), 3),
+        (NetworkSettings(kind="vgg13"), 2),
     ],
     ids=str,
 )
@@ -87,6 +96,26 @@ def test_sizes_are_those_of_the_network(
     else:
         with raises(ValueError):
             tail(bottom(x))
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_halves_have_the_weights_of_torchvisions_network(kind: Any) -> None:
+    """But for the last layers, and for VGG's biases, which a normalisation follows."""
+    settings = NetworkSettings(kind=kind, small_images=False)
+    halves = Halves(settings, (3, 64, 64), 1)
+    with seeded(1):
+        bottom, tail = halves.bottom(), halves.tail(4)
+    with torch.device("meta"):
+        whole = getattr(torchvision.models, "vgg13_bn" if kind == "vgg13" else kind)()
+    body = whole.features if hasattr(whole, "features") else whole
+    wanted = sorted(
+        tuple(each.shape) for name, each in body.named_parameters() if not name.startswith("fc.")
+    )
+    convolutions = [each for each in body.modules() if isinstance(each, nn.Conv2d)]
+    for shape in (tuple(each.bias.shape) for each in convolutions if each.bias is not None):
+        wanted.remove(shape)
+    ours = [*bottom.parameters(), *tail.body.parameters()]
+    assert sorted(tuple(each.shape) for each in ours) == wanted
 
 
 def test_a_standardised_convolution() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from tests.harness.reference_task import c_index_of, losses_of_rows, threshold_of
+from tests.harness.reference_task import c_index_of, losses_of_rows, ndcg_of, threshold_of
 from vfl_common.config.models import TaskSettings
 from vfl_common.config.task import METRICS, ThresholdRule
 from vfl_party.models.metrics import choose, decided, evaluate, loss_fn, lower_is_better, scores
@@ -298,3 +298,46 @@ def test_many_rows_of_survival_are_compared_in_parts() -> None:
     targets = torch.stack([times, torch.ones(n)], dim=1)
     assert evaluate(TaskSettings(kind="survival"), hazards, targets)["c_index"] == 1.0
     assert evaluate(TaskSettings(kind="survival"), -hazards, targets)["c_index"] == 0.0
+
+
+@pytest.mark.parametrize("loss", ["ranknet", "listnet"])
+def test_a_ranking_is_measured_pair_by_pair_and_query_by_query(loss: str) -> None:
+    task = TaskSettings.model_validate({"kind": "ranking", "loss": loss, "metrics": ["ndcg_3"]})
+    # Some scores are equal, some queries have one row, and some no relevant one.
+    scores = (2 * randn(80, 1)).round() / 2
+    query = (torch.rand(80, generator=GENERATOR) * 30).floor()
+    relevance = (randn(80) * (query % 3)).clamp_min(0).round()
+    targets = torch.stack([relevance, query], dim=1)
+    got = evaluate(task, scores, targets)
+    plain = (scores.flatten().numpy(), relevance.numpy(), query.numpy())
+    assert got["ndcg"] == pytest.approx(ndcg_of(*plain))
+    assert got["ndcg_3"] == pytest.approx(ndcg_of(*plain, 3))
+    want = losses_of_rows(task, scores.double(), targets.double())
+    assert got["loss"] == pytest.approx(want.mean().item())
+
+
+@pytest.mark.parametrize("loss", ["ranknet", "listnet"])
+def test_rows_that_are_alone_in_their_query_have_no_loss_and_no_ndcg(loss: str) -> None:
+    task = TaskSettings.model_validate({"kind": "ranking", "loss": loss})
+    targets = torch.stack([torch.ones(5), torch.arange(5.0)], dim=1)
+    scores = randn(5, 1).requires_grad_()
+    value = loss_fn(task)(scores, targets)
+    value.backward()
+    assert value.item() == 0.0
+    assert scores.grad is not None
+    assert scores.grad.abs().max() == 0.0
+    assert evaluate(task, scores, targets) == {"loss": 0.0}
+
+
+def test_equal_relevances_make_no_pair_and_large_scores_no_infinity() -> None:
+    targets = torch.tensor([[1.0, 0], [1, 0], [2, 1], [0, 1]])
+    outputs = torch.tensor([[1000.0], [-1000], [-1000], [1000]])
+    found = {
+        name: evaluate(
+            TaskSettings.model_validate({"kind": "ranking", "loss": name}), outputs, targets
+        )
+        for name in ("ranknet", "listnet")
+    }
+    assert found["ranknet"]["loss"] == pytest.approx(2000)
+    high, low = np.exp(2) / (1 + np.exp(2)), 0.5
+    assert found["listnet"]["loss"] == pytest.approx((2000 * low + 2000 * high) / 2)

@@ -16,10 +16,11 @@ from torch import nn
 from tests.harness.sentences import raises
 from vfl_common.config.models import (
     CnnSettings,
+    Combine,
     CustomSettings,
     EncoderSettings,
     MlpSettings,
-    ResNet18Settings,
+    NetworkSettings,
     TabularSettings,
     TopSettings,
 )
@@ -37,7 +38,6 @@ from vfl_party.models import (
     seeded,
 )
 from vfl_party.models.backward import backward
-from vfl_party.models.combine import Rule
 
 FLAT, IMAGE, MIXED = InputSpec((5,)), InputSpec((1, 9, 9)), InputSpec((3,), (4, 2))
 FITTING = [
@@ -51,7 +51,14 @@ FITTING = [
     ({"kind": "tabular"}, InputSpec((0,), (4, 2))),
     ({"kind": "cnn", "channels": [4, 4, 4, 4, 4]}, IMAGE),
     ({"kind": "cnn", "channels": [4], "batch_norm": False}, InputSpec((3, 1, 8))),
+    ({"kind": "mlp", "normed_output": True}, FLAT),
+    ({"kind": "cnn0"}, IMAGE),
+    ({"kind": "cnn0", "dropout": 0.0, "hidden": []}, InputSpec((3, 6, 7))),
+    ({"kind": "cnn1", "hidden": [5]}, InputSpec((2, 14, 15))),
     ({"kind": "resnet18"}, IMAGE),
+    ({"kind": "resnet50"}, IMAGE),
+    ({"kind": "mobilenet_v2"}, IMAGE),
+    ({"kind": "vgg13"}, IMAGE),
 ]
 
 
@@ -146,20 +153,74 @@ def test_categories_have_a_table_a_column() -> None:
 
 
 def test_resnet18_has_the_stem_of_its_settings() -> None:
-    small = build_encoder(ResNet18Settings(kind="resnet18"), IMAGE, 6)
+    small = build_encoder(NetworkSettings(kind="resnet18"), IMAGE, 6)
     assert small.conv1.stride == (1, 1)
     assert isinstance(small.maxpool, nn.Identity)
     large = build_encoder(
-        ResNet18Settings(kind="resnet18", small_images=False), InputSpec((4, 64, 64)), 6
+        NetworkSettings(kind="resnet18", small_images=False), InputSpec((4, 64, 64)), 6
     )
     assert large.conv1.weight.shape == (64, 4, 7, 7)  # type: ignore[union-attr]
     assert isinstance(large.maxpool, nn.MaxPool2d)
 
 
 @pytest.mark.parametrize(
+    ("kind", "features", "weights"),
+    # torchvision's pages say how many weights a network for 1,000 classes has.
+    [
+        ("resnet18", 512, 11_689_512),
+        ("resnet50", 2048, 25_557_032),
+        ("mobilenet_v2", 1280, 3_504_872),
+        ("vgg13", 4096, 133_053_736),
+    ],
+)
+def test_networks_have_the_weights_of_torchvision_and_can_end_below_the_last_layer(
+    kind: str, features: int, weights: int
+) -> None:
+    spec = InputSpec((3, 64, 64))
+    with torch.device("meta"):
+        whole = build_encoder(settings({"kind": kind, "small_images": False}), spec, 1000)
+        bare = {"kind": kind, "small_images": False, "last_layer": False}
+        below = build_encoder(settings(bare), spec, features)
+    assert sum(each.numel() for each in whole.parameters()) == weights
+    assert sum(each.numel() for each in below.parameters()) == weights - (features + 1) * 1000
+    assert below(torch.zeros(2, *spec.shape, device="meta")).shape == (2, features)
+    with raises(InputError, Code.MODEL_INVALID), torch.device("meta"):
+        build_encoder(settings(bare), spec, 100)
+
+
+def test_the_networks_of_fedonce_have_the_weights_of_their_layers() -> None:
+    """Of a quarter of MNIST: 14 x 14, as the paper divides it."""
+    quarter, sizes = InputSpec((1, 14, 14)), []
+    for kind in ("cnn0", "cnn1"):
+        encoder = build_encoder(settings({"kind": kind}), quarter, 3)
+        sizes.append([tuple(each.shape) for each in encoder.parameters() if each.dim() > 1])
+    # 14 - 2 - 2 = 10, pooled 5.
+    assert sizes[0] == [(32, 1, 3, 3), (64, 32, 3, 3), (128, 64 * 5 * 5), (3, 128)]
+    # 14 / 2 = 7, pooled 6, (6 - 4) / 2 + 1 = 2, pooled 1.
+    assert sizes[1] == [(16, 1, 8, 8), (32, 16, 4, 4), (3, 32)]
+
+
+def test_the_mlp_of_fedhssls_code_ends_with_norm_and_relu() -> None:
+    encoder = build_encoder(MlpSettings(hidden=(7,), normed_output=True), FLAT, 6)
+    assert [type(each).__name__ for each in encoder.children()] == [
+        "Flatten",
+        "Linear",
+        "ReLU",
+        "Linear",
+        "BatchNorm1d",
+        "ReLU",
+    ]
+    assert encoder.top_layers == ("3", "4", "5")
+
+
+@pytest.mark.parametrize(
     ("values", "spec"),
     [
         ({"kind": "mlp"}, MIXED),
+        ({"kind": "cnn0"}, InputSpec((1, 5, 9))),
+        ({"kind": "cnn1"}, InputSpec((1, 13, 14))),
+        ({"kind": "resnet50", "last_layer": False}, IMAGE),
+        ({"kind": "vgg13"}, FLAT),
         ({"kind": "cnn"}, InputSpec((1, 9, 9), (2,))),
         ({"kind": "cnn"}, FLAT),
         ({"kind": "resnet18"}, FLAT),
@@ -268,7 +329,7 @@ def test_combination_and_its_gradient_by_hand(
 @pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max", "attention"])
 @pytest.mark.parametrize("own", [True, False])
 def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(
-    rule: Rule, own: bool
+    rule: Combine, own: bool
 ) -> None:
     x, y, w = (
         torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)
@@ -289,7 +350,7 @@ def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(
 
 
 @pytest.mark.parametrize("rule", ["concat", "sum", "mean", "max", "attention"])
-def test_gradients_are_zeros_if_the_loss_does_not_depend_on_the_embeddings(rule: Rule) -> None:
+def test_gradients_are_zeros_if_the_loss_does_not_depend_on_the_embeddings(rule: Combine) -> None:
     received = {"p1": A.clone()}
     assert torch.equal(
         Combined(rule, [*received.values()], received).gradients()["p1"], torch.zeros_like(A)

@@ -74,7 +74,7 @@ def open_alchemy(settings: DataSettings) -> Stream:
         raise checks.unusable(
             source, f"column {place} of data.query has no name; give it one with AS"
         )
-    return Stream(source, reading.names, True, reading.blocks)
+    return Stream(source, reading.names, True, reading.blocks, ordered=False)
 
 
 @dataclass(eq=False)

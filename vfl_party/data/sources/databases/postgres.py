@@ -117,7 +117,7 @@ def open_postgres(settings: DataSettings) -> Stream:
         raise _refused_connection(settings.source, str(error)) from None
     reading = _Reading(settings, query, schema, connection, Passes(source))
     weakref.finalize(reading, _close, connection)
-    return Stream(source, tuple(schema.names), False, reading.blocks)
+    return Stream(source, tuple(schema.names), False, reading.blocks, ordered=False)
 
 
 @dataclass(eq=False)
@@ -183,7 +183,7 @@ class _Reading:
         """Writes the query for some of its columns, cast to types that a table has. Raises
         InputError.
         """
-        limit = "" if self.settings.limit is None else f"\nLIMIT {self.settings.limit}"
+        limit = "" if self.settings.first is None else f"\nLIMIT {self.settings.first}"
         return _select(", ".join(self._column(name) for name in names), self.query) + limit
 
     def _column(self, name: str) -> str:

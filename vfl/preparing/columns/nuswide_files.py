@@ -1,0 +1,117 @@
+"""The files of NUS-WIDE (Chua et al. 2009): low-level features, tags and concepts of 269,648
+images.
+
+Features are numbers in ``.dat`` files, a line an image, between spaces; tags are 0 and 1 between
+tabs; a concept has files of 0 and 1 of its own. The images of training come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vfl.preparing.columns.official import (
+    BYTE,
+    FLOAT,
+    ColumnFiles,
+    FileTree,
+    beside,
+    damaged,
+    file,
+    selected,
+)
+from vfl.preparing.content import TEST, TRAIN, Array, Block, Rows
+from vfl.preparing.dataset import Need
+
+FEATURES, TAGS, TRUTH = "NUS_WID_Low_Level_Features", "NUS_WID_Tags", "Groundtruth"
+PUBLISHER = (
+    "the National University of Singapore, LMS (search for NUS-WIDE), as three zip files of these "
+    "names"
+)
+# {kind of feature: its numbers}: colour histogram, moments, correlogram, edges, wavelets.
+VIEWS = {"CH": 64, "CM55": 225, "CORR": 144, "EDH": 73, "WT": 128}
+TAG_COLUMNS = [f"tag{at}" for at in range(1, 1001)]
+ROWS = {TRAIN: 161_789, TEST: 107_859}
+_PARTS = {TRAIN: "Train", TEST: "Test"}
+
+
+def needs(names: Sequence[str], *, packed: bool) -> tuple[Need, ...]:
+    """Returns the files: zip files as they are published, or the folders in them."""
+    return tuple(Need(f"{name}.zip") if packed else Need(name, folder=True) for name in names)
+
+
+def of_view(view: str) -> list[str]:
+    """Returns the columns of a kind of feature: ``ch1``, ``ch2`` and so on."""
+    return [f"{view.lower()}{at}" for at in range(1, VIEWS[view] + 1)]
+
+
+class Concepts:
+    """What the images show. ``path``: of the ground truth."""
+
+    def __init__(self, path: Path) -> None:
+        self._place = FileTree(path)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The concepts, the one with the most images first. Raises InputError."""
+        files = (Path(each).name for each in self._place.names)
+        found = [
+            each.removeprefix("Labels_").removesuffix("_Train.txt")
+            for each in files
+            if each.startswith("Labels_") and each.endswith("_Train.txt")
+        ]
+        if not found:
+            raise damaged(str(self._place.path), "holds no files Labels_…_Train.txt")
+        counts = {name: sum(int(part.sum()) for part in self._each(name)) for name in found}
+        return sorted(found, key=lambda name: (-counts[name], name))
+
+    def shown(self, names: Sequence[str]) -> tuple[npt.NDArray[np.bool_], Array]:
+        """Returns whether each image shows each concept, [N, C], and the images' splits. Raises
+        InputError.
+        """
+        every = [self._each(name) for name in names]
+        if len({tuple(map(len, each)) for each in every}) > 1:
+            raise damaged(str(self._place.path), "has files of more rows than others")
+        splits = np.repeat(np.array([*_PARTS], object), [*map(len, every[0])])
+        return np.stack([np.concatenate(each) for each in every], axis=1) > 0, splits
+
+    def _each(self, name: str) -> list[Array]:
+        names = [f"Labels_{name}_{part}.txt" for part in _PARTS.values()]
+        return _columns(self._place, names, ["shown"], BYTE).each("shown")
+
+
+class ImageFeatures:
+    """The low-level features of all images, and their tags if ``tags`` says where they are."""
+
+    def __init__(self, features: Path, tags: Path | None = None) -> None:
+        self._source, place = str(features), FileTree(features)
+        self._tables = [
+            _columns(
+                place,
+                [f"{part}_Normalized_{view}.dat" for part in _PARTS.values()],
+                of_view(view),
+                FLOAT,
+            )
+            for view in VIEWS
+        ]
+        if tags is not None:
+            names = [f"{part}_Tags1k.dat" for part in _PARTS.values()]
+            self._tables.append(_columns(FileTree(tags), names, TAG_COLUMNS, BYTE))
+
+    def blocks(self, rows: Rows) -> Iterator[Block]:
+        """Yields the features of images. Raises InputError."""
+        whole = beside([each.batches() for each in self._tables], self._source)
+        yield from selected(whole, rows, self._source)
+
+
+def _columns(
+    place: FileTree, files: Sequence[str], names: Sequence[str], kind: pa.DataType
+) -> ColumnFiles:
+    layout = {"format": "text", "separator": "whitespace", "names": tuple(names)}
+    sources = tuple(file(place.source(each), **layout) for each in files)
+    return ColumnFiles(sources, dict.fromkeys(names, kind))

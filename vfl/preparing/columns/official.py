@@ -1,0 +1,212 @@
+"""Reads official files of columns block by block, with the types that their makers say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl.preparing.content import BLOCK_ROWS, Array, Rows
+from vfl_common.config.data import DataSettings
+from vfl_common.errors import Code, InputError
+
+AGAIN = "get it from its makers again"
+FLOAT, BYTE, WORD = pa.float32(), pa.uint8(), pa.string()
+Types = Mapping[str, pa.DataType]
+
+
+@dataclass(frozen=True)
+class ColumnFiles:
+    """Files with the same columns, whose rows follow one another.
+
+    Args:
+        files: as data sources, each with the keys of ``[data]`` that say how it is laid out.
+        types: {column: type} of the columns that are read, in the files' order or another.
+        missing: whether a cell may be empty.
+    """
+
+    files: tuple[DataSettings, ...]
+    types: Types
+    missing: bool = False
+
+    def of(self, types: Types) -> ColumnFiles:
+        """Returns other columns of the same files."""
+        return replace(self, types=types)
+
+    def batches(self) -> Iterator[pa.Table]:
+        """Yields all rows in blocks. Raises InputError if a file is not what its makers publish."""
+        from vfl_party.data.load import open_table
+
+        for file in self.files:
+            seen = 0
+            with reading():
+                stream = open_table(file)
+            if stream is None or not {*self.types} <= {*stream.names}:
+                lost = [name for name in self.types if stream is None or name not in stream.names]
+                raise damaged(file.source, f"has no column {lost[0]!r}")
+            with reading():
+                for batch in stream.blocks(list(self.types)):
+                    yield pa.table(
+                        {
+                            name: self._typed(file.source, name, batch.column(name), seen)
+                            for name in self.types
+                        }
+                    )
+                    seen += batch.num_rows
+
+    def blocks(self, rows: Rows) -> Iterator[pa.Table]:
+        """Yields the rows of these numbers, which increase, in blocks. Raises InputError."""
+        return selected(self.batches(), rows, self.files[0].source)
+
+    def each(self, name: str) -> list[Array]:
+        """Returns a column of each file, [N]. Raises InputError."""
+        found = []
+        for file in self.files:
+            only = replace(self, files=(file,), types={name: self.types[name]})
+            parts = [batch.column(0).to_numpy() for batch in only.batches()]
+            if not parts:
+                raise damaged(file.source, "has no rows")
+            found.append(np.concatenate(parts))
+        return found
+
+    def array(self, name: str) -> Array:
+        """Returns a whole column, [N]. Raises InputError."""
+        return np.concatenate(self.each(name))
+
+    def _typed(self, source: str, name: str, column: pa.Array, seen: int) -> pa.Array:
+        kind = self.types[name]
+        text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        if text and kind != WORD:
+            column = pc.utf8_trim_whitespace(column)
+            column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+        try:
+            found = pc.cast(column, kind)
+        except pa.ArrowInvalid:
+            row = seen + 1 + next(at for at, cell in enumerate(column) if not _fits(cell, kind))
+            raise damaged(source, f"row {row:,} has no number of column {name!r}") from None
+        if found.null_count and not self.missing:
+            row = seen + 1 + int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
+            raise damaged(source, f"row {row:,} has an empty cell in column {name!r}")
+        return found
+
+
+def _fits(cell: pa.Scalar, kind: pa.DataType) -> bool:
+    try:
+        cell.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def selected(batches: Iterator[pa.Table], rows: Rows, source: str) -> Iterator[pa.Table]:
+    """Yields the rows of these numbers, which increase, out of blocks of all rows. Raises
+    InputError if there are fewer.
+    """
+    start = done = 0
+    for batch in batches:
+        end = start + batch.num_rows
+        until = int(np.searchsorted(rows, end))
+        for first in range(done, until, BLOCK_ROWS):
+            own = rows[first : min(first + BLOCK_ROWS, until)] - start
+            yield batch.take(pa.array(own))
+        start, done = end, until
+        if done == len(rows):
+            return
+    raise damaged(source, f"has {start:,} rows, fewer than labels")
+
+
+def beside(parts: Sequence[Iterator[pa.Table]], source: str) -> Iterator[pa.Table]:
+    """Yields tables of the same rows side by side, whatever their blocks are. Raises InputError if
+    one has more rows than another.
+    """
+    left: list[pa.Table | None] = [None] * len(parts)
+    while True:
+        for place, part in enumerate(parts):
+            if left[place] is None:
+                left[place] = next((each for each in part if len(each)), None)
+        found = [each for each in left if each is not None]
+        if not found:
+            return
+        if len(found) < len(parts):
+            raise damaged(source, "has files of more rows than others")
+        most = min(len(each) for each in found)
+        columns = (
+            (name, each.column(name).slice(0, most)) for each in found for name in each.column_names
+        )
+        yield pa.table(dict(columns))
+        left = [each.slice(most) if len(each) > most else None for each in found]
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Says of a file that a party's reader refuses that its makers have it whole: nobody can set
+    keys of ``[data]`` here.
+    """
+    try:
+        yield
+    except InputError as error:
+        what, _, remedy = str(error).partition("; ")
+        if "makers" in remedy:
+            raise
+        raise InputError(Code.FILE_INVALID, f"{what}; {AGAIN}") from None
+
+
+def damaged(source: str, what: str) -> InputError:
+    """Returns the error of an official file that is not what its makers publish."""
+    return InputError(Code.FILE_INVALID, f"{source}: {what}; {AGAIN}")
+
+
+class FileTree:
+    """A folder, or the archive of one: where files lie, whatever folders are before them. Raises
+    InputError if it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from vfl_party.data.sources.packed import BROKEN, members
+
+        self.path = path
+        try:
+            self.names = (
+                [each.relative_to(path).as_posix() for each in path.rglob("*")]
+                if path.is_dir()
+                else members(str(path))
+            )
+        except BROKEN:
+            raise damaged(str(path), "cannot be read to its end") from None
+
+    def source(self, name: str) -> str:
+        """Returns a file as a data source. Raises InputError if there is none, or several."""
+        found = [each for each in self.names if f"/{each}".endswith(f"/{name}")]
+        if len(found) != 1:
+            what = "holds several files" if found else "holds no file"
+            raise damaged(str(self.path), f"{what} {name}")
+        return f"{self.path}/{found[0]}"
+
+
+def file(source: str | Path, **layout: Any) -> DataSettings:
+    """Returns a file as a data source, with the keys of ``[data]`` that say how it is laid out."""
+    return DataSettings(source=str(source), **layout)
+
+
+def classes_of(values: Array, names: Mapping[float, str]) -> tuple[Array, tuple[str, ...]]:
+    """Returns class numbers from 0 and the classes' names, in the order of ``names`` {value:
+    name}.
+    """
+    known = list(names)
+    found = np.full(len(values), -1, np.int64)
+    for number, value in enumerate(known):
+        found[values == value] = number
+    return found, tuple(names.values())
+
+
+def counted(found: int, published: int) -> tuple[str, ...]:
+    """Returns the sentence about files that have more or fewer rows than their makers publish."""
+    if found == published:
+        return ()
+    return (f"{found:,} rows were found, and {published:,} are published.",)

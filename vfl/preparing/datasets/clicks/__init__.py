@@ -1,0 +1,1 @@
+"""Data sets of advertisements that were shown: was there a click?"""

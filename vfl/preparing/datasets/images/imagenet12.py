@@ -1,0 +1,24 @@
+"""ImageNet-12: twelve classes of ImageNet."""
+
+from __future__ import annotations
+
+from vfl.preparing import recipes
+from vfl.preparing.dataset import DataSet, Use
+from vfl.preparing.families.imagenet import imagenet
+
+DATASET: DataSet = imagenet(
+    "ImageNet-12",
+    12,
+    16_000,
+    (
+        Use(
+            "MocoSFL",
+            "main text",
+            "rows",
+            5,
+            recipes.mocosfl(recipes.LARGE_RESNET18),
+            silent="Only the paper's appendix is at hand, which names neither the classes nor the "
+            "size: they are drawn, unless `classes` names them.",
+        ),
+    ),
+)

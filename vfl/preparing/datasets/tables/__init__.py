@@ -1,0 +1,1 @@
+"""Data sets whose rows are numbers and categories."""

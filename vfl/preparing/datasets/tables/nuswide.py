@@ -1,0 +1,89 @@
+"""NUS-WIDE (Chua et al. 2009): images of Flickr, as low-level features and as tags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vfl.preparing import recipes
+from vfl.preparing.columns.nuswide_files import (
+    FEATURES,
+    PUBLISHER,
+    ROWS,
+    TAG_COLUMNS,
+    TAGS,
+    TRUTH,
+    VIEWS,
+    Concepts,
+    ImageFeatures,
+    needs,
+    of_view,
+)
+from vfl.preparing.columns.official import counted
+from vfl.preparing.content import Content, Part
+from vfl.preparing.dataset import DataSet, Division, Files, Form, Request, Use
+from vfl.preparing.dividing import COLUMNS, columns, named
+from vfl_common.errors import Code, InputError
+
+_CLASSES = 10
+_NEEDS = (FEATURES, TAGS, TRUTH)
+# Table III and Appendix B.
+_FEDHSSL = recipes.fedhssl({"kind": "mlp", "hidden": [512]}, 128, rounds=10, batch_size=512)
+_SILENT = (
+    "The paper does not say which ten concepts it takes, nor what becomes of images that show "
+    "several of them. As its released code does, the ten concepts with the most images are taken, "
+    "and the images that show exactly one of them. It does not say how wide its two layers are."
+)
+
+
+def _read(files: Files, _: Request) -> Content:
+    features, tags, truth = files.values()
+    concepts = Concepts(truth)
+    if len(concepts.names) < _CLASSES:
+        text = f"{truth}: holds {len(concepts.names)} concepts, and {_CLASSES} are needed"
+        raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again")
+    names = concepts.names[:_CLASSES]
+    shown_NC, splits = concepts.shown(names)
+    rows = np.flatnonzero(shown_NC.sum(axis=1) == 1)
+    whole = ImageFeatures(features, tags)
+    return Content(
+        shown_NC[rows].argmax(axis=1),
+        splits[rows],
+        lambda own: whole.blocks(rows[own]),
+        ids=np.char.zfill(rows.astype("S6"), 6),
+        classes=tuple(names),
+        differs=counted(len(shown_NC), sum(ROWS.values())),
+    )
+
+
+def _modalities(_: Content, request: Request) -> Sequence[Part]:
+    image = [name for view in VIEWS for name in of_view(view)]
+    return named(request, [columns(image), columns(TAG_COLUMNS)])
+
+
+DATASET = DataSet(
+    title="NUS-WIDE",
+    publisher=PUBLISHER,
+    holds="634 numbers of an image, and which of 1,000 tags it has; ten classes",
+    rows=sum(ROWS.values()),
+    task={"kind": "multiclass", "classes": _CLASSES},
+    forms=tuple(Form(needs(_NEEDS, packed=packed), _read) for packed in (True, False)),
+    divisions={
+        "modalities": Division(
+            "the features of images at one, the tags at the other", _modalities, (2,)
+        ),
+        "columns": COLUMNS,
+    },
+    uses=(
+        Use(
+            "FedHSSL",
+            "Tables IV to VII, IX to XII; Figs. 5 to 8",
+            "modalities",
+            2,
+            _FEDHSSL,
+            silent=_SILENT,
+        ),
+    ),
+    memory="about 500 MB",
+)

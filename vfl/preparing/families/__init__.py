@@ -1,0 +1,1 @@
+"""What image data sets of one family share: their forms, and how they are read."""

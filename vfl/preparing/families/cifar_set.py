@@ -1,0 +1,85 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009) in all forms in which they are published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from vfl.preparing.content import TEST, TRAIN, Array, Content, blocks_of
+from vfl.preparing.dataset import Files, Form, Need, Request
+from vfl.preparing.formats.archive import Read, opened
+from vfl.preparing.formats.cifar import read_binary, read_python
+
+ROWS = {TRAIN: 50_000, TEST: 10_000}
+
+_ReadOne = Callable[[str, bytes], tuple[Array, Array]]
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version as it is published: an archive and the folder in it.
+
+    ``train``: the files of training rows; ``read``: reads one.
+    """
+
+    archive: Need
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    read: _ReadOne
+
+
+def python_version(
+    archive: Need, folder: str, train: Sequence[str], test: str, key: str
+) -> Version:
+    """Returns the Python version, whose pickles have their labels under ``key``."""
+    return Version(archive, folder, tuple(train), test, partial(_python, key))
+
+
+def binary_version(
+    archive: Need, folder: str, train: Sequence[str], test: str, labels: int
+) -> Version:
+    """Returns the binary version, whose rows begin with so many labels."""
+    return Version(archive, folder, tuple(train), test, partial(_binary, labels))
+
+
+def forms(versions: Sequence[Version], classes: tuple[str, ...]) -> tuple[Form, ...]:
+    """Returns the forms of the versions, as archives and unpacked."""
+    found = []
+    for version in versions:
+        for need in (version.archive, Need(version.folder, folder=True)):
+            found.append(Form((need,), partial(_read, version, need.name, classes), ROWS))
+    return tuple(found)
+
+
+def _python(key: str, name: str, data: bytes) -> tuple[Array, Array]:
+    return read_python(name, data, key)
+
+
+def _binary(labels: int, name: str, data: bytes) -> tuple[Array, Array]:
+    return read_binary(name, data, labels)
+
+
+def _read(
+    version: Version, need: str, classes: tuple[str, ...], files: Files, _: Request
+) -> Content:
+    with opened(files[need]) as read:
+        return contents(
+            [_some(read, version, version.train), _some(read, version, (version.test,))], classes
+        )
+
+
+def _some(read: Read, version: Version, names: Sequence[str]) -> tuple[Array, Array]:
+    found = [version.read(name, read(name)) for name in names]
+    return np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])
+
+
+def contents(parts: Sequence[tuple[Array, Array]], classes: tuple[str, ...]) -> Content:
+    """Returns images and labels of training and of testing as one."""
+    labels = [own for _, own in parts]
+    splits = np.repeat(np.array([TRAIN, TEST], object), [len(each) for each in labels])
+    images = np.concatenate([own for own, _ in parts])
+    return Content(np.concatenate(labels), splits, blocks_of(images), classes=classes)

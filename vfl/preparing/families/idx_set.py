@@ -1,0 +1,102 @@
+"""The data sets that are four IDX files, as MNIST: grey images of 28 × 28 in ten classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from vfl.preparing import recipes
+from vfl.preparing.content import TEST, TRAIN, Array, Content, blocks_of
+from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dividing import IMAGE_DIVISIONS
+from vfl.preparing.formats.npz import read_npz
+from vfl_common.errors import Code, InputError
+
+_ROWS = {TRAIN: 60_000, TEST: 10_000}
+# Table 5.
+_FEDONCE = recipes.fedonce(
+    recipes.CNN0, [128], (1e-4, 1e-5, 128, 100), (1e-3, 1e-5, 128, 200), d=16, f=3
+)
+_SILENT = (
+    "The paper does not say which of the training images are for validation; it tunes by five "
+    "folds."
+)
+
+
+def idx_set(
+    title: str,
+    folder: str,
+    publisher: str,
+    what: str,
+    files: Mapping[str, tuple[int, str]],
+    where: str,
+    ten_thousand: str | None = None,
+) -> DataSet:
+    """Returns the data set of four files: images and labels of training, images and labels of
+    testing.
+
+    Args:
+        title: its name.
+        folder: torchvision's folder of it, whose files may be meant.
+        publisher: who publishes it.
+        what: its images show.
+        files: {official name: (bytes, MD5)}, in the order above.
+        where: FedOnce's tables and figures of it.
+        ten_thousand: the name of an NPZ file of its test images alone, as another form.
+    """
+    needs = tuple(
+        Need(name, _others(name, folder), size, md5) for name, (size, md5) in files.items()
+    )
+    forms = [Form(needs, partial(_read, tuple(files)), _ROWS)]
+    if ten_thousand is not None:
+        told = "an NPZ file of the 10,000 test images, without the training images"
+        forms.append(Form((Need(ten_thousand),), partial(read_npz, ten_thousand), unofficial=told))
+    use = Use("FedOnce", where, "quadrants", 4, _FEDONCE, silent=_SILENT)
+    return DataSet(
+        title=title,
+        publisher=publisher,
+        holds=f"grey images of 28 × 28, {what}",
+        rows=70_000,
+        task={"kind": "multiclass", "classes": 10},
+        forms=tuple(forms),
+        divisions=IMAGE_DIVISIONS,
+        uses=(use,),
+        memory="about 200 MB",
+    )
+
+
+def _others(name: str, folder: str) -> tuple[str, ...]:
+    plain = name.removesuffix(".gz")
+    return plain, *(f"{folder}/raw/{each}" for each in (name, plain))
+
+
+def _read(names: tuple[str, ...], files: Files, _: Request) -> Content:
+    images, labels = [], []
+    for pixels, classes in (names[:2], names[2:]):
+        found, own = _bytes(files[pixels], 3), _bytes(files[classes], 1)
+        if len(found) != len(own):
+            text = f"{files[pixels]}: holds {len(found):,} images, and {files[classes].name}"
+            text += f" {len(own):,} labels; get both from one place again"
+            raise InputError(Code.FILE_INVALID, text)
+        images.append(found)
+        labels.append(own)
+    splits = np.repeat(np.array([TRAIN, TEST], object), [len(each) for each in labels])
+    found = np.concatenate(images)
+    return Content(np.concatenate(labels).astype(np.int64), splits, blocks_of(found))
+
+
+def _bytes(path: Path, dims: int) -> Array:
+    """Returns the array of an IDX file. Raises InputError if it is not of bytes in so many
+    dimensions.
+    """
+    # Late: it brings torch, which a list of data sets does not need.
+    from vfl_party.data.sources.research.idx import read_array
+
+    found = read_array(str(path))
+    if found.dtype != np.uint8 or found.ndim != dims:
+        text = f"{path}: holds {found.dtype} in {found.ndim} dimensions, and not bytes in {dims}"
+        raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again")
+    return found

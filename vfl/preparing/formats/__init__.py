@@ -1,0 +1,1 @@
+"""Official formats of data sets, read without trust in what the files say of themselves."""

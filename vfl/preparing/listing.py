@@ -1,0 +1,49 @@
+"""``vfl prepare --list``: the data sets, what each needs, and who used it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from vfl.preparing.dataset import DataSet
+from vfl.preparing.datasets import REGISTRY, load
+from vfl.report.table import new_table, size
+
+
+def listing() -> Table:
+    """Returns the table of all data sets."""
+    table = new_table("Data sets that `vfl prepare` knows")
+    for heading in ("name", "rows", "size", "needs", "used by"):
+        table.add_column(heading, justify="right" if heading in ("rows", "size") else "left")
+    for name in REGISTRY.names():
+        table.add_row(*_line(name, load(name)))
+    return table
+
+
+def described(name: str) -> Iterable[str]:
+    """Yields all that is known of a data set, a sentence or a list at a time. Raises InputError."""
+    dataset = load(name)
+    yield f"{dataset.title}: {dataset.rows:,} rows, {dataset.holds}."
+    yield f"Published by {dataset.publisher}."
+    for place, form in enumerate(dataset.forms):
+        names = [f"{each.name}{' (if there)' if each.optional else ''}" for each in form.needs]
+        told = f", not the official files but {form.unofficial}" if form.unofficial else ""
+        yield f"{'or' if place else 'Needs'}: {', '.join(names)}{told}"
+    for use in dataset.uses:
+        division = dataset.divisions[use.division]
+        told = f"{use.paper} ({use.where}): {use.parties} parties, {division.says}."
+        yield f"{told} {use.silent}".strip()
+    for key, division in dataset.divisions.items():
+        yield f"--divide {key}: {division.says}"
+    for key, (default, says) in dataset.options.items():
+        told = f" [default: {default}]" if default != "" else ""
+        yield f"--set {key}=…: {says}{told}"
+    yield f"Preparing it needs {dataset.memory} of memory, beside what the program itself takes."
+
+
+def _line(name: str, dataset: DataSet) -> tuple[str, str, str, str, str]:
+    needs = [each.name for each in dataset.forms[0].needs if not each.optional]
+    total = size(dataset.bytes) if dataset.bytes is not None else "–"
+    uses = [f"{use.paper} {use.where}" for use in dataset.uses]
+    return name, f"{dataset.rows:,}", total, "\n".join(needs), "\n".join(uses)

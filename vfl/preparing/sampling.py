@@ -1,0 +1,77 @@
+"""Draws rows: a smaller data set with the shares of the whole one, and validation rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl.preparing.content import TRAIN, VALIDATION, Array, Content, Rows
+from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import derive_seed, permutation
+
+# Multiples of it, without their whole part, are spread evenly from 0 to 1 (Weyl's sequence).
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+
+
+def used_rows(content: Content, rows: int | None, seed: int) -> Rows:
+    """Returns the numbers of ``rows`` rows, increasing, with the whole's share of each class and
+    split; all if it is None. Raises InputError if there are not so many.
+    """
+    n = len(content)
+    if rows is None:
+        return np.arange(n)
+    if not 1 <= rows <= n:
+        raise InputError(Code.CONFIG_INVALID, f"rows: give 1 to {n:,}, and not {rows:,}")
+    return _drawn(_strata(content), rows, derive_seed(seed, "prepare", "rows"))
+
+
+def with_validation(content: Content, used: Rows, share: float, seed: int) -> Array | None:
+    """Returns the splits with a share of the training rows set apart for validation, as many of
+    each class; None if there are no splits.
+    """
+    if content.splits is None:
+        return None
+    splits = np.array(content.splits, object)
+    train = used[splits[used] == TRAIN]
+    count = round(share * len(train))
+    if count:
+        strata = _strata(content)[train]
+        splits[train[_drawn(strata, count, derive_seed(seed, "prepare", "validation"))]] = (
+            VALIDATION
+        )
+    return splits.astype("S10")
+
+
+def _strata(content: Content) -> npt.NDArray[np.int64]:
+    """Returns a number for each row: of its class, if there are classes, and its split."""
+    n = len(content)
+    keys: list[npt.NDArray[Any]] = [np.zeros(n, np.int64)]
+    if content.labels.dtype.kind in "iu":
+        keys.append(np.unique(content.labels, return_inverse=True)[1])
+    if content.splits is not None:
+        keys.append(np.unique(content.splits.astype(str), return_inverse=True)[1])
+    found = np.zeros(n, np.int64)
+    for key in keys:
+        found = found * (int(key.max(initial=0)) + 1) + key
+    return found
+
+
+def _drawn(strata_N: npt.NDArray[np.int64], count: int, seed: int) -> Rows:
+    """Returns ``count`` places, increasing, as evenly from all strata as whole numbers allow.
+
+    The rows of each stratum are shuffled and spread evenly from 0 to 1, and the first ``count`` of
+    all are taken. Strata begin at different places, which are spread evenly, too, so that small
+    ones give neither all their first rows nor none.
+    """
+    order = permutation(seed, len(strata_N))
+    own = strata_N[order]
+    by_stratum = np.argsort(own, kind="stable")
+    _, starts, sizes = np.unique(own[by_stratum], return_index=True, return_counts=True)
+    begins = (np.arange(len(starts)) * _GOLDEN + derive_seed(seed, "begin") % 1000 / 1000) % 1.0
+    place = np.empty(len(order))
+    for start, size, begin in zip(starts, sizes, begins, strict=True):
+        place[by_stratum[start : start + size]] = (np.arange(size) + begin) / size
+    return np.sort(order[np.argsort(place, kind="stable")[:count]])

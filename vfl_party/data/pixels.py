@@ -1,0 +1,115 @@
+"""Images as a source has them: their scale, their size, their channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from vfl_common.config.data import DataSettings
+from vfl_party.base.workers import in_order
+from vfl_party.data import checks
+from vfl_party.data.row_arrays import Space, parts_of, release
+
+Pixels = npt.NDArray[Any]
+# Whole numbers that stand for 0 to 1.
+WHOLE = (np.uint8, np.uint16)
+
+
+def is_whole(pixels: Pixels) -> bool:
+    """Whether pixels are bytes or 16-bit values, which stand for 0 to 1."""
+    return pixels.dtype in WHOLE
+
+
+def to_unit(pixels: Pixels) -> npt.NDArray[np.float32]:
+    """Returns pixels as float32; scales bytes (0..255) and 16-bit values (0..65535) to 0..1, not
+    others.
+    """
+    scaled = pixels.astype(np.float32, order="C")
+    if is_whole(pixels):
+        scaled /= np.float32(np.iinfo(pixels.dtype).max)
+    return scaled
+
+
+def in_numbers(pixels: Pixels, space: Space) -> Pixels:
+    """Returns images [N, ...] as they are kept: bytes and 16-bit values as such, others as float32.
+    Raises InputError if the disk has no room.
+    """
+    return space.kept(pixels, None if is_whole(pixels) else np.float32)
+
+
+def fitted(source: str, images_NCHW: Pixels, settings: DataSettings, space: Space) -> Pixels:
+    """Brings images to ``data.channels`` and ``data.resize``. Raises InputError if they cannot be.
+
+    Sizes change by Pillow's bilinear filter, which takes the mean of all pixels that become one.
+    """
+    channels, height, width = images_NCHW.shape[1:]
+    wanted = settings.channels or channels
+    size = settings.resize or (height, width)
+    if (wanted, *size) == (channels, height, width):
+        return images_NCHW
+    if wanted != channels and (channels not in (1, 3) or not is_byte(images_NCHW)):
+        text = (
+            f"has images of {channels} x {height} x {width} in {images_NCHW.dtype}, and "
+            "data.channels is for those of 1 or 3 channels of bytes"
+        )
+        raise checks.unusable(source, f"{text}; remove it")
+    kept = images_NCHW.dtype if is_whole(images_NCHW) else np.float32
+    into = space.empty((len(images_NCHW), wanted, *size), kept)
+    for part in parts_of(images_NCHW):
+        found = images_NCHW[part]
+        into[part] = np.stack(list(in_order(_fitting(wanted, size), list(found))))
+        release(images_NCHW, into)
+    return into
+
+
+def is_byte(pixels: Pixels) -> bool:
+    return pixels.dtype == np.uint8
+
+
+def _fitting(channels: int, size: tuple[int, int]) -> Callable[[Pixels], Pixels]:
+    def fit(image_CHW: Pixels) -> Pixels:
+        if channels != len(image_CHW):
+            mode = "L" if channels == 1 else "RGB"
+            image_CHW = planes(np.asarray(_picture(image_CHW).convert(mode)))
+        return resized(image_CHW, size)
+
+    return fit
+
+
+def resized(image_CHW: Pixels, size: tuple[int, int]) -> Pixels:
+    """Returns an image with another height and width, in the same numbers."""
+    if image_CHW.shape[1:] == size:
+        return image_CHW
+    width_and_height = (size[1], size[0])
+    if is_byte(image_CHW):
+        found = [
+            np.asarray(Image.fromarray(plane).resize(width_and_height, Image.Resampling.BILINEAR))
+            for plane in np.ascontiguousarray(image_CHW)
+        ]
+        return np.stack(found)
+    planes_CHW = [
+        np.asarray(
+            Image.fromarray(plane.astype(np.float32)).resize(
+                width_and_height, Image.Resampling.BILINEAR
+            )
+        )
+        for plane in image_CHW
+    ]
+    stacked = np.stack(planes_CHW)
+    return np.rint(stacked).astype(image_CHW.dtype) if is_whole(image_CHW) else stacked
+
+
+def planes(image: Pixels) -> Pixels:
+    """Brings [H, W] or [H, W, C] to [C, H, W]."""
+    return image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
+
+
+def _picture(image_CHW: Pixels) -> Image.Image:
+    one = len(image_CHW) == 1
+    return Image.fromarray(
+        image_CHW[0] if one else np.ascontiguousarray(image_CHW.transpose(1, 2, 0))
+    )

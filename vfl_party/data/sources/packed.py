@@ -1,0 +1,83 @@
+"""Opens files as they lie on disk: as they are, packed by gzip or bzip2, as members of a zip
+or tar file.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from vfl_common.config.sources import divided
+from vfl_party.data import checks
+
+# What opening and reading a packed file can raise, if it is damaged.
+BROKEN = (
+    OSError,
+    EOFError,
+    pa.ArrowException,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+)
+_KINDS = {".gz": "gzip", ".bz2": "bz2"}
+
+
+def open_bytes(source: str) -> Any:
+    """Opens a file for Arrow to read, as bytes that are unpacked while they are read.
+
+    A name that ends in ``.gz`` or ``.bz2`` says that it is packed, also within an archive. Raises
+    InputError if an archive has no such member, and one of ``BROKEN`` if a file is damaged.
+    """
+    path, member = divided(source)
+    compression = _KINDS.get(Path(source).suffix.lower())
+    if member is not None:
+        return pa.input_stream(_open_member(source, path, member), compression=compression)
+    file = Path(path).open("rb")  # noqa: SIM115 - Arrow closes it; it cannot open a name that is not UTF-8
+    return pa.input_stream(file, compression=compression)
+
+
+def _open_member(source: str, path: str, member: str) -> Any:
+    if not path.lower().endswith(".zip"):
+        return _open_tar_member(source, path, member)
+    with zipfile.ZipFile(path) as archive:
+        names = [each.filename for each in archive.infolist() if not each.is_dir()]
+        if member not in names:
+            raise _no_member(source, member, names)
+        if archive.getinfo(member).flag_bits & 1:
+            raise checks.unreadable(
+                source, "is locked with a password; unpack it, and give the file"
+            )
+        # The file stays open until the member is closed.
+        return archive.open(member)
+
+
+def _open_tar_member(source: str, path: str, member: str) -> Any:
+    """Reads an archive from its beginning up to the member; nothing is unpacked onto the disk."""
+    archive = tarfile.open(path, "r|*")  # noqa: SIM115 - it ends with its member
+    names = []
+    for each in archive:
+        name = each.name.removeprefix("./")
+        if each.isfile() and name == member:
+            return archive.extractfile(each)
+        names.append(name)
+    raise _no_member(source, member, names)
+
+
+def _no_member(source: str, member: str, names: list[str]) -> Exception:
+    what = f"the archive has no member {member!r}; the nearest"
+    return checks.unreadable(source, f"{what}: {checks.nearest(member, names)}")
+
+
+def members(path: str) -> list[str]:
+    """Returns the names of an archive's files. Raises one of ``BROKEN`` if it is damaged."""
+    if path.lower().endswith(".zip"):
+        with zipfile.ZipFile(path) as archive:
+            return [each.filename for each in archive.infolist() if not each.is_dir()]
+    with tarfile.open(path) as tar:
+        return [each.name.removeprefix("./") for each in tar if each.isfile()]

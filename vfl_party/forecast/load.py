@@ -1,0 +1,79 @@
+"""What a party's encoder computes for a row, and keeps of it in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from vfl_party.forecast.result import EncoderLoad
+from vfl_party.models import InputSpec
+from vfl_party.phases.context import Party
+
+# Batch normalisation takes no single row.
+_ROWS = 2
+
+
+def loads(party: Party) -> Iterator[EncoderLoad]:
+    """Yields the load of each party that is here, in their order in the recipe: of the encoders of
+    all that have features.
+    """
+    here = {party.name: party, **party.others}
+    for name in (each.name for each in party.recipe.parties):
+        one = here.get(name)
+        if one is not None and one.features is not None and "encoder" in one.models:
+            yield _load_of(one, one.models["encoder"], one.features.spec)
+
+
+def _load_of(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderLoad:
+    # Its statistics of batch normalisation stay as they are.
+    encoder = deepcopy(encoder)
+    inputs = [torch.zeros(_ROWS, *spec.shape)]
+    if spec.cardinalities:
+        inputs.append(torch.zeros(_ROWS, len(spec.cardinalities), dtype=torch.int64))
+    weights = list(encoder.parameters())
+    with torch.random.fork_rng(devices=[]):
+        return EncoderLoad(
+            party=party.name,
+            rows=len(party.rows("local")),
+            weights=sum(each.numel() for each in weights),
+            weight_bytes=sum(each.nbytes for each in weights),
+            flops_a_row=flops(encoder, inputs) // _ROWS,
+            kept_bytes_a_row=_kept(encoder, inputs) // _ROWS,
+        )
+
+
+def flops(encoder: nn.Module, inputs: list[Tensor]) -> int:
+    """Returns the floating-point operations of one forward pass; a multiplication and an addition
+    are two.
+    """
+    # Takes a second; only a forecast needs it.
+    from torch.utils.flop_counter import FlopCounterMode
+
+    encoder.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        encoder(*inputs)
+    return int(counter.get_total_flops())
+
+
+def _kept(encoder: nn.Module, inputs: list[Tensor]) -> int:
+    """Returns the bytes that a forward pass in training keeps for the backward pass, without the
+    weights.
+    """
+    known = {each.untyped_storage().data_ptr() for each in encoder.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return value
+
+    encoder.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        # It holds what is kept, until all is counted.
+        out = encoder(*inputs)
+    del out
+    return sum(kept.values())

@@ -1,0 +1,257 @@
+"""The parts of convolutional networks that can be cut between any two, and their order.
+
+Group normalisation and standardised weights take the place of BatchNorm, so that a row's latent
+depends on no other row (MocoSFL, appendix A.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vfl_common.config.models import CnnSettings, NetworkSettings
+
+CHANNELS_PER_GROUP = 4
+_EPSILON = 1e-5
+# (channels, blocks, stride of the first) of each stage, He et al. 2016, Table 1.
+RESNETS = {
+    "resnet18": ((64, 2, 1), (128, 2, 2), (256, 2, 2), (512, 2, 2)),
+    "resnet50": ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)),
+}
+# Channels of a bottleneck block for each of its inner ones.
+EXPANSION = 4
+# (expansion, channels, blocks, stride of the first), Sandler et al. 2018, Table 2.
+MOBILENET = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+MOBILENET_STEM, MOBILENET_LAST = 32, 1280
+# Channels of both convolutions before each pooling, Simonyan and Zisserman 2015, configuration B.
+VGG13 = (64, 128, 256, 512, 512)
+
+
+def mobilenet_stages(*, small: bool) -> tuple[tuple[int, int, int, int], ...]:
+    """Returns MobileNetV2's stages; for small images the second one has no stride."""
+    return tuple(
+        (expansion, channels, blocks, 1 if small and number == 1 else stride)
+        for number, (expansion, channels, blocks, stride) in enumerate(MOBILENET)
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a network, in order. ``convolutions``: how many layers of the paper's count it
+    is.
+    """
+
+    convolutions: int
+    # That it gives.
+    channels: int
+    # An image's height or width after it.
+    side: Callable[[int], int]
+    make: Callable[[], nn.Module]
+
+
+def parts_of_cnn(settings: CnnSettings, image: tuple[int, int, int]) -> Iterator[Part]:
+    """Yields the parts of a ``cnn``."""
+    channels, height, width = image
+    for out in settings.channels:
+        pools = min(height, width) >= 2
+        part = _layer(channels, out, pools=pools)
+        yield part
+        height, width, channels = part.side(height), part.side(width), out
+
+
+def parts_of_network(settings: NetworkSettings, image: tuple[int, int, int]) -> Iterator[Part]:
+    """Yields the parts of a network of torchvision: stem and blocks, or layers."""
+    channels, small = image[0], settings.small_images
+    match settings.kind:
+        case "vgg13":
+            yield from _vgg(image)
+        case "mobilenet_v2":
+            yield from _mobilenet(channels, small=small)
+        case _:
+            side = _same if small else _quartered
+            yield Part(1, 64, side, partial(_resnet_stem, channels, small=small))
+            deep, channels = settings.kind == "resnet50", 64
+            for width, blocks, first in RESNETS[settings.kind]:
+                out = width * EXPANSION if deep else width
+                for number in range(blocks):
+                    stride = 1 if number else first
+                    make = (
+                        partial(BottleneckBlock, channels, width, stride)
+                        if deep
+                        else partial(ResidualBlock, channels, width, stride)
+                    )
+                    yield Part(3 if deep else 2, out, partial(strided, stride), make)
+                    channels = out
+
+
+def _vgg(image: tuple[int, int, int]) -> Iterator[Part]:
+    channels, height, width = image
+    for out in VGG13:
+        pools = min(height, width) >= 2
+        for last in (False, True):
+            part = _layer(channels, out, pools=pools and last)
+            yield part
+            height, width, channels = part.side(height), part.side(width), out
+
+
+def _mobilenet(channels: int, *, small: bool) -> Iterator[Part]:
+    stride, out = 1 if small else 2, MOBILENET_STEM
+    yield Part(1, out, partial(strided, stride), partial(_normed, channels, out, 3, stride))
+    channels = out
+    for expansion, out, blocks, first in mobilenet_stages(small=small):
+        for number in range(blocks):
+            stride = 1 if number else first
+            make = partial(InvertedResidual, channels, out, stride, expansion)
+            yield Part(2 if expansion == 1 else 3, out, partial(strided, stride), make)
+            channels = out
+    yield Part(1, MOBILENET_LAST, _same, partial(_normed, channels, MOBILENET_LAST, 1, 1))
+
+
+class StandardisedConv(nn.Conv2d):
+    """A convolution whose weights have mean 0 and variance 1 for each output channel (Qiao et al.
+    2019).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        var, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        weight = (self.weight - mean) * torch.rsqrt(var + _EPSILON)
+        return functional.conv2d(
+            x, weight, self.bias, self.stride, self.padding, groups=self.groups
+        )
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """Returns the normalisation of four channels a group, or of as many as divide ``channels``
+    evenly.
+    """
+    groups = next(
+        each
+        for each in range(max(1, channels // CHANNELS_PER_GROUP), 0, -1)
+        if channels % each == 0
+    )
+    return nn.GroupNorm(groups, channels)
+
+
+class ResidualBlock(nn.Module):
+    """ResNet's basic block. x: [B, C, H, W] -> [B, channels, H / stride, W / stride]."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = StandardisedConv(
+            in_channels, channels, 3, stride=stride, padding=1, bias=False
+        )
+        self.norm1 = group_norm(channels)
+        self.conv2 = StandardisedConv(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = group_norm(channels)
+        self.shortcut = _shortcut(in_channels, channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
+
+
+class BottleneckBlock(nn.Module):
+    """ResNet-50's block, with the stride in its 3x3 convolution, as torchvision's. x: [B, C, H, W]
+    -> [B, 4 * channels, H / stride, W / stride].
+    """
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        out = channels * EXPANSION
+        self.inner = nn.Sequential(
+            *_normed(in_channels, channels, 1, 1, nn.ReLU),
+            *_normed(channels, channels, 3, stride, nn.ReLU),
+            StandardisedConv(channels, out, 1, bias=False),
+            group_norm(out),
+        )
+        self.shortcut = _shortcut(in_channels, out, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(self.inner(x) + self.shortcut(x))
+
+
+class InvertedResidual(nn.Module):
+    """MobileNetV2's block: wider, by channel, narrower without ReLU. x: [B, C, H, W] -> [B, out, H
+    / stride, W / stride].
+    """
+
+    def __init__(self, in_channels: int, out: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        wide = in_channels * expansion
+        depthwise = StandardisedConv(
+            wide, wide, 3, stride=stride, padding=1, groups=wide, bias=False
+        )
+        self.inner = nn.Sequential(
+            *(_normed(in_channels, wide, 1, 1) if expansion > 1 else ()),
+            depthwise,
+            group_norm(wide),
+            nn.ReLU6(),
+            StandardisedConv(wide, out, 1, bias=False),
+            group_norm(out),
+        )
+        self._adds = stride == 1 and in_channels == out
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.inner(x)
+        return x + h if self._adds else h
+
+
+def _shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
+    if stride == 1 and in_channels == channels:
+        return nn.Identity()
+    conv = StandardisedConv(in_channels, channels, 1, stride=stride, bias=False)
+    return nn.Sequential(conv, group_norm(channels))
+
+
+def _normed(
+    channels: int, out: int, size: int, stride: int, activation: type[nn.Module] = nn.ReLU6
+) -> nn.Sequential:
+    conv = StandardisedConv(channels, out, size, stride=stride, padding=size // 2, bias=False)
+    return nn.Sequential(conv, group_norm(out), activation())
+
+
+def _layer(channels: int, out: int, *, pools: bool) -> Part:
+    """Returns a 3x3 convolution with ReLU, and a 2x2 pooling after it."""
+
+    def make() -> nn.Module:
+        modules = _normed(channels, out, 3, 1, nn.ReLU)
+        return modules.append(nn.MaxPool2d(2)) if pools else modules
+
+    return Part(1, out, _halved_down if pools else _same, make)
+
+
+def _resnet_stem(channels: int, *, small: bool) -> nn.Module:
+    if small:
+        return _normed(channels, 64, 3, 1, nn.ReLU)
+    stem = _normed(channels, 64, 7, 2, nn.ReLU)
+    return stem.append(nn.MaxPool2d(3, stride=2, padding=1))
+
+
+def _same(side: int) -> int:
+    return side
+
+
+def _halved_down(side: int) -> int:
+    return side // 2
+
+
+def strided(stride: int, side: int) -> int:
+    """Returns an image's height or width after a convolution that keeps it but for its stride."""
+    return -(-side // stride)
+
+
+def _quartered(side: int) -> int:
+    return strided(2, strided(2, side))

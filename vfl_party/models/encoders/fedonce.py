@@ -1,0 +1,59 @@
+"""The ``cnn0`` and ``cnn1`` encoders: the convolutional networks of FedOnce (Wu et al. 2022, Fig.
+4).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from vfl_common.config.models import Cnn0Settings, Cnn1Settings
+from vfl_common.errors import Code, InputError
+from vfl_party.models.encoders.mlp import layers
+from vfl_party.models.encoders.spec import InputSpec
+from vfl_party.models.parts import mark_top
+
+# Pixels of the smallest image that leaves one after the last pooling.
+LEAST_SIDE = {"cnn0": 6, "cnn1": 14}
+
+
+def build_fedonce(
+    settings: Cnn0Settings | Cnn1Settings, spec: InputSpec, embedding_size: int
+) -> nn.Module:
+    """Builds the convolutions, then linear layers with ReLU between them. Raises InputError if
+    images are too small.
+
+    x: [B, C, H, W]; returns [B, embedding_size]. The top is all after the convolutions.
+    """
+    channels, height, width = spec.shape
+    least = LEAST_SIDE[settings.kind]
+    if min(height, width) < least:
+        text = (
+            f"an encoder of kind {settings.kind!r} takes images of {least} x {least} pixels or "
+            f"more, not of {width} x {height}"
+        )
+        raise InputError(Code.MODEL_INVALID, f"{text}; give larger images, or use kind = 'cnn'")
+    blocks = (
+        _cnn0(channels, settings.dropout) if isinstance(settings, Cnn0Settings) else _cnn1(channels)
+    )
+    below = nn.Sequential(*blocks, nn.Flatten())
+    with torch.no_grad():
+        features = below.eval()(torch.zeros(1, *spec.shape)).shape[1]
+    encoder = nn.Sequential(*below.train(), *layers(features, settings.hidden, embedding_size))
+    return mark_top(encoder, *(str(place) for place in range(len(below), len(encoder))))
+
+
+def _cnn0(channels: int, dropout: float) -> list[nn.Module]:
+    pooled = [nn.MaxPool2d(2), *([nn.Dropout(dropout)] if dropout else [])]
+    return [nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), *pooled]
+
+
+def _cnn1(channels: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=1),
+    ]
