@@ -31,6 +31,10 @@ class SelfSupSettings(OwnOptimizers):
     """
     predictor: Width = 128
     """The width of the predictor's hidden layer (``simsiam``, ``byol``)."""
+    anneal_predictor: bool | None = None
+    """Whether the predictor's learning rate follows the optimizer's schedule (``simsiam``,
+    ``byol``). If not, it stays at ``lr``. Default: true, with preset ``released`` false.
+    """
     temperature: Temperature = 0.5
     """The number by which cosines are divided (``moco``, ``simclr``)."""
     queue: PositiveInt = 4096

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed
 from vfl_party.models import build_predictor, build_projector, seeded
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.optim import build_optimizer, build_schedule, clip, keep_rate
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import KeyQueue, byol, ema_update, moco, nt_xent, simsiam
 from vfl_party.selfsup.plan import SelfSupPlan
@@ -75,6 +75,9 @@ class Trained:
         self.tower, self._plan = tower, plan
         self._params = list(tower.parameters())
         self._optimizer = build_optimizer(plan.optimizer, self._params)
+        # With the predictor's own rate: a group of parameters, and a schedule, for each.
+        constant = list(tower.predictor.parameters()) if not plan.anneals_predictor else []
+        keep_rate(self._optimizer, constant)
         self._schedule = build_schedule(plan.optimizer, self._optimizer, epochs)
 
     def step(self, loss: Tensor) -> None:

@@ -122,7 +122,7 @@ def _check_rows(kind: str, spec: InputSpec) -> None:
         raise _invalid(
             f"an encoder of kind 'tabular' takes columns, not rows of shape {list(spec.shape)}"
         )
-    if kind not in ("mlp", "tabular") and len(spec.shape) != 3:
+    if kind not in ("mlp", "tabular", "raw") and len(spec.shape) != 3:
         raise _invalid(
             f"an encoder of kind {kind!r} takes images of shape [channels, height, width], "
             f"not rows of shape {list(spec.shape)}; use kind = 'mlp' or 'tabular'"

@@ -12,7 +12,7 @@ from vfl_common.config.base import Section
 from vfl_common.config.recipe_tables import Name
 
 # Keys that change no image; the others change no table.
-OF_TABLES = frozenset({"corruption", "corrupt"})
+OF_TABLES = frozenset({"corruption", "corrupt", "replaced", "replacement"})
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -47,6 +47,15 @@ class AugmentSettings(Section):
     corrupt: Literal["both", "one"] = "both"
     """Tables: whether features are replaced in both views (the papers) or in one (FedHSSL's
     released code).
+    """
+    replaced: Literal["each", "exact"] = "each"
+    """Tables: how many features are replaced. ``each``: each with the probability ``corruption``.
+    ``exact``: in every row ``corruption`` times their number, rounded down. Default: ``each``,
+    with preset ``released`` ``exact``.
+    """
+    replacement: Literal["rows", "range"] = "rows"
+    """Tables: what replaces a number. ``rows``: that of another row. ``range``: a number between
+    the least and the largest of its column. Default: ``rows``, with preset ``released`` ``range``.
     """
 
     def model_post_init(self, _context: Any) -> None:
