@@ -16,6 +16,8 @@ _WIDTHS = {
     "moco": (512, 512, 128),
     "simclr": (512, 512, 128),
 }
+# Of tables.
+_RELEASED_VIEWS = {"corrupt": "one", "replacement": "uniform", "exact_share": True}
 _MOMENTUM = {"byol": 0.995, "moco": 0.99}
 
 
@@ -82,8 +84,11 @@ def make_plan(
         )
     )
     augment = settings.augment
-    if released and "corrupt" not in augment.model_fields_set:
-        augment = augment.model_copy(update={"corrupt": "one"})
+    if released:
+        given = augment.model_fields_set
+        augment = augment.model_copy(
+            update={key: each for key, each in _RELEASED_VIEWS.items() if key not in given}
+        )
     return SelfSupPlan(
         ssl=settings.ssl,
         batch_size=settings.batch_size,

@@ -45,6 +45,14 @@ class AugmentSettings(Section):
     """Tables: whether features are replaced in both views (the papers) or in one (FedHSSL's
     released code).
     """
+    replacement: Literal["rows", "uniform"] = "rows"
+    """Tables: what replaces a number: that of another row, or one drawn evenly between the column's
+    least and largest (FedHSSL's released code).
+    """
+    exact_share: bool = False
+    """Tables: whether each row has exactly ``corruption`` of its features replaced, rounded down
+    (FedHSSL's released code), and not that many on average.
+    """
 
     def model_post_init(self, _context: Any) -> None:
         low, high = self.crop_scale
