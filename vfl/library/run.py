@@ -111,6 +111,34 @@ class Run:
             columns[whole] = [each.metrics.get(split, {}).get(of) for each in rounds]
         return columns
 
+    def bytes_to(self, metric: str, value: float, *, split: str = "validation") -> int | None:
+        """Returns the bytes of all messages that the active party had sent and received by the end
+        of the first round in which ``metric`` was at least ``value`` (at most, if less is better):
+        SS-VFL, Table 1. None: it never was.
+
+        What evaluation itself has sent by then counts, too; what passive parties exchange with the
+        server does not. Raises VflError if no round has the metric, or the active party's folder
+        is not in the run's.
+        """
+        from vfl.report.reading import history
+        from vfl_party.models.metrics import lower_is_better
+
+        sign = -1 if lower_is_better(self.settings.task, metric) else 1
+        found = [
+            (each.metrics[split][metric], each.values)
+            for each in history(self.folder / self._active)
+            if metric in each.metrics.get(split, {})
+        ]
+        if not found:
+            text = f"{self.folder}: no round has the metric {metric} of {split} rows"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text}; name another one, or evaluate these rows"
+            )
+        for reached, values in found:
+            if sign * reached >= sign * value:
+                return int(values["bytes/sent"] + values["bytes/received"])
+        return None
+
     @property
     def predictions(self) -> dict[str, list[Any]]:
         """The predictions behind the final metrics, as columns: ``phase``, ``split``, the ids,

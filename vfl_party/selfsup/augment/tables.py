@@ -79,4 +79,7 @@ def _exactly(
     order = torch.rand(len(inputs[0]), sum(widths), generator=generator).argsort(dim=1)
     # The rank of each feature in a random order.
     ranks = order.argsort(dim=1)
-    yield from (ranks < int(share * sum(widths))).split(widths, dim=1)
+    chosen, at = ranks < int(share * sum(widths)), 0
+    for width in widths:
+        yield chosen[:, at : at + width]
+        at += width
