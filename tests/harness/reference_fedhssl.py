@@ -36,7 +36,7 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 
 WEIGHT_DECAY, SGD_MOMENTUM = 3e-5, 0.9
 # What the released code's views of tables are.
-RELEASED = {"corrupt": "one", "replaced": "exact", "replacement": "range"}
+RELEASED = {"corrupt": "one", "replacement": "uniform", "exact_share": True}
 
 
 def _heads(settings: dict[str, Any], width: int) -> tuple[nn.Module, nn.Module]:

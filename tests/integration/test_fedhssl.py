@@ -137,9 +137,7 @@ def test_without_a_projector_embeddings_are_compared(
     ssl: str, tmp_path: Path, record_property: Any
 ) -> None:
     tables = recipe(2, ssl, {"kind": "mlp", "hidden": [24]}, projector=[])
-    federation = check(
-        tmp_path, tables, cases.digits(2, limit=220), TOP["mlp"], record_property
-    )
+    federation = check(tmp_path, tables, cases.digits(2, limit=220), TOP["mlp"], record_property)
     (sent,) = [
         each
         for each in federation.ledger("p1")

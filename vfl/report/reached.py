@@ -24,7 +24,9 @@ def bytes_to(
     rounds = {name: _rounds(run, name) for name in roles}
     active = rounds[next(name for name, role in roles.items() if role == "active")]
     if not any(metric in each.metrics.get(split, {}) for each in active):
-        there = sorted({f"{s} {n}" for each in active for s, ns in each.metrics.items() for n in ns})
+        there = sorted(
+            {f"{s} {n}" for each in active for s, ns in each.metrics.items() for n in ns}
+        )
         text = f"{run.folder}: no round has {metric} of {split} rows"
         raise InputError(
             Code.CONFIG_INVALID, f"{text}; there are: {', '.join(there) or 'no metrics'}"

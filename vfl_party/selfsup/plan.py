@@ -19,7 +19,7 @@ _WIDTHS = {
 _MOMENTUM = {"byol": 0.995, "moco": 0.99}
 # FedHSSL's released code: the largest L2 norm of a gradient, and its views of tables.
 _CLIP = 5.0
-_VIEWS = {"corrupt": "one", "replaced": "exact", "replacement": "range"}
+_VIEWS = {"corrupt": "one", "replacement": "uniform", "exact_share": True}
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,6 @@ def _occurrences(
         )
     for round_ in range(settings.rounds):
         for batch in range(steps):
-            yield Occurrence.of(
-                z, StepKey(name, round_, batch), rows=plan.batch_size, width=width
-            )
+            yield Occurrence.of(z, StepKey(name, round_, batch), rows=plan.batch_size, width=width)
         if weights is not None:
             yield Occurrence.of(weights, StepKey(name, round_, 0))

@@ -12,7 +12,7 @@ from vfl_common.config.base import Section
 from vfl_common.config.recipe_tables import Name
 
 # Keys that change no image; the others change no table.
-OF_TABLES = frozenset({"corruption", "corrupt", "replaced", "replacement"})
+OF_TABLES = frozenset({"corruption", "corrupt", "replacement", "exact_share"})
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -48,14 +48,13 @@ class AugmentSettings(Section):
     """Tables: whether features are replaced in both views (the papers) or in one (FedHSSL's
     released code).
     """
-    replaced: Literal["each", "exact"] = "each"
-    """Tables: how many features are replaced. ``each``: each with the probability ``corruption``.
-    ``exact``: in every row ``corruption`` times their number, rounded down. Default: ``each``,
-    with preset ``released`` ``exact``.
+    replacement: Literal["rows", "uniform"] = "rows"
+    """Tables: what replaces a number: that of another row, or one drawn evenly between the column's
+    least and largest. Default: ``rows``, with preset ``released`` ``uniform``.
     """
-    replacement: Literal["rows", "range"] = "rows"
-    """Tables: what replaces a number. ``rows``: that of another row. ``range``: a number between
-    the least and the largest of its column. Default: ``rows``, with preset ``released`` ``range``.
+    exact_share: bool = False
+    """Tables: whether each row has exactly ``corruption`` of its features replaced, rounded down,
+    and not that many on average. Default: false, with preset ``released`` true.
     """
 
     def model_post_init(self, _context: Any) -> None:

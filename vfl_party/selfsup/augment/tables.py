@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -23,9 +24,9 @@ class TableAugment:
     Columns of one-hot categories count as numbers. A category is replaced, with the same
     probability, by the code of a hidden one.
 
-    ``replaced = "exact"``: the same number of features in every row, of F numbers ``corruption`` *
-    F, rounded down (SCARF, algorithm 1), and of K categories in the same way. ``replacement =
-    "range"``: numbers are drawn evenly between the least and the largest of their column in the
+    ``exact_share``: the same number of features in every row, ``corruption`` times their number,
+    rounded down; numbers and categories count alike (SCARF, algorithm 1). ``replacement =
+    "uniform"``: numbers are drawn evenly between the least and the largest of their column in the
     pool. Both are FedHSSL's released code.
 
     features: the party's rows, [N, F]; pool_P: the row numbers of the pool, int64.
@@ -62,21 +63,18 @@ class TableAugment:
         self, inputs: tuple[Tensor, ...], generator: torch.Generator
     ) -> tuple[Tensor, ...]:
         x_BF, *rest = inputs
-        replaced_BF = self._replaced(x_BF, generator)
+        share, device = self._settings.corruption, x_BF.device
+        if self._settings.exact_share:
+            chosen = _exactly(share, inputs, generator)
+        else:
+            # Drawn when it is asked for: numbers first, then their replacements, then categories.
+            chosen = (happens(share, *each.shape, generator=generator) for each in inputs)
+        replaced_BF = next(chosen).to(device)
         view = torch.where(replaced_BF, self._others(x_BF, generator), x_BF)
         return view, *(
-            codes_BK.masked_fill(self._replaced(codes_BK, generator), HIDDEN) for codes_BK in rest
+            codes_BK.masked_fill(gone.to(device), HIDDEN)
+            for codes_BK, gone in zip(rest, chosen, strict=True)
         )
-
-    def _replaced(self, of_BF: Tensor, generator: torch.Generator) -> Tensor:
-        """Draws which features are replaced, bool [B, F]."""
-        share = self._settings.corruption
-        if self._settings.replaced == "each":
-            return happens(share, *of_BF.shape, generator=generator).to(of_BF.device)
-        # 0.29 * 100 is a little less than 29 in floating point.
-        count = math.floor(share * of_BF.shape[1] + 1e-9)
-        ranks_BF = torch.rand(of_BF.shape, generator=generator).argsort(1).argsort(1)
-        return (ranks_BF < count).to(of_BF.device)
 
     def _others(self, x_BF: Tensor, generator: torch.Generator) -> Tensor:
         """Draws the numbers that take the places of ``x_BF``."""
@@ -86,3 +84,17 @@ class TableAugment:
             return torch.lerp(low_F, high_F, even_BF)
         rows_BF = self._pool_P[torch.randint(len(self._pool_P), x_BF.shape, generator=generator)]
         return self._features.cells(rows_BF.to(x_BF.device))
+
+
+def _exactly(
+    share: float, inputs: tuple[Tensor, ...], generator: torch.Generator
+) -> Iterator[Tensor]:
+    """Yields, for each input [B, C], which features are chosen: of each row the same number."""
+    widths = [each.shape[1] for each in inputs]
+    # 0.29 * 100 is a little less than 29 in floating point.
+    count, at = math.floor(share * sum(widths) + 1e-9), 0
+    # The rank of each feature in a random order.
+    ranks = torch.rand(len(inputs[0]), sum(widths), generator=generator).argsort(1).argsort(1)
+    for width in widths:
+        yield ranks[:, at : at + width] < count
+        at += width

@@ -169,12 +169,12 @@ def test_the_released_plan_has_what_the_code_does_unless_it_is_written() -> None
     assert (paper.optimizer.clip_norm, released.optimizer.clip_norm) == (None, 5.0)
     assert (paper.anneals_predictor, released.anneals_predictor) == (True, False)
     views = released.augment
-    assert (views.corrupt, views.replaced, views.replacement) == ("one", "exact", "range")
+    assert (views.corrupt, views.replacement, views.exact_share) == ("one", "uniform", True)
     own = OptimizerSettings(kind="adagrad", lr=0.01)
     written = SelfSupSettings(
-        ssl="simsiam", optimizer=own, augment=AugmentSettings(replaced="each"), projector=()
+        ssl="simsiam", optimizer=own, augment=AugmentSettings(exact_share=False), projector=()
     )
     plan = make_plan(written, "released")
     assert plan.optimizer == own
-    assert (plan.augment.replaced, plan.augment.replacement) == ("each", "range")
+    assert (plan.augment.exact_share, plan.augment.replacement) == (False, "uniform")
     assert plan.width(7) == 7
