@@ -443,6 +443,7 @@ ELSEWHERE = {
     "iso": "its noise has a key of its own at each party, so no two runs are alike",
     "mid": "likewise",
     "kind = resnet18": "eleven million weights; its layers are those of cnn",
+    "kind = raw": "test_fedonce.py",
     "kind = identity": "the codec of all cases that name none",
     "kind = multilabel": "needs a table of one's own: see test_task.py",
     "kind = survival": "likewise",
