@@ -152,6 +152,8 @@ class _Party:
             aligned=rows.aligned,
         )
         released = recipe.preset == "released"
+        all_rows = settings.get("local_rows", "all") == "all"
+        self.own_rows = self.splits["local" if all_rows else "aligned"]
         fitted = Preprocessor.fit(
             table,
             self.splits["local"],
@@ -163,7 +165,7 @@ class _Party:
         self.augment = make_augment(
             AugmentSettings(**((RELEASED if released else {}) | settings.get("augment", {}))),
             self.features,
-            self.splits["local"],
+            self.own_rows,
         )
         gamma, size = settings["gamma"], recipe.model.embedding_size
         lr = 0.05 * settings["batch_size"] / 256 * 0.5 / (0.5 + gamma)
@@ -243,7 +245,7 @@ class _Party:
         self.cross.parts.eval()
         self.local.anneal(epoch, epochs)
         own = derive_seed(seed, self.name)
-        for rows in batches(own, self.phase, epoch, self.splits["local"], size):
+        for rows in batches(own, self.phase, epoch, self.own_rows, size):
             if len(rows) < size:
                 continue
             # Line 19.

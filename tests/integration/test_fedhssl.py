@@ -132,6 +132,15 @@ def test_the_released_code_clips_and_keeps_the_predictors_rate(
     assert largest_deviation(without_tops(found), encoders_only(want)) <= TOLERANCE
 
 
+def test_the_local_step_may_have_the_aligned_rows_alone(
+    tmp_path: Path, record_property: Any
+) -> None:
+    tables = recipe(2, "moco", {"kind": "mlp", "hidden": [24]}, local_rows="aligned", queue=40)
+    tables |= {"task": {"kind": "binary"}}
+    data = cases.columns("sklearn:breast_cancer", 2, limit=220)
+    check(tmp_path, tables, data, TOP["mlp"], record_property)
+
+
 @pytest.mark.parametrize("ssl", ["byol", "moco"])
 def test_without_a_projector_embeddings_are_compared(
     ssl: str, tmp_path: Path, record_property: Any
