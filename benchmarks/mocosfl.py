@@ -322,7 +322,10 @@ def main(
         "epochs": epochs,
         "queue": queue,
         "optimizer": optimizer,
+        # As the results were measured.
+        "query": "view",
         "augment": {
+            "blur": 0.0,
             "flip": 0.5 if dataset == "cifar10" else 0.0,
             "jitter": 0.8 if channels == 3 else 0.0,
         },

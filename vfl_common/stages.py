@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from vfl_common.bundle import BundleSpec
 from vfl_common.errors import Code, InputError
 from vfl_common.packing.bundles import wire_spec
 from vfl_common.packing.coding import PLAIN, Coding
+from vfl_common.packing.dither import derive
 
 # What server and parties come together for.
 Job = Literal["train", "predict"]
@@ -29,12 +31,36 @@ MOST_AHEAD = 50_000
 
 
 @dataclass(frozen=True)
+class Draw:
+    """Which parties take part in a round: ``number`` of them, drawn anew every ``rounds`` rounds.
+
+    All who know ``seed`` know who it is, so nobody has to say it (decision 38).
+    """
+
+    number: int
+    rounds: int
+    seed: int
+
+    def of(self, round_: int, parties: Sequence[str]) -> tuple[str, ...]:
+        """Returns those of ``parties`` who take part in a round, in their order."""
+        return _drawn(self.seed, round_ // self.rounds, self.number, tuple(parties))
+
+
+# Parties of one process ask for the same round one after the other.
+@lru_cache(maxsize=64)
+def _drawn(seed: int, turn: int, number: int, parties: tuple[str, ...]) -> tuple[str, ...]:
+    first = set(sorted(parties, key=lambda party: (derive(seed, turn, party), party))[:number])
+    return tuple(party for party in parties if party in first)
+
+
+@dataclass(frozen=True)
 class AggregationPlan:
     """The weights that every party swaps with the aggregation server: by ``spec``, once a round, at
     batch 0.
 
     ``passive``: only the passive parties do; the active party declares it too, as it knows the
-    shapes. ``up`` and ``down``: how the weights, and the average, are written.
+    shapes. ``up`` and ``down``: how the weights, and the average, are written. ``draw``: who takes
+    part in which round; None: all in each.
     """
 
     phase: str
@@ -43,6 +69,18 @@ class AggregationPlan:
     passive: bool = False
     up: Coding = PLAIN
     down: Coding = PLAIN
+    draw: Draw | None = None
+
+    def givers(self, round_: int, parties: Sequence[str]) -> tuple[str, ...]:
+        """Returns those of ``parties`` whose weights the average of a round is made of."""
+        return tuple(parties) if self.draw is None else self.draw.of(round_, parties)
+
+    def takers(self, round_: int, parties: Sequence[str]) -> tuple[str, ...]:
+        """Returns those who get the average of a round: those of the next one; after the last
+        round, all.
+        """
+        last = round_ + 1 == self.rounds
+        return tuple(parties) if last else self.givers(round_ + 1, parties)
 
     @property
     def sent(self) -> BundleSpec:

@@ -58,9 +58,13 @@ class _Client:
         self.rows, self.seed, self.name, self.phase = rows["local"], recipe.seed, name, phase
         fitted = Preprocessor.fit(table, self.rows, one_hot=True, flatten=False, settings=data)
         self.features = fitted.transform(table)
+        self.paper = recipe.preset == "paper"
+        # MoCo v2's views; the released code has torchvision's default crops.
+        crops = {"blur": 0.5, "crop_scale": (0.2 if self.paper else 0.08, 1.0)}
         self.augment = make_augment(
-            AugmentSettings(**settings["augment"]), self.features, self.rows
+            AugmentSettings(**crops | settings["augment"]), self.features, self.rows
         )
+        self.raw = settings.get("query", "raw" if self.paper else "view") == "raw"
         self.size = settings["batch_size"]
         self.steps = 0
 
@@ -73,14 +77,25 @@ class _Client:
         random = torch.Generator().manual_seed(
             derive_seed(self.seed, "augment", self.phase, self.name, self.steps)
         )
-        (v1,), (v2,) = self.augment.two_views(self.features.inputs(full[self.steps % per]), random)
+        x = self.features.inputs(full[self.steps % per])
         self.steps += 1
+        if self.raw:
+            return x[0], self.augment.one_view(x, random)[0]
+        (v1,), (v2,) = self.augment.two_views(x, random)
         return v1, v2
 
 
 def _unit(rows: Tensor) -> Tensor:
     unit: Tensor = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return unit
+
+
+def _drawn(recipe: Recipe, phase: str, number: int, epoch: int) -> list[str]:
+    """The clients of an epoch: those with the smallest numbers that follow from seed and name."""
+    root = derive_seed(recipe.seed, "draw", phase)
+    names = [party.name for party in recipe.passives]
+    lot = sorted(names, key=lambda name: derive_seed(root, epoch, name))[:number]
+    return [name for name in names if name in lot]
 
 
 def _info_nce(q: Tensor, k: Tensor, memory: Tensor, t: float) -> Tensor:
@@ -112,17 +127,28 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
     ]
     below: dict[str, Any] = settings.get("bottom_optimizer") or settings["optimizer"]
     nets = [_Net(deepcopy(bottom), below["lr"], below["weight_decay"]) for _ in clients]
-    draw = torch.Generator().manual_seed(derive_seed(recipe.seed, "queue", phase))
-    memory = _unit(torch.randn(settings["queue"], settings["width"], generator=draw))
+    root, shared = derive_seed(recipe.seed, "queue", phase), settings.get("shared_memory", True)
+    seeds = {c.name: root if shared else derive_seed(root, c.name) for c in clients}
+    size = settings["queue"] if shared else settings["queue"] // len(clients)
+    memories = {
+        name: _unit(
+            torch.randn(size, settings["width"], generator=torch.Generator().manual_seed(seed))
+        )
+        for name, seed in seeds.items()
+    }
+    number = max(1, round(settings.get("sample", 1.0) * len(clients)))
     frozen = settings.get("frozen", False)
     parts = settings.get("averages_per_epoch", 1)
     per = max(len(each.rows) for each in clients) // settings["batch_size"]
-    done = 0
+    done = dict.fromkeys(seeds, 0)
     for epoch in range(epochs):
+        lot = _drawn(recipe, phase, number, epoch)
+        pool = [(c, n) for c, n in zip(clients, nets, strict=True) if c.name in lot]
         ends = {per * (part + 1) // parts for part in range(parts)}
         for step in range(per):
             q_parts, k_parts = [], []
-            for client, net in zip(clients, nets, strict=True):
+            for client, net in pool:
+                client.steps = epoch * per + step
                 v1, v2 = client.views()
                 net.follow(m if not frozen else 1.0)
                 q_parts.append(net.online(v1))
@@ -133,36 +159,47 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
             ) -> Tensor:
                 return wiring.crossed(recipe, phase, "latents", way, of, at, name, x)
 
-            k_parts = [crossed("up", c.name, "k", k) for c, k in zip(clients, k_parts, strict=True)]
-            sent = [crossed("up", c.name, "q", q) for c, q in zip(clients, q_parts, strict=True)]
+            k_parts = [crossed("up", name, "k", k) for name, k in zip(lot, k_parts, strict=True)]
+            sent = [crossed("up", name, "q", q) for name, q in zip(lot, q_parts, strict=True)]
             sent = [q.detach().requires_grad_() for q in sent]
             q, k = torch.cat(sent), torch.cat(k_parts)
             tail.follow(m)
             with torch.no_grad():
                 slow_q, slow_k = tail.slow(q), tail.slow(k)
             t = settings["temperature"]
-            loss = _info_nce(tail.online(q), slow_k, memory, t) + _info_nce(
-                tail.online(k), slow_q, memory, t
-            )
+            terms, rows = [], settings["batch_size"]
+            on_q, on_k = tail.online(q), tail.online(k)
+            for at, name in enumerate(lot):
+                its = slice(at * rows, (at + 1) * rows)
+                terms.append(_info_nce(on_q[its], slow_k[its], memories[name], t))
+                terms.append(_info_nce(on_k[its], slow_q[its], memories[name], t))
+                if not shared:
+                    new = torch.cat([memories[name], _unit(slow_q[its]), _unit(slow_k[its])])
+                    memories[name] = new[-size:]
+            loss = sum(terms[1:], terms[0]) / len(lot)
             tail.sgd.zero_grad()
             (loss if released else loss / 2).backward()
             tail.sgd.step()
-            memory = torch.cat([memory, _unit(slow_q), _unit(slow_k)])[-settings["queue"] :]
-            done += 1
+            if shared:
+                first = next(iter(memories.values()))
+                new = torch.cat([first, _unit(slow_q), _unit(slow_k)])[-size:]
+                memories = dict.fromkeys(memories, new)
+            for name in lot:
+                done[name] += 1
             if frozen:
                 continue
-            for net, z, of in zip(nets, q_parts, sent, strict=True):
+            for (client, net), z, of in zip(pool, q_parts, sent, strict=True):
                 net.sgd.zero_grad()
                 assert of.grad is not None
                 z.backward(crossed("down", recipe.active.name, "dq", of.grad))
                 net.sgd.step()
                 if released:
-                    net.anneal(done / epochs)
+                    net.anneal(done[client.name] / epochs)
             if step + 1 in ends:
-                at = (epoch * parts + sorted(ends).index(step + 1), 0)
-                _average(recipe, [net.online for net in nets], at, "online")
+                when = (epoch * parts + sorted(ends).index(step + 1), 0)
+                _average(recipe, lot, [net.online for net in nets], when, "online")
                 if not released:
-                    _average(recipe, [net.slow for net in nets], at, "momentum")
+                    _average(recipe, lot, [net.slow for net in nets], when, "momentum")
         tail.anneal((epoch + 1) / epochs)
         if not released:
             for net in nets:
@@ -178,7 +215,10 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
 
 
 @torch.no_grad()
-def _average(recipe: Recipe, modules: list[nn.Module], at: tuple[int, int], which: str) -> None:
+def _average(
+    recipe: Recipe, lot: list[str], modules: list[nn.Module], at: tuple[int, int], which: str
+) -> None:
+    """Gives all clients the mean of those that were drawn."""
     for name, _ in modules[0].named_parameters():
         same = [module.get_parameter(name) for module in modules]
         sent = [
@@ -186,8 +226,9 @@ def _average(recipe: Recipe, modules: list[nn.Module], at: tuple[int, int], whic
                 recipe, "mocosfl", "bottoms", "up", party.name, at, f"{which}.{name}", each.detach()
             )
             for party, each in zip(recipe.passives, same, strict=True)
+            if party.name in lot
         ]
-        mean = reduce(torch.add, sent) / len(same)
+        mean = reduce(torch.add, sent) / len(sent)
         mean = wiring.crossed(
             recipe, "mocosfl", "bottoms", "down", "server", at, f"{which}.{name}", mean
         )

@@ -649,7 +649,7 @@ def test_few_rows_are_learnt_as_well_as_by_another_program(tmp_path: Path) -> No
         torch.tensor(load_digits().target),
     )
     train, test = slice(0, 540), slice(540, 1140)
-    steps, _ = probe._train(known(x[train]), y[train])
+    steps, _ = probe._head.train(known(x[train]), y[train])
     assert steps == 4000
     with torch.no_grad():
         found = (probe._party.outputs(x[test]).argmax(1) == y[test]).float().mean().item()

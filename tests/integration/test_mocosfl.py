@@ -30,7 +30,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled
 from vfl_party.assembly.trial import try_parties, try_party
-from vfl_party.base.seeds import batches, derive_seed, split_rows
+from vfl_party.base.seeds import batches, derive_seed, split_rows, stratified_order
 from vfl_party.data import load_table
 from vfl_party.forecast.count import Outlook, forecast, outlook_of
 from vfl_party.forecast.result import against
@@ -54,6 +54,19 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         {"averages_per_epoch": 2, "bottleneck": {"channels": 2, "stride": 2}},
     ),
     "a frozen bottom": (2, {"frozen": True}),
+    "three of seven drawn": (7, {"sample": 0.4, "epochs": 5}),
+    "one of three drawn as released, two averages": (
+        3,
+        {"sample": 0.3, "epochs": 4, "preset": "released", "averages_per_epoch": 2},
+    ),
+    "a memory for each": (3, {"shared_memory": False, "queue": 30}),
+    "a memory for each of two of five drawn": (
+        5,
+        {"shared_memory": False, "queue": 30, "sample": 0.4, "epochs": 4},
+    ),
+    "default views": (2, {"augment": {"flip": 0.0}}),
+    "default views as released": (2, {"augment": {"flip": 0.0}, "preset": "released"}),
+    "a query that is a view": (2, {"query": "view"}),
     "another rate for the bottoms": (
         3,
         {"bottom_optimizer": cases.MOCO["optimizer"] | {"lr": 0.15, "weight_decay": 0.01}},
@@ -89,6 +102,86 @@ def test_a_killed_process_changes_nothing_bit_for_bit(victim: str, tmp_path: Pat
     check_kill(tmp_path, tables, cases.own_rows(2), victim)
 
 
+DRAWN: dict[str, Any] = {"sample": 0.5, "epochs": 8}
+
+
+@pytest.mark.parametrize("victim", ["p1", "p0", "server"])
+def test_a_killed_process_changes_nothing_bit_for_bit_if_clients_are_drawn(
+    victim: str, tmp_path: Path
+) -> None:
+    """The killed client is drawn or not; nobody holds a checkpoint of each round."""
+    check_kill(tmp_path, cases.own_rows_recipe(4, **DRAWN), cases.own_rows(4), victim)
+
+
+def test_who_is_not_drawn_does_nothing_in_a_round(tmp_path: Path) -> None:
+    """Nobody hears of it in such a round; after the last one, all have the same bottom."""
+    tables, data = cases.own_rows_recipe(5, **DRAWN), cases.own_rows(5)
+    summary = in_process(tmp_path / "run", tables, data)
+    made = Recipe.model_validate(tables)
+    course = StepPlan.of(
+        try_parties(with_data(tables, data), tmp_path)["p1"].party, "mocosfl", settings_of(made)
+    )
+    assert course.draw is not None
+    assert course.draw.number == 2
+    per = course.steps_per_epoch
+    for name in course.parties:
+        turns = [round_ for round_ in range(8) if name in course.drawn(round_)]
+        takes = [round_ for round_ in range(8) if name in course.takers(round_)]
+        idle = course.idle(name)
+        assert not set(idle) & {0, *turns, *takes}
+        assert len({0, *turns, *takes, *idle}) == 8
+        sent = {
+            (each.receiver, each.kind): each.messages
+            for each in summary.bytes.by_link
+            if each.sender == name and each.phase == "mocosfl"
+        }
+        assert sent.get(("p0", "embedding"), 0) == per * len(turns)
+        assert sent.get(("server", "weights"), 0) == len(turns)
+        assert sent.get(("server", "ack"), 0) == len(set(takes) - set(turns))
+    bottoms = [of_model(parameters(tmp_path / "run" / name), "encoder") for name in course.parties]
+    for each in bottoms[1:]:
+        assert all(torch.equal(each[key], bottoms[0][key]) for key in each)
+    assert sum(len(course.idle(name)) for name in course.parties) > 5
+
+
+def with_data(tables: dict[str, Any], data: dict[str, Any]) -> Recipe:
+    return Recipe.model_validate(tables | {"simulate": {"parties": data}})
+
+
+def settings_of(made: Recipe) -> MocoSFLSettings:
+    return MocoSFLSettings.model_validate(made.phases[0].settings)
+
+
+@pytest.mark.parametrize(
+    ("parties", "batch", "averages", "drawn"),
+    [(5, 20, 10, 5), (20, 5, 10, 20), (100, 1, 10, 100), (300, 1, 3, 100), (1000, 1, 1, 100)],
+)
+def test_auto_adjust_is_that_of_the_released_code(
+    parties: int, batch: int, averages: int, drawn: int
+) -> None:
+    found = MocoSFLSettings(auto_adjust=True).adjusted(parties)
+    assert (found.batch_size, found.averages_per_epoch) == (batch, averages)
+    assert round(found.sample * parties) == drawn
+    written = MocoSFLSettings(auto_adjust=True, averages_per_epoch=2, sample=0.5)
+    assert written.adjusted(parties).averages_per_epoch == 2
+    assert written.adjusted(parties).sample == 0.5
+    assert MocoSFLSettings().adjusted(parties) == MocoSFLSettings()
+
+
+def test_auto_adjust_trains_as_if_its_numbers_were_written(tmp_path: Path) -> None:
+    data = cases.own_rows(4, limit=300)
+    without = {key: each for key, each in cases.MOCO.items() if key != "batch_size"}
+    tables = cases.own_rows_recipe(4)
+    found = {}
+    for name, phase in (
+        ("auto", without | {"auto_adjust": True, "averages_per_epoch": 2}),
+        ("written", without | {"batch_size": 25, "averages_per_epoch": 2}),
+    ):
+        in_process(tmp_path / name, tables | {"phases": [phase]}, data)
+        found[name] = {each: parameters(tmp_path / name / each) for each in data}
+    assert largest_deviation(found["auto"], found["written"]) == 0.0
+
+
 def of_model(parameters: dict[str, Tensor], model: str) -> dict[str, Tensor]:
     return {
         key.removeprefix(f"{model}."): each
@@ -97,11 +190,31 @@ def of_model(parameters: dict[str, Tensor], model: str) -> dict[str, Tensor]:
     }
 
 
-def test_a_probe_scores_what_a_linear_model_of_the_features_scores(tmp_path: Path) -> None:
+def _heads(read: Recipe) -> dict[str, torch.nn.Module]:
+    """A linear model, and the MLP of MocoSFL's appendix B.6, with the weights that a probe has."""
+    with seeded(derive_seed(read.seed, "init", "p0", "top")):
+        linear = torch.nn.Linear(8, 10)
+    with seeded(derive_seed(read.seed, "init", "p0", "probe")):
+        mlp = torch.nn.Sequential(
+            torch.nn.Linear(8, 16, bias=False),
+            torch.nn.BatchNorm1d(16),
+            torch.nn.ReLU(),
+            torch.nn.Linear(16, 10),
+        )
+    return {"linear": linear, "mlp": mlp}
+
+
+@pytest.mark.parametrize(
+    ("head", "labelled"), [("linear", 1.0), ("linear", 0.25), ("mlp", 1.0), ("mlp", 0.25)]
+)
+def test_a_probe_scores_what_a_model_of_the_features_scores(
+    head: str, labelled: float, tmp_path: Path
+) -> None:
     """From the trained halves, the digits themselves and their labels, without digests, messages
     and the phase.
     """
-    tables, data = cases.own_rows_recipe(2, then=(cases.PROBE,)), cases.own_rows(2)
+    probe = cases.PROBE | {"hidden": [16] if head == "mlp" else [], "labelled": labelled}
+    tables, data = cases.own_rows_recipe(2, then=(probe,)), cases.own_rows(2)
     summary = in_process(tmp_path / "run", tables, data)
     got = {name: parameters(tmp_path / "run" / name) for name in data}
     read = Recipe.model_validate(tables)
@@ -122,19 +235,23 @@ def test_a_probe_scores_what_a_linear_model_of_the_features_scores(tmp_path: Pat
                 )
             truth.setdefault(split, []).append(labels[[int(table.ids[row]) for row in of]])
     x, y = torch.cat(features["local"]), torch.cat(truth["local"])
-    with seeded(derive_seed(read.seed, "init", "p0", "top")):
-        linear = torch.nn.Linear(8, 10)
-    adam = torch.optim.Adam(linear.parameters(), lr=1e-3)
+    if labelled < 1.0:
+        few = np.sort(stratified_order(read.seed, y.numpy())[: round(labelled * len(y))])
+        x, y = x[few], y[few]
+        assert len(y) == 24
+    model = _heads(read)[head]
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
     for epoch in range(cases.PROBE["epochs"]):
         for batch in batches(read.seed, "probe", epoch, np.arange(len(y)), 128):
             adam.zero_grad()
-            functional.cross_entropy(linear(x[batch]), y[batch]).backward()
+            functional.cross_entropy(model(x[batch]), y[batch]).backward()
             adam.step()
         for group in adam.param_groups:
             group["lr"] = 1e-3 * (1 + math.cos(math.pi * (epoch + 1) / cases.PROBE["epochs"])) / 2
+    model.eval()
     for split in ("validation", "test"):
         z, t = torch.cat(features[split]), torch.cat(truth[split])
-        logits = linear(z)
+        logits = model(z).detach()
         assert summary.metrics[split]["loss"] == pytest.approx(
             functional.cross_entropy(logits, t).item(), abs=1e-5
         )
@@ -175,6 +292,8 @@ ALIGNED = {"rows": {"validation": 0.1, "test": 0.1}}
         ({}, {"queue": 10_000_000, "width": 16_384}),
         ({}, {"bottleneck": {"channels": 1_000_000}}),
         ({}, {"frozen": True, "bottom_optimizer": {}}),
+        ({}, {"frozen": True, "sample": 0.5}),
+        ({}, {"shared_memory": False, "queue": 1}),
     ],
     ids=[
         "rows of all",
@@ -191,6 +310,8 @@ ALIGNED = {"rows": {"validation": 0.1, "test": 0.1}}
         "large queue",
         "bottleneck",
         "frozen",
+        "frozen drawn",
+        "no memory",
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(
@@ -242,9 +363,12 @@ def test_rows_of_another_file_are_refused(tmp_path: Path) -> None:
     [
         {"frozen": True},
         {"averages_per_epoch": 1},
+        {"sample": 0.5},
+        {"auto_adjust": True},
+        {"shared_memory": False},
         {"then": ({"kind": "splitnn", "epochs": 1},)},
     ],
-    ids=["frozen", "averages", "then"],
+    ids=["frozen", "averages", "sample", "auto", "memory", "then"],
 )
 def test_what_means_nothing_to_a_party_that_is_alone(
     settings: dict[str, Any], tmp_path: Path
@@ -317,7 +441,7 @@ class Answers:
     def __init__(self, received: dict[str, dict[str, Tensor]]) -> None:
         self._received, self.replied = received, False
 
-    def collect(self, _step: StepKey) -> dict[str, dict[str, Tensor]]:
+    def collect(self, _step: StepKey, **_sizes: Any) -> dict[str, dict[str, Tensor]]:
         return self._received
 
     def reply(self, _step: StepKey, _tensors: Any) -> None:
@@ -364,6 +488,12 @@ def test_a_probe_without_any_known_label_says_so(tmp_path: Path) -> None:
         in_process(tmp_path / "run", cases.own_rows_recipe(2, then=(cases.PROBE,)), data)
 
 
+def test_too_few_labels_for_a_probe_are_refused(tmp_path: Path) -> None:
+    probe = cases.PROBE | {"labelled": 0.01, "hidden": [16]}
+    with raises(InputError, Code.DATA_INVALID):
+        in_process(tmp_path / "run", cases.own_rows_recipe(2, then=(probe,)), cases.own_rows(2))
+
+
 def test_labels_that_are_corrected_do_not_lose_the_training(tmp_path: Path) -> None:
     tables, data = cases.own_rows_recipe(2, then=(cases.PROBE,)), cases.own_rows(2)
     right = data["p0"]
@@ -389,23 +519,19 @@ def test_labels_that_are_corrected_do_not_lose_the_training(tmp_path: Path) -> N
         assert largest_deviation({"p0": federation.parameters("p0")}, {"p0": whole}) == 0.0
 
 
-def test_the_forecast_is_what_is_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, {"sample": 0.4, "epochs": 5}], ids=["all", "drawn"])
+def test_the_forecast_is_what_is_counted(more: dict[str, Any], tmp_path: Path) -> None:
     """Also if the parties hold different numbers of rows, and some have nothing to send at a
     step.
     """
-    tables, data = (
-        cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2),
-        cases.own_rows(3),
-    )
+    tables = cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2, **more)
+    data = cases.own_rows(3)
     data["p3"]["limit"] = 60
-    tables["simulate"] = {"parties": data}
-    made = Recipe.model_validate(tables)
+    made = with_data(tables, data)
     for each in try_parties(made, tmp_path).values():
         assert each.party.data.holdings["p3"]["local"] == 16
     said = forecast(outlook_of(made, tmp_path))
-    summary = in_process(
-        tmp_path / "run", cases.own_rows_recipe(3, then=(cases.PROBE,), averages_per_epoch=2), data
-    )
+    summary = in_process(tmp_path / "run", tables, data)
     links = against(said, summary.bytes)
     assert {link.phase for link in links} == {"open", "mocosfl", "probe"}
     assert [link for link in links if link.forecast != link.counted] == []

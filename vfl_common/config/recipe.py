@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -218,7 +219,8 @@ class Recipe(Section):
     def active(self) -> PartySettings:
         return next(party for party in self.parties if party.role == "active")
 
-    @property
+    # A recipe never changes, and with a thousand parties each of these takes a while.
+    @cached_property
     def passives(self) -> tuple[PartySettings, ...]:
         return tuple(party for party in self.parties if party.role == "passive")
 
@@ -237,7 +239,12 @@ class Recipe(Section):
         return self.model.embedding_size if own is None else own
 
     def party(self, name: str) -> PartySettings | None:
-        return next((party for party in self.parties if party.name == name), None)
+        return self.by_name.get(name)
+
+    @cached_property
+    def by_name(self) -> dict[str, PartySettings]:
+        """{party: its settings}."""
+        return {party.name: party for party in reversed(self.parties)}
 
     def canonical_json(self) -> str:
         """Returns the recipe without ``simulate``, with sorted keys and defaults: equal for equal
@@ -246,6 +253,11 @@ class Recipe(Section):
         Equal from release to release, too: it leaves out keys that not all releases know, unless
         they are set.
         """
+        return self.canonical
+
+    @cached_property
+    def canonical(self) -> str:
+        """See ``canonical_json``."""
         full = self.model_dump(mode="json", exclude={"simulate"})
         least = self.model_dump(mode="json", exclude={"simulate"}, exclude_defaults=True)
         return json.dumps(without_newer(full, least), sort_keys=True, separators=(",", ":"))
@@ -257,13 +269,26 @@ class Recipe(Section):
         ``defaults``: tables like the recipe's, with defaults of methods and filters, if the caller
         knows these.
         """
+        own = self.own_spelling
+        return Spelling(leaves(dict(defaults)) | dict(own.filled), own.written) if defaults else own
+
+    @cached_property
+    def own_spelling(self) -> Spelling:
+        """``spelling`` without defaults of methods and filters."""
         full = self.model_dump(mode="json", exclude={"simulate"})
         written = self.model_dump(mode="json", exclude={"simulate"}, exclude_unset=True)
-        return Spelling(leaves(dict(defaults)) | leaves(full), frozenset(leaves(written)))
+        return Spelling(leaves(full), frozenset(leaves(written)))
 
     def digest(self) -> str:
         """Returns the SHA-256 of the canonical form, hexadecimal."""
-        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+        return hashlib.sha256(self.canonical.encode()).hexdigest()
+
+    def __copy__(self) -> Recipe:
+        """Copies the recipe without what it has computed: the copy may get other values."""
+        found = super().__copy__()
+        for name in [name for name in found.__dict__ if name not in type(self).model_fields]:
+            del found.__dict__[name]
+        return found
 
 
 def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:

@@ -4,6 +4,7 @@ Pure functions.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,24 @@ def require_alike(name: str, join: control_pb2.Join, other: str, said: control_p
     _compare_protocols(name, join, other, said)
     _compare_plugins(name, join.plugins, other, said.plugins)
     _compare_recipes(name, join, other, said)
+
+
+def compared(join: control_pb2.Join) -> bytes:
+    """Returns a digest of all that is compared between parties: those with the same one are alike,
+    and fit the same others.
+    """
+    said = control_pb2.Join(
+        role=join.role,
+        protocol=join.protocol,
+        oldest=join.oldest,
+        job=join.job,
+        run_id=join.run_id,
+        recipe_json=join.recipe_json,
+        filled_json=join.filled_json,
+        written=join.written,
+        plugins=join.plugins,
+    )
+    return hashlib.sha256(said.SerializeToString(deterministic=True)).digest()
 
 
 def range_of(join: control_pb2.Join) -> tuple[int, int]:

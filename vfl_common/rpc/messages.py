@@ -326,6 +326,9 @@ def plan_message(aggregations: Sequence[AggregationPlan]) -> control_pb2.PartyMe
                     coding.stochastic,
                     coding.seed,
                 )
+        if (draw := aggregation.draw) is not None:
+            to_draw = described.draw
+            to_draw.number, to_draw.rounds, to_draw.seed = draw.number, draw.rounds, draw.seed
     return control_pb2.PartyMessage(plan=plan)
 
 
@@ -336,7 +339,7 @@ def progress_message(progress: ProgressUpdate) -> control_pb2.PartyMessage:
 
 def join_message(joining: Joining, protocol: int = PROTOCOL) -> control_pb2.PartyMessage:
     """Returns what a party says when it joins; ``protocol``: the newest that it offers to speak."""
-    return control_pb2.PartyMessage(join=control_pb2.Join(protocol=protocol, **asdict(joining)))
+    return control_pb2.PartyMessage(join=control_pb2.Join(protocol=protocol, **vars(joining)))
 
 
 def lenient_message(on: bool) -> control_pb2.PartyMessage:

@@ -244,8 +244,9 @@ class Assembled:
                     for direction in ("up", "down")
                 )
                 spec = each.chains.up.before_codec(each.exchange.up.spec())
+                of = each.exchange
                 found.append(
-                    AggregationPlan(phase, rounds[phase], spec, each.exchange.passive, up, down)
+                    AggregationPlan(phase, rounds[phase], spec, of.passive, up, down, of.draw)
                 )
         return tuple(found)
 

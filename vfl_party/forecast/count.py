@@ -32,7 +32,7 @@ from vfl_party.forecast.result import CountedForecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.chains import summarised
-from vfl_party.outbound.declared import Occurrence, Traffic
+from vfl_party.outbound.declared import NOTHING, Occurrence, Traffic
 from vfl_party.outbound.policies import Policy, of_trial
 from vfl_party.outbound.policies import load as load_policy
 from vfl_party.outbound.policies.allow_all import AllowAll
@@ -290,7 +290,7 @@ class _Count:
                 # The active party is alone.
                 continue
             if each.party is not None:
-                asking = (each.party,)
+                asking = (each.party,) if isinstance(each.party, str) else each.party
             runs.begin(each, peer)
             if id(exchange) not in chains:
                 chains[id(exchange)] = known = party.chains(phase, exchange)
@@ -300,7 +300,11 @@ class _Count:
                 (exchange.up, known.up, True),
                 (exchange.down, known.down, False),
             ):
-                spec = chain.wire_spec(exchange.spec(sent, phase, dict(each.sizes)))
+                spec = (
+                    NOTHING.spec()
+                    if each.empty == ("up" if up else "down")
+                    else chain.wire_spec(exchange.spec(sent, phase, dict(each.sizes)))
+                )
                 size = sizes(each.step, spec)
                 runs.add(size, len(asking), up)
                 for name in asking:

@@ -17,6 +17,7 @@ import torch
 from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.config.base import parse
 from vfl_common.errors import Code, InputError, InternalError, VflError
+from vfl_common.stages import Draw
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.outbound import transforms
 from vfl_party.outbound.filter import Filter, Passage, Tensors
@@ -201,7 +202,8 @@ class Exchange:
 
     ``asks``: ``active``: every passive party asks the active party; ``server``: every party asks
     the aggregation server, which answers with the mean. ``passive``: only the passive parties ask
-    it; the active party opens the exchange too. ``when``: in words, for people.
+    it; the active party opens the exchange too. ``draw``: who swaps with the server in which round;
+    None: all in each. ``when``: in words, for people.
     """
 
     name: str
@@ -209,6 +211,7 @@ class Exchange:
     down: Sent = NOTHING
     asks: Literal["active", "server"] = "active"
     passive: bool = False
+    draw: Draw | None = None
     when: str = "every step"
 
     def spec(self, sent: Sent, phase: str, sizes: Mapping[str, int]) -> BundleSpec:
@@ -229,13 +232,14 @@ class Exchange:
 @dataclass(frozen=True)
 class Occurrence:
     """An exchange at one step. ``sizes``: the values of the words in its shapes. ``party``: the
-    only one that asks.
+    only one that asks, or those that do. ``empty``: what crosses empty, ``up`` or ``down``.
     """
 
     step: StepKey
     exchange: Exchange
     sizes: tuple[tuple[str, int], ...] = ()
-    party: str | None = None
+    party: str | tuple[str, ...] | None = None
+    empty: Literal["up", "down"] | None = None
 
     @classmethod
     def of(cls, exchange: Exchange, step: StepKey, **sizes: int) -> Occurrence:

@@ -5,7 +5,7 @@ or a hub.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
@@ -18,7 +18,7 @@ from vfl_common.errors import Code, InputError, InternalError, PeerError
 from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_party.base.step_timing import DECODE, ENCODE, WAIT, Clock, spends
 from vfl_party.outbound.chain import Chain, Chains
-from vfl_party.outbound.declared import TORCH, WIRE, Exchange, Sent
+from vfl_party.outbound.declared import NOTHING, TORCH, WIRE, Exchange, Sent
 from vfl_party.outbound.filter import Passage, Tensors
 
 
@@ -131,6 +131,26 @@ class Asking(_Side):
         self.send(step, tensors)
         return self.receive(step, **sizes)
 
+    @spends(WAIT)
+    def give(self, step: StepKey, tensors: Tensors, ready: Callable[[], None]) -> None:
+        """Sends ``tensors``, and waits for an acknowledgement instead of an answer.
+
+        ``ready``: called before anything leaves, when the chain has changed all that it will.
+        Raises as ``swap``.
+        """
+        leaves = self.chains.up.apply(tensors, Passage(step, self.chains.party, self.peer))
+        ready()
+        self.link.send(step, to_bundle(self.exchange.up.kind, leaves))
+        self._receive(step, NOTHING.spec())
+
+    def take(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
+        """Asks without sending anything, and waits for the answer as long as the peers live.
+        Raises as ``swap``.
+        """
+        self.link.send(step, Bundle(Kind.ACK))
+        self.link.unhurried()
+        return self.receive(step, **sizes)
+
     @spends(ENCODE)
     def send(self, step: StepKey, tensors: Tensors) -> None:
         """Sends ``tensors`` (without their graph); they may be changed afterwards. Raises as
@@ -146,8 +166,14 @@ class Asking(_Side):
         ``Link.receive``.
         """
         spec, wire = self._expected(self.exchange.down, self.chains.down, sizes)
+        bundle = self._receive(step, wire)
+        self.clock.to(DECODE)
+        at = Passage(step, self.peer, self.chains.party)
+        return _arrived(self.chains.down, bundle, at, spec, self._device)
+
+    def _receive(self, step: StepKey, wire: BundleSpec) -> Bundle:
         try:
-            bundle = self.link.receive(step, wire)
+            return self.link.receive(step, wire)
         except StepPassed as passed:
             if self.lenient:
                 raise
@@ -156,9 +182,6 @@ class Asking(_Side):
                 "without this party"
             )
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self.peer) from None
-        self.clock.to(DECODE)
-        at = Passage(step, self.peer, self.chains.party)
-        return _arrived(self.chains.down, bundle, at, spec, self._device)
 
 
 class Answering(_Side):

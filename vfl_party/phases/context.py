@@ -20,6 +20,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_party.base.devices import index_on
+from vfl_party.base.phase import RoundReport
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.base.step_timing import Clock
@@ -87,12 +88,15 @@ class Hooks:
     ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
     ``lenient``: called by a phase at the active party once all have come to it, if it goes on
     without a lost party. ``show``: reports an event, which is in the log already, to the person in
-    front of the party.
+    front of the party. ``settled``: called within a round, with its report, by a phase whose state
+    does not change any more in it, before the others can go on without this party: what they
+    resume from must be on the disk.
     """
 
     tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
     lenient: Callable[[bool], None] = field(default=lambda _on: None)
     show: Callable[..., None] = field(default=lambda _event, **_facts: None)
+    settled: Callable[[RoundReport], None] = field(default=lambda _report: None)
 
 
 @dataclass(frozen=True)
@@ -235,6 +239,10 @@ class Party:
     def lenient(self, on: bool) -> None:
         """See ``Hooks``."""
         self.hooks.lenient(on)
+
+    def settled(self, report: RoundReport) -> None:
+        """See ``Hooks``."""
+        self.hooks.settled(report)
 
     def show(self, event: str, **facts: Any) -> None:
         """See ``Hooks``."""

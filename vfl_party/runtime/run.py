@@ -10,8 +10,10 @@ A checkpoint between two rounds of a phase is written while the next round runs:
 wait for this party's disk. A party that is killed may then hold one checkpoint less;
 ``vfl_party.base.checkpoint`` says why all still hold a common one. The runner waits for the disk
 wherever others rely on a checkpoint: at the end of a phase, when the round says so
-(``RoundReport.checkpoint``), and before it says that it needs nobody, that the run is trained, or
-its results.
+(``RoundReport.checkpoint``), before a phase lets the others go on without this party
+(``Hooks.settled``), and before it says that it needs nobody, that the run is trained, or its
+results. Rounds that leave the party as it is (``Phase.skippable``) have no checkpoint: it offers
+their labels all the same, and may be far ahead of the others in them.
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 from vfl_common.errors import ChangedError, Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.ledger import load_entries
 from vfl_common.rpc.messages import Done, Joining, Membership, Start
 from vfl_common.run_folder import RunFolder
-from vfl_common.stages import Planned, alone_after, label_of, position_of, reachable
+from vfl_common.stages import Planned, alone_after, position_of, reachable
 from vfl_party.base.devices import peak_memory
-from vfl_party.base.phase import Phase, Tree
+from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.plugins import blaming
 from vfl_party.base.step_timing import Clock
 from vfl_party.phases.context import Hooks
@@ -37,6 +40,7 @@ from vfl_party.runtime.folders import Folders
 from vfl_party.runtime.generation import Generation, Preparation, Transport
 from vfl_party.runtime.outcome import Outcome
 from vfl_party.runtime.progress import Progress
+from vfl_party.runtime.rounds import PhaseRounds
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +71,8 @@ class PartyRun:
         self._prepared, self._folders, self._session = prepared, folders, session
         self._connect, self._progress, self._ledger = connect, progress, session.ledger
         self._joining = prepared.joining(address)
+        # What a phase calls within a round.
+        self._settled: Callable[[RoundReport], None] = lambda _report: None
         # As far as it is known before alignment.
         self._plan: Sequence[Planned] = prepared.plan
 
@@ -248,7 +254,12 @@ class PartyRun:
         progress = self._progress
         self._folders.log(folder)
         progress.begin(folder.path / "metrics.jsonl", start)
-        hooks = Hooks(self._tick, self._session.lenient, progress.console.show)
+        hooks = Hooks(
+            self._tick,
+            self._session.lenient,
+            progress.console.show,
+            lambda report: self._settled(report),
+        )
         transport = self._connect(start, progress.clock)
         return self._prepared.generation(folder, transport, hooks)
 
@@ -387,12 +398,17 @@ class PartyRun:
         """Runs the rounds of one phase from position ``first``; the phase's round 0 is at position
         ``begin``.
         """
+        every = self._folders.checkpoint_every
+        save_ledger = partial(self._save_ledger, folder)
+        rounds = PhaseRounds(phase, generation, folder, outcome, begin, every, save_ledger)
+        self._settled = rounds.settled
         for round_ in range(first - begin, phase.rounds):
             self._progress.begin_round(phase.name, round_, phase.rounds)
+            rounds.begins(round_)
             with blaming():
                 report = phase.run_round(round_)
             self._session.check()
-            outcome.add(phase.name, report)
+            rounds.count(report)
             # Before a checkpoint says that the round is done.
             if report.predictions:
                 generation.keep(folder.path, phase.name, report.predictions)
@@ -401,23 +417,8 @@ class PartyRun:
             if done:
                 with blaming():
                     phase.finish()
-            due = done or report.checkpoint or (round_ + 1) % self._folders.checkpoint_every == 0
-            if phase.lenient and not (done or report.steps):
-                # A party that catches up has nothing new to keep.
-                due = False
-            if folder.checkpoints is not None and due:
-                outcome.label = label_of(
-                    begin + (phase.rounds if done else round_ + 1), phase.name, round_ + 1
-                )
-                with blaming():
-                    state = {"job": generation.state(), "phase": {} if done else phase.state()}
-                # Before the checkpoint's thread competes for the interpreter.
-                self._save_ledger(folder)
-                folder.checkpoints.save_later(outcome.label, state | outcome.tree())
-                # What this party does next tells others that it is on the disk.
-                if done or report.checkpoint:
-                    folder.checkpoints.flush()
-                self._vouch(folder, outcome.label)
+            if label := rounds.ends(report, done=done):
+                self._vouch(folder, label)
             if done:
                 return
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from vfl_common.bundle import Bundle, BundleSpec, StepKey
+from vfl_common.bundle import Bundle, Kind, StepKey
 from vfl_common.errors import Code, InputError, InternalError, InterruptedRun, VflError
 from vfl_common.link import Hub
 from vfl_common.packing.bundles import decode, encode
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 # The sender of an average, in what is drawn for its codec.
 SERVER = "server"
 _JOIN_S = 5.0
+_NOTHING = Bundle(Kind.ACK)
 
 
 class EndingHub(Hub, Protocol):
@@ -111,13 +112,8 @@ class Aggregator:
                 # No party swaps anything from here on.
                 self._service.close()
             return
-        sent = {each.phase: each.sent for each in aggregations}
         steps = [
-            (
-                step,
-                dict.fromkeys(self._passives if each.passive else self._roster, sent[each.phase]),
-                each,
-            )
+            (step, self._passives if each.passive else self._roster, each)
             for step, each in remaining(self._phases, checkpoint, aggregations)
         ]
         # Otherwise the parties' streams are open at the hub already.
@@ -184,25 +180,35 @@ class Aggregator:
 
 
 def _answer_all(
-    hub: EndingHub, steps: Sequence[tuple[StepKey, Mapping[str, BundleSpec], AggregationPlan]]
+    hub: EndingHub, steps: Sequence[tuple[StepKey, Sequence[str], AggregationPlan]]
 ) -> None:
     told: set[str] = set()
-    for step, specs, plan in steps:
-        _answer(hub, step, specs, plan, told)
+    for step, parties, plan in steps:
+        _answer(hub, step, parties, plan, told)
 
 
 def _answer(
     hub: EndingHub,
     step: StepKey,
-    specs: Mapping[str, BundleSpec],
+    parties: Sequence[str],
     plan: AggregationPlan,
     told: set[str],
 ) -> None:
     """Answers one step. Frees its memory on return, except for the last reply, which a party may
     request again.
+
+    Of parties that are drawn for rounds, those of this one give their weights, and those of the
+    next one take the average; who does only one of the two sends, or gets, an empty message.
     """
+    givers, takers = plan.givers(step.round, parties), plan.takers(step.round, parties)
+    specs = dict.fromkeys(takers, _NOTHING.spec()) | dict.fromkeys(givers, plan.sent)
+    if len(specs) > len(givers):
+        # They ask before the others train, however long that takes.
+        hub.unhurried()
     bundles = hub.collect(step, specs)
-    hub.reply(step, dict.fromkeys(bundles, average(bundles, step, plan, told)))
+    mean = average({party: bundles[party] for party in givers}, step, plan, told)
+    answers = dict.fromkeys(bundles, _NOTHING) | dict.fromkeys(takers, mean)
+    hub.reply(step, answers)
 
 
 def average(

@@ -67,7 +67,12 @@ def admit(
             f"{MAX_TEXT} characters"
         )
         raise _refused(Code.MALFORMED_MESSAGE, name, text)
-    difference = _difference(recipe, join)
+    known = any(
+        (said.recipe_json, said.filled_json) == (join.recipe_json, join.filled_json)
+        and said.written == join.written
+        for said in joined.values()
+    )
+    difference = "" if known else _difference(recipe, join)
     if difference:
         raise _refused(
             Code.RECIPE_DIFFERS, name, f"the recipe of {name} differs from the server's{difference}"

@@ -165,9 +165,14 @@ class Conduct:
     # ------------------------------------------------------------
 
     def others(self, name: str) -> dict[str, control_pb2.Join]:
-        """Returns {party: what it said} of those beside ``name`` that have joined."""
-        joined = self.presence.at(PartyState.IN)
-        return {other: self.members[other].join for other in joined if other != name}
+        """Returns {party: what it said} of those beside ``name`` that have joined; of those that
+        said the same, only the first.
+        """
+        alike: dict[bytes, str] = {}
+        for other in self.presence.at(PartyState.IN):
+            if other != name:
+                alike.setdefault(self.members[other].compared, other)
+        return {other: self.members[other].join for other in alike.values()}
 
     def status(self, now_s: float) -> Status:
         """Returns the run at this moment."""
@@ -416,7 +421,7 @@ class Conduct:
         """Takes the report of a party that has finished."""
         if not self.presence.takes_part(member.name):
             return
-        if not is_sound(report):
+        if not is_sound(report, len(self._roster)):
             text = f"{member.name} sent a report that cannot be read"
             self.fail(PeerError(Code.MALFORMED_MESSAGE, text, party=member.name))
             return

@@ -8,7 +8,7 @@ from vfl_common.bundle import BundleSpec, DType, TensorSpec
 from vfl_common.errors import Code, PeerError
 from vfl_common.packing.coding import BITS, NAMES, Coding
 from vfl_common.pb.vfl.v1 import control_pb2, tensor_pb2
-from vfl_common.stages import AggregationPlan
+from vfl_common.stages import AggregationPlan, Draw
 from vfl_common.wire.frames import announced
 
 # All weights that a party declares.
@@ -57,7 +57,7 @@ def declared(
         up, down = _coding(entry.up, party), _coding(entry.down, party)
         spec = BundleSpec(kind, tensors)
         found[entry.phase] = AggregationPlan(
-            entry.phase, entry.rounds, spec, entry.passive, up, down
+            entry.phase, entry.rounds, spec, entry.passive, up, down, _draw(entry, party)
         )
     if sum(aggregation.spec.payload_bytes for aggregation in found.values()) > MAX_BYTES:
         raise _refused(
@@ -109,6 +109,9 @@ def _difference(
             f"aggregation differs: in phase {ours.phase}, {with_} counts the active party and "
             f"{without} does not"
         )
+    if ours.draw != theirs.draw:
+        what = f"in phase {ours.phase}, {one} and {other} draw the parties of a round differently"
+        return f"aggregation differs: {what}; give both the same recipe"
     for way, mine_, theirs_ in (("up", ours.up, theirs.up), ("down", ours.down, theirs.down)):
         if mine_ != theirs_:
             what = (
@@ -141,6 +144,17 @@ def _coding(said: control_pb2.Coding, party: str) -> Coding:
             Code.MALFORMED_MESSAGE, party, f"aggregates with an unknown codec {said.name[:40]!r}"
         )
     return Coding(name, bits, said.stochastic, said.seed)
+
+
+def _draw(entry: control_pb2.Aggregation, party: str) -> Draw | None:
+    """Reads who takes part in which round. Raises PeerError (MALFORMED_MESSAGE) if that is nobody,
+    or no draw has rounds.
+    """
+    if not entry.HasField("draw"):
+        return None
+    if not (entry.draw.number and entry.draw.rounds):
+        raise _refused(Code.MALFORMED_MESSAGE, party, "draws no party, or for no round")
+    return Draw(entry.draw.number, entry.draw.rounds, entry.draw.seed)
 
 
 def _words(spec: TensorSpec | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from vfl_common.errors import VflError
 from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.rpc.agreement import compared
 from vfl_common.rpc.failures import to_failure
 from vfl_common.stages import AggregationPlan
 
@@ -32,6 +33,16 @@ class Member:
     report: control_pb2.Report | None = None
     # Why it leaves the run that it has offered, if that is another one.
     anew: str = ""
+
+    # Of a join.
+    _compared: tuple[control_pb2.Join, bytes] | None = None
+
+    @property
+    def compared(self) -> bytes:
+        """See ``vfl_common.rpc.agreement.compared``."""
+        if self._compared is None or self._compared[0] is not self.join:
+            self._compared = self.join, compared(self.join)
+        return self._compared[1]
 
     def tell(self, message: control_pb2.ServerMessage) -> None:
         """Sends the party a message."""

@@ -19,16 +19,18 @@ from vfl_server.control.members import Member
 
 # Characters of a name.
 MAX_TEXT = 200
-# Names in a report: a line of the ledger has four.
-MAX_TEXTS = 16_384
+# Names in a report: a line of the ledger has four. The active party has lines for each other one.
+MAX_TEXTS, MORE_TEXTS = 16_384, 256
 # Characters.
 MAX_JSON = 16_384
 # Characters of JSON.
 MAX_ABSENCES = 1 << 20
 
 
-def is_sound(report: control_pb2.Report) -> bool:
-    """Returns whether ``report`` can be read and is within the bounds above."""
+def is_sound(report: control_pb2.Report, parties: int = 0) -> bool:
+    """Returns whether ``report`` can be read and is within the bounds above, in a run of so many
+    parties.
+    """
     texts = [
         text
         for entry in report.ledger
@@ -37,7 +39,7 @@ def is_sound(report: control_pb2.Report) -> bool:
     texts += [count.peer for count in report.tcp] + list(report.free_from)
     texts += [count.interface for count in report.interfaces] + list(report.without)
     return (
-        len(texts) <= MAX_TEXTS
+        len(texts) <= MAX_TEXTS + MORE_TEXTS * parties
         and all(len(text) <= MAX_TEXT for text in texts)
         and max(len(report.metrics_json), len(report.privacy_json), len(report.exchanges_json))
         <= MAX_JSON

@@ -19,6 +19,7 @@ from vfl_common.packing import bundles
 from vfl_common.packing.coding import PLAIN, Coding
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.messages import plan_message
+from vfl_common.stages import Draw
 from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import average
 from vfl_server.control.declarations import agreed, declared
@@ -65,6 +66,40 @@ def test_the_server_checks_what_a_stranger_sends() -> None:
     with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
         average({"p0": good, "p1": bad}, STEP, PLAN)
     assert caught.value.party == "p1"
+
+
+DRAW = Draw(2, 3, 2**63 - 1)
+
+
+def test_a_plan_carries_who_takes_part() -> None:
+    drawn = replace(PLAN, draw=DRAW)
+    (found,) = declared(plan_message([drawn]).plan, PHASES, "p1")
+    assert found.draw == DRAW
+    assert agreed({"bank": [drawn], "shop": [drawn]}, PHASES) == (drawn,)
+    with raises(PeerError, Code.MODELS_DIFFER):
+        agreed({"bank": [drawn], "shop": [replace(PLAN, draw=replace(DRAW, seed=1))]}, PHASES)
+    with raises(PeerError, Code.MODELS_DIFFER):
+        agreed({"bank": [drawn], "shop": [PLAN]}, PHASES)
+
+
+@pytest.mark.parametrize("wrong", [Draw(0, 1, 1), Draw(1, 0, 1)], ids=["nobody", "no round"])
+def test_a_draw_of_nobody_is_refused(wrong: Draw) -> None:
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        declared(plan_message([replace(PLAN, draw=wrong)]).plan, PHASES, "p1")
+
+
+def test_a_draw_is_anew_every_so_many_rounds_and_takes_each_party_as_often() -> None:
+    parties = [f"p{number}" for number in range(10)]
+    turns = [DRAW.of(round_, parties) for round_ in range(0, 3000, 3)]
+    assert all(len(turn) == 2 and [*turn] == sorted(turn) for turn in turns)
+    assert DRAW.of(3, parties) == DRAW.of(4, parties) == DRAW.of(5, parties)
+    times = [sum(party in turn for turn in turns) for party in parties]
+    assert 150 < min(times) <= max(times) < 250
+    plan = replace(PLAN, draw=DRAW)
+    assert plan.givers(2, parties) == turns[0]
+    assert plan.takers(0, parties) == turns[0]
+    assert plan.takers(plan.rounds - 1, parties) == tuple(parties)
+    assert PLAN.givers(0, parties) == PLAN.takers(0, parties) == tuple(parties)
 
 
 def test_a_plan_carries_its_codecs() -> None:

@@ -28,11 +28,14 @@ from vfl_party.phases.method import Method
 
 
 def _active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
-    return (
-        ActiveMocoSFL(party, name, settings)
-        if party.recipe.passives
-        else AloneMocoSFL(party, name, settings)
-    )
+    parties = len(party.recipe.passives)
+    if not parties:
+        return AloneMocoSFL(party, name, settings)
+    return ActiveMocoSFL(party, name, settings.adjusted(parties))
+
+
+def _passive(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
+    return PassiveMocoSFL(party, name, settings.adjusted(len(party.recipe.passives)))
 
 
 class MocoSFL(Method[MocoSFLSettings]):
@@ -52,11 +55,11 @@ class MocoSFL(Method[MocoSFLSettings]):
         return found | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
 
     def traffic(self, party: Party, phase: str, settings: MocoSFLSettings) -> Traffic:
-        return traffic(party, phase, settings)
+        return traffic(party, phase, settings.adjusted(len(party.recipe.passives)))
 
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
         _ = written
         return True
 
 
-METHOD = MocoSFL(MocoSFLSettings, _active, PassiveMocoSFL, rows="own")
+METHOD = MocoSFL(MocoSFLSettings, _active, _passive, rows="own", protocol=8)

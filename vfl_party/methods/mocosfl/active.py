@@ -4,6 +4,8 @@ parties.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -38,10 +40,8 @@ class ActiveMocoSFL(Phase):
         # The server compares what all parties plan.
         if not settings.frozen:
             bottom = build_bottom(party.recipe, settings)
-            party.asking(
-                name,
-                bottoms(averaged(bottom, None if party.recipe.preset == "released" else bottom)),
-            )
+            shared = averaged(bottom, None if party.recipe.preset == "released" else bottom)
+            party.asking(name, bottoms(shared, self._course.draw))
 
     def run_round(self, round_: int) -> RoundReport:
         party, steps = self._party, len(self._course.numbers(round_))
@@ -53,20 +53,25 @@ class ActiveMocoSFL(Phase):
                     step, self._handout.collect(step), dict(party.models["bottom"].state_dict())
                 )
         total = zero(party)
+        drawn = self._course.drawn(round_) if self._course.draw is not None else None
         for done, (step, _) in enumerate(self._course.steps(round_), 1):
-            total += self._step(step)
+            total += self._step(step, drawn)
             party.tick(self.name, round_, self.rounds, done, steps)
         if self._course.ends_epoch(round_):
             self._tail.end_epoch()
         note = self._course.note if round_ == 0 else ""
         return RoundReport(steps, {"train": {"loss": self._tail.mean(total, steps)}}, note=note)
 
-    def _step(self, step: StepKey) -> Tensor:
+    def _step(self, step: StepKey, drawn: Sequence[str] | None = None) -> Tensor:
+        """Runs one step; ``drawn``: the parties that take part in it, if these are not all."""
         settings = self._settings
-        received = self._latents.collect(step)
+        each: dict[str, dict[str, int]] | None = None
+        if drawn is not None:
+            each = {name: {} for name in drawn}
+        received = self._latents.collect(step, each=each)
         q, k = (torch.cat([tensors[name] for tensors in received.values()]) for name in ("q", "k"))
         q.requires_grad_(not settings.frozen)
-        loss = self._tail.loss(q, k)
+        loss = self._tail.loss(q, k, [*received])
         loss.backward()  # type: ignore[no-untyped-call]
         check_sums(self._party, step, loss, [] if q.grad is None else [q.grad], received)
         # The parties proceed while the tail is updated: every gradient is of the weights before the

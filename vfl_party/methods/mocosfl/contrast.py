@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def contrast(
     momentum: Project,
     q: Tensor,
     k: Tensor,
-    queue_QD: Tensor,
+    memories: Sequence[Tensor],
     temperature: float,
     *,
     halved: bool,
@@ -29,12 +29,21 @@ def contrast(
     Args:
         online, momentum: the tail and its moving average.
         q, k: latents [B, C, H, W] of two views of the same rows.
-        queue_QD: earlier keys, unit rows.
+        memories: earlier keys [Q, P], unit rows: one for all rows, or one for each of equal parts
+            of the rows.
         halved: the mean of both terms, as in the paper; else their sum, as in the released code.
     """
     with torch.no_grad():
         keys_q, keys_k = momentum(q), momentum(k)
-    total = moco(online(q), keys_k, queue_QD, temperature) + moco(
-        online(k), keys_q, queue_QD, temperature
+    total = _mean(online(q), keys_k, memories, temperature) + _mean(
+        online(k), keys_q, memories, temperature
     )
     return total / 2 if halved else total, torch.cat([keys_q, keys_k])
+
+
+def _mean(q: Tensor, k: Tensor, memories: Sequence[Tensor], temperature: float) -> Tensor:
+    """Returns the mean loss over all rows, each part of them with the keys of its own memory."""
+    if len(memories) == 1:
+        return moco(q, k, memories[0], temperature)
+    parts = zip(q.chunk(len(memories)), k.chunk(len(memories)), memories, strict=True)
+    return torch.stack([moco(*each, temperature) for each in parts]).mean()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from vfl_common.bundle import Kind
+from vfl_common.stages import Draw
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent, f32
 
@@ -33,11 +34,13 @@ def handout(bottom: nn.Module) -> Exchange:
     return Exchange("handout", NOTHING, sent, when="once")
 
 
-def bottoms(shared: Mapping[str, Tensor]) -> Exchange:
-    """Declares each passive party's bottom up, and the mean of all down. ``shared``: {name:
-    tensor}.
+def bottoms(shared: Mapping[str, Tensor], draw: Draw | None) -> Exchange:
+    """Declares the bottom of each passive party that is drawn up, and the mean down, to those that
+    are drawn next. ``shared``: {name: tensor}.
     """
     sent = Sent(
         Kind.WEIGHTS, {name: (each.dtype, tuple(each.shape)) for name, each in shared.items()}
     )
-    return Exchange("bottoms", sent, sent, asks="server", passive=True, when="every round")
+    return Exchange(
+        "bottoms", sent, sent, asks="server", passive=True, draw=draw, when="every round"
+    )

@@ -1,10 +1,9 @@
-"""What trains the tail: its moving average, one memory of keys for all parties, and the update of
-both.
-"""
+"""What trains the tail: its moving average, the memory of keys, and the update of both."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +19,54 @@ from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import KeyQueue, ema_update
 
 
+class Memory:
+    """Earlier keys, the negatives: of all parties together, or of each by itself."""
+
+    def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
+        seed, size = derive_seed(party.own_seed, "queue", phase), settings.queue
+        self._whole: KeyQueue | None = None
+        self._each: dict[str, KeyQueue] = {}
+        if settings.shared_memory:
+            self._whole = KeyQueue(size, settings.width, seed, party.device)
+            return
+        names = [each.name for each in party.recipe.passives]
+        if size < len(names):
+            text = f"queue = {size} leaves no key for some of {len(names):,} parties"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: {text}; take more, or shared_memory = true",
+            )
+        for name in names:
+            own = derive_seed(seed, name)
+            self._each[name] = KeyQueue(size // len(names), settings.width, own, party.device)
+
+    def keys(self, parties: Sequence[str]) -> list[Tensor]:
+        """Returns the keys for rows of ``parties``: one memory, or that of each."""
+        if self._whole is not None:
+            return [self._whole.keys]
+        return [self._each[name].keys for name in parties]
+
+    def push(self, fresh: Tensor, parties: Sequence[str]) -> None:
+        """Remembers new keys [2B, P]: those of the first views, then those of the second ones."""
+        if self._whole is not None:
+            self._whole.push(fresh)
+            return
+        first, second = (half.chunk(len(parties)) for half in fresh.chunk(2))
+        for name, *own in zip(parties, first, second, strict=True):
+            self._each[name].push(torch.cat(own))
+
+    def state(self) -> Tree:
+        if self._whole is not None:
+            return self._whole.state()
+        return {name: each.state() for name, each in self._each.items()}
+
+    def load_state(self, tree: Tree) -> None:
+        if self._whole is not None:
+            self._whole.load_state(tree)
+        for name, each in self._each.items():
+            each.load_state(tree[name])
+
+
 class TrainedTail:
     """The tail of the active party, which is one of its models, with all that its training
     needs.
@@ -30,8 +77,9 @@ class TrainedTail:
         self._tail = party.models["tail"]
         self._half = TrainedHalf(self._tail, settings.of_tail, settings.epochs)
         self._momentum = momentum_of(self._tail)
-        seed = derive_seed(party.own_seed, "queue", phase)
-        self._queue = KeyQueue(settings.queue, settings.width, seed, party.device)
+        self._memory = Memory(party, phase, settings)
+        # Whose rows the loss was of, and their new keys.
+        self._of: Sequence[str] = ()
         self._halved = party.recipe.preset == "paper"
         self._fresh: Tensor | None = None
 
@@ -39,11 +87,14 @@ class TrainedTail:
         """Starts from the tail as another run has trained it."""
         self._momentum.load_state_dict(self._tail.state_dict())
 
-    def loss(self, q: Tensor, k: Tensor) -> Tensor:
-        """Returns the loss on the latents of two views; moves the average before."""
+    def loss(self, q: Tensor, k: Tensor, parties: Sequence[str] = ()) -> Tensor:
+        """Returns the loss on the latents of two views, of which ``parties`` have equal parts;
+        moves the average before.
+        """
         ema_update(self._momentum, self._tail, self._settings.momentum)
         self._half.zero_grad()
-        tails, keys = (self._tail, self._momentum), self._queue.keys
+        tails, keys = (self._tail, self._momentum), self._memory.keys(parties)
+        self._of = parties
         loss, self._fresh = contrast(
             *tails, q, k, keys, self._settings.temperature, halved=self._halved
         )
@@ -53,7 +104,7 @@ class TrainedTail:
         """Updates the tail by the gradients that are there, and remembers the new keys."""
         assert self._fresh is not None  # noqa: S101 - loss comes first
         self._half.step()
-        self._queue.push(self._fresh)
+        self._memory.push(self._fresh, self._of)
         self._fresh = None
 
     def end_epoch(self) -> None:
@@ -75,13 +126,13 @@ class TrainedTail:
         return {
             "half": self._half.state(),
             "momentum": dict(self._momentum.state_dict()),
-            "queue": self._queue.state(),
+            "queue": self._memory.state(),
         }
 
     def load_state(self, tree: Tree) -> None:
         self._half.load_state(tree["half"])
         self._momentum.load_state_dict(tree["momentum"])
-        self._queue.load_state(tree["queue"])
+        self._memory.load_state(tree["queue"])
 
 
 def zero(party: Party) -> Tensor:

@@ -4,6 +4,8 @@ bottom averaged.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from vfl_common.bundle import StepKey
@@ -14,6 +16,7 @@ from vfl_party.methods.mocosfl.steps import StepPlan, averaged, halves_of, momen
 from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.methods.mocosfl.views import Views
 from vfl_party.models.backward import backward
+from vfl_party.outbound.exchange import Asking
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_own
@@ -46,16 +49,32 @@ class PassiveMocoSFL(Phase):
         self._handout = (
             party.asking(name, handout(self._bottom)) if self._course.hands_out else None
         )
-        self._bottoms = None if settings.frozen else party.asking(name, bottoms(self._averaged))
+        self._bottoms = (
+            None
+            if settings.frozen
+            else party.asking(name, bottoms(self._averaged, self._course.draw))
+        )
+        self.skippable = self._course.idle(party.name)
 
     def run_round(self, round_: int) -> RoundReport:
-        party, steps = self._party, len(self._course.numbers(round_))
+        course, drawn = self._course, self._party.name in self._course.drawn(round_)
+        report = RoundReport(len(course.numbers(round_)) if drawn else 0)
         # Start from the bottom as earlier phases, or another run, have trained it.
         if round_ == 0:
             if self._handout is not None:
                 self._bottom.load_state_dict(self._handout.swap(StepKey(self.name, 0, 0), {}))
             self._momentum.load_state_dict(self._bottom.state_dict())
-            advise(party.show, self._course.longer(party.name))
+            advise(self._party.show, course.longer(self._party.name))
+        if drawn:
+            if not self._settings.frozen:
+                self._half.catch_up(round_ // self._settings.averages_per_epoch)
+            self._steps(round_, report.steps)
+        if self._bottoms is not None:
+            self._average(self._bottoms, report, round_, gives=drawn)
+        return report
+
+    def _steps(self, round_: int, steps: int) -> None:
+        party = self._party
         for done, (step, number) in enumerate(self._course.steps(round_), 1):
             v1, v2 = self._views.of(number)
             if self._settings.frozen:
@@ -66,11 +85,6 @@ class PassiveMocoSFL(Phase):
             else:
                 self._train(step, v1, v2)
             party.tick(self.name, round_, self.rounds, done, steps)
-        if self._bottoms is not None:
-            self._average(round_)
-        if self._course.ends_epoch(round_) and not self._settings.frozen:
-            self._half.end_epoch()
-        return RoundReport(steps)
 
     def _train(self, step: StepKey, v1: Inputs, v2: Inputs) -> None:
         with torch.no_grad():
@@ -84,13 +98,19 @@ class PassiveMocoSFL(Phase):
         self._half.step()
 
     @torch.no_grad()
-    def _average(self, round_: int) -> None:
-        """Sends the bottom to the server, and continues with the mean of all. The optimizer's state
-        stays here.
+    def _average(self, bottoms: Asking, report: RoundReport, round_: int, *, gives: bool) -> None:
+        """Sends the bottom to the server, if it was trained, and continues with the mean, if this
+        party is in the next round. The optimizer's state stays here.
         """
-        assert self._bottoms is not None  # noqa: S101 - the caller has looked
-        check_own(self._party, StepKey(self.name, round_, 0), self._averaged)
-        mean = self._bottoms.swap(StepKey(self.name, round_, 0), self._averaged)
+        step, takes = StepKey(self.name, round_, 0), self._party.name in self._course.takers(round_)
+        if gives:
+            check_own(self._party, step, self._averaged)
+        if gives and not takes:
+            # The others need nothing more of this party, and may be far ahead before it is back.
+            bottoms.give(step, self._averaged, partial(self._party.settled, report))
+        if not takes:
+            return
+        mean = bottoms.swap(step, self._averaged) if gives else bottoms.take(step)
         for name, each in self._averaged.items():
             each.copy_(mean[name])
 

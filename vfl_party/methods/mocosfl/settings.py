@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -22,6 +22,10 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 _MOST_PIXELS = 1 << 26
 # Of keys.
 _MOST_BYTES = 64 << 30
+# Rows of all parties in a step, and averages an epoch, that the released code aims at.
+_ROWS_A_STEP, _ROWS_AN_AVERAGE = 100, 1000
+# Of the released code: the smallest crops; of both papers, the share of images that are blurred.
+_SMALLEST, _BLURRED = 0.08, 0.5
 # Of the tail; appendix A.1, and A.4 for a bottom that is not trained.
 _RATE, _FROZEN_RATE = 0.06, 0.001
 
@@ -54,6 +58,14 @@ class MocoSFLSettings(Section):
     """Rows of a batch at each passive party."""
     averages_per_epoch: PositiveInt = 1
     """How often in an epoch the server averages the bottoms. Each time is a round."""
+    sample: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """The share of the passive parties that take part in an epoch; others are drawn for the next
+    one. One party at least is drawn.
+    """
+    auto_adjust: bool = False
+    """Whether ``batch_size``, ``averages_per_epoch`` and ``sample``, where they are not written,
+    follow from the number of passive parties, as in the released code.
+    """
     image: tuple[Width, Width, Width] = (3, 32, 32)
     """Channels, height and width of a row, because the active party has no images."""
     cut: Width = 3
@@ -62,6 +74,10 @@ class MocoSFLSettings(Section):
     """A narrow layer at the cut (TAResSFL). Default: none."""
     queue: Annotated[int, Field(gt=0, le=10_000_000)] = 6000
     """Keys of all parties together; fewer than the rows, or a row's own keys become negatives."""
+    shared_memory: bool = True
+    """Whether all parties' rows have all keys as negatives; else each party's rows have those of
+    the same party, a part of ``queue`` (MocoSFL, Fig. 12).
+    """
     temperature: Temperature = 0.1
     """The number by which cosines are divided."""
     momentum: Probability = 0.99
@@ -79,12 +95,22 @@ class MocoSFLSettings(Section):
     bottom_optimizer: UnjudgedOptimizer | None = None
     """The optimizer of the bottoms. Default: ``optimizer``."""
     augment: AugmentSettings = AugmentSettings()
-    """How the two views of a row are made."""
+    """How a view of a row is made. Default: half of all images are blurred; with ``preset =
+    "released"`` crops have 0.08 of an image or more.
+    """
+    query: Literal["raw", "view"] | None = None
+    """What the bottom sees, beside the view that its moving average sees: the row as it is, or
+    another view of it. Default: ``raw`` with ``preset = "paper"``, else ``view``.
+    """
 
     def model_post_init(self, _context: Any) -> None:
         if self.frozen and "averages_per_epoch" in self.model_fields_set:
             raise ValueError(
                 "frozen = true leaves the bottoms as they are: remove averages_per_epoch"
+            )
+        if self.frozen and (self.sample < 1.0 or self.auto_adjust):
+            raise ValueError(
+                "frozen = true leaves the bottoms as they are: remove sample and auto_adjust"
             )
         if self.frozen and self.bottom_optimizer is not None:
             raise ValueError(
@@ -103,6 +129,33 @@ class MocoSFLSettings(Section):
                 "resist trains the bottom, on two rows or more: remove frozen, or enlarge "
                 "batch_size"
             )
+
+    def adjusted(self, parties: int) -> MocoSFLSettings:
+        """Returns the settings for this number of passive parties: ``auto_adjust`` of the released
+        code, which keeps about 100 rows in a step, and averages after about 1,000.
+        """
+        if not self.auto_adjust or not parties:
+            return self
+        batch = max(1, _ROWS_A_STEP // parties)
+        found = {
+            "batch_size": batch,
+            "averages_per_epoch": max(1, _ROWS_AN_AVERAGE // (batch * parties)),
+            "sample": 1 / max(1, parties // _ROWS_A_STEP),
+        }
+        written = self.model_fields_set
+        return self.model_copy(update={k: v for k, v in found.items() if k not in written})
+
+    def views(self, preset: Literal["paper", "released"]) -> tuple[AugmentSettings, bool]:
+        """Returns how a view is made, and whether the bottom sees rows as they are."""
+        found: dict[str, Any] = {"blur": _BLURRED}
+        if preset == "released":
+            found["crop_scale"] = (_SMALLEST, self.augment.crop_scale[1])
+        written = self.augment.model_fields_set
+        augment = self.augment.model_copy(
+            update={key: value for key, value in found.items() if key not in written}
+        )
+        query = self.query or ("raw" if preset == "paper" else "view")
+        return augment, query == "raw"
 
     @property
     def neck(self) -> Bottleneck | None:

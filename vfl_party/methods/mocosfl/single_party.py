@@ -108,9 +108,10 @@ def _check_alone(party: Party, phase: str, settings: MocoSFLSettings) -> None:
     if settings.frozen:
         text = f"{where}: frozen = true leaves the bottom as it is, and {party.name} is alone"
         raise InputError(Code.CONFIG_INVALID, f"{text}: nobody else has trained it; remove frozen")
-    if "averages_per_epoch" in settings.model_fields_set:
-        text = f"{where}: averages_per_epoch is for several parties, and {party.name} is alone"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
+    for key in ("averages_per_epoch", "sample", "auto_adjust", "shared_memory"):
+        if key in settings.model_fields_set:
+            text = f"{where}: {key} is for several parties, and {party.name} is alone"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
     if settings.resist is not None and not _is_unit(party):
         text = (
             f"{where}: resist compares reconstructions with pixels from 0 to 1, and those of "

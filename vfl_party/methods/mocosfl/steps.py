@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
+from vfl_common.stages import Draw
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.mocosfl.check import check_phase, first_phase
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
@@ -76,12 +77,22 @@ def momentum_of(module: nn.Module) -> nn.Module:
     return deepcopy(module).requires_grad_(False)
 
 
+def _draw(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> Draw | None:
+    """Returns who takes part in which round: others in each epoch, as in the released code."""
+    parties = len(recipe.passives)
+    number = max(1, round(settings.sample * parties))
+    if number == parties:
+        return None
+    return Draw(number, settings.averages_per_epoch, derive_seed(recipe.seed, "draw", phase))
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """What all parties know of a phase.
 
     ``holdings``: {party: {split: rows}} of the passive parties. ``hands_out``: the phase begins
-    with the active party's bottom. ``untrained``: nothing has trained the bottoms before.
+    with the active party's bottom. ``untrained``: nothing has trained the bottoms before. ``draw``:
+    who takes part in which round; None: all in each.
     """
 
     phase: str
@@ -89,6 +100,7 @@ class StepPlan:
     holdings: Mapping[str, Mapping[str, int]]
     hands_out: bool
     untrained: bool
+    draw: Draw | None = None
 
     @classmethod
     def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> StepPlan:
@@ -117,7 +129,12 @@ class StepPlan:
         first = first_phase(party.recipe) == phase
         begins = first and hands_out(party.recipe)
         found = cls(
-            phase, settings, party.data.holdings, begins, first and party.recipe.start is None
+            phase,
+            settings,
+            party.data.holdings,
+            begins,
+            first and party.recipe.start is None,
+            _draw(party.recipe, phase, settings),
         )
         if party.data.holdings and settings.averages_per_epoch > found.steps_per_epoch:
             text = (
@@ -160,6 +177,31 @@ class StepPlan:
     def steps_per_epoch(self) -> int:
         """The number of steps of an epoch: full batches of the party with most rows."""
         return max(rows["local"] for rows in self.holdings.values()) // self.settings.batch_size
+
+    @cached_property
+    def parties(self) -> tuple[str, ...]:
+        """The passive parties."""
+        return tuple(self.holdings)
+
+    def drawn(self, round_: int) -> tuple[str, ...]:
+        """Returns the passive parties that take part in a round."""
+        return self.parties if self.draw is None else self.draw.of(round_, self.parties)
+
+    def takers(self, round_: int) -> tuple[str, ...]:
+        """Returns the passive parties that get the average of a round: those of the next one;
+        after the last round, all.
+        """
+        return self.parties if round_ + 1 == self.settings.rounds else self.drawn(round_ + 1)
+
+    def idle(self, party: str) -> tuple[int, ...]:
+        """Returns the rounds in which a passive party does nothing at all."""
+        if self.draw is None:
+            return ()
+        return tuple(
+            round_
+            for round_ in range(1, self.settings.rounds)
+            if party not in self.drawn(round_) and party not in self.takers(round_)
+        )
 
     def numbers(self, round_: int) -> range:
         """Returns the numbers, counted through the phase, of the steps of a round."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from vfl_common.bundle import StepKey
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
@@ -19,7 +20,8 @@ def traffic(party: Party, name: str, settings: MocoSFLSettings) -> Traffic:
     weights = None
     if not settings.frozen:
         bottom = build_bottom(party.recipe, settings)
-        weights = bottoms(averaged(bottom, None if party.recipe.preset == "released" else bottom))
+        shared = averaged(bottom, None if party.recipe.preset == "released" else bottom)
+        weights = bottoms(shared, StepPlan.of(party, name, settings).draw)
     return Traffic(_occurrences(party, name, settings, weights))
 
 
@@ -32,7 +34,26 @@ def _occurrences(
     if course.hands_out:
         yield Occurrence.of(handout(build_bottom(party.recipe, settings)), StepKey(name, 0, 0))
     for round_ in range(settings.rounds):
+        drawn, takers = course.drawn(round_), course.takers(round_)
         for step, _ in course.steps(round_):
-            yield Occurrence.of(of, step, **sizes)
-        if weights is not None:
-            yield Occurrence.of(weights, StepKey(name, round_, 0))
+            yield replace(Occurrence.of(of, step, **sizes), party=drawn)
+        if weights is None:
+            continue
+        yield from _averages(Occurrence.of(weights, StepKey(name, round_, 0)), drawn, takers)
+
+
+def _averages(
+    swap: Occurrence, drawn: Sequence[str], takers: Sequence[str]
+) -> Iterator[Occurrence]:
+    """Yields the average that ends a round, of those who give their bottoms and those who take
+    it.
+    """
+    both = tuple(each for each in drawn if each in takers)
+    if both:
+        yield replace(swap, party=both)
+    only_give = tuple(each for each in drawn if each not in takers)
+    if only_give:
+        yield replace(swap, party=only_give, empty="down")
+    only_take = tuple(each for each in takers if each not in drawn)
+    if only_take:
+        yield replace(swap, party=only_take, empty="up")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 from torch import nn
@@ -63,6 +64,14 @@ class TrainedHalf:
         """Steps the schedule, if it goes by epochs."""
         if not self._by_batch:
             self._schedule.step()
+
+    def catch_up(self, epoch: int) -> None:
+        """Moves the schedule on to an epoch, if it goes by epochs."""
+        with warnings.catch_warnings():
+            # Of epochs without a step: a party that is not drawn has none.
+            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step", UserWarning)
+            while not self._by_batch and self._schedule.last_epoch < epoch:
+                self._schedule.step()
 
     def state(self) -> dict[str, Any]:
         return {"optimizer": self._optimizer.state_dict(), "schedule": self._schedule.state_dict()}

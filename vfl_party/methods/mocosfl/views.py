@@ -1,4 +1,6 @@
-"""The batches of a party that has rows, as two views each."""
+"""The batches of a party that has rows, as two views each: what the bottom sees, and what its
+moving average sees.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ class Views:
                 Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; correct image, or the rows"
             )
         self._rows = require_rows(party, phase, "local", settings.batch_size)
+        augment, self._raw = settings.views(party.recipe.preset)
         check_keys(party, phase, settings.augment)
-        self._augment = make_augment(settings.augment, self._features, self._rows)
+        self._augment = make_augment(augment, self._features, self._rows)
         # The number of the pass over the rows, and its batches.
         self._pass: tuple[int, list[Rows]] = (-1, [])
 
@@ -56,4 +59,6 @@ class Views:
         inputs = self._features.inputs(self._pass[1][batch])
         for following in self._pass[1][batch + 1 : batch + 2]:
             self._features.expect(following)
+        if self._raw:
+            return inputs, self._augment.one_view(inputs, random)
         return self._augment.two_views(inputs, random)

@@ -5,7 +5,6 @@ of neighbours.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch.nn import functional
 
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.base.phase import Phase, RoundReport
-from vfl_party.base.seeds import Rows, batches
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.probe.exchanges import (
     LATENTS,
     TRAINING,
@@ -23,13 +22,13 @@ from vfl_party.methods.probe.exchanges import (
     parts_in,
     parts_of,
     rows_a_message,
+    senders_of,
     sizes_of,
     steps,
 )
+from vfl_party.methods.probe.head import Head, Known, labelled
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.models.halves import Tail
-from vfl_party.models.metrics import loss_fn
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import measured
@@ -38,16 +37,6 @@ from vfl_party.phases.measure import measured
 _VOTERS = 512
 # Of a share of votes, so that its logarithm is finite.
 _LEAST = 1e-12
-
-
-@dataclass(frozen=True)
-class Known:
-    """The rows of a split whose labels the active party knows: its own row numbers [N], and
-    features [N, E].
-    """
-
-    rows: Rows
-    features: Tensor
 
 
 class ActiveProbe(Phase):
@@ -73,6 +62,7 @@ class ActiveProbe(Phase):
             rows_a_message(tail.latent),
             (TRAINING, *settings.splits),
         )
+        self._head = Head(party, name, settings)
         self._latents = party.answering(name, LATENTS, **sizes_of(tail.latent))
 
     def run_round(self, round_: int) -> RoundReport:
@@ -86,15 +76,17 @@ class ActiveProbe(Phase):
                 "trained is kept"
             )
             raise InputError(Code.DATA_INVALID, f"phase {self.name}: {text}")
-        steps_, loss = self._train(train, party.take(targets, train.rows))
+        train = labelled(party, self.name, train, self._settings)
+        y_N = party.take(targets, train.rows)
+        steps_, loss = self._head.train(train, y_N)
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         found: dict[str, tuple[Rows, Tensor]] = {}
         for split in self._settings.splits:
             of = known[split]
             if not len(of.rows):
                 continue
-            votes = self._votes(of.features, train.features, party.take(targets, train.rows))
-            predictions[split] = of.rows, self._outputs(of)
+            votes = self._votes(of.features, train.features, y_N)
+            predictions[split] = of.rows, self._head.outputs(of.features)
             found |= {split: predictions[split], f"{split} by neighbours": (of.rows, votes)}
         metrics = {"train": {"loss": loss}} | measured(party, found, train.rows)
         counted = ", ".join(
@@ -103,7 +95,10 @@ class ActiveProbe(Phase):
         repeated = _repeated(known)
         if repeated:
             advise(party.show, f"phase {self.name}: {repeated}")
-        note = "; ".join([f"rows with labels: {counted}", *([repeated] if repeated else [])])
+        used = len(train.rows)
+        some = f"learnt from {used:,} of them" if used < len(known[TRAINING].rows) else ""
+        said = [f"rows with labels: {counted}", some, repeated]
+        note = "; ".join(each for each in said if each)
         return RoundReport(steps_, metrics, note=note, predictions=predictions)
 
     @torch.no_grad()
@@ -122,7 +117,8 @@ class ActiveProbe(Phase):
         seen = {each: np.zeros(len(party.data.ids), bool) for each in party.data.holdings}
         count = sum(parts_in(split, party.data.holdings, self._size) for split in self._splits)
         plan = steps(self.name, self._settings, party.data.holdings, self._size)
-        for number, (split, step, _, senders) in enumerate(plan, 1):
+        for number, (split, step, part) in enumerate(plan, 1):
+            senders = senders_of(party.data.holdings, split, part, self._size)
             received = self._latents.collect(
                 step, each={each: {"rows": rows} for each, rows in senders.items()}
             )
@@ -157,45 +153,6 @@ class ActiveProbe(Phase):
             if parts
             else torch.empty(0, party.embedding_size, device=party.device),
         )
-
-    def _train(self, train: Known, y_N: Tensor) -> tuple[int, float]:
-        """Trains the top model on frozen features; returns the number of steps, and the last
-        epoch's loss.
-        """
-        party, settings, top = self._party, self._settings, self._party.models["top"]
-        optimizer = build_optimizer(settings.optimizer, top.parameters())
-        per = len(
-            batches(party.own_seed, self.name, 0, np.arange(len(train.rows)), settings.batch_size)
-        )
-        epochs = max(settings.epochs, -(-settings.least_steps // per))
-        schedule = build_schedule(settings.optimizer, optimizer, epochs)
-        weights = party.row_weights(train.rows)
-        w_N = None if weights is None else party.take(weights, train.rows)
-        loss_of, positions = loss_fn(party.recipe.task), np.arange(len(train.rows), dtype=np.int64)
-        steps_, mean = 0, 0.0
-        top.train()
-        for epoch in range(epochs):
-            total = torch.zeros((), device=party.device)
-            parts = batches(party.own_seed, self.name, epoch, positions, settings.batch_size)
-            for rows in parts:
-                loss = loss_of(
-                    party.outputs(party.take(train.features, rows)),
-                    party.take(y_N, rows),
-                    None if w_N is None else party.take(w_N, rows),
-                )
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                clip(settings.optimizer, top.parameters())
-                optimizer.step()
-                total += loss.detach()
-            schedule.step()
-            steps_, mean = steps_ + len(parts), total.item() / len(parts)
-        return steps_, mean
-
-    @torch.no_grad()
-    def _outputs(self, of: Known) -> Tensor:
-        self._party.models["top"].eval()
-        return self._party.outputs(of.features)
 
     @torch.no_grad()
     def _votes(self, features_NE: Tensor, bank_ME: Tensor, y_M: Tensor) -> Tensor:

@@ -67,23 +67,24 @@ def parts_in(split: str, holdings: Mapping[str, Mapping[str, int]], size: int) -
 
 def steps(
     phase: str, settings: ProbeSettings, holdings: Mapping[str, Mapping[str, int]], size: int
-) -> Iterator[tuple[str, StepKey, int, dict[str, int]]]:
-    """Yields, for each step: the split, the key, the number of the part, and how many rows each
-    sender has in it.
+) -> Iterator[tuple[str, StepKey, int]]:
+    """Yields, for each step: the split, the key, and the number of the part.
 
     Peers say how many rows they have: no list is made.
     """
     batch = 0
     for split in (TRAINING, *settings.splits):
         for part in range(parts_in(split, holdings, size)):
-            left = {party: min(size, held[split] - part * size) for party, held in holdings.items()}
-            yield (
-                split,
-                StepKey(phase, 0, batch),
-                part,
-                {party: each for party, each in left.items() if each > 0},
-            )
+            yield split, StepKey(phase, 0, batch), part
             batch += 1
+
+
+def senders_of(
+    holdings: Mapping[str, Mapping[str, int]], split: str, part: int, size: int
+) -> dict[str, int]:
+    """Returns how many rows each sender has in a part."""
+    left = {party: min(size, held[split] - part * size) for party, held in holdings.items()}
+    return {party: each for party, each in left.items() if each > 0}
 
 
 def latent_of(party: Party) -> tuple[int, ...]:
@@ -128,7 +129,7 @@ def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
     size, sizes = rows_a_message(latent), sizes_of(latent)
     found = [
         replace(Occurrence.of(LATENTS, step, rows=rows, **sizes), party=sender)
-        for _, step, _, senders in steps(name, settings, party.data.holdings, size)
-        for sender, rows in senders.items()
+        for split, step, part in steps(name, settings, party.data.holdings, size)
+        for sender, rows in senders_of(party.data.holdings, split, part, size).items()
     ]
     return Traffic(found)

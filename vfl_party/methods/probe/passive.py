@@ -37,9 +37,9 @@ class PassiveProbe(Phase):
         splits = (TRAINING, *self._settings.splits)
         count = sum(parts_in(split, party.data.holdings, self._size) for split in splits)
         plan = steps(self.name, self._settings, party.data.holdings, self._size)
-        for number, (split, step, part, senders) in enumerate(plan, 1):
-            if party.name in senders:
-                rows = party.rows(split)[part * self._size : (part + 1) * self._size]
+        for number, (split, step, part) in enumerate(plan, 1):
+            rows = party.rows(split)[part * self._size : (part + 1) * self._size]
+            if len(rows):
                 z = bottom(*party.need_features().inputs(rows))
                 self._latents.swap(
                     step,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from vfl_common.config.models import NETWORKS
 from vfl_common.errors import Code, InputError
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.augment.settings import OF_TABLES, AugmentSettings, SupervisedAugment
 
 # What encoders take as images, and as columns; one that the recipe does not know takes both.
-_OF = {"cnn": {True}, "resnet18": {True}, "mlp": {False}, "tabular": {False}}
+_IMAGES = ("cnn", "cnn0", "cnn1", *NETWORKS)
+_OF = {**{kind: {True} for kind in _IMAGES}, "mlp": {False}, "tabular": {False}}
 
 
 def check_keys(party: Party, phase: str, settings: AugmentSettings | SupervisedAugment) -> None:

@@ -34,7 +34,7 @@ def probe_of(tmp_path: Path, embedding: int = 8, **settings: Any) -> ActiveProbe
 
 
 def known(x: Tensor) -> Any:
-    from vfl_party.methods.probe.active import Known
+    from vfl_party.methods.probe.head import Known
 
     return Known(np.arange(len(x), dtype=np.int64), x)
 

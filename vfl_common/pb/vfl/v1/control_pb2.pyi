@@ -92,20 +92,32 @@ class Join(_message.Message):
     def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., generation: _Optional[int] = ..., plugins: _Optional[_Mapping[str, str]] = ..., held: _Optional[_Iterable[str]] = ..., unfit: _Optional[str] = ..., filled_json: _Optional[str] = ..., written: _Optional[_Iterable[str]] = ..., oldest: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Aggregation(_message.Message):
-    __slots__ = ("phase", "rounds", "tensors", "passive", "up", "down")
+    __slots__ = ("phase", "rounds", "tensors", "passive", "up", "down", "draw")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     PASSIVE_FIELD_NUMBER: _ClassVar[int]
     UP_FIELD_NUMBER: _ClassVar[int]
     DOWN_FIELD_NUMBER: _ClassVar[int]
+    DRAW_FIELD_NUMBER: _ClassVar[int]
     phase: str
     rounds: int
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHeader]
     passive: bool
     up: Coding
     down: Coding
-    def __init__(self, phase: _Optional[str] = ..., rounds: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHeader, _Mapping]]] = ..., passive: _Optional[bool] = ..., up: _Optional[_Union[Coding, _Mapping]] = ..., down: _Optional[_Union[Coding, _Mapping]] = ...) -> None: ...
+    draw: Draw
+    def __init__(self, phase: _Optional[str] = ..., rounds: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHeader, _Mapping]]] = ..., passive: _Optional[bool] = ..., up: _Optional[_Union[Coding, _Mapping]] = ..., down: _Optional[_Union[Coding, _Mapping]] = ..., draw: _Optional[_Union[Draw, _Mapping]] = ...) -> None: ...
+
+class Draw(_message.Message):
+    __slots__ = ("number", "rounds", "seed")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    rounds: int
+    seed: int
+    def __init__(self, number: _Optional[int] = ..., rounds: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Coding(_message.Message):
     __slots__ = ("name", "bits", "stochastic", "seed")
