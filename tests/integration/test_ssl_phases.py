@@ -73,9 +73,36 @@ def test_a_killed_process_changes_nothing_bit_for_bit(
 
 
 @pytest.mark.parametrize(
+    ("ssl", "victim", "changed"),
+    [
+        ("moco", "p1", {"projector": []}),
+        # Two groups of parameters, one of which keeps its rate.
+        ("simsiam", "p0", {"local_rows": "aligned"}),
+    ],
+    ids=["no projector", "released"],
+)
+def test_a_killed_process_changes_nothing_in_variants(
+    ssl: str, victim: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    tables = recipe(2, ssl, MLP, rounds=6, **changed) | {"task": {"kind": "binary"}}
+    tables |= {"preset": "released"} if ssl == "simsiam" else {}
+    check_kill(tmp_path, tables, cases.columns("sklearn:breast_cancer", 2, limit=220), victim)
+
+
+def test_a_killed_party_without_encoder_changes_nothing(tmp_path: Path) -> None:
+    tables = cases.recipe(2, task={"kind": "binary"}, phase={"epochs": 6, "batch_size": 16})
+    tables["parties"][0] |= {"encoder": {"kind": "raw"}, "embedding_size": 15}
+    check_kill(tmp_path, tables, cases.columns("sklearn:breast_cancer", 2, limit=220), "p0")
+
+
+@pytest.mark.parametrize(
     ("change", "names"),
     [
         ({"gamma": -0.5}, ["gamma"]),
+        (
+            {"local_rows": "aligned", "local": False, "aggregate": False, "gamma": None},
+            ["local_rows", "local = true"],
+        ),
         ({"batch_size": 120}, ["batch_size = 120", "p0"]),
         ({"ssl": "simsian"}, ["ssl", "simsiam"]),
         ({"queue": 5000, "ssl": "moco"}, ["queue"]),
@@ -83,7 +110,7 @@ def test_a_killed_process_changes_nothing_bit_for_bit(
         ({"cross": False, "keep": "mean", "gamma": None}, ["keep", "cross = true"]),
         ({"kind": "fedhsl"}, ["'fedhsl'", "fedhssl"]),
     ],
-    ids=["gamma", "batch_size", "ssl", "queue", "aggregate", "keep", "kind"],
+    ids=["gamma", "local_rows", "batch_size", "ssl", "queue", "aggregate", "keep", "kind"],
 )
 def test_bad_input_is_one_sentence_before_any_training(
     change: dict[str, Any], names: list[str], tmp_path: Path

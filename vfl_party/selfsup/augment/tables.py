@@ -42,7 +42,7 @@ class TableAugment:
         """Returns the least and the largest number of each column in the pool, [2, F]."""
         found = [
             torch.stack([x_PF.amin(0), x_PF.amax(0)])
-            for part_P in self._pool_P.split(_AT_ONCE)
+            for part_P in torch.split(self._pool_P, _AT_ONCE)
             for x_PF in self._features.inputs(part_P)[:1]
         ]
         lows_SF, highs_SF = torch.stack(found).unbind(1)
