@@ -19,7 +19,7 @@ from rich.console import Console
 from vfl.simulation.federation import to_toml
 from vfl.studies.plan import StudyFile, load_study
 from vfl.studies.report import FineTuned
-from vfl.studies.run import run_study
+from vfl.studies.run import Make, run_study
 from vfl_common.files import read_lines
 from vfl_common.summary import Summary, load_summary
 
@@ -106,9 +106,11 @@ def files_of(name: str, out: Path) -> Path:
     return path.resolve()
 
 
-def run(name: str, base: Tables, study: Tables, out: Path, jobs: int) -> Done:
+def run(
+    name: str, base: Tables, study: Tables, out: Path, jobs: int, make: Make | None = None
+) -> Done:
     """Runs the rest of a study and reports each run as it ends. ``study``: all but its name and
-    recipe, ``base``.
+    recipe, ``base``; ``make``: as in ``run_study``.
     """
     files, console = files_of(name, out), Console()
     (files / "recipe.toml").write_text(to_toml(base))
@@ -126,7 +128,7 @@ def run(name: str, base: Tables, study: Tables, out: Path, jobs: int) -> Done:
                 f"{event['number']}/{event['of']} {event['title']}: {what}{left}", highlight=False
             )
 
-    results = run_study(path, out, jobs=jobs, tell=tell)
+    results = run_study(path, out, jobs=jobs, tell=tell, make=make)
     return Done(load_study(path)[0], out / name, results)
 
 
@@ -150,12 +152,12 @@ def message_bytes(summary: Summary, phase: str, kind: str) -> int:
 
 
 def curve(
-    folder: Path, phase: str, metric: str, split: str = "validation"
+    folder: Path, phase: str, metric: str, split: str = "validation", active: str = ACTIVE
 ) -> list[tuple[int, float]]:
     """Returns (steps of the phase so far, ``metric`` of the split's rows) for each round of
-    ``folder``'s run.
+    ``folder``'s run. ``active``: the name of the active party.
     """
-    lines = [json.loads(line) for line in read_lines(folder / ACTIVE / "metrics.jsonl")]
+    lines = [json.loads(line) for line in read_lines(folder / active / "metrics.jsonl")]
     before = max((line["steps"] for line in lines[: _first(lines, phase)]), default=0)
     own = [line for line in lines if line["phase"] == phase]
     return [(line["steps"] - before, line["metrics"][split][metric]) for line in own]
@@ -165,8 +167,11 @@ def _first(lines: Sequence[Tables], phase: str) -> int:
     return next((at for at, line in enumerate(lines) if line["phase"] == phase), len(lines))
 
 
-def step_bytes(folder: Path, summary: Summary, phase: str, metric: str) -> float:
+def step_bytes(
+    folder: Path, summary: Summary, phase: str, metric: str, active: str = ACTIVE
+) -> float:
     """Returns message bytes of a step of split training, all parties: an embedding is as large as
     its gradient.
     """
-    return 2 * message_bytes(summary, phase, "gradient") / curve(folder, phase, metric)[-1][0]
+    steps, _ = curve(folder, phase, metric, active=active)[-1]
+    return 2 * message_bytes(summary, phase, "gradient") / steps

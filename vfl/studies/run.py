@@ -34,6 +34,8 @@ from vfl_common.files import require_folder
 from vfl_common.summary import Summary, load_summary
 
 Tell = Callable[[dict[str, Any]], None]
+# Makes a run: the tables of its recipe, the folder of relative paths, the folder of the run.
+Make = Callable[[dict[str, Any], Path, Path], None]
 SILENT: Tell = lambda _event: None  # noqa: E731
 
 
@@ -74,6 +76,7 @@ def run_study(
     folds: int | None = None,
     tell: Tell = SILENT,
     live: bool = False,
+    make: Make | None = None,
 ) -> list[FineTuned]:
     """Runs the rest of a study; returns the results of all its runs, in the plan's order.
 
@@ -84,6 +87,8 @@ def run_study(
         folds: of a cross-validation, instead of the file's.
         tell: called with an event when a run begins, ends or fails.
         live: show the current federation at a terminal.
+        make: makes a run in place of processes of its own, such as all of its parties in one
+            process. It may be called by ``jobs`` threads at a time, and raises VflError.
 
     Raises InputError if the study cannot be run, StudyFailed at the end if some of its runs failed.
     """
@@ -99,6 +104,7 @@ def run_study(
             tell,
             jobs,
             live and jobs == 1,
+            make,
         )
         running.begin()
         if running.left:
@@ -108,7 +114,7 @@ def run_study(
                 for run in running.runs
                 if run.recipe.simulate is not None
             )
-            with launching(threads) as launcher:
+            with launching(threads) if make is None else contextlib.nullcontext() as launcher:
                 running.run(launcher)
         running.record()
         if running.results:
@@ -215,6 +221,7 @@ class Running:
     tell: Tell
     jobs: int
     live: bool
+    make: Make | None = None
     failures: list[Failure] = field(default_factory=list)
     _summaries: dict[str, Summary] = field(default_factory=dict)
     # Run ids, of this process only.
@@ -367,6 +374,9 @@ class Running:
         folder = self.folder / run.run_id
         # Of an unfinished attempt.
         shutil.rmtree(folder, ignore_errors=True)
+        if self.make is not None:
+            self.make(run.tables, self.base, folder)
+            return
         with view(run.recipe) if self.live else View(run.recipe) as screen:
             run_federation(
                 run.tables, run.recipe, self.base, folder, screen, launcher, stop=self._stop

@@ -1,0 +1,68 @@
+"""Says which lines of a table the product refuses, before anything is run."""
+
+from __future__ import annotations
+
+import vfl
+from benchmarks.papers.describe import Scale, Table, Tables, run_at
+from benchmarks.papers.plan import Planned, Variant, base_recipe, methods, variants, without_data
+from vfl_common.errors import InputError
+
+
+class UnexpectedError(Exception):
+    """A line is refused although its file says that the product lacks nothing for it."""
+
+
+def refused(table: Table, variant: Variant, scale: Scale, given: Tables) -> dict[str, str]:
+    """Returns {line: why its recipe is refused} of the lines of a variant.
+
+    ``given``: parties, rows and simulate of the variant's data. Raises UnexpectedError if neither
+    the line nor its column says what it needs.
+    """
+    base = base_recipe("check", variant, scale, given)
+    found: dict[str, str] = {}
+    planned = methods(table, variant, scale)
+    for each in planned:
+        why = _why(base, each, planned)
+        needs = table.needs or variant.data.needs or variant.first.needs or each.line.needs
+        if why is not None and not needs:
+            raise UnexpectedError(f"{variant.data.name}, {each.line.name}: {why}")
+        if why is not None:
+            found[each.line.name] = f"{needs} ({why})"
+    # A line goes with the one whose pretraining it shares.
+    for line in table.lines:
+        if line.pretrain_of in found:
+            found[line.name] = found[line.pretrain_of]
+    return found
+
+
+def _why(base: Tables, method: Planned, others: list[Planned]) -> str | None:
+    """Returns why one of a method's two recipes is refused, or None."""
+    from vfl_party.phases.course import Course
+
+    tables, first = method.tables, method.tables.get("pretrain")
+    if "pretrain_of" in tables:
+        first = next(e.tables["pretrain"] for e in others if e.name == tables["pretrain_of"])
+    try:
+        made = vfl.Recipe.from_dict(base).replace(tables.get("overrides", {}))
+        start = {"start": {"run": "before", "phases": first}} if first else {}
+        for stage in ([{"phases": first}] if first else []) + [
+            {"phases": tables["finetune"], **start}
+        ]:
+            course = Course(made.replace(stage).settings)
+            for phase in course.phases:
+                # Reads them, so that a key that nobody knows is refused.
+                _ = phase.settings
+            course.check()
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def refused_without_data(table: Table, scale: Scale) -> dict[str, str]:
+    """Returns the refused lines of all data sets, of which none need be there."""
+    found: dict[str, str] = {}
+    table = run_at(table, scale)
+    if table.compute is None:
+        for each in variants(table):
+            found |= refused(table, each, scale, without_data(each))
+    return found

@@ -1,0 +1,60 @@
+"""What a table has that computes its cells itself, in place of a study."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.papers.data import Sources
+from benchmarks.papers.describe import Column, Data, Scale, Table, Tables
+from benchmarks.papers.plan import Variant, base_recipe
+from vfl_common.files import write_atomic
+
+
+@dataclass(frozen=True)
+class Work:
+    """``seeds``: to be run. ``folder``: for the table's own files. ``say``: tells a person."""
+
+    scale: Scale
+    seeds: Sequence[int]
+    folder: Path
+    sources: Sources
+    say: Callable[[str], None]
+    # {data: how it differs from the official one}, as far as recipes were made.
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # {data: why it was not run}.
+    absent: dict[str, str] = field(default_factory=dict)
+
+    def data(self, table: Table) -> Iterator[Data]:
+        """Yields the table's data sets that the scale has and that are there; notes the others."""
+        for each in table.data:
+            if self.scale not in each.at:
+                continue
+            why = self.sources.missing(each.prepare)
+            if why is None:
+                yield each
+            else:
+                self.absent[each.name] = why
+
+    def recipe(self, data: Data, column: Column) -> Tables:
+        """Returns a recipe of a data set, without phases of its own. Raises VflError if it is not
+        there.
+        """
+        variant = Variant(data, (column,), ())
+        base = self.sources.base(variant, self.scale)
+        self.notes.setdefault(data.name, base.notes)
+        return base_recipe("papers", variant, self.scale, base.tables)
+
+    def once(self, key: str, value: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Returns named numbers, from an earlier call with the same key if there was one."""
+        path = self.folder / "values.json"
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if key not in kept:
+            self.say(key)
+            kept[key] = value()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, json.dumps(kept, indent=1) + "\n")
+        found: dict[str, float] = kept[key]
+        return found

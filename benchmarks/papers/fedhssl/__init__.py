@@ -1,0 +1,1 @@
+"""The tables and figures of FedHSSL (He et al. 2022)."""

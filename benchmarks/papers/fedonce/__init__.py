@@ -1,0 +1,1 @@
+"""The tables and figures of FedOnce (Wu et al. 2022)."""

@@ -1,0 +1,293 @@
+"""What FedOnce's tables share: data sets with their networks (Tables 1 and 2) and the settings of
+its phases (Table 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.papers.describe import EVALUATE, At, Data, Line, Tables
+
+TABLES = "3,000 rows, a tenth of the epochs or so, and Adam at 0.001"
+UNSAID = (
+    "the paper does not say how SplitNN, Solo and Combine are trained: here as FedOnce's host model,"
+    " with Adam at 0.001; Solo and Combine have an embedding of 30 numbers, since nobody sends it"
+)
+
+
+def adam(lr: float, weight_decay: float = 0.0) -> Tables:
+    return {"kind": "adam", "lr": lr, "weight_decay": weight_decay}
+
+
+def of_table5(
+    guest: tuple[float, float, int, int],
+    host: tuple[float, float, int, int],
+    every: int = 1,
+    small: tuple[int, int] = (15, 40),
+    rows: int = 60_000,
+) -> Tables:
+    """Returns a data set's phases. ``guest``, ``host``: learning rate, weight decay, batch size and
+    epochs of Table 5; ``every``: its f; ``small``: the epochs of the scale ``small``; ``rows``: of the whole set.
+    """
+    local: Tables = {
+        "kind": "fedonce",
+        "epochs": At(guest[3], small[0]),
+        "batch_size": guest[2],
+        "optimizer": adam(At(guest[0], 1e-3), guest[1]),  # type: ignore[arg-type]
+    }
+    if every > 1:
+        local["match_every"] = every
+    head: Tables = {
+        "kind": "head",
+        "own_encoder": "trained",
+        "epochs": At(host[3], small[1]),
+        "batch_size": host[2],
+        "optimizer": adam(At(host[0], 1e-3), host[1]),  # type: ignore[arg-type]
+    }
+    split: Tables = {
+        "kind": "splitnn",
+        "epochs": At(host[3], small[1] // 2),
+        "batch_size": host[2],
+        "optimizer": adam(1e-3, host[1]),
+    }
+    return {"rows": rows, "local": local, "head": head, "split": split}
+
+
+def _fc(hidden: Sequence[int], top: Sequence[int], size: int = 3) -> Tables:
+    return {
+        "embedding_size": size,
+        "encoder": {"kind": "mlp", "hidden": [*hidden]},
+        "top": {"hidden": [*top]},
+    }
+
+
+# CNN0 has no batch normalisation.
+_CNN0: Tables = {
+    "embedding_size": 16,
+    "encoder": At({"kind": "cnn0"}, {"kind": "cnn", "channels": [16, 32], "batch_norm": False}),
+    "top": {"hidden": [128]},
+}
+BINARY: Tables = {"kind": "binary"}
+TEN: Tables = {"kind": "multiclass", "classes": 10}
+REGRESSION: Tables = {"kind": "regression"}
+_SCALED: Tables = {"scale": "minmax", "label_scale": "minmax"}
+
+
+# One party has all columns, or all of an image.
+_COLUMNS: Tables = {"divide": "columns"}
+_STRIP: Tables = {"divide": "strips"}
+
+
+def _data(
+    name: str,
+    prepare: str,
+    task: Tables,
+    parties: int,
+    metric: str,
+    model: Tables,
+    rows: int,
+    settings: Tables,
+    **more: Any,
+) -> Data:
+    return Data(
+        name,
+        prepare,
+        task,
+        parties,
+        metric,
+        model,
+        At(None, rows),
+        shares=(0.1, 0.1),
+        settings=settings,
+        **more,
+    )
+
+
+GISETTE = _data(
+    "gisette",
+    "gisette",
+    BINARY,
+    10,
+    "accuracy",
+    _fc([100, 100, 50], [30, 30]),
+    3000,
+    of_table5((1e-4, 1e-5, 100, 100), (1e-4, 1e-4, 100, 100), rows=6000),
+    whole=_COLUMNS,
+)
+COVTYPE = _data(
+    "covtype",
+    "covtype",
+    BINARY,
+    10,
+    "accuracy",
+    _fc([200, 100, 100], [30, 30]),
+    3000,
+    of_table5((1e-3, 1e-5, 100, 30), (1e-3, 1e-3, 100, 100), rows=581012),
+    whole=_COLUMNS,
+)
+PHISHING = _data(
+    "phishing",
+    "phishing",
+    BINARY,
+    10,
+    "accuracy",
+    _fc([30, 30], [30]),
+    3000,
+    of_table5((1e-4, 1e-5, 100, 100), (1e-4, 1e-4, 100, 300), rows=11055),
+    whole=_COLUMNS,
+)
+UJI = _data(
+    "UJIIndoorLoc",
+    "ujiindoorloc",
+    REGRESSION,
+    10,
+    "rmse_scaled",
+    _fc([50, 50, 50, 30], [30, 10]),
+    3000,
+    of_table5((3e-4, 1e-4, 100, 500), (1e-4, 1e-4, 100, 600), rows=21048),
+    reading=_SCALED,
+    whole=_COLUMNS,
+)
+SUPERCONDUCT = _data(
+    "Superconduct",
+    "superconduct",
+    REGRESSION,
+    10,
+    "rmse_scaled",
+    _fc([30, 30], [30, 10]),
+    3000,
+    of_table5((3e-4, 1e-4, 100, 500), (3e-4, 1e-4, 128, 600), rows=21263),
+    reading=_SCALED,
+    whole=_COLUMNS,
+)
+
+
+def _images(name: str, prepare: str) -> Data:
+    return _data(
+        name,
+        prepare,
+        TEN,
+        4,
+        "accuracy",
+        _CNN0,
+        3000,
+        of_table5((1e-4, 1e-5, 128, 100), (1e-3, 1e-5, 128, 200), 3, small=(6, 15)),
+        whole=_STRIP,
+        options={"divide": "quadrants"},
+    )
+
+
+MNIST = _images("MNIST", "mnist")
+KMNIST = _images("KMNIST", "kmnist")
+FASHION = _images("Fashion-MNIST", "fashion_mnist")
+NUSWIDE = _data(
+    "NUS-WIDE",
+    "nuswide_sky",
+    BINARY,
+    5,
+    "accuracy",
+    _fc([60], [50], 8),
+    3000,
+    of_table5((3e-4, 1e-5, 128, 50), (7e-5, 1e-5, 128, 50), rows=269648),
+)
+MOVIELENS = _data(
+    "MovieLens",
+    "movielens",
+    REGRESSION,
+    2,
+    "rmse",
+    {
+        "embedding_size": 3,
+        "encoder": At({"kind": "ncf", "hidden": [32, 16]}, {"kind": "tabular", "hidden": [32, 16]}),
+        "top": {"hidden": [10]},
+    },
+    3000,
+    of_table5((1e-4, 1e-5, 64, 30), (1e-4, 2e-4, 64, 40), rows=1000209),
+)
+COLUMNS = (GISETTE, COVTYPE, PHISHING)
+NUMBERS = (UJI, SUPERCONDUCT)
+PICTURES = (MNIST, KMNIST, FASHION)
+FEDERATED = (NUSWIDE, MOVIELENS)
+ALL = (*COLUMNS, *NUMBERS, *PICTURES, *FEDERATED)
+
+
+def local(data: Data) -> list[Tables]:
+    """Returns the guests' learning from noise as targets."""
+    return [data.settings["local"]]
+
+
+def pca(_data: Data) -> list[Tables]:
+    return [{"kind": "fedonce", "objective": "pca"}]
+
+
+def one_upload(data: Data) -> list[Tables]:
+    """Returns the one upload and the training of the host's model."""
+    return [data.settings["head"], EVALUATE]
+
+
+def then_split(data: Data) -> list[Tables]:
+    """Returns multi-round FedOnce: one upload, then split training."""
+    return [data.settings["head"], data.settings["split"], EVALUATE]
+
+
+def split(data: Data) -> list[Tables]:
+    return [data.settings["split"], EVALUATE]
+
+
+def upload_bytes(data: Data) -> tuple[int, int]:
+    """Returns the payload of FedOnce's one upload, 4 n d (k - 1), at the scales paper and small."""
+    d = data.model["embedding_size"]
+    train = 1 - sum(data.shares)
+    assert isinstance(data.rows, At), data.name
+    whole = data.settings["rows"] if data.rows.paper is None else data.rows.paper
+    paper, small = (4 * round(train * n) * d * (data.parties - 1) for n in (whole, data.rows.small))
+    return paper, small
+
+
+def split_within(times: float, *, after: bool = False) -> Callable[[Data], list[Tables]]:
+    """Returns split training that ends at so many times the bytes of FedOnce's upload; ``after``
+    it, the upload is one of them.
+    """
+
+    def of(data: Data) -> list[Tables]:
+        paper, small = upload_bytes(data)
+        most = At(int(paper * (times - after)), int(small * (times - after)))
+        epochs = 1 + int(times)
+        phase = {**data.settings["split"], "max_bytes": most, "epochs": epochs}
+        return [*([data.settings["head"]] if after else []), phase, EVALUATE]
+
+    return of
+
+
+def linear(data: Data) -> list[Tables]:
+    return [{**data.settings["split"], "optimizer": adam(1e-3)}, EVALUATE]
+
+
+BOOSTED = Line(
+    "SecureBoost",
+    [
+        {
+            "kind": "secureboost",
+            "encryption": "none",
+            "bins": 32,
+            "depth": 6,
+            "trees": At(300, 20),
+            "learning_rate": At(0.1, 0.3),
+        }
+    ],
+    on=("gisette", "covtype", "phishing", "UJIIndoorLoc", "Superconduct", "NUS-WIDE", "MovieLens"),
+)
+LINEAR = Line(
+    "Linear-Combine",
+    linear,
+    combined=True,
+    changes={"model.encoder": {"kind": "mlp", "hidden": []}, "model.top": {"hidden": []}},
+)
+WIDE: Tables = {"model.embedding_size": 30}
+L0 = Line("FedOnce-L0", one_upload, pretrain=local)
+PCA = Line("FedOnce-PCA", one_upload, pretrain=pca)
+MULTI = Line("FedOnce-L0, more rounds", then_split, pretrain_of="FedOnce-L0")
+SPLITNN = Line("SplitNN", split)
+SOLO = Line("Solo", split, alone=True, changes=WIDE)
+COMBINE = Line("Combine", split, combined=True, changes=WIDE)

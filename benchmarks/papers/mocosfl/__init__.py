@@ -1,0 +1,1 @@
+"""The tables and figures of MocoSFL (Li et al. 2023)."""

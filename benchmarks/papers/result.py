@@ -1,0 +1,167 @@
+"""The results of a table: kept as JSON, shown as Markdown."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks.papers.describe import Column, Data, Line, Place, Scale, Table, digits_of, has
+from benchmarks.papers.rules import Cells, Claim, Finding, overall
+from benchmarks.papers.run import Filled
+from vfl_common.files import write_atomic
+
+RESULTS = Path(__file__).parents[1] / "results" / "papers"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A table's results at a scale. ``seconds``: of all runs, one after the other."""
+
+    name: str
+    scale: Scale
+    seeds: tuple[int, ...]
+    values: Mapping[Place, tuple[float, ...]]
+    rates: Mapping[Place, float] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seconds: float = 0.0
+    day: str = ""
+    cores: int = 0
+
+    def save(self, folder: Path) -> Path:
+        """Writes ``NAME-SCALE.json``."""
+        path = folder / f"{self.name}-{self.scale}.json"
+        cells = [
+            {"data": data, "line": line, "column": column, "values": [round(v, 6) for v in values]}
+            | ({"rate": self.rates[place]} if place in self.rates else {})
+            for place, values in self.values.items()
+            for data, line, column in [place]
+        ]
+        written: dict[str, Any] = {
+            "table": self.name,
+            "scale": self.scale,
+            "seeds": list(self.seeds),
+            "seconds": round(self.seconds, 1),
+            "day": self.day,
+            "cores": self.cores,
+            "absent": dict(self.absent),
+            "left_out": dict(self.left_out),
+            "notes": dict(self.notes),
+            "cells": cells,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+        return path
+
+
+def result_of(name: str, scale: Scale, seeds: Sequence[int], filled: Filled) -> Result:
+    """Returns the results of a table that was run today on this machine."""
+    return Result(
+        name,
+        scale,
+        tuple(seeds),
+        filled.values,
+        filled.rates,
+        filled.absent,
+        filled.left_out,
+        filled.notes,
+        filled.seconds,
+        date.today().isoformat(),
+        os.cpu_count() or 0,
+    )
+
+
+def load(name: str, scale: Scale, folder: Path = RESULTS) -> Result | None:
+    """Returns the kept results of a table at a scale, or None."""
+    path = folder / f"{name}-{scale}.json"
+    if not path.exists():
+        return None
+    kept = json.loads(path.read_text())
+    places = {(e["data"], e["line"], e["column"]): e for e in kept["cells"]}
+    return Result(
+        kept["table"],
+        kept["scale"],
+        tuple(kept["seeds"]),
+        {place: tuple(each["values"]) for place, each in places.items()},
+        {place: each["rate"] for place, each in places.items() if "rate" in each},
+        kept["absent"],
+        kept["left_out"],
+        {data: tuple(notes) for data, notes in kept["notes"].items()},
+        kept["seconds"],
+        kept["day"],
+        kept["cores"],
+    )
+
+
+def judged(table: Table, result: Result | None) -> list[tuple[Claim, list[Finding]]]:
+    """Judges the claims of a table."""
+    cells = Cells(table, result.values if result is not None else {})
+    return [(claim, [*claim.findings(cells)]) for claim in table.claims]
+
+
+# -- Markdown
+# ----------------------------------------------------------------------
+
+
+def markdown(table: Table, result: Result | None) -> str:
+    """Returns the paper's layout, each cell with the paper's number and ours, and the verdicts."""
+    values = dict(result.values) if result is not None else {}
+    lines: list[str] = []
+    for data in table.data:
+        if block := [*_block(table, data, values)]:
+            lines += [*block, ""]
+    return "\n".join([*lines, *_verdicts(table, result)])
+
+
+def _block(table: Table, data: Data, values: Mapping[Place, tuple[float, ...]]) -> Iterator[str]:
+    """Yields the lines of one data set, if the paper or we have numbers of it."""
+    columns = [each for each in table.columns if any(has(line, data, each) for line in table.lines)]
+    rows = [
+        [_cell(table, line, data, column, values) for column in columns] for line in table.lines
+    ]
+    # At a smaller scale some columns of a chart have neither the paper's numbers nor ours.
+    shown = [at for at in range(len(columns)) if any(row[at] for row in rows)]
+    if not shown:
+        return
+    columns, rows = [columns[at] for at in shown], [[row[at] for at in shown] for row in rows]
+    beside = f" (in place of {data.stands_for})" if data.stands_for else ""
+    yield f"| {data.name}{beside} | " + " | ".join(each.name for each in columns) + " |"
+    yield "| --- " * (len(columns) + 1) + "|"
+    for line, row in zip(table.lines, rows, strict=True):
+        if any(row):
+            yield f"| {line.name} | " + " | ".join(cell or "–" for cell in row) + " |"
+
+
+def _cell(
+    table: Table,
+    line: Line,
+    data: Data,
+    column: Column,
+    values: Mapping[Place, tuple[float, ...]],
+) -> str:
+    """Returns ``paper → ours``, or what there is of the two."""
+    if not has(line, data, column):
+        return ""
+    place = (data.name, line.name, column.name)
+    paper, ours = table.paper(place), values.get(place, ())
+    digits = digits_of(table, data)
+    left = "" if paper is None else f"{paper:.{digits}f}"
+    right = ""
+    if ours:
+        right = f"**{fmean(ours):.{digits}f}**"
+        right += f" ± {stdev(ours):.{digits}f}" if len(ours) > 1 else ""
+    return " → ".join(each for each in (left, right) if each)
+
+
+def _verdicts(table: Table, result: Result | None) -> Iterator[str]:
+    for claim, findings in judged(table, result):
+        seen = [each for each in findings if each.verdict != "not run"]
+        told = "; ".join(f"{each.data}: {each.verdict}, {each.found}" for each in seen)
+        yield f"- **{overall(findings)}**: {claim.says}{f' ({told})' if told else ''}"

@@ -1,0 +1,253 @@
+"""``benchmarks.papers``: every study file holds together, and a small one runs, and resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.papers import page, shelf
+from benchmarks.papers.__main__ import main
+from benchmarks.papers.check import UnexpectedError, refused_without_data
+from benchmarks.papers.data import Sources
+from benchmarks.papers.describe import (
+    EVALUATE,
+    SCALES,
+    At,
+    Column,
+    Data,
+    Line,
+    Place,
+    Scale,
+    Table,
+    labels_of,
+    resolved,
+    run_at,
+)
+from benchmarks.papers.plan import variants
+from benchmarks.papers.result import judged, load, markdown, result_of
+from benchmarks.papers.rules import Cells, Claim, along, below, best, better, close, ratio, within
+from benchmarks.papers.run import Runner
+
+NAMES = shelf.names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_file_agrees_with_itself(name: str) -> None:
+    table = shelf.load(name)
+    lines, columns = {each.name for each in table.lines}, len(table.columns)
+    assert len(lines) == len(table.lines)
+    assert len({each.name for each in table.columns}) == columns
+    for data, rows in table.figures.items():
+        assert data in {each.name for each in table.data}
+        assert set(rows) <= lines
+        assert all(len(row) == columns for row in rows.values())
+    # A claim that names a line or a column wrongly would never be judged.
+    random = np.random.default_rng(0)
+    values = {place: tuple(random.uniform(0.1, 0.9, 3)) for place in table.places()}
+    for claim in table.claims:
+        findings = [*claim.findings(Cells(table, values))]
+        assert any(each.verdict != "not run" for each in findings), claim.says
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_of_a_table_is_accepted_or_says_what_it_needs(name: str, scale: Scale) -> None:
+    refused_without_data(shelf.load(name), scale)
+    table = run_at(shelf.load(name), scale)
+    if table.compute is None:
+        found = variants(table)
+        assert found
+        titles = [each.name(name) for each in found]
+        assert len(set(titles)) == len(titles)
+
+
+def test_the_page_is_up_to_date() -> None:
+    hint = "run `python -m benchmarks.papers --page`"
+    assert page.PAGE.read_text() == page.text(), hint
+
+
+# -- a table of made data
+# ----------------------------------------------------------------------
+
+
+def split(lr: float, epochs: int = 12) -> list[dict[str, object]]:
+    optimizer = {"kind": "adam", "lr": lr}
+    return [
+        {"kind": "splitnn", "epochs": epochs, "batch_size": 16, "optimizer": optimizer},
+        EVALUATE,
+    ]
+
+
+BARS = Data(
+    "bars",
+    "mnist",
+    {"kind": "multiclass", "classes": 10},
+    2,
+    "accuracy",
+    {"embedding_size": 4, "encoder": {"kind": "mlp", "hidden": [8]}},
+    At(None, 80),
+    options={"divide": "halves"},
+    whole={"divide": "strips"},
+)
+TINY = Table(
+    place="Table 0",
+    title="two methods",
+    data=(BARS, dataclasses.replace(BARS, name="absent", prepare="nowhere")),
+    lines=(
+        Line("VFL", split(0.01), rates=(1e-6, 0.05)),
+        Line("Combine", split(0.05, epochs=1), combined=True),
+        Line("Solo", split(0.05, epochs=1), alone=True, only=("40",)),
+        Line("future", [{"kind": "no-such-phase"}], needs="a phase that nobody has written"),
+    ),
+    columns=(Column("40", labels=40), Column("20", labels=20), Column("P2", labels=40, host=2)),
+    figures={"bars": {"VFL": (90.0, 80.0, None)}},
+    source="this test",
+    claims=(Claim("more labels help", along("VFL", "20", "40")),),
+    seeds=(1, 2),
+    small="80 rows",
+    percent=True,
+)
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The form of MNIST without training images: each class has a bar at another place."""
+    folder = tmp_path_factory.mktemp("data")
+    labels = np.arange(100, dtype=np.uint8) % 10
+    images = np.zeros((100, 28, 28), np.uint8)
+    for row, label in enumerate(labels):
+        images[row, :, 2 * label : 2 * label + 6] = 255
+    np.savez(folder / "mnist10k.npz", images=images, labels=labels)
+    return folder
+
+
+def test_a_table_runs_and_resumes(bars: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    runner = Runner("small", Sources(bars, tmp_path / "data"), tmp_path / "runs", 1, said.append)
+    found = runner.fill("tests.tiny", TINY, [1])
+    cells = {place[1:]: values for place, values in found.values.items()}
+    assert set(cells) == {
+        ("VFL", "40"), ("VFL", "20"), ("VFL", "P2"),
+        ("Combine", "40"), ("Combine", "20"), ("Combine", "P2"), ("Solo", "40"),
+    }  # fmt: skip
+    assert all(len(values) == 1 for values in cells.values())
+    # Of two learning rates, the one that learns.
+    assert set(found.rates.values()) == {0.05}
+    assert min(cells["VFL", "40"]) > 20.0
+    assert list(found.absent) == ["absent"]
+    assert "there is no data set 'nowhere'" in found.absent["absent"]
+    assert all("nobody has written" in why for why in found.left_out.values())
+    assert found.left_out
+
+    runs = sorted((tmp_path / "runs").glob("*-bars-*/*/summary.json"))
+    before = {path: path.stat().st_mtime_ns for path in runs}
+    # As if the command had been killed in its last run.
+    shutil.rmtree(runs[-1].parent)
+    again = runner.fill("tests.tiny", TINY, [1])
+    assert again.values == found.values
+    after = {path for path in runs if path.stat().st_mtime_ns != before[path]}
+    assert after == {runs[-1]}
+
+    result = result_of("tests.tiny", "small", [1], again)
+    result.save(tmp_path)
+    kept = load("tests.tiny", "small", tmp_path)
+    assert kept is not None
+    assert kept.values.keys() == result.values.keys()
+    text = markdown(TINY, kept)
+    assert "| VFL | 90.000 → **" in text
+    assert "more labels help (bars: " in text
+    assert "not the official files" in " ".join(kept.notes["bars"])
+
+
+def test_labels_may_be_a_share_of_the_training_rows() -> None:
+    data = dataclasses.replace(BARS, settings={"train": At(4000, 200)})
+    column = Column("1%", share=0.01)
+    assert [labels_of(column, data, scale) for scale in SCALES] == [40, 2]
+    assert resolved({"a": [At(1, 2)]}, "small") == {"a": [2]}
+
+
+# -- rules
+# ----------------------------------------------------------------------
+
+ONE = dataclasses.replace(
+    TINY,
+    data=(BARS,),
+    lines=(Line("a"), Line("b")),
+    columns=(Column("x"), Column("y")),
+    figures={"bars": {"a": (90.0, 80.0), "b": (80.0, 70.0)}},
+    claims=(Claim("a is better", better("a", "b")),),
+)
+
+
+def cells(a: float, b: float, spread: float = 0.1) -> Cells:
+    values: dict[Place, tuple[float, ...]] = {
+        ("bars", line, column): (value - spread, value + spread * (2 if line == "a" else 1))
+        for line, value in (("a", a), ("b", b))
+        for column in ("x", "y")
+    }
+    return Cells(ONE, values)
+
+
+@pytest.mark.parametrize(
+    ("judge", "a", "b", "verdict"),
+    [
+        (better("a", "b"), 90, 80, "holds"),
+        (better("a", "b"), 84, 80, "direction"),
+        (better("a", "b"), 79, 80, "not found"),
+        (close("b", "a", 1.0), 80, 79.5, "holds"),
+        (close("b", "a", 1.0), 80, 78.5, "direction"),
+        (close("b", "a", 1.0), 80, 70, "not found"),
+        (ratio("a", "b", 2.0), 40, 10, "holds"),
+        (ratio("a", "b", 2.0), 15, 10, "direction"),
+        (ratio("a", "b", 2.0), 9, 10, "not found"),
+        (best("a"), 90, 80, "holds"),
+        (best("b"), 90, 80, "not found"),
+        (below("a", 50.0), 40, 10, "holds"),
+        (below("a", 50.0), 60, 10, "not found"),
+        (within(6.0), 85, 75, "holds"),
+        (within(1.0), 10, 10, "not found"),
+    ],
+)
+def test_a_rule_gives_its_verdict(judge: object, a: float, b: float, verdict: str) -> None:
+    (finding,) = Claim("it is so", judge).findings(cells(a, b))  # type: ignore[arg-type]
+    assert finding.verdict == verdict
+
+
+def test_a_difference_within_the_noise_is_a_direction() -> None:
+    noisy = {("bars", "a", "x"): (70.0, 95.0), ("bars", "b", "x"): (80.0, 80.0)}
+    (finding,) = Claim("it is so", better("a", "b", share=0.0)).findings(Cells(ONE, noisy))
+    assert finding.verdict == "direction"
+    (none,) = Claim("it is so", better("a", "b")).findings(Cells(ONE, {}))
+    assert none.verdict == "not run"
+    assert judged(ONE, None)[0][1][0].verdict == "not run"
+
+
+def test_a_line_that_is_refused_without_a_reason_is_an_error() -> None:
+    wrong = dataclasses.replace(TINY, lines=(Line("wrong", [{"kind": "splitnn", "epoch": 1}]),))
+    with pytest.raises(UnexpectedError, match="'epoch'"):
+        refused_without_data(wrong, "small")
+
+
+# -- the command
+# ----------------------------------------------------------------------
+
+
+def test_the_list_says_which_data_are_there(bars: Path) -> None:
+    shown = CliRunner().invoke(main, ["fedonce.table7", "--list", "--data", str(bars)])
+    assert shown.exit_code == 0, shown.output
+    words = shown.output.split()
+    assert "fedonce.table7" in words
+    at = words.index("mnist:")
+    assert words[at + 1] == "present"
+
+
+def test_a_name_that_is_unknown_is_refused() -> None:
+    shown = CliRunner().invoke(main, ["fedonce.table99", "--list"])
+    assert shown.exit_code == 2
+    assert "there is no table 'fedonce.table99'" in shown.output
+    assert "give --data DIR" in CliRunner().invoke(main, ["fedonce.table7"]).output
