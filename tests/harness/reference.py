@@ -71,7 +71,7 @@ class OneParty:
                 table,
                 self.splits["train"],
                 one_hot=not takes_codes(encoder),
-                flatten=encoder.kind in ("mlp", "tabular"),
+                flatten=encoder.kind in ("mlp", "tabular", "raw"),
                 settings=data,
             )
             self.features = fitted.transform(table)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from tests.harness import wiring
-from tests.harness.reference import Updates, one_thread, own_table
+from tests.harness.reference import Updates, clip_gradients, one_thread, own_table
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
@@ -35,6 +35,8 @@ from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
 WEIGHT_DECAY, SGD_MOMENTUM = 3e-5, 0.9
+# What the released code's views of tables are.
+RELEASED = {"corrupt": "one", "replacement": "uniform", "exact_share": True}
 
 
 def _heads(settings: dict[str, Any], width: int) -> tuple[nn.Module, nn.Module]:
@@ -59,7 +61,10 @@ def _heads(settings: dict[str, Any], width: int) -> tuple[nn.Module, nn.Module]:
 
 
 class _Tower:
-    """One tower: f, its projector, h, and SGD over them, or the optimizer of a table."""
+    """One tower: f, its projector, h, and SGD over them, or the optimizer of a table.
+
+    ``released``: gradients are clipped at 5. ``annealed``: the rate of h falls, too.
+    """
 
     def __init__(
         self,
@@ -68,15 +73,20 @@ class _Tower:
         lr: float,
         table: dict[str, Any],
         epochs: int,
+        released: bool,
+        annealed: bool,
     ) -> None:
+        self.released, self.annealed = released, annealed
         self.encoder, (self.projector, self.predictor) = encoder, heads
         self.parts = nn.ModuleDict(
             {"encoder": encoder, "projector": heads[0], "predictor": heads[1]}
         )
         self.lr = lr
         self.own = Updates(table, list(self.parts.parameters()), epochs) if table else None
+        below = [*encoder.parameters(), *self.projector.parameters()]
+        rest = [*self.predictor.parameters()]
         self.optimizer = torch.optim.SGD(
-            self.parts.parameters(),
+            [{"params": below}, *([{"params": rest}] if rest else [])],
             lr=lr,
             momentum=SGD_MOMENTUM,
             weight_decay=WEIGHT_DECAY,
@@ -93,6 +103,8 @@ class _Tower:
             return
         self.optimizer.zero_grad()
         loss.backward()
+        if self.released:
+            clip_gradients(list(self.parts.parameters()), 5.0)
         self.optimizer.step()
 
     def anneal(self, epoch: int, epochs: int) -> None:
@@ -101,7 +113,7 @@ class _Tower:
             if epoch:
                 self.own.end_epoch()
             return
-        for group in self.optimizer.param_groups:
+        for group in self.optimizer.param_groups[: None if self.annealed else 1]:
             group["lr"] = self.lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
@@ -139,6 +151,9 @@ class _Party:
             test=rows.test,
             aligned=rows.aligned,
         )
+        released = recipe.preset == "released"
+        all_rows = settings.get("local_rows", "all") == "all"
+        self.own_rows = self.splits["local" if all_rows else "aligned"]
         fitted = Preprocessor.fit(
             table,
             self.splits["local"],
@@ -148,7 +163,9 @@ class _Party:
         )
         self.features = fitted.transform(table)
         self.augment = make_augment(
-            AugmentSettings(**settings.get("augment", {})), self.features, self.splits["local"]
+            AugmentSettings(**((RELEASED if released else {}) | settings.get("augment", {}))),
+            self.features,
+            self.own_rows,
         )
         gamma, size = settings["gamma"], recipe.model.embedding_size
         lr = 0.05 * settings["batch_size"] / 256 * 0.5 / (0.5 + gamma)
@@ -159,7 +176,9 @@ class _Party:
             with seeded(derive_seed(recipe.seed, "init", phase, *owner, label)):
                 heads = _heads(settings, size)
             epochs = settings["rounds"] * settings.get(f"{label}_epochs", 1)
-            return _Tower(encoder, heads, lr, own_table(settings, name, {}), epochs)
+            annealed = settings.get("anneal_predictor", not released)
+            own = own_table(settings, name, {})
+            return _Tower(encoder, heads, lr, own, epochs, released, annealed)
 
         self.cross = tower("cross", name)
         # Averaged later, so it begins alike at all parties.
@@ -173,9 +192,9 @@ class _Party:
     def queue(self, label: str) -> _Queue:
         if label not in self.queues:
             seed = derive_seed(self.recipe.seed, "queue", self.phase, self.name, label)
-            self.queues[label] = _Queue(
-                self.settings["queue"], self.settings["projector"][-1], seed
-            )
+            # Without a projector the loss sees embeddings.
+            width = [self.recipe.model.embedding_size, *self.settings["projector"]][-1]
+            self.queues[label] = _Queue(self.settings["queue"], width, seed)
         return self.queues[label]
 
     def loss(self, p: Tensor, z: Tensor, negatives: _Queue | None) -> Tensor:
@@ -226,7 +245,7 @@ class _Party:
         self.cross.parts.eval()
         self.local.anneal(epoch, epochs)
         own = derive_seed(seed, self.name)
-        for rows in batches(own, self.phase, epoch, self.splits["local"], size):
+        for rows in batches(own, self.phase, epoch, self.own_rows, size):
             if len(rows) < size:
                 continue
             # Line 19.

@@ -54,14 +54,15 @@ def train(
                 test=recipe.rows.test,
             )
             rows = splits["train"]
-            flatten = recipe.model.encoder.kind == "mlp"
+            kind = party.encoder or recipe.model.encoder
+            flatten = kind.kind in ("mlp", "raw")
             fitted = Preprocessor.fit(
                 table, splits["local"], one_hot=True, flatten=flatten, settings=settings
             )
             x = fitted.transform(table).x[torch.from_numpy(rows)]
             with seeded(derive_seed(recipe.seed, "init", party.name, "encoder")):
                 encoder = build_encoder(
-                    recipe.model.encoder, fitted.transform(table).spec, width_of(recipe, party.name)
+                    kind, fitted.transform(table).spec, width_of(recipe, party.name)
                 )
             if party.role == "active":
                 active, own, x_own = party.name, encoder, x

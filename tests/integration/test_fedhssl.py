@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.harness import cases, reference_fedhssl
 from tests.harness.federation import Federation
+from tests.harness.memory import run_here
 from tests.integration.test_exact import largest_deviation
 
 # Absolute, float32, on the CPU.
@@ -112,6 +113,47 @@ def test_several_updates_on_what_was_received_once(tmp_path: Path, record_proper
     data = cases.columns("sklearn:breast_cancer", 3, limit=220)
     tables["task"] = {"kind": "binary"}
     check(tmp_path, tables, data, TOP["mlp"], record_property)
+
+
+def test_the_released_code_clips_and_keeps_the_predictors_rate(
+    tmp_path: Path, record_property: Any
+) -> None:
+    """Preset released: also numbers from ranges, in exactly three of ten columns, of one view."""
+    tables = recipe(2, "simsiam", {"kind": "mlp", "hidden": [24]}, gamma=0.0, batch_size=100)
+    tables |= {"task": {"kind": "binary"}, "preset": "released"}
+    data = cases.columns("sklearn:breast_cancer", 2, limit=330)
+    check(tmp_path, tables, data, TOP["mlp"], record_property)
+    # What is written replaces what the preset says.
+    written = {"anneal_predictor": True, "augment": {"corrupt": "both", "replacement": "rows"}}
+    tables["phases"][0] |= written
+    _, federation = run_here(tmp_path / "written", tables, data)
+    found = {name: federation.parameters(name) for name in federation.names}
+    want = reference_fedhssl.pretrain(tables, data, TOP["mlp"])[-1]
+    assert largest_deviation(without_tops(found), encoders_only(want)) <= TOLERANCE
+
+
+def test_the_local_step_may_have_the_aligned_rows_alone(
+    tmp_path: Path, record_property: Any
+) -> None:
+    tables = recipe(2, "moco", {"kind": "mlp", "hidden": [24]}, local_rows="aligned", queue=40)
+    tables |= {"task": {"kind": "binary"}}
+    data = cases.columns("sklearn:breast_cancer", 2, limit=220)
+    check(tmp_path, tables, data, TOP["mlp"], record_property)
+
+
+@pytest.mark.parametrize("ssl", ["byol", "moco"])
+def test_without_a_projector_embeddings_are_compared(
+    ssl: str, tmp_path: Path, record_property: Any
+) -> None:
+    tables = recipe(2, ssl, {"kind": "mlp", "hidden": [24]}, projector=[])
+    federation = check(tmp_path, tables, cases.digits(2, limit=220), TOP["mlp"], record_property)
+    (sent,) = [
+        each
+        for each in federation.ledger("p1")
+        if (each.kind, each.direction) == ("embedding", "sent")
+    ]
+    # Width 8, 2 batches of 32 aligned rows in each of 4 rounds.
+    assert sent.payload_bytes == 4 * 8 * 32 * 2 * 4
 
 
 def test_no_gradient_crosses_in_pretraining(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.harness import cases, reference_fedonce
+from tests.harness import cases, reference, reference_fedonce
 from tests.harness.federation import Federation, refused
 from tests.harness.kills import Killed, killed, plugged
 from tests.harness.memory import run_here
@@ -108,6 +108,56 @@ def test_parameters_and_bytes_are_those_of_the_paper(
         )
     assert summary["bytes"]["by_phase"]["head"]["payload_bytes"] == 4 * n * d * (parties - 1)
     assert summary["bytes"]["agrees"]
+
+
+@pytest.mark.parametrize("own_encoder", ["trained", "frozen"])
+def test_the_active_partys_columns_go_into_the_model_as_they_are(
+    own_encoder: str, tmp_path: Path
+) -> None:
+    """FedOnce's host model takes x¹ itself: in processes, in memory, and in the reference."""
+    tables, tables_of = recipe(2, "binary"), data(2, "binary")
+    tables["parties"][0] |= {"encoder": {"kind": "raw"}, "embedding_size": 15}
+    tables["phases"][1]["own_encoder"] = own_encoder
+    _, apart = run(tmp_path / "apart", tables, tables_of)
+    _, here = run_here(tmp_path / "here", tables, tables_of)
+    assert_equal(parameters(apart), parameters(here))
+    # 15 columns and 3 numbers of the other party.
+    assert parameters(here)["p0"]["top.0.weight"].shape == (8, 18)
+    want = reference_fedonce.train(tables, tables_of)
+    assert largest_deviation(parameters(here), want) <= TOLERANCE
+
+
+def test_an_active_party_without_encoder_is_trained_with_split_training(tmp_path: Path) -> None:
+    tables, tables_of = recipe(2, "binary"), data(2, "binary")
+    tables["parties"][0] |= {"encoder": {"kind": "raw"}, "embedding_size": 15}
+    tables["phases"][:2] = [
+        {"kind": "splitnn", "epochs": 2, "batch_size": 24, "optimizer": {"kind": "sgd", "lr": 0.1}}
+    ]
+    _, federation = run_here(tmp_path, tables, tables_of)
+    want = reference.train(tables, tables_of)
+    assert largest_deviation(parameters(federation), want) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("party", "change", "names"),
+    [
+        (1, {}, ["p1", "raw", "active party"]),
+        (0, {"embedding_size": 14}, ["p0", "15", "embedding_size"]),
+        (0, {"active": True}, ["raw", "no weights"]),
+    ],
+    ids=["passive", "width", "pretraining"],
+)
+def test_no_encoder_is_only_for_an_active_party_that_states_its_columns(
+    party: int, change: dict[str, Any], names: list[str], tmp_path: Path
+) -> None:
+    tables = recipe(2, "binary")
+    raw = {"encoder": {"kind": "raw"}, "embedding_size": 15}
+    tables["parties"][party] |= raw | change.copy()
+    if tables["parties"][party].pop("active", False):
+        tables["phases"][0]["active"] = True
+    with Federation(tmp_path, tables, data(2, "binary")) as federation:
+        federation.start_server()
+        refused(federation.start_party(f"p{party}"), *names)
 
 
 @pytest.mark.parametrize(

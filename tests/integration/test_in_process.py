@@ -447,6 +447,7 @@ ELSEWHERE = {
         f"kind = {kind}": "likewise: test_models.py and test_halves.py train each for a step"
         for kind in ("cnn0", "cnn1", "resnet50", "mobilenet_v2", "vgg13")
     },
+    "kind = raw": "test_fedonce.py",
     "kind = identity": "the codec of all cases that name none",
     "kind = multilabel": "needs a table of one's own: see test_task.py",
     "kind = survival": "likewise",

@@ -288,6 +288,25 @@ def test_data_that_cannot_be_used_are_one_sentence(data: dict[str, Any]) -> None
 # ----------------------------------------------------------------------
 
 
+def test_a_run_tells_the_bytes_at_which_a_metric_was_reached(once: vfl.Run) -> None:
+    curves = once.curves()
+    first, second, _ = curves["validation loss"]
+    assert second < first, "it learns"
+    sent = [once.bytes_to("loss", value) for value in (first, second, 0.0)]
+    assert sent[2] is None
+    assert sent[0] is not None
+    assert sent[1] is not None
+    # Twice as many epochs, and whatever begins a run.
+    assert 1.5 * sent[0] < sent[1] < 2.5 * sent[0]
+    links = [each for each in once.bytes.by_link if each.phase == "splitnn"]
+    assert sent[1] == pytest.approx(sum(each.message_bytes for each in links), rel=0.2)
+    # More is better. The phase that evaluates test rows sends more, which is left out.
+    assert once.bytes_to("auc", 0.0, split="test") == sent[1]
+    assert once.bytes_to("auc", 1.1, split="test") is None
+    with raises(InputError, Code.CONFIG_INVALID):
+        once.bytes_to("ndcg", 0.5)
+
+
 def test_a_run_has_numbers_curves_and_pictures(once: vfl.Run, tmp_path: Path) -> None:
     assert set(once.metrics) == {"train", "validation", "test"}
     assert once.bytes.total.payload_bytes == once.summary.bytes.total.payload_bytes > 0

@@ -73,9 +73,36 @@ def test_a_killed_process_changes_nothing_bit_for_bit(
 
 
 @pytest.mark.parametrize(
+    ("ssl", "victim", "changed"),
+    [
+        ("moco", "p1", {"projector": []}),
+        # Two groups of parameters, one of which keeps its rate.
+        ("simsiam", "p0", {"local_rows": "aligned"}),
+    ],
+    ids=["no projector", "released"],
+)
+def test_a_killed_process_changes_nothing_in_variants(
+    ssl: str, victim: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    tables = recipe(2, ssl, MLP, rounds=6, **changed) | {"task": {"kind": "binary"}}
+    tables |= {"preset": "released"} if ssl == "simsiam" else {}
+    check_kill(tmp_path, tables, cases.columns("sklearn:breast_cancer", 2, limit=220), victim)
+
+
+def test_a_killed_party_without_encoder_changes_nothing(tmp_path: Path) -> None:
+    tables = cases.recipe(2, task={"kind": "binary"}, phase={"epochs": 6, "batch_size": 16})
+    tables["parties"][0] |= {"encoder": {"kind": "raw"}, "embedding_size": 15}
+    check_kill(tmp_path, tables, cases.columns("sklearn:breast_cancer", 2, limit=220), "p0")
+
+
+@pytest.mark.parametrize(
     ("change", "names"),
     [
         ({"gamma": -0.5}, ["gamma"]),
+        (
+            {"local_rows": "aligned", "local": False, "aggregate": False, "gamma": None},
+            ["local_rows", "local = true"],
+        ),
         ({"batch_size": 120}, ["batch_size = 120", "p0"]),
         ({"ssl": "simsian"}, ["ssl", "simsiam"]),
         ({"queue": 5000, "ssl": "moco"}, ["queue"]),
@@ -83,7 +110,7 @@ def test_a_killed_process_changes_nothing_bit_for_bit(
         ({"cross": False, "keep": "mean", "gamma": None}, ["keep", "cross = true"]),
         ({"kind": "fedhsl"}, ["'fedhsl'", "fedhssl"]),
     ],
-    ids=["gamma", "batch_size", "ssl", "queue", "aggregate", "keep", "kind"],
+    ids=["gamma", "local_rows", "batch_size", "ssl", "queue", "aggregate", "keep", "kind"],
 )
 def test_bad_input_is_one_sentence_before_any_training(
     change: dict[str, Any], names: list[str], tmp_path: Path
@@ -145,9 +172,13 @@ def test_rows_of_a_partys_own_are_learnt_from(tmp_path: Path) -> None:
     assert largest_deviation({"p1": with_them}, {"p1": without}) > 1e-3
 
 
-@pytest.mark.parametrize("encoder", [MLP, {"kind": "cnn", "channels": [4, 6]}])
+@pytest.mark.parametrize(
+    ("encoder", "projector"),
+    [(MLP, [16, 12]), ({"kind": "cnn", "channels": [4, 6]}, [16, 12]), (MLP, [])],
+    ids=["mlp", "cnn", "Eq. 2 itself"],
+)
 def test_ssvfl_i_gives_the_parameters_of_one_process_and_uploads_once(
-    encoder: dict[str, Any], tmp_path: Path, record_property: Any
+    encoder: dict[str, Any], projector: list[int], tmp_path: Path, record_property: Any
 ) -> None:
     tables = recipe(2, "simsiam", encoder)
     tables["rows"] |= {"labelled": 60}
@@ -157,7 +188,7 @@ def test_ssvfl_i_gives_the_parameters_of_one_process_and_uploads_once(
             "ssl": "simclr",
             "rounds": 3,
             "batch_size": 32,
-            "projector": [16, 12],
+            "projector": projector,
             "temperature": 0.2,
         },
         {"kind": "head", "epochs": 4, "batch_size": 16, "optimizer": {"kind": "adam", "lr": 0.01}},

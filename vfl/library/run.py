@@ -111,6 +111,18 @@ class Run:
             columns[whole] = [each.metrics.get(split, {}).get(of) for each in rounds]
         return columns
 
+    def bytes_to(self, metric: str, value: float, *, split: str = "validation") -> int | None:
+        """Returns the message bytes of all parties until ``metric`` of the ``split`` rows was first
+        at ``value`` or better; None if it never was (SS-VFL, Table 1).
+
+        A round counts whole, with what it sends to validate. What a phase of kind ``evaluate``
+        sends is left out. So are the bytes of a run that this one started from. Raises VflError if
+        no round has the metric, or a party's folder is not in the run's.
+        """
+        from vfl.report.reached import bytes_to
+
+        return bytes_to(self._found, self.settings, metric, value, split)
+
     @property
     def predictions(self) -> dict[str, list[Any]]:
         """The predictions behind the final metrics, as columns: ``phase``, ``split``, the ids,

@@ -139,6 +139,15 @@ class NetworkSettings(Section):
     """
 
 
+class RawSettings(Section):
+    """No encoder: the active party's inputs go into the top model as they are."""
+
+    kind: Literal["raw"]
+    """No encoder: the active party's own columns, or pixels, are its embedding (FedOnce's x¹). Its
+    ``embedding_size`` is their number. Passive parties would send their columns: they are refused.
+    """
+
+
 class CustomSettings(Section):
     """The user's own encoder: ``factory(input_spec, embedding_size, **options) ->
     torch.nn.Module``.
@@ -164,7 +173,7 @@ class PluginSettings(OfPlugIn):
 
 
 # Ours; any other kind is a plug-in's.
-ENCODERS = ("mlp", "tabular", "cnn", "cnn0", "cnn1", *NETWORKS, "custom")
+ENCODERS = ("mlp", "tabular", "cnn", "cnn0", "cnn1", *NETWORKS, "raw", "custom")
 
 
 def _whose(value: Any) -> str | None:
@@ -184,6 +193,7 @@ EncoderSettings = Annotated[
     | Annotated[Cnn0Settings, Tag("cnn0")]
     | Annotated[Cnn1Settings, Tag("cnn1")]
     | Annotated[NetworkSettings, Tag("network")]
+    | Annotated[RawSettings, Tag("raw")]
     | Annotated[CustomSettings, Tag("custom")]
     | Annotated[PluginSettings, Tag("plugin")],
     Discriminator(_whose),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from vfl_common.config.models import EncoderSettings
+from vfl_common.config.models import EncoderSettings, RawSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Tree
@@ -18,7 +18,8 @@ def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> 
     """Returns the party file's encoder, else the recipe's for this party, else the recipe's for
     all.
 
-    Raises InputError if it is a plug-in's that is not installed here, or has other settings.
+    Raises InputError if it is a plug-in's that is not installed here, or has other settings; and
+    if a passive party has none (``raw``).
     """
     place = recipe.party(name)
     found, where = recipe.model.encoder, "recipe: model.encoder"
@@ -28,6 +29,9 @@ def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> 
         found, where = place.encoder, f"recipe: parties.{name}.encoder"
     if place is None or place.features:
         check_encoder(found, where)
+    if place is not None and place.role == "passive" and isinstance(found, RawSettings):
+        text = f'{where}: kind = "raw" would send the columns of {name} as they are'
+        raise InputError(Code.CONFIG_INVALID, f"{text}; take it for the active party alone")
     return found
 
 

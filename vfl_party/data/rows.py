@@ -274,7 +274,7 @@ def prepare(
             table,
             splits["local"],
             one_hot=not takes_codes(encoder),
-            flatten=encoder.kind in ("mlp", "tabular"),
+            flatten=encoder.kind in ("mlp", "tabular", "raw"),
             settings=settings,
             tabular=tabular,
         )

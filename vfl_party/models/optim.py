@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -142,7 +142,15 @@ def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Op
     µs instead of 107 µs, one of a ResNet-18 11 ms instead of 60 ms; SGD and Adagrad gain as much.
     Their results differ from the default's only by rounding (tested), and are identical in every
     run with the same number of threads.
+
+    Raises InputError if there is nothing to train.
     """
+    params = list(params)
+    if not params:
+        text = 'an encoder of kind "raw" has no weights to train'
+        raise InputError(
+            Code.MODEL_INVALID, f"{text}; take another encoder for this phase, or leave it out"
+        )
     lr, decay = settings.lr, settings.weight_decay
     if settings.kind == "sgd":
         return _DirectSGD(params, lr=lr, momentum=settings.momentum, weight_decay=decay, fused=True)
@@ -151,6 +159,19 @@ def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Op
     if settings.kind == "adamw":
         return _DirectAdamW(params, lr=lr, weight_decay=decay, fused=True)
     return _DirectAdagrad(params, lr=lr, weight_decay=decay, fused=True)
+
+
+def keep_rate(optimizer: Optimizer, params: Sequence[Tensor]) -> None:
+    """Gives ``params`` of the optimizer a group of their own, whose rate no schedule of
+    ``build_schedule`` changes; call it before that. Nothing changes without ``params``.
+    """
+    if not params:
+        return
+    (group,) = optimizer.param_groups
+    own = {id(each) for each in params}
+    group["params"] = [each for each in group["params"] if id(each) not in own]
+    options = {key: value for key, value in group.items() if key != "params"}
+    optimizer.add_param_group({**options, "params": list(params), "kept": True})
 
 
 class Plateau(LambdaLR):
@@ -207,7 +228,14 @@ def build_schedule(settings: OptimizerSettings, optimizer: Optimizer, epochs: in
 
     if settings.schedule == "plateau":
         return Plateau(optimizer, factor, settings.factor, settings.plateau_patience)
-    return LambdaLR(optimizer, factor)
+    return LambdaLR(
+        optimizer,
+        [_kept if group.get("kept") else factor for group in optimizer.param_groups],
+    )
+
+
+def _kept(_epoch: int) -> float:
+    return 1.0
 
 
 def _decay(settings: OptimizerSettings, epochs: int) -> Callable[[int], float]:

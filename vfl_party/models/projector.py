@@ -9,7 +9,7 @@ from torch import nn
 
 def build_projector(in_features: int, widths: Sequence[int]) -> nn.Sequential:
     """Builds linear and BatchNorm for each width, ReLU after all but the last. h: [B, in_features]
-    -> [B, widths[-1]].
+    -> [B, widths[-1]]. Without widths it is the identity.
 
     FedHSSL, appendix B: [512, 512, 512] for SimSiam and BYOL, [512, 512, 128] for MoCo.
     """

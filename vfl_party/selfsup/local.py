@@ -67,10 +67,10 @@ class LocalSelfSup:
         self._trained = Trained(tower, plan, epochs)
         self._target = target_of(tower) if plan.has_target else None
         queued = plan.ssl == "moco"
-        count = len(self._rows)
-        self._keys = make_queue(party, phase, "local", plan, count) if queued else None
+        sizes = {"rows": len(self._rows), "width": tower.width}
+        self._keys = make_queue(party, phase, "local", plan, **sizes) if queued else None
         guided = queued and guide is not None and plan.negatives == "queue"
-        self._guide_keys = make_queue(party, phase, "guide", plan, count) if guided else None
+        self._guide_keys = make_queue(party, phase, "guide", plan, **sizes) if guided else None
         check_keys(party, phase, plan.augment)
         self._augment = make_augment(plan.augment, party.need_features(), self._rows)
 

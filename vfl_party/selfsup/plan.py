@@ -17,6 +17,9 @@ _WIDTHS = {
     "simclr": (512, 512, 128),
 }
 _MOMENTUM = {"byol": 0.995, "moco": 0.99}
+# FedHSSL's released code: the largest L2 norm of a gradient, and its views of tables.
+_CLIP = 5.0
+_VIEWS = {"corrupt": "one", "replacement": "uniform", "exact_share": True}
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class SelfSupPlan:
     negatives: Negatives
     optimizer: OptimizerSettings
     augment: AugmentSettings
+    anneals_predictor: bool
+
+    def width(self, embedding: int) -> int:
+        """Returns the width of the projections of embeddings of width ``embedding``."""
+        return self.widths[-1] if self.widths else embedding
 
     @property
     def predicts(self) -> bool:
@@ -75,23 +83,27 @@ def make_plan(
             momentum=0.9,
             weight_decay=3e-5,
             schedule="cosine",
+            clip_norm=_CLIP if released else None,
         )
     )
-    augment = settings.augment
-    if released and "corrupt" not in augment.model_fields_set:
-        # The keys that are written stay the same.
-        augment = AugmentSettings.model_construct(
-            augment.model_fields_set, **(augment.model_dump() | {"corrupt": "one"})
-        )
+    anneals = settings.anneal_predictor
     return SelfSupPlan(
         ssl=settings.ssl,
         batch_size=settings.batch_size,
-        widths=settings.projector or _WIDTHS[settings.ssl],
+        widths=_WIDTHS[settings.ssl] if settings.projector is None else settings.projector,
         hidden=settings.predictor,
         temperature=settings.temperature,
         queue=settings.queue,
         momentum=momentum,
         negatives="batch" if released or settings.ssl == "simclr" else "queue",
         optimizer=optimizer,
-        augment=augment,
+        augment=_released(settings.augment) if released else settings.augment,
+        anneals_predictor=not released if anneals is None else anneals,
     )
+
+
+def _released(augment: AugmentSettings) -> AugmentSettings:
+    """Returns the views of the released code; the keys that are written stay the same."""
+    written = augment.model_fields_set
+    changed = {key: value for key, value in _VIEWS.items() if key not in written}
+    return AugmentSettings.model_construct(written, **(augment.model_dump() | changed))

@@ -25,10 +25,16 @@ class SelfSupSettings(OwnOptimizers):
     """Rounds of the phase."""
     batch_size: PositiveInt = Field(default=512, ge=2)
     """Rows of a batch."""
-    projector: tuple[Width, ...] | None = Field(default=None, min_length=1)
-    """The widths of the projector's layers. Default: the method's, by preset."""
+    projector: tuple[Width, ...] | None = None
+    """The widths of the projector's layers; ``[]``: none, the loss sees the embeddings themselves
+    (SS-VFL, Eq. 2). Default: the method's, by preset.
+    """
     predictor: Width = 128
     """The width of the predictor's hidden layer (``simsiam``, ``byol``)."""
+    anneal_predictor: bool | None = None
+    """Whether the predictor's learning rate follows the optimizer's schedule (``simsiam``,
+    ``byol``). If not, it stays at ``lr``. Default: true, with preset ``released`` false.
+    """
     temperature: Temperature = 0.5
     """The number by which cosines are divided (``moco``, ``simclr``)."""
     queue: PositiveInt = 4096

@@ -13,17 +13,23 @@ from torch import Tensor, nn
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed
 from vfl_party.models import build_predictor, build_projector, seeded
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.optim import build_optimizer, build_schedule, clip, keep_rate
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import KeyQueue, byol, ema_update, moco, nt_xent, simsiam
 from vfl_party.selfsup.plan import SelfSupPlan
 
 
 class Tower(nn.Module):
-    """encoder -> projector (z) -> predictor (p); without a predictor in the plan, p = z."""
+    """encoder -> projector (z) -> predictor (p); without a predictor in the plan, p = z.
 
-    def __init__(self, encoder: nn.Module, projector: nn.Module, predictor: nn.Module) -> None:
+    ``width``: of z.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, projector: nn.Module, predictor: nn.Module, width: int
+    ) -> None:
         super().__init__()
+        self.width = width
         self.encoder, self.projector, self.predictor = encoder, projector, predictor
 
     def project(self, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -46,11 +52,9 @@ def build_tower(
     width = encoder_width(encoder, party)
     names = (phase, label) if shared else (phase, party.name, label)
     with seeded(derive_seed(party.recipe.seed if shared else party.own_seed, "init", *names)):
-        projector = build_projector(width, plan.widths)
-        predictor = (
-            build_predictor(plan.widths[-1], plan.hidden) if plan.predicts else nn.Identity()
-        )
-    return Tower(encoder, projector.to(party.device), predictor.to(party.device))
+        projector, width = build_projector(width, plan.widths), plan.width(width)
+        predictor = build_predictor(width, plan.hidden) if plan.predicts else nn.Identity()
+    return Tower(encoder, projector.to(party.device), predictor.to(party.device), width)
 
 
 def encoder_width(encoder: nn.Module, party: Party) -> int:
@@ -71,6 +75,9 @@ class Trained:
         self.tower, self._plan = tower, plan
         self._params = list(tower.parameters())
         self._optimizer = build_optimizer(plan.optimizer, self._params)
+        # With the predictor's own rate: a group of parameters, and a schedule, for each.
+        constant = list(tower.predictor.parameters()) if not plan.anneals_predictor else []
+        keep_rate(self._optimizer, constant)
         self._schedule = build_schedule(plan.optimizer, self._optimizer, epochs)
 
     def step(self, loss: Tensor) -> None:
@@ -112,8 +119,10 @@ def follow(target: Tower, online: Tower, momentum: float) -> None:
     ema_update(target.projector, online.projector, momentum)
 
 
-def make_queue(party: Party, phase: str, label: str, plan: SelfSupPlan, rows: int) -> KeyQueue:
-    """Makes a queue of ``plan.queue`` MoCo keys, at first random directions.
+def make_queue(
+    party: Party, phase: str, label: str, plan: SelfSupPlan, *, rows: int, width: int
+) -> KeyQueue:
+    """Makes a queue of ``plan.queue`` MoCo keys of ``width``, at first random directions.
 
     Raises InputError unless it is smaller than ``rows``: otherwise it would hold every row's own
     key, as a negative.
@@ -128,7 +137,7 @@ def make_queue(party: Party, phase: str, label: str, plan: SelfSupPlan, rows: in
             f"{text} would be among its negatives; set queue to {rows - 1} or less",
         )
     seed = derive_seed(party.own_seed, "queue", phase, party.name, label)
-    return KeyQueue(plan.queue, plan.widths[-1], seed, party.device)
+    return KeyQueue(plan.queue, width, seed, party.device)
 
 
 def loss_against(plan: SelfSupPlan, p_BP: Tensor, z_BP: Tensor, queue: KeyQueue | None) -> Tensor:

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from vfl.preparing.columns.importance import ALPHA, IMPORTANCE
 from vfl.preparing.columns.official import FLOAT, ColumnFiles, classes_of, damaged, file
 from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
@@ -54,9 +55,10 @@ def libsvm_set(
         rows=sum(rows.values()),
         task={"kind": "binary"},
         forms=(Form(tuple(files.values()), read, rows), *others),
-        divisions={"columns": COLUMNS},
+        divisions={"columns": COLUMNS, "importance": IMPORTANCE},
         uses=(use,),
         memory=memory,
+        options=ALPHA,
     )
 
 

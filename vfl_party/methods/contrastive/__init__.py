@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from pydantic import PositiveInt
+
 from vfl_common.config.models import Probability, Temperature
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.models.training import own_optimizer
@@ -30,6 +32,8 @@ class ContrastiveSettings(SelfSupSettings):
     negatives from a queue.
     """
 
+    rounds: PositiveInt = 200
+    """Rounds of the phase. Default: the paper's 200 epochs; it then trains 500 on labelled rows."""
     ssl: Literal["simclr", "moco"] = "simclr"
     """The loss: ``simclr`` takes negatives from the batch, ``moco`` from a queue."""
     temperature: Temperature = 0.2

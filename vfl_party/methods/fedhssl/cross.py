@@ -49,11 +49,11 @@ class CrossStep:
         self._keys: dict[str, KeyQueue] = {}
         # Of received projections, so it adds no traffic.
         if plan.ssl == "moco" and plan.negatives == "queue":
-            rows = len(self._rows)
+            sizes = {"rows": len(self._rows), "width": self.tower.width}
             self._keys = {
-                peer: make_queue(party, phase, f"{CROSS} {peer}", plan, rows) for peer in peers
+                peer: make_queue(party, phase, f"{CROSS} {peer}", plan, **sizes) for peer in peers
             }
-        self._open(projection(settings), rows=plan.batch_size, width=plan.widths[-1])
+        self._open(projection(settings), rows=plan.batch_size, width=self.tower.width)
 
     @property
     def steps(self) -> int:

@@ -64,6 +64,7 @@ class FedHSSL(Phase):
                 guide=self._cross.tower if self._cross is not None else None,
                 gamma=gamma,
                 guide_drifts=preset == "released",
+                split="aligned" if settings.local_rows == "aligned" else "local",
             )
             if settings.aggregate:
                 self._aggregation = AggregationStep(party, name, self._local.tower, settings)

@@ -34,7 +34,11 @@ class FedHSSLSettings(SelfSupSettings):
     cross_epochs: PositiveInt = 1
     """Epochs of a round's cross-party step, over the aligned training rows."""
     local_epochs: PositiveInt = 1
-    """Epochs of a round's local step, over all of a party's training rows."""
+    """Epochs of a round's local step, over ``local_rows``."""
+    local_rows: Literal["all", "aligned"] = "all"
+    """The rows of the local step: all of a party's training rows, or the aligned ones, a share
+    that ``rows.aligned`` can lower (FedHSSL, Table IX).
+    """
     local_updates: PositiveInt = 1
     """Updates of the cross-party step on one exchange (e)."""
     keep: Keep | None = None
@@ -51,6 +55,8 @@ class FedHSSLSettings(SelfSupSettings):
             raise ValueError(
                 "aggregate = true shares the local encoders' top: it needs local = true"
             )
+        if self.local_rows == "aligned" and not self.local:
+            raise ValueError('local_rows = "aligned" is for the local step: it needs local = true')
         if self.gamma is not None and not (self.cross and self.local):
             raise ValueError(
                 "gamma weighs the cross-party encoder's guidance of the local one: it needs both"

@@ -31,14 +31,14 @@ def _occurrences(
     party: Party, name: str, settings: FedHSSLSettings, weights: Exchange | None
 ) -> Iterator[Occurrence]:
     plan, z, steps = make_plan(settings, party.recipe.preset), projection(settings), 0
+    # With keep = "concat" each of the two encoders gives half of the embedding.
+    width = plan.width(party.embedding_size // (2 if settings.kept == "concat" else 1))
     if settings.cross:
         steps = settings.cross_epochs * (
             len(require_rows(party, name, "aligned", plan.batch_size)) // plan.batch_size
         )
     for round_ in range(settings.rounds):
         for batch in range(steps):
-            yield Occurrence.of(
-                z, StepKey(name, round_, batch), rows=plan.batch_size, width=plan.widths[-1]
-            )
+            yield Occurrence.of(z, StepKey(name, round_, batch), rows=plan.batch_size, width=width)
         if weights is not None:
             yield Occurrence.of(weights, StepKey(name, round_, 0))

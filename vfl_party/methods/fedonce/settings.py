@@ -62,8 +62,8 @@ class FedOnceSettings(OwnOptimizers):
     """``nat``: epochs from one matching to the next."""
     decoder: tuple[Width, ...] = (128,)
     """``reconstruction``: the widths of the decoder's hidden layers."""
-    projector: tuple[Width, ...] | None = Field(default=None, min_length=1)
-    """``contrastive``: the widths of the projector's layers."""
+    projector: tuple[Width, ...] | None = None
+    """``contrastive``: the widths of the projector's layers; ``[]``: none."""
     temperature: Temperature = 0.2
     """``contrastive``: the number by which cosines are divided."""
     augment: AugmentSettings = AugmentSettings()

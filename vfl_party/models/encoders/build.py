@@ -14,6 +14,7 @@ from vfl_common.config.models import (
     MlpSettings,
     NetworkSettings,
     PluginSettings,
+    RawSettings,
     TabularSettings,
 )
 from vfl_common.errors import Code, InputError
@@ -49,6 +50,8 @@ def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: in
             return build_fedonce(settings, spec, embedding_size)
         case NetworkSettings():
             return build_network(settings, spec, embedding_size)
+        case RawSettings():
+            return nn.Flatten()
         case CustomSettings():
             return build_custom(settings, spec, embedding_size)
         case PluginSettings():
@@ -119,7 +122,7 @@ def _check_rows(kind: str, spec: InputSpec) -> None:
         raise _invalid(
             f"an encoder of kind 'tabular' takes columns, not rows of shape {list(spec.shape)}"
         )
-    if kind not in ("mlp", "tabular") and len(spec.shape) != 3:
+    if kind not in ("mlp", "tabular", "raw") and len(spec.shape) != 3:
         raise _invalid(
             f"an encoder of kind {kind!r} takes images of shape [channels, height, width], "
             f"not rows of shape {list(spec.shape)}; use kind = 'mlp' or 'tabular'"

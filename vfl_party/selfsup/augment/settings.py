@@ -12,7 +12,7 @@ from vfl_common.config.base import Section
 from vfl_common.config.recipe_tables import Name
 
 # Keys that change no image; the others change no table.
-OF_TABLES = frozenset({"corruption", "corrupt"})
+OF_TABLES = frozenset({"corruption", "corrupt", "replacement", "exact_share"})
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -47,6 +47,14 @@ class AugmentSettings(Section):
     corrupt: Literal["both", "one"] = "both"
     """Tables: whether features are replaced in both views (the papers) or in one (FedHSSL's
     released code).
+    """
+    replacement: Literal["rows", "uniform"] = "rows"
+    """Tables: what replaces a number: that of another row, or one drawn evenly between the column's
+    least and largest. Default: ``rows``, with preset ``released`` ``uniform``.
+    """
+    exact_share: bool = False
+    """Tables: whether each row has exactly ``corruption`` of its features replaced, rounded down,
+    and not that many on average. Default: false, with preset ``released`` true.
     """
 
     def model_post_init(self, _context: Any) -> None:

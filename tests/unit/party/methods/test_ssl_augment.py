@@ -258,6 +258,39 @@ def test_one_view_of_a_table_may_stay_as_it_is_and_views_repeat_with_the_seed() 
     assert all(torch.equal(ours, other) for ours, other in zip(second, again, strict=True))
 
 
+def test_the_released_code_replaces_the_same_number_of_features_in_each_row_from_their_range() -> (
+    None
+):
+    # Six numbers and four categories.
+    x = torch.arange(600.0).reshape(100, 6)
+    codes = torch.full((100, 4), 5)
+    settings = AugmentSettings(exact_share=True, replacement="uniform", corrupt="one")
+    augment = make_augment(settings, Features(x, codes, (9,) * 4), np.arange(50))
+    first, (view, hidden) = augment.two_views((x, codes), torch.Generator().manual_seed(3))
+    assert torch.equal(first[0], x)
+    changed = (view != x).sum(dim=1) + (hidden != codes).sum(dim=1)
+    assert changed.eq(3).all()
+    # Of the pool's rows, which are the first half; between what these have.
+    new = view[view != x]
+    assert new.max() <= 299
+    assert not torch.isin(new, x).all()
+    assert (view != x).float().mean().item() == pytest.approx(0.3, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("share", "columns", "count"), [(0.3, 10, 3), (0.29, 100, 29), (0.3, 3, 0)]
+)
+def test_exactly_a_share_of_the_features_is_rounded_down(
+    share: float, columns: int, count: int
+) -> None:
+    x = torch.arange(2 * columns, dtype=torch.float32).reshape(2, columns)
+    settings = AugmentSettings(corruption=share, exact_share=True)
+    ((view,), _) = make_augment(settings, Features(x), np.array([1])).two_views(
+        (x[:1].repeat(50, 1),), seeded()
+    )
+    assert (view != x[0]).sum(1).tolist() == [count] * 50
+
+
 def test_a_table_may_have_categories_alone() -> None:
     features = Features(torch.empty(10, 0), CODES, (8, 8))
     views = make_augment(AugmentSettings(), features, np.arange(10)).two_views(

@@ -20,8 +20,10 @@ from tests.unit.party.methods.ssl_reference import (
     inputs,
     measured,
 )
+from vfl_common.config.models import OptimizerSettings
 from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.models import seeded
+from vfl_party.selfsup.augment.settings import AugmentSettings
 from vfl_party.selfsup.losses import (
     KeyQueue,
     byol,
@@ -31,6 +33,8 @@ from vfl_party.selfsup.losses import (
     simsiam,
     variance_kept,
 )
+from vfl_party.selfsup.plan import make_plan
+from vfl_party.selfsup.settings import SelfSupSettings
 
 
 def ours() -> dict[str, list[float]]:
@@ -157,3 +161,20 @@ def test_the_kept_variance_is_one_over_the_sphere_and_zero_when_collapsed() -> N
     half = torch.cat([torch.eye(2)[:1], -torch.eye(2)[:1]])
     assert variance_kept(half).item() == pytest.approx(1)
     assert not variance_kept(gaussian.requires_grad_()).requires_grad
+
+
+def test_the_released_plan_has_what_the_code_does_unless_it_is_written() -> None:
+    given = SelfSupSettings(ssl="simsiam")
+    paper, released = make_plan(given, "paper"), make_plan(given, "released")
+    assert (paper.optimizer.clip_norm, released.optimizer.clip_norm) == (None, 5.0)
+    assert (paper.anneals_predictor, released.anneals_predictor) == (True, False)
+    views = released.augment
+    assert (views.corrupt, views.replacement, views.exact_share) == ("one", "uniform", True)
+    own = OptimizerSettings(kind="adagrad", lr=0.01)
+    written = SelfSupSettings(
+        ssl="simsiam", optimizer=own, augment=AugmentSettings(exact_share=False), projector=()
+    )
+    plan = make_plan(written, "released")
+    assert plan.optimizer == own
+    assert (plan.augment.exact_share, plan.augment.replacement) == (False, "uniform")
+    assert plan.width(7) == 7

@@ -62,6 +62,34 @@ def test_libsvm_columns_are_divided_and_labels_are_classes(
     assert "60 rows were found, and 11,055 are published." in found.notes
 
 
+def important(folder: Path, **given: Any) -> dict[str, set[str]]:
+    """The columns of each party, of which f1, f2 and f3 say the label."""
+    values = (made.numbers(400, 68) > 0).astype(float)
+    votes = values[:, :3].sum(1) > 1
+    (folder / "phishing").write_bytes(made.libsvm(values, votes.astype(int)))
+    found = vfl.prepare("phishing", folder, folder / "out", divide="importance", **given)
+    names = {party: set(features(table(found, party)).column_names) for party in found.parties}
+    assert [len(each) for each in names.values()] == [34, 34]
+    assert len(set.union(*names.values())) == 68
+    return names
+
+
+@pytest.mark.parametrize("active", [1, 2])
+@pytest.mark.parametrize(("alpha", "best"), [(1, 3), (0.0, 0)])
+def test_a_share_of_the_important_columns_is_at_the_party_with_the_labels(
+    tmp_path: Path, alpha: float, best: int, active: int
+) -> None:
+    names = important(tmp_path, alpha=alpha, active=active)
+    assert len(names[f"party-{active}"] & {"f1", "f2", "f3"}) == best
+
+
+def test_important_columns_are_shared_alike_with_one_seed(tmp_path: Path) -> None:
+    first, again = important(tmp_path), important(tmp_path, replace=True)
+    assert first == again != important(tmp_path, replace=True, seed=1)
+    with raises(InputError, Code.CONFIG_INVALID):
+        important(tmp_path, replace=True, alpha=1.5)
+
+
 def test_the_split_of_two_files_is_kept(prepared: Callable[[str], vfl.Prepared]) -> None:
     first = table(prepared("gisette"), "party-1")
     # A tenth of the training rows is for validation.

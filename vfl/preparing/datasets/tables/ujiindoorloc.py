@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from vfl.preparing import recipes
+from vfl.preparing.columns.importance import ALPHA, IMPORTANCE
 from vfl.preparing.columns.official import (
     FLOAT,
     WORD,
@@ -41,6 +42,7 @@ _SILENT = (
 _OPTIONS = {
     "label": ("LONGITUDE", "The column to predict, LONGITUDE or LATITUDE, in metres."),
     "split": ("random", "makers: the rows of validationData.csv are the test rows."),
+    **ALPHA,
 }
 
 
@@ -87,7 +89,7 @@ DATASET = DataSet(
         Form((Need(_TRAINING), Need(_VALIDATION)), _read_pair),
         Form((Need(_PARQUET),), _read_parquet, unofficial="a Parquet file of the same rows"),
     ),
-    divisions={"columns": COLUMNS},
+    divisions={"columns": COLUMNS, "importance": IMPORTANCE},
     uses=(
         Use(
             "FedOnce",
