@@ -70,7 +70,7 @@ LEAST = (
     ("model", "tables"),
     [
         (Recipe, {"parties": [{"name": "p0", "role": "activ"}]}),
-        (Recipe, {"model": {"embedding_size": 8, "combine": "ad"}}),
+        (Recipe, {"model": {"embedding_size": 8, "combine": 7}}),
         (Recipe, {"preset": 3}),
         (Recipe, {"method": "splitnn"}),
         (Recipe, {"rows": {"test": 1.5}}),
