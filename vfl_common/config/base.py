@@ -128,12 +128,14 @@ def parse(model: type[S], value: Any, where: str) -> S:
 
 
 def _keys(value: Any, place: Sequence[int | str], *, missing: bool) -> list[str]:
-    """Returns the keys that people wrote on the way to a mistake, without the kind of a table,
-    which pydantic puts between them. ``missing``: the last key is not there.
+    """Returns the keys that people wrote on the way to a mistake, without the kind of a table or
+    of a value, which pydantic puts between them. ``missing``: the last key is not there.
     """
     found, at = list[str](), value
     for number, part in enumerate(place, 1):
         if isinstance(at, dict) and part not in at and not (missing and number == len(place)):
+            continue
+        if isinstance(at, str | float | int) and isinstance(part, str):
             continue
         found.append(str(part))
         if isinstance(at, dict):
