@@ -133,9 +133,9 @@ def _keys(value: Any, place: Sequence[int | str], *, missing: bool) -> list[str]
     """
     found, at = list[str](), value
     for number, part in enumerate(place, 1):
-        if isinstance(at, dict) and part not in at and not (missing and number == len(place)):
-            continue
-        if isinstance(at, str | float | int) and isinstance(part, str):
+        # Nobody wrote it.
+        unwritten = part not in at if isinstance(at, dict) else isinstance(at, str | float | int)
+        if unwritten and not (missing and number == len(place)):
             continue
         found.append(str(part))
         if isinstance(at, dict):
