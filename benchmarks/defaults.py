@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import click
@@ -31,12 +31,11 @@ from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
 import vfl
+from benchmarks.defaults_read import GAPS, Tables, gap, spread
 from benchmarks.defaults_tables import LABEL, TABLES, Shared
 from vfl.new.flow import Given, Wishes, new_party, new_recipe
 
-RESULTS = Path(__file__).parent / "results" / "defaults.json"
 METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "rmse"}
-Tables = dict[str, Any]
 
 
 def generated(table: Shared, folder: Path, **wishes: Any) -> vfl.Recipe:
@@ -134,12 +133,6 @@ def spelt(id_: Any) -> str:
     return str(id_).strip().casefold()
 
 
-def gap(line: Tables) -> float:
-    """Returns how far a run is behind LightGBM, as the docstring of this module has it."""
-    mine, theirs = line["test"], line["lightgbm"]
-    return mine / theirs - 1 if line["task"] == "regression" else theirs - mine
-
-
 def lines(table: Shared, seeds: Iterable[int], changes: Tables, wishes: Tables) -> Iterator[Tables]:
     """Yields what each seed shows. ``changes``: of the generated recipe, for a trial."""
     with tempfile.TemporaryDirectory() as place:
@@ -183,12 +176,6 @@ def show(path: Path) -> None:
     Console(width=160).print(shown)
 
 
-def spread(values: list[float]) -> str:
-    """Words a mean with its standard deviation."""
-    sd = stdev(values) if len(values) > 1 else 0.0
-    return f"{fmean(values):.4f} ± {sd:.4f}"
-
-
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path, exists=True), required=True)
 @click.option("--name", required=True, help="Of these figures, such as before or after.")
@@ -197,7 +184,7 @@ def spread(values: list[float]) -> str:
 @click.option("--seeds", default=5, show_default=True)
 @click.option("--change", multiple=True, help="KEY=JSON of the generated recipe, for a trial.")
 @click.option("--wish", multiple=True, help="A further argument of `vfl new`, such as method=….")
-@click.option("--out", type=click.Path(path_type=Path), default=RESULTS)
+@click.option("--out", type=click.Path(path_type=Path), default=GAPS)
 def main(
     data: Path,
     name: str,

@@ -1,5 +1,6 @@
 """What each preset of ``vfl new --protect`` gives away, and costs: ``python -m
-benchmarks.defaults_protect --data DIR [--only TABLE] [--preset NAME] [--seeds N]``.
+benchmarks.defaults_protect --data DIR [--only TABLE] [--preset NAME] [--seeds N]``. Further names, which are no presets: ``fedonce``,
+and ``alone``, ``combined`` and ``seeded``, which ``vfl.simulate`` runs.
 
 ``vfl new`` writes the recipes; ``vfl leaks`` plays the attacks on all epochs. Eight tables: four of
 two classes, two of more, two regressions, cut to 3,000 rows. *Labels* is what the passive party
@@ -15,16 +16,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import click
 
 import vfl
-from benchmarks.defaults import generated, spread
+from benchmarks.defaults import METRICS, generated
+from benchmarks.defaults_read import PRESETS, PROTECT, Tables, markdown
 from benchmarks.defaults_tables import TABLES, Shared
 from vfl.leak_meter.report.result import Rehearsed
 
-RESULTS = Path(__file__).parent / "results" / "defaults-protect.json"
 USED = (
     "breast cancer",
     "two classes",
@@ -36,8 +36,6 @@ USED = (
     "diabetes",
 )
 ROWS = 3_000
-# The first is in this table of its own: its figures are what the others are compared with.
-PRESETS = ("none", "labels", "columns", "both", "trees")
 LABELS = {
     "binary": ("epochs", "clusters", "norm"),
     "multiclass": ("epochs", "clusters"),
@@ -45,8 +43,9 @@ LABELS = {
 }
 # Of what is no split training. FedOnce's active party sends nothing.
 ATTACKS = {"trees": ("nodes", "sides"), "fedonce": ("columns",)}
-UNITS = {"binary": "AUC", "multiclass": "accuracy", "regression": "|ρ|"}
-Tables = dict[str, Any]
+# What ``vfl.simulate`` runs, whose initial weights follow the seed; rehearsals draw theirs from secrets.
+# Only what they reach is measured.
+SIMULATED = {"alone": "alone", "combined": "combined", "seeded": None}
 
 
 def cut(table: Shared) -> Shared:
@@ -80,7 +79,7 @@ def recipe_of(table: Shared, preset: str, folder: Path) -> vfl.Recipe:
         # No more principal components than columns.
         return plain.replace({"phases": phases, "model.embedding_size": 8})
     if preset != "trees":
-        return generated(table, folder, protect=preset)
+        return generated(table, folder, protect="none" if preset in SIMULATED else preset)
     made = generated(table, folder, method="secureboost", protect="none")
     phase = "phases.secureboost"
     return made.replace({f"{phase}.encryption": "none", f"{phase}.splits": ["test"]})
@@ -104,33 +103,13 @@ def lines(found: Rehearsed) -> list[Tables]:
     ]
 
 
-def labels_read(found: Tables) -> float | None:
-    """Returns the most that is read of labels; None if no attack reads those of such a task."""
-    of = [
-        fmean(each["value"])
-        for each in found["lines"]
-        if each["of"] == "labels"
-        and each["unit"] == UNITS[found["kind"]]
-        and each["knows"].startswith(("nothing", "5 "))
-    ]
-    return max(of, default=None)
-
-
-def columns_read(found: Tables) -> float | None:
-    """Returns the most that is read of the columns of numbers, as their mean R²."""
-    of = [
-        fmean(each["value"])
-        for each in found["lines"]
-        if "mean of columns" in each["of"] and each["unit"] == "R²"
-    ]
-    return max(of, default=None)
-
-
 def rehearse(table: Shared, preset: str, seeds: int, changes: Tables) -> Tables:
     """Returns what a preset shows on a table."""
     with tempfile.TemporaryDirectory() as place:
         recipe = recipe_of(table, preset, Path(place))
         recipe = recipe.replace(changes) if changes else recipe
+        if preset in SIMULATED:
+            return simulated(recipe, table.task, preset, seeds)
         attacks = ATTACKS.get(preset, (*LABELS[table.task], "columns"))
         (found,) = vfl.leaks(recipe, attacks=attacks, seeds=range(1, seeds + 1), quiet=True).found
     assert found.utility is not None
@@ -143,67 +122,18 @@ def rehearse(table: Shared, preset: str, seeds: int, changes: Tables) -> Tables:
     }
 
 
-def lost(kept: dict[str, Tables], preset: str) -> float:
-    """Returns what a preset costs against none: points, or per cent of a regression's RMSE."""
-    none, mine = (fmean(kept[name]["test"]) for name in ("none", preset))
-    is_error = kept["none"]["kind"] == "regression"
-    return 100 * (mine / none - 1) if is_error else 100 * (none - mine)
-
-
-def means(kept: dict[str, Tables]) -> dict[str, dict[str, tuple[float, float | None, float]]]:
-    """Returns {kind: {preset: (what it costs, labels read, columns read)}}, over the tables of a
-    kind, as ``vfl.new.protect`` has them.
+def simulated(recipe: vfl.Recipe, task: str, kind: str, seeds: int) -> Tables:
+    """Returns what the recipe reaches: at the active party alone, with all columns in one place, or
+    as it is.
     """
-    by_kind: dict[str, list[Tables]] = {}
-    for of in kept.values():
-        by_kind.setdefault(of["none"]["kind"], []).append(of)
-    found: dict[str, dict[str, tuple[float, float | None, float]]] = {}
-    for kind, tables in by_kind.items():
-        found[kind] = {}
-        for preset in PRESETS:
-            labels = [labels_read(of[preset]) for of in tables]
-            columns = [columns_read(of[preset]) or 0.0 for of in tables]
-            known = [each for each in labels if each is not None]
-            found[kind][preset] = (
-                round(fmean(lost(of, preset) for of in tables), 2),
-                round(fmean(known), 3) if len(known) == len(labels) else None,
-                round(fmean(columns), 3),
-            )
-    return found
-
-
-def floors(kept: dict[str, Tables]) -> dict[str, float]:
-    """Returns {kind: the mean R² of the columns by the active party's own columns, without any
-    message}.
-    """
-    by_kind: dict[str, list[float]] = {}
-    for of in kept.values():
-        none = of["none"]
-        known = [value for each in none["lines"] for value in each["without"].values()]
-        by_kind.setdefault(none["kind"], []).append(max(known))
-    return {kind: round(fmean(values), 3) for kind, values in by_kind.items()}
-
-
-def markdown(kept: dict[str, Tables]) -> str:
-    """Returns a table: what each preset reaches, gives away and sends, on each table."""
-    found = [
-        "| table | preset | test | labels read | columns read, R² (without a message) | MB |",
-        "| --- | --- | --- | --- | --- | --- |",
+    metric = METRICS[task]
+    runs = [
+        vfl.simulate(recipe.replace(seed=seed), baseline=SIMULATED[kind], quiet=True)
+        for seed in range(1, seeds + 1)
     ]
-    for name, of in kept.items():
-        (alone,) = floors({name: of}).values()
-        for preset, each in of.items():
-            labels, columns = labels_read(each), columns_read(each)
-            cells = (
-                name if preset == "none" else "",
-                preset,
-                f"{each['metric'].removeprefix('test ')} {spread(each['test'])}",
-                "–" if labels is None else f"{UNITS[each['kind']].strip('|')} {labels:.2f}",
-                "–" if columns is None else f"{columns:.2f} ({alone:.2f})",
-                f"{(each['bytes'] or 0) / 1e6:.1f}",
-            )
-            found.append(f"| {' | '.join(cells)} |")
-    return "\n".join(found) + "\n"
+    test = [run.metrics["test"][metric] for run in runs]
+    sent = round(fmean(run.bytes.total.payload_bytes for run in runs))
+    return {"kind": task, "metric": f"test {metric}", "test": test, "bytes": sent, "lines": []}
 
 
 @click.command()
@@ -213,7 +143,7 @@ def markdown(kept: dict[str, Tables]) -> str:
 @click.option("--seeds", default=2, show_default=True)
 @click.option("--name", help="Of these figures, for a trial. [default: the preset]")
 @click.option("--change", multiple=True, help="KEY=JSON of the generated recipe, for a trial.")
-@click.option("--out", type=click.Path(path_type=Path), default=RESULTS)
+@click.option("--out", type=click.Path(path_type=Path), default=PROTECT)
 def main(
     data: Path,
     only: tuple[str, ...],
@@ -234,9 +164,7 @@ def main(
             kept.setdefault(table.name, {})[name or preset] = found
             out.write_text(json.dumps(kept, indent=1) + "\n")
             click.echo(f"{table.name}, {name or preset}: {found['test']}")
-    text = markdown(json.loads(out.read_text()))
-    out.with_suffix(".md").write_text(text)
-    click.echo(text)
+    click.echo(markdown(json.loads(out.read_text())))
 
 
 if __name__ == "__main__":

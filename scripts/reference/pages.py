@@ -11,7 +11,8 @@ from typing import Any
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = DOCS / "reference"
 _PART = re.compile(
-    r"<!-- (api|keys|commands|errors|exchanges|rooms) ?(\S*) -->\n.*?<!-- /\1 -->", re.DOTALL
+    r"<!-- (api|keys|commands|errors|exchanges|figures|rooms) ?(\S*) -->\n.*?<!-- /\1 -->",
+    re.DOTALL,
 )
 
 
@@ -44,6 +45,9 @@ def made(kind: str, of: str) -> str:
     if kind == "commands":
         program = {"vfl": "vfl", "vfl_party": "vfl-party", "vfl_server": "vfl-server"}
         return commands.page(program[of.partition(".")[0]], named(of))
+    if kind == "figures":
+        text: str = named(of)()
+        return text
     if kind == "rooms":
         return table(rooms.HEADINGS, rooms.rows(of))
     if kind == "api":

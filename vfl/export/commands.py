@@ -14,6 +14,8 @@ import click
 from vfl.report.rounds import History, RoundLine, Source, find_sources
 from vfl.report.run_argument import run_argument
 from vfl_common.process.program import EXIT_CODES
+from vfl_common.production.registry import ModelRegistry, Stage
+from vfl_common.run_folder import RunFolder
 
 _POLL_S = 1.0
 _FOLLOW = click.option(
@@ -78,20 +80,48 @@ def tensorboard(run: Path, out: Path, follow: bool) -> None:
 @click.option(
     "--experiment", default="vfl", show_default=True, help="Created if it does not exist."
 )
+@click.option(
+    "--register",
+    metavar="NAME",
+    help="Register the run as a version of MLflow's model NAME, too. The version has the alias "
+    "production if the run is in production (vfl models), else not.",
+)
 @_FOLLOW
-def mlflow(run: Path, tracking_uri: str, experiment: str, follow: bool) -> None:
+def mlflow(
+    run: Path, tracking_uri: str, experiment: str, register: str | None, follow: bool
+) -> None:
     """Log one MLflow run for each party. RUN is a run's folder, or one party's in it.
 
-    A later export appends the new rounds.
+    A later export appends the new rounds. With --register, it moves the alias to the run's present
+    stage. If several parties' folders are here, the version is of the active party.
 
     \b
-    Example:
+    Examples:
       vfl export mlflow runs/20260101-120000-digits-1f2e --tracking-uri http://localhost:5000
+      vfl export mlflow production --register churn --tracking-uri http://localhost:5000
     """
     from vfl.export.to_mlflow import Mlflow
 
-    for source in copy(run, lambda source: Mlflow(source, tracking_uri, experiment), follow=follow):
+    def opened(source: Source) -> Mlflow:
+        return Mlflow(source, tracking_uri, experiment)
+
+    sources = copy(run, opened, follow=follow)
+    for source in sources:
         click.echo(f"{experiment}: {source.run_id}/{source.party}")
+    if register is not None:
+        source, stage = _staged(sources)
+        version = opened(source).register(register, stage)
+        click.echo(f"{register}: version {version} is {source.run_id}/{source.party}, {stage}")
+
+
+def _staged(sources: Sequence[Source]) -> tuple[Source, Stage]:
+    """Returns the active party, or else the first that is here, and the run's stage. Raises
+    InputError if the run was not trained to its end.
+    """
+    run = sources[0].folder.resolve().parent
+    stage = ModelRegistry(run.parent).stage(run.name)
+    active = RunFolder(sources[0].folder, run.name).recipe().active.name
+    return next((each for each in sources if each.party == active), sources[0]), stage
 
 
 @export.command(epilog=EXIT_CODES)

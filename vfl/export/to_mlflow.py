@@ -1,4 +1,4 @@
-"""Logs rounds as metrics of an MLflow run, through MLflow's client."""
+"""Logs rounds as metrics of an MLflow run, and registers it, through MLflow's client."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from vfl.report.rounds import RoundLine, Source
 from vfl_common.errors import Code, InputError
+from vfl_common.production.registry import PRODUCTION, Stage
 
 INSTALL = "pip install mlflow-skinny"
 # MLflow's limits for one request.
@@ -36,13 +37,16 @@ class Mlflow:
         # The default waits minutes if no server answers.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         try:
-            from mlflow import MlflowClient, entities
+            from mlflow import MlflowClient, entities, set_tracking_uri
             from mlflow.exceptions import MlflowException
         except ImportError as error:
             text = f"MLflow cannot be imported here ({str(error).splitlines()[0]}); {INSTALL}"
             raise InputError(Code.CONFIG_INVALID, f"vfl export mlflow: {text}") from None
         self._entities, self._refused = entities, MlflowException
+        # Its registry makes clients of its own, which would begin a database in this folder.
+        self._ask(lambda: set_tracking_uri(uri))
         self._client = self._ask(lambda: MlflowClient(tracking_uri=uri))
+        self._tags = {RUN: source.run_id, PARTY: source.party}
         self._run_id, tags = self._ask(lambda: self._find(source, experiment))
         self._rounds, self._generation = int(tags.get(ROUNDS, 0)), int(tags.get(GENERATION, 0))
 
@@ -68,8 +72,7 @@ class Mlflow:
         ours = f"tags.`{RUN}` = '{source.run_id}' and tags.`{PARTY}` = '{source.party}'"
         for run in client.search_runs([place], ours, max_results=1):
             return run.info.run_id, run.data.tags
-        tags = {RUN: source.run_id, PARTY: source.party}
-        run = client.create_run(place, tags=tags, run_name=f"{source.run_id}/{source.party}")
+        run = client.create_run(place, tags=self._tags, run_name=f"{source.run_id}/{source.party}")
         params = [
             entities.Param(key, value[:MOST_TEXT])
             for key, value in flat(source.read("recipe.json"))
@@ -95,6 +98,33 @@ class Mlflow:
         tags = {ROUNDS: self._rounds, GENERATION: self._generation}
         tagged = [self._entities.RunTag(key, str(value)) for key, value in tags.items()]
         self._ask(lambda: self._client.log_batch(self._run_id, tags=tagged))
+
+    def register(self, name: str, stage: Stage) -> str:
+        """Registers the run as a version of the model ``name``, or finds the version of an earlier
+        export. The alias ``production`` is this version's if that is its stage; in another stage it
+        loses it. Returns the version. Raises InputError if MLflow refuses.
+        """
+        return self._ask(lambda: self._register(name, stage))
+
+    def _register(self, name: str, stage: Stage) -> str:
+        client = self._client
+        try:
+            client.create_registered_model(name)
+        except self._refused as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        known = client.search_model_versions(f"run_id = '{self._run_id}'")
+        mine = next((each for each in known if each.name == name), None)
+        if mine is None:
+            # MLflow wants a place of the model's files. There are none: the weights stay here.
+            place = f"runs:/{self._run_id}/model"
+            mine = client.create_model_version(name, place, self._run_id, tags=self._tags)
+        version = str(mine.version)
+        if stage == PRODUCTION:
+            client.set_registered_model_alias(name, PRODUCTION, version)
+        elif str(client.get_registered_model(name).aliases.get(PRODUCTION)) == version:
+            client.delete_registered_model_alias(name, PRODUCTION)
+        return version
 
     def close(self, *, finished: bool) -> None:
         if finished:

@@ -173,6 +173,10 @@ class ModelRegistry:
         known = PLAIN_NAME.fullmatch(given) is not None and by_id.is_dir()
         return by_id if known and not Path(given).exists() else Path(given)
 
+    def stage(self, run_id: str) -> Stage:
+        """Returns the stage of a trained run. Raises InputError if none here has this id."""
+        return self.lines().get(self._recipe_of(run_id), Line()).stage(run_id)
+
     def promote(self, run_id: str) -> str | None:
         """Puts a trained run into production; returns the one that was. Raises InputError.
 
@@ -189,7 +193,7 @@ class ModelRegistry:
         """Retires a run; returns the stage that it had. Raises InputError."""
         recipe = self._recipe_of(run_id)
         with self._changing() as changes:
-            before = self.lines().get(recipe, Line()).stage(run_id)
+            before = self.stage(run_id)
             if before != "retired":
                 changes.append(_change("retire", run_id, recipe))
         return before

@@ -63,6 +63,7 @@ def test_pages_of_all_sorts_are_generated() -> None:
         "commands",
         "errors",
         "exchanges",
+        "figures",
         "rooms",
     }
 

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.harness.sentences import raises, worded_as_before
+from tests.unit.common.test_production import trained
 from vfl.cli import cli
 from vfl.export import commands as export
 from vfl.report.rounds import History, RoundLine, Source, find_sources
@@ -329,22 +330,14 @@ print(json.dumps(found))
 """
 
 
-def test_mlflow_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) -> None:
-    """In a process of its own: importing MLflow takes seconds, and it warns."""
+def with_mlflow(script: str, *args: object) -> Any:
+    """Returns the JSON of a script's last line, of a process of its own: importing MLflow takes
+    seconds, and it warns.
+    """
     if importlib.util.find_spec("mlflow") is None:
         pytest.skip("the extra mlflow is not installed")
-    again = line(2, "evaluate", 1, 10, test={"loss": 0.125, "auc": 1.0})
-    uri = (tmp_path / "mlruns").as_uri()
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            READ_BACK,
-            uri,
-            str(run),
-            str(run / "bank"),
-            json.dumps(again) + "\n",
-        ],
+        [sys.executable, "-c", script, *map(str, args)],
         env=os.environ | {"MLFLOW_ALLOW_FILE_STORE": "true"},
         capture_output=True,
         text=True,
@@ -352,7 +345,13 @@ def test_mlflow_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_mlflow_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) -> None:
+    again = line(2, "evaluate", 1, 10, test={"loss": 0.125, "auc": 1.0})
+    uri = (tmp_path / "mlruns").as_uri()
+    found = with_mlflow(READ_BACK, uri, run, run / "bank", json.dumps(again) + "\n")
     assert set(found) == {f"{RUN}/bank", f"{RUN}/shop"}
     status, params, history = found[f"{RUN}/bank"]
     assert status == "FINISHED"
@@ -365,6 +364,67 @@ def test_mlflow_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) -> None
         name: sorted(points) for name, points in want.items()
     }
     assert set(found[f"{RUN}/shop"][2]) == {"bytes/sent", "bytes/received", "seconds"}
+
+
+REGISTERED = """
+import json, sys
+from pathlib import Path
+from vfl.cli import cli
+from vfl_common.production.registry import ModelRegistry
+uri, out, *runs = sys.argv[1:]
+from mlflow import MlflowClient, get_tracking_uri
+client, registry, found = MlflowClient(tracking_uri=uri), ModelRegistry(Path(out)), []
+def export(run):
+    call = ["export", "mlflow", f"{out}/{run}", "--tracking-uri", uri, "--register", "it's a case"]
+    cli(call, standalone_mode=False)
+    versions = {str(each.version): each for each in client.search_model_versions()}
+    whose = {name: [each.tags["vfl.run_id"], each.tags["vfl.party"], each.name,
+                    client.get_run(each.run_id).info.run_name]
+             for name, each in versions.items()}
+    aliases = client.get_registered_model("it's a case").aliases
+    found.append([whose, {name: str(version) for name, version in aliases.items()}])
+first, second = runs
+export(first)
+registry.promote(first)
+export(first)
+registry.promote(second)
+export(second)
+export(first)  # retired; the alias is the other's
+registry.rollback()
+export(first)
+export(second)
+registry.retire(first)
+export(first)
+assert get_tracking_uri() == uri  # MLflow makes no database of its own here
+print(json.dumps(found))
+"""
+
+
+def test_a_run_in_production_has_that_alias_in_mlflow(tmp_path: Path) -> None:
+    runs = [f"2026010{day}-120000-case-1f2e" for day in (1, 2)]
+    for run_id in runs:
+        # The active party is not the first by name.
+        for party in ("p0", "a1"):
+            trained(tmp_path / "runs", run_id, party=party)
+            lines = "".join(json.dumps(each) + "\n" for each in LINES)
+            (tmp_path / "runs" / run_id / party / "metrics.jsonl").write_text(lines)
+    uri = (tmp_path / "mlruns").as_uri()
+    found = with_mlflow(REGISTERED, uri, tmp_path / "runs", *runs)
+    whose = {
+        str(number): [run_id, "p0", "it's a case", f"{run_id}/p0"]
+        for number, run_id in enumerate(runs, 1)
+    }
+    one = {"1": whose["1"]}
+    first, second = {"production": "1"}, {"production": "2"}
+    assert found == [
+        [one, {}],
+        [one, first],
+        [whose, second],
+        [whose, second],
+        [whose, first],
+        [whose, first],
+        [whose, {}],
+    ]
 
 
 @pytest.mark.parametrize(

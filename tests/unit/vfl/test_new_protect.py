@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import vfl
-from benchmarks import defaults_protect
+from benchmarks import defaults_read
 from tests.harness.sentences import raises, worded_as_before
 from vfl.new import protect
 from vfl.new.commands import new
@@ -92,8 +92,8 @@ def test_trees_have_no_presets() -> None:
 
 
 def test_what_is_told_was_measured() -> None:
-    kept = json.loads(defaults_protect.RESULTS.read_text())
-    assert defaults_protect.means(kept) == {
+    kept = json.loads(defaults_read.PROTECT.read_text())
+    assert defaults_read.means(kept) == {
         kind: {name: tuple_of(each) for name, each in of.items()}
         for kind, of in protect.MEASURED.items()
     }
