@@ -87,8 +87,8 @@ def run(folder: Path, made: Recipe, *more: str) -> Summary:
 
 
 def refused(folder: Path, made: Recipe, name: str, *more: str, policy: Any = None) -> str:
-    opened = open_party(made, name, data(folder, *more)[name], made.model.encoder)
     with raises(InputError, Code.CONFIG_INVALID, Code.DATA_INVALID, Code.REFUSED) as caught:
+        opened = open_party(made, name, data(folder, *more)[name], made.model.encoder)
         assemble(opened, expected_rows(opened), policy=policy)
     text = str(caught.value)
     assert "\n" not in text

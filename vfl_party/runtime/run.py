@@ -45,6 +45,10 @@ from vfl_party.runtime.rounds import PhaseRounds
 log = logging.getLogger(__name__)
 
 
+def _nothing(_report: RoundReport) -> None:
+    """Between phases nothing is settled."""
+
+
 class PartyRun:
     """One party's part in a run, to its end.
 
@@ -72,7 +76,7 @@ class PartyRun:
         self._connect, self._progress, self._ledger = connect, progress, session.ledger
         self._joining = prepared.joining(address)
         # What a phase calls within a round.
-        self._settled: Callable[[RoundReport], None] = lambda _report: None
+        self._settled: Callable[[RoundReport], None] = _nothing
         # As far as it is known before alignment.
         self._plan: Sequence[Planned] = prepared.plan
 
@@ -402,25 +406,29 @@ class PartyRun:
         save_ledger = partial(self._save_ledger, folder)
         rounds = PhaseRounds(phase, generation, folder, outcome, begin, every, save_ledger)
         self._settled = rounds.settled
-        for round_ in range(first - begin, phase.rounds):
-            self._progress.begin_round(phase.name, round_, phase.rounds)
-            rounds.begins(round_)
-            with blaming():
-                report = phase.run_round(round_)
-            self._session.check()
-            rounds.count(report)
-            # Before a checkpoint says that the round is done.
-            if report.predictions:
-                generation.keep(folder.path, phase.name, report.predictions)
-            done = report.done or round_ + 1 == phase.rounds
-            self._progress.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
-            if done:
+        try:
+            for round_ in range(first - begin, phase.rounds):
+                self._progress.begin_round(phase.name, round_, phase.rounds)
+                rounds.begins(round_)
                 with blaming():
-                    phase.finish()
-            if label := rounds.ends(report, done=done):
-                self._vouch(folder, label)
-            if done:
-                return
+                    report = phase.run_round(round_)
+                self._session.check()
+                rounds.count(report)
+                # Before a checkpoint says that the round is done.
+                if report.predictions:
+                    generation.keep(folder.path, phase.name, report.predictions)
+                done = report.done or round_ + 1 == phase.rounds
+                self._progress.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
+                if done:
+                    with blaming():
+                        phase.finish()
+                if label := rounds.ends(report, done=done):
+                    self._vouch(folder, label)
+                if done:
+                    return
+        finally:
+            # The folder's lock ends with the last that refers to it.
+            self._settled = _nothing
 
     def _vouch(self, folder: RunFolder, label: str) -> None:
         """Reports, at the active party, that it needs nobody any more: all that the others owe it
