@@ -169,14 +169,15 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
             t = settings["temperature"]
             terms, rows = [], settings["batch_size"]
             on_q, on_k = tail.online(q), tail.online(k)
-            for at, name in enumerate(lot):
-                its = slice(at * rows, (at + 1) * rows)
+            whole = slice(0, rows * len(lot))
+            for at, name in enumerate(lot[:1] if shared else lot):
+                its = whole if shared else slice(at * rows, (at + 1) * rows)
                 terms.append(_info_nce(on_q[its], slow_k[its], memories[name], t))
                 terms.append(_info_nce(on_k[its], slow_q[its], memories[name], t))
                 if not shared:
                     new = torch.cat([memories[name], _unit(slow_q[its]), _unit(slow_k[its])])
                     memories[name] = new[-size:]
-            loss = sum(terms[1:], terms[0]) / len(lot)
+            loss = sum(terms[1:], terms[0]) / (len(terms) / 2)
             tail.sgd.zero_grad()
             (loss if released else loss / 2).backward()
             tail.sgd.step()

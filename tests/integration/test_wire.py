@@ -174,7 +174,8 @@ def test_averages_are_those_of_one_process(
 
 
 def test_latents_and_bottoms_are_those_of_one_process(tmp_path: Path) -> None:
-    tables, data = cases.own_rows_recipe(2), cases.own_rows(2)
+    # With raw queries a latent here lies where float32 decides to which of two packed values it goes.
+    tables, data = cases.own_rows_recipe(2, query="view"), cases.own_rows(2)
     tables["wire"] = [
         {"codec": "bits", "bits": 8, "exchange": "latents"},
         {"codec": "bits", "bits": 8, "exchange": "bottoms"},
