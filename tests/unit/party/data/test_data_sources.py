@@ -274,6 +274,19 @@ def test_folder_of_other_modes(tmp_path: Path) -> None:
         assert pixels(load(mixed, channels=channels)).shape[1] == channels
 
 
+def test_folder_of_more_than_8_bits(tmp_path: Path) -> None:
+    """Pillow would cut them off at 255."""
+    deep = np.arange(0, 60_000, 10_000).reshape(2, 3)
+    for name, kind in (("little", "<u2"), ("big", ">u2")):
+        source = folder(tmp_path / name, "file\nx.tif\n")
+        Image.fromarray(deep.astype(kind)).save(Path(source) / "x.tif")
+        np.testing.assert_allclose(pixels(load(source))[0, 0], deep / np.float32(65535))
+    for name, other in (("int32", deep.astype(np.int32)), ("float32", deep.astype(np.float32))):
+        source = folder(tmp_path / name, "file\nx.tif\n")
+        Image.fromarray(other).save(Path(source) / "x.tif")
+        refused(source)
+
+
 def test_bad_folders(tmp_path: Path) -> None:
     image = Image.new("L", (4, 3))
     source = str(tmp_path)
