@@ -142,7 +142,7 @@ class Space:
             raise self._full(rows.nbytes, error) from None
 
     def growing(self, row: int | tuple[int, ...], dtype: npt.DTypeLike) -> GrowingMatrix:
-        """Returns an array that grows by blocks of rows; ``row``: the shape of one, or its width."""
+        """Returns an array that grows by blocks of rows; ``row``: the shape or width of one."""
         return GrowingMatrix(self, (row,) if isinstance(row, int) else row, np.dtype(dtype))
 
     def _file(self, size: int) -> IO[bytes]:

@@ -119,7 +119,8 @@ def _read_one(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArr
     try:
         with Image.open(path) as image:
             if image.mode in _NO_PIXELS:
-                what = f"the image in {checks.rows(index, row)} has neither bytes nor 16 bits a pixel"
+                where = checks.rows(index, row)
+                what = f"the image in {where} has neither bytes nor 16 bits a pixel"
                 raise checks.unusable(index, f"{what}; convert it to 8 bits, or to grey of 16 bits")
             mode = _CHANNELS.get(image.mode, "RGB")
             # Pillow would cut 16 bits off at 255.

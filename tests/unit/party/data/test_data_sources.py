@@ -156,6 +156,12 @@ def test_npz_images(tmp_path: Path, shape: tuple[int, ...], expected: tuple[int,
         np.testing.assert_allclose(found.transpose(0, 2, 3, 1) * 255, channels_last, rtol=1e-6)
 
 
+def test_npz_images_without_pixels(tmp_path: Path) -> None:
+    source = npz(tmp_path / "x.npz", x=np.zeros((3, 4, 0), np.uint8))
+    refused(source)
+    refused(source, resize=3)
+
+
 def test_npz_images_whose_channels_cannot_be_told(tmp_path: Path) -> None:
     source = npz(tmp_path / "x.npz", x=np.zeros((2, 3, 5, 3)))
     refused(source)
