@@ -20,8 +20,9 @@ from sklearn.datasets import dump_svmlight_file
 from tests.unit.party.data.test_data_packed import written
 from tests.unit.party.data.test_data_sources import load, numbers, pixels, refused
 from vfl_common.errors import Code
-from vfl_party.data.row_arrays import MappedArray
+from vfl_party.data.row_arrays import MappedArray, Space
 from vfl_party.data.sources.research import svmlight
+from vfl_party.data.sources.research.idx import read_array
 
 # --- libsvm
 # ----------------------------------------------------------------------
@@ -172,6 +173,7 @@ def test_large_idx_files_lie_in_a_file(tmp_path: Path) -> None:
     """Also one that is packed: its bytes in memory are few, whatever they become."""
     images = np.random.default_rng(0).integers(0, 255, (300, 100, 100)).astype(np.uint8)
     source = written(tmp_path / "x.idx.gz", gzip.compress(idx(images, 8), 1))
+    assert isinstance(read_array(source, Space(str(tmp_path), 1 << 20)), MappedArray)
     table = load(source, memory_mib=1, scratch=str(tmp_path))
     assert isinstance(table.images_NCHW, MappedArray)
     np.testing.assert_array_equal(table.images_NCHW[:, 0], images)
