@@ -4,12 +4,14 @@ little is in memory at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from vfl_common.errors import Code, InputError
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -99,3 +101,16 @@ def default_ids(n: int) -> Array:
     """
     width = len(str(max(n - 1, 0)))
     return np.char.zfill(np.arange(n).astype(f"S{width}"), width)
+
+
+def require_classes(content: Content, task: Mapping[str, Any]) -> None:
+    """Raises InputError if a label is no class of the recipe's ``task``."""
+    classes = {"binary": 2, "multiclass": task.get("classes", 0)}.get(task["kind"])
+    if classes is None or content.labels.dtype.kind not in "iu":
+        return
+    wrong = (content.labels < 0) | (content.labels >= classes)
+    if wrong.any():
+        at = int(wrong.argmax())
+        text = f"{int(wrong.sum()):,} rows have a label that is no class from 0 to {classes - 1}"
+        text = f"{text}: the first is row {at + 1:,}, with {content.labels[at]}"
+        raise InputError(Code.FILE_INVALID, f"{text}; get the files from their makers again")

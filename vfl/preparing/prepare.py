@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.preparing.asked import asked
-from vfl.preparing.content import Content, Part, Rows, default_ids
+from vfl.preparing.content import Content, Part, Rows, default_ids, require_classes
 from vfl.preparing.datasets import load
 from vfl.preparing.finding import differences, find
 from vfl.preparing.making import RECIPE, SUMMARY, Making, Progress, refuse_folder
@@ -97,6 +97,7 @@ def prepare(
     refuse_folder(folder, replace=replace)
     form, files = find(known.dataset, Path(source))
     content = form.read(files, known.request)
+    require_classes(content, known.dataset.task)
     differ = differences(form, files, content)
     notes = (*differ, *content.notes)
     used = used_rows(content, rows, seed)

@@ -170,6 +170,7 @@ class Reading:
                 name for name in features if self._is_numeric(name, schema.field(name).type)
             )
             known = set(self._numeric)
+            self._refuse_buckets(self._numeric)
             self._others = tuple(name for name in features if name not in known)
             self._numbers = self._space.growing(len(self._numeric), np.float32)
             self._codes = self._space.growing(len(features) - len(self._numeric), np.int32)
@@ -186,6 +187,14 @@ class Reading:
             return False
         what = f"column {name!r} holds {kind}, which is neither number nor text"
         raise checks.unusable(self._source, f"{what}; list it in data.categorical or data.drop")
+
+    def _refuse_buckets(self, numeric: Sequence[str]) -> None:
+        """Raises InputError if buckets are named for a column that is read as numbers."""
+        buckets = self._settings.categorical_buckets
+        for name in numeric:
+            if isinstance(buckets, dict) and name in buckets:
+                text = f"column {name!r} is in data.categorical_buckets, and holds numbers"
+                raise checks.unusable(self._source, f"{text}; list it in data.categorical, too")
 
     def _number_block(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
         if self._found is not None:

@@ -8,6 +8,7 @@ process's memory while they are mapped, so ``release`` unmaps what has been read
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import tempfile
@@ -140,9 +141,9 @@ class Space:
         except OSError as error:
             raise self._full(rows.nbytes, error) from None
 
-    def growing(self, width: int, dtype: npt.DTypeLike) -> GrowingMatrix:
-        """Returns a matrix of ``width`` columns that grows by blocks of rows."""
-        return GrowingMatrix(self, width, np.dtype(dtype))
+    def growing(self, row: int | tuple[int, ...], dtype: npt.DTypeLike) -> GrowingMatrix:
+        """Returns an array that grows by blocks of rows; ``row``: the shape or width of one."""
+        return GrowingMatrix(self, (row,) if isinstance(row, int) else row, np.dtype(dtype))
 
     def _file(self, size: int) -> IO[bytes]:
         try:
@@ -195,39 +196,39 @@ class MappedArray(np.memmap[Any, Any]):
 
 
 class GrowingMatrix:
-    """A matrix that grows by blocks of rows: in memory at first, in a file once it is too large."""
+    """An array that grows by blocks of rows: in memory at first, in a file once it is too large."""
 
-    def __init__(self, space: Space, width: int, dtype: np.dtype[Any]) -> None:
-        self._space, self._width, self._dtype = space, width, dtype
+    def __init__(self, space: Space, row: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._space, self._row, self._dtype = space, row, dtype
         self._blocks: list[Array] = []
         self._file: IO[bytes] | None = None
         self._rows = 0
 
-    def append(self, block_NF: Array) -> None:
+    def append(self, block_N: Array) -> None:
         """Adds rows. Raises InputError if the disk is full."""
-        self._rows += len(block_NF)
-        self._blocks.append(block_NF)
+        self._rows += len(block_N)
+        self._blocks.append(block_N)
         if self._file is not None or self._size > self._space.most_bytes:
             self._write()
 
     def finish(self) -> Array:
-        """Returns all rows, [N, F]. Raises InputError if the disk is full."""
+        """Returns all rows, [N, …]. Raises InputError if the disk is full."""
         if self._file is None:
-            empty = np.empty((0, self._width), self._dtype)
+            empty = np.empty((0, *self._row), self._dtype)
             return np.concatenate(self._blocks) if self._blocks else empty
         with self._file as file:
-            return MappedArray.of(file, self._dtype, (self._rows, self._width))
+            return MappedArray.of(file, self._dtype, (self._rows, *self._row))
 
     @property
     def _size(self) -> int:
-        return self._rows * self._width * self._dtype.itemsize
+        return self._rows * math.prod(self._row) * self._dtype.itemsize
 
     def _write(self) -> None:
         if self._file is None:
             self._file = self._space._file(self._size)
         try:
-            for block_NF in self._blocks:
-                self._space._append(self._file, block_NF)
+            for block_N in self._blocks:
+                self._space._append(self._file, block_N)
         except InputError:
             self._file.close()
             raise

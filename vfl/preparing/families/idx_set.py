@@ -93,9 +93,11 @@ def _bytes(path: Path, dims: int) -> Array:
     dimensions.
     """
     # Late: it brings torch, which a list of data sets does not need.
+    from vfl_common.config.data import DataSettings
+    from vfl_party.data.row_arrays import Space
     from vfl_party.data.sources.research.idx import read_array
 
-    found = read_array(str(path))
+    found = read_array(str(path), Space.of(DataSettings(source=str(path))))
     if found.dtype != np.uint8 or found.ndim != dims:
         text = f"{path}: holds {found.dtype} in {found.ndim} dimensions, and not bytes in {dims}"
         raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again")

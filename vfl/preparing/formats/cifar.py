@@ -41,8 +41,12 @@ def read_python(name: str, data: bytes, key: str) -> tuple[Array, Array]:
     try:
         found = _Plain(io.BytesIO(data), encoding="bytes").load()
         pixels = found[b"data"].array()
-        labels = np.array(found[key.encode()], np.int64)
-        if pixels.shape != (len(labels), PIXELS) or labels.ndim != 1:
+        given = found[key.encode()]
+        # Lists in lists could say the same row without end.
+        if type(given) is not list or not all(type(each) is int for each in given):
+            raise ValueError("no labels")
+        labels = np.array(given, np.int64)
+        if pixels.shape != (len(labels), PIXELS):
             raise ValueError("shapes differ")
     # A damaged pickle fails in any way.
     except Exception:  # noqa: BLE001

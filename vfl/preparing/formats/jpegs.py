@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vfl.preparing.content import Block, Content, Rows, in_blocks
+from vfl.preparing.content import TEST, TRAIN, Block, Content, Rows, in_blocks
 from vfl.preparing.dataset import Files, Request
 from vfl.preparing.formats.pictures import PictureDecoder
 from vfl_common.errors import Code, InputError
@@ -27,6 +27,11 @@ def read_jpegs(name: str, size: int, files: Files, _: Request) -> Content:
     except (OSError, pa.ArrowException):
         text = f"{path}: is no Parquet table with {', '.join(_COLUMNS)}; write it again"
         raise InputError(Code.FILE_INVALID, text) from None
+    typed = ((jpegs, bytes), (labels, int), (parts, str))
+    sound = all(type(each) is kind for column, kind in typed for each in column)
+    if not sound or not {TRAIN, TEST}.issuperset(parts):
+        text = f"{path}: a row lacks its jpeg, its label, or its part, which is train or test"
+        raise InputError(Code.FILE_INVALID, f"{text}; write it again")
     decoder = PictureDecoder(size)
 
     def blocks(rows: Rows) -> Iterator[Block]:

@@ -16,6 +16,10 @@ from PIL import Image
 from vfl_common.errors import Code, InputError
 
 Pixels = npt.NDArray[np.uint8]
+# How many times as long as wide a picture is at most: it is scaled by its shorter side.
+_LONGEST = 50
+# Modes of PIL with more bits, which it would cut off at 255.
+_DEEP = ("I", "F")
 
 
 class PictureDecoder:
@@ -57,12 +61,24 @@ class PictureDecoder:
         source = sources[place]
         try:
             with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+                self._refuse(image, names[place])
                 other = image.size != (self._size, self._size)
                 into[place] = np.asarray(self._fitted(image.convert("RGB")))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             text = f"{names[place]}: is no image that can be read; get it from its makers again"
             raise InputError(Code.FILE_INVALID, text) from None
         return other
+
+    def _refuse(self, image: Image.Image, name: object) -> None:
+        """Raises InputError if an image would lose its pixels' depth, or become too large."""
+        if image.mode.startswith(_DEEP):
+            what = "has pixels of more than 8 bits"
+        elif max(image.size) > _LONGEST * min(image.size):
+            what = f"is {image.width} × {image.height}, and no picture is so thin"
+        else:
+            return
+        text = f"{name}: {what}; get it from its makers again"
+        raise InputError(Code.FILE_INVALID, text)
 
     def _fitted(self, image: Image.Image) -> Image.Image:
         size, (width, height) = self._size, image.size

@@ -132,6 +132,8 @@ def channels_first(
     """
     if images.dtype.kind not in "biuf":
         raise checks.unusable(source, f"its images hold {images.dtype}; pixels are numbers")
+    if 0 in images.shape[1:]:
+        raise checks.unusable(source, "its images have no pixels; write it again")
     if images.ndim == 3:
         return images[:, None]
     if images.ndim != 4:

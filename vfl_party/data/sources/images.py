@@ -23,8 +23,12 @@ FILE = "file"
 # After so many images, those that are read lie in the file alone.
 RELEASED_ROWS = 256
 # All other modes are read as RGB.
-_CHANNELS = {"1": "L", "L": "L", "LA": "L", "I;16": "I;16"}
+_CHANNELS = {"1": "L", "L": "L", "LA": "L"}
 _DEEP = "I;16"
+# Other orders of bytes.
+_CHANNELS |= dict.fromkeys((_DEEP, "I;16B", "I;16L", "I;16N"), _DEEP)
+# Whole numbers of 32 bits, and fractions: as colours they would be cut off at 255.
+_NO_PIXELS = ("I", "F")
 _KINDS = {"L": "grey", "RGB": "colour", _DEEP: "grey of 16 bits"}
 
 
@@ -114,9 +118,16 @@ def _read_one(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArr
     """Reads an image as [1, H, W] or [3, H, W], in the mode ``wanted`` or as it is."""
     try:
         with Image.open(path) as image:
+            if image.mode in _NO_PIXELS:
+                where = checks.rows(index, row)
+                what = f"the image in {where} has neither bytes nor 16 bits a pixel"
+                raise checks.unusable(index, f"{what}; convert it to 8 bits, or to grey of 16 bits")
             mode = _CHANNELS.get(image.mode, "RGB")
             # Pillow would cut 16 bits off at 255.
             mode = mode if wanted is None or mode == _DEEP else wanted
+            if mode == _DEEP:
+                # Pillow knows no conversion between orders of bytes.
+                return planes(np.asarray(image).astype(np.uint16))
             return planes(np.asarray(image if image.mode == mode else image.convert(mode)))
     except FileNotFoundError:
         where = checks.rows(index, row)

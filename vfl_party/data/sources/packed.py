@@ -4,6 +4,7 @@ or tar file.
 
 from __future__ import annotations
 
+import lzma
 import tarfile
 import zipfile
 import zlib
@@ -23,6 +24,7 @@ BROKEN = (
     tarfile.TarError,
     zipfile.BadZipFile,
     zlib.error,
+    lzma.LZMAError,
     NotImplementedError,
 )
 _KINDS = {".gz": "gzip", ".bz2": "bz2"}
@@ -49,6 +51,10 @@ def _open_member(source: str, path: str, member: str) -> Any:
         names = [each.filename for each in archive.infolist() if not each.is_dir()]
         if member not in names:
             raise _no_member(source, member, names)
+        if names.count(member) > 1:
+            raise checks.unreadable(
+                source, f"the archive has several members {member!r}; unpack the right one"
+            )
         if archive.getinfo(member).flag_bits & 1:
             raise checks.unreadable(
                 source, "is locked with a password; unpack it, and give the file"
@@ -65,6 +71,10 @@ def _open_tar_member(source: str, path: str, member: str) -> Any:
         name = each.name.removeprefix("./")
         if each.isfile() and name == member:
             return archive.extractfile(each)
+        if name == member:
+            raise checks.unreadable(
+                source, f"the member {member!r} is a link, a folder or a device; name a file"
+            )
         names.append(name)
     raise _no_member(source, member, names)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -16,6 +17,9 @@ from vfl_common.config.task import (
     TaskSettings,
 )
 from vfl_party.models.metrics.plugin_loss import rows_loss
+
+# Of rows that are compared at once: some 100 MB.
+_MOST_PAIRS = 1 << 21
 
 
 class Loss(Protocol):
@@ -181,14 +185,17 @@ def _ranknet(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Te
     """Equation 3 of Burges et al. 2005 for the pairs of rows of a query of which the first is more
     relevant, a mean over the pairs; 0 if there is none.
     """
-    relevance_N, first_P, second_P = targets_N2[:, 0], *pairs(targets_N2[:, 1])
-    kept = relevance_N[first_P] > relevance_N[second_P]
-    first_P, second_P = first_P[kept], second_P[kept]
-    each_P = F.softplus(outputs_N1[second_P, 0] - outputs_N1[first_P, 0])
-    if reduction == "none":
-        return torch.zeros_like(outputs_N1[:, 0]).index_add(0, first_P, each_P)
-    # A sum over no pairs has a gradient, too.
-    return each_P.sum() / max(1, len(each_P))
+    relevance_N, one_by_one = targets_N2[:, 0], reduction == "none"
+    total = torch.zeros_like(outputs_N1[:, 0]) if one_by_one else outputs_N1.new_zeros(())
+    count = 0
+    for first_P, second_P in pairs(targets_N2[:, 1]):
+        kept = relevance_N[first_P] > relevance_N[second_P]
+        first_P, second_P = first_P[kept], second_P[kept]
+        each_P = F.softplus(outputs_N1[second_P, 0] - outputs_N1[first_P, 0])
+        count += len(each_P)
+        # A sum over no pairs has a gradient, too.
+        total = total.index_add(0, first_P, each_P) if one_by_one else total + each_P.sum()
+    return total if one_by_one else total / max(1, count)
 
 
 def _listnet(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Tensor:
@@ -213,18 +220,23 @@ def _log_softmax_of(values_N: Tensor, query_N: Tensor, queries: int) -> Tensor:
     return found_N
 
 
-def pairs(query_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the places [P] of the first and the second row of all ordered pairs of rows of one
+def pairs(query_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the places [P] of the first and the second row of all ordered pairs of rows of one
     query, each row with itself too.
+
+    They come in parts of about ``_MOST_PAIRS``: all rows of a split may be of one query.
     """
     order = query_N.argsort(stable=True)
     sizes_Q = torch.unique_consecutive(query_N[order], return_counts=True)[1]
     size_N, end_N = (each.repeat_interleave(sizes_Q) for each in (sizes_Q, sizes_Q.cumsum(0)))
-    first_P = torch.arange(len(order), device=order.device).repeat_interleave(size_N)
-    # Of the pairs of a row, the first has the first row of its query.
-    begin_N = size_N.cumsum(0) - size_N
-    at_P = torch.arange(len(first_P), device=order.device) - begin_N[first_P]
-    return order[first_P], order[(end_N - size_N)[first_P] + at_P]
+    step = max(1, _MOST_PAIRS // int(sizes_Q.max()) if len(order) else 1)
+    parts = (torch.split(each, step) for each in (size_N, end_N, order))
+    for size_R, end_R, order_R in zip(*parts, strict=True):
+        row_P = torch.arange(len(order_R), device=order.device).repeat_interleave(size_R)
+        # Of the pairs of a row, the first has the first row of its query.
+        begin_R = size_R.cumsum(0) - size_R
+        at_P = torch.arange(len(row_P), device=order.device) - begin_R[row_P]
+        yield order_R[row_P], order[(end_R - size_R)[row_P] + at_P]
 
 
 def _poisson(outputs_N1: Tensor, targets_N1: Tensor, /, *, reduction: str) -> Tensor:

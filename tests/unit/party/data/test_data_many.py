@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.unit.party.data.test_data_packed import written
-from tests.unit.party.data.test_data_sources import load
+from tests.unit.party.data.test_data_sources import load, refused
 from vfl_common.config.data import DataSettings
 from vfl_party.data import Preprocessor, Table, read_rows, vocabulary
 from vfl_party.data.inputs.features import MISSING, RESERVED
@@ -60,6 +60,16 @@ def test_categories_become_the_buckets_of_their_digests(tmp_path: Path, ending: 
     assert words_of(both, 1) == [bucket(str(each), 5) for each in words_of(plain, 1)]
     assert both.labels is not None
     assert set(both.labels) == {"no", "yes"}
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+@pytest.mark.parametrize("column", ["devise", "code"])
+def test_buckets_of_what_is_no_column_of_categories_are_refused(
+    tmp_path: Path, ending: str, column: str
+) -> None:
+    source = people(tmp_path, ending)
+    refused(source, id="id", label="y", categorical_buckets={"device": 16, column: 4})
+    load(source, id="id", label="y", categorical=["code"], categorical_buckets={"code": 4})
 
 
 def test_notes_count_the_values_that_share_a_bucket(tmp_path: Path) -> None:

@@ -130,6 +130,32 @@ def test_zip_files_that_cannot_be_read(tmp_path: Path) -> None:
     )
 
 
+def test_a_member_that_is_damaged_in_any_way_of_packing(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    for kind in (zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(path, "w", kind) as archive:
+            archive.writestr("rows.csv", ROWS)
+        assert len(load(str(path / "rows.csv"), id="id")) == len(ROWS.splitlines()) - 1
+        whole = bytearray(path.read_bytes())
+        # In the middle of what is packed.
+        whole[whole.index(b"PK\x01\x02") // 2 + 20] ^= 0xFF
+        path.write_bytes(whole)
+        refused(str(path / "rows.csv"), Code.FILE_INVALID, id="id")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_members_of_one_name_and_members_that_are_links(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("rows.csv", ROWS)
+        archive.writestr("rows.csv", ROWS)
+    refused(str(tmp_path / "x.zip" / "rows.csv"), Code.FILE_INVALID, id="id")
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        link = tarfile.TarInfo("rows.csv")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    refused(str(tmp_path / "x.tar" / "rows.csv"), Code.FILE_INVALID, id="id")
+
+
 def test_a_bomb_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
     """A line of 64 MiB, in a member of 64 KiB."""
     source = zipped(tmp_path / "x.zip", rows_csv=b"a" * (1 << 26)) + "/rows.csv"

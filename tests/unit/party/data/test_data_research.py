@@ -6,6 +6,7 @@ import bz2
 import gzip
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from sklearn.datasets import dump_svmlight_file
 from tests.unit.party.data.test_data_packed import written
 from tests.unit.party.data.test_data_sources import load, numbers, pixels, refused
 from vfl_common.errors import Code
+from vfl_party.data.row_arrays import MappedArray, Space
 from vfl_party.data.sources.research import svmlight
+from vfl_party.data.sources.research.idx import read_array
 
 # --- libsvm
 # ----------------------------------------------------------------------
@@ -98,6 +101,12 @@ def test_wrong_lines_of_libsvm(tmp_path: Path, text: str) -> None:
     refused(written(tmp_path / "x.svm", text), Code.FILE_INVALID, id="row", label="label")
 
 
+def test_a_query_of_libsvm_is_refused_and_no_remark_is_one(tmp_path: Path) -> None:
+    refused(written(tmp_path / "q.svm", "1 qid:1 1:2\n"), id="row", label="label")
+    remark = written(tmp_path / "x.svm", "1 1:2 # qid:3\n0 1:1\n")
+    assert len(load(remark, id="row", label="label")) == 2
+
+
 def test_hostile_libsvm(tmp_path: Path) -> None:
     more: dict[str, Any] = {"id": "row", "label": "label"}
     refused(written(tmp_path / "wide.svm", "1 99999999:1\n"), **more)
@@ -150,9 +159,24 @@ def test_hostile_idx(tmp_path: Path) -> None:
         "type": whole[:2] + b"\x07" + whole[3:],
         # 4 billion images of 4 billion pixels a side.
         "huge": b"\0\0\x08\x03" + b"\xff" * 12 + bytes(60),
+        "many": b"\0\0\x08\x02\xff\xff\xff\xff\0\0\0\2" + bytes(60),
+        # NumPy has 64 dimensions at most, and so many values in none of them.
+        "dimensions": b"\0\0\x08\x64" + b"\0\0\0\1" * 100 + b"\0",
+        "empty": b"\0\0\x08\x04" + b"\xff" * 12 + bytes(4),
+        "no pixels": b"\0\0\x08\x03\0\0\0\3" + bytes(8),
     }.items():
         refused(written(tmp_path / f"{name}.idx", data), Code.FILE_INVALID)
     refused(written(tmp_path / "x.idx.gz", gzip.compress(whole)[:-9]), Code.FILE_INVALID)
+
+
+def test_large_idx_files_lie_in_a_file(tmp_path: Path) -> None:
+    """Also one that is packed: its bytes in memory are few, whatever they become."""
+    images = np.random.default_rng(0).integers(0, 255, (300, 100, 100)).astype(np.uint8)
+    source = written(tmp_path / "x.idx.gz", gzip.compress(idx(images, 8), 1))
+    assert isinstance(read_array(source, Space(str(tmp_path), 1 << 20)), MappedArray)
+    table = load(source, memory_mib=1, scratch=str(tmp_path))
+    assert isinstance(table.images_NCHW, MappedArray)
+    np.testing.assert_array_equal(table.images_NCHW[:, 0], images)
 
 
 # --- MAT
@@ -194,3 +218,12 @@ def test_hostile_mat(tmp_path: Path) -> None:
     at = whole.index(struct.pack("<II", 5, 8)) + 8
     huge = whole[:at] + struct.pack("<I", 1 << 30) + whole[at + 4 :]
     refused(written(tmp_path / "huge.mat", huge), Code.FILE_INVALID)
+    # The type of the values, after the name: SciPy would end the process.
+    at = whole.index(struct.pack("<HH", 1, 1) + b"x\0\0\0") + 8
+    for kind in (0, 8, 255, 0xFFFF):
+        wrong = whole[:at] + struct.pack("<I", kind) + whole[at + 4 :]
+        refused(written(tmp_path / "type.mat", wrong), Code.FILE_INVALID)
+    # The same array within one that is compressed.
+    packed = zlib.compress(wrong[128:])
+    tag = struct.pack("<II", 15, len(packed))
+    refused(written(tmp_path / "in.mat", whole[:128] + tag + packed), Code.FILE_INVALID)

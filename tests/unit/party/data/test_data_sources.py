@@ -156,6 +156,12 @@ def test_npz_images(tmp_path: Path, shape: tuple[int, ...], expected: tuple[int,
         np.testing.assert_allclose(found.transpose(0, 2, 3, 1) * 255, channels_last, rtol=1e-6)
 
 
+def test_npz_images_without_pixels(tmp_path: Path) -> None:
+    source = npz(tmp_path / "x.npz", x=np.zeros((3, 4, 0), np.uint8))
+    refused(source)
+    refused(source, resize=3)
+
+
 def test_npz_images_whose_channels_cannot_be_told(tmp_path: Path) -> None:
     source = npz(tmp_path / "x.npz", x=np.zeros((2, 3, 5, 3)))
     refused(source)
@@ -272,6 +278,19 @@ def test_folder_of_other_modes(tmp_path: Path) -> None:
     refused(folder(tmp_path / "depths", index, a=bits, b=wide), channels=1)
     for channels in (1, 3):
         assert pixels(load(mixed, channels=channels)).shape[1] == channels
+
+
+def test_folder_of_more_than_8_bits(tmp_path: Path) -> None:
+    """Pillow would cut them off at 255."""
+    deep = np.arange(0, 60_000, 10_000).reshape(2, 3)
+    for name, kind in (("little", "<u2"), ("big", ">u2")):
+        source = folder(tmp_path / name, "file\nx.tif\n")
+        Image.fromarray(deep.astype(kind)).save(Path(source) / "x.tif")
+        np.testing.assert_allclose(pixels(load(source))[0, 0], deep / np.float32(65535))
+    for name, other in (("int32", deep.astype(np.int32)), ("float32", deep.astype(np.float32))):
+        source = folder(tmp_path / name, "file\nx.tif\n")
+        Image.fromarray(other).save(Path(source) / "x.tif")
+        refused(source)
 
 
 def test_bad_folders(tmp_path: Path) -> None:

@@ -10,7 +10,15 @@ from sklearn import metrics as sk
 from tests.harness.reference_task import c_index_of, losses_of_rows, ndcg_of, threshold_of
 from vfl_common.config.models import TaskSettings
 from vfl_common.config.task import METRICS, ThresholdRule
-from vfl_party.models.metrics import choose, decided, evaluate, loss_fn, lower_is_better, scores
+from vfl_party.models.metrics import (
+    choose,
+    decided,
+    evaluate,
+    loss_fn,
+    losses,
+    lower_is_better,
+    scores,
+)
 
 BINARY, REGRESSION = TaskSettings(kind="binary"), TaskSettings(kind="regression")
 FIVE = TaskSettings(kind="multiclass", classes=5)
@@ -298,6 +306,31 @@ def test_many_rows_of_survival_are_compared_in_parts() -> None:
     targets = torch.stack([times, torch.ones(n)], dim=1)
     assert evaluate(TaskSettings(kind="survival"), hazards, targets)["c_index"] == 1.0
     assert evaluate(TaskSettings(kind="survival"), -hazards, targets)["c_index"] == 0.0
+
+
+@pytest.mark.parametrize("most", [1, 40, 101])
+def test_pairs_of_a_ranking_are_compared_in_parts(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of a split may be of one query: all its pairs at once fit into no memory."""
+    of = loss_fn(TaskSettings.model_validate({"kind": "ranking"}))
+    drawn = torch.Generator().manual_seed(0)
+    query_N = torch.tensor([0.0] * 9 + [2.0] + [1.0] * 5)[torch.randperm(15, generator=drawn)]
+    targets = torch.stack([torch.randint(0, 3, (15,), generator=drawn).double(), query_N], 1)
+    found = []
+    for parts in (1 << 20, most):
+        monkeypatch.setattr(losses, "_MOST_PAIRS", parts)
+        drawn.manual_seed(1)
+        outputs = torch.randn(15, 1, generator=drawn, dtype=torch.float64).requires_grad_()
+        weighted = of(outputs, targets, torch.arange(15.0))
+        sizes = [len(each) for each, _ in losses.pairs(query_N)]
+        (of(outputs, targets) + weighted).backward()
+        found.append((of(outputs, targets), weighted, outputs.grad, sizes))
+    (whole, whole_weighted, gradient, one), (loss, weighted, others, several) = found
+    assert one == [9 * 9 + 1 + 5 * 5]
+    assert sum(several) == one[0]
+    assert max(several) <= max(most, 9)
+    torch.testing.assert_close((loss, weighted, others), (whole, whole_weighted, gradient))
 
 
 @pytest.mark.parametrize("loss", ["ranknet", "listnet"])

@@ -115,6 +115,52 @@ def test_a_pickle_that_is_no_batch_is_refused_and_calls_nothing(
 
 
 @pytest.mark.parametrize(
+    "labels", [[1.5] * 10, ["1"] * 10, [[1]] * 10, [-1] * 10, [200] * 10], ids=repr
+)
+def test_labels_that_are_no_classes_are_refused(tmp_path: Path, labels: list[Any]) -> None:
+    batch = {b"data": np.zeros((10, 3072), np.uint8), b"labels": labels}
+    files_ = made.cifar10_python() | {"data_batch_3": pickle.dumps(batch, 4)}
+    made.write_files(tmp_path / "cifar-10-batches-py", files_)
+    with raises(InputError, Code.FILE_INVALID):
+        vfl.prepare("cifar10", tmp_path, tmp_path / "out")
+
+
+def test_lists_in_lists_are_no_labels(tmp_path: Path) -> None:
+    """Ten billion numbers, of which the pickle says ten."""
+    labels: list[Any] = [1] * 10
+    for _ in range(9):
+        labels = [labels] * 10
+    batch = {b"data": np.zeros((10, 3072), np.uint8), b"labels": labels}
+    files_ = made.cifar10_python() | {"data_batch_3": pickle.dumps(batch, 4)}
+    made.write_files(tmp_path / "cifar-10-batches-py", files_)
+    with raises(InputError, Code.FILE_INVALID):
+        vfl.prepare("cifar10", tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("pixels", [np.zeros((1, 4000), np.uint8), np.zeros((36, 36), np.uint16)])
+def test_pictures_that_would_lose_or_become_too_much_are_refused(
+    tmp_path: Path, pixels: np.ndarray[Any, Any]
+) -> None:
+    """Scaled by its shorter side, the first would have 896,000 × 224 pixels."""
+    made.write_imagenet(tmp_path, 12)
+    path = tmp_path / "train/n00000003/n00000003_1.png"
+    made.write_picture(path, pixels)
+    with raises(InputError, Code.FILE_INVALID) as caught:
+        vfl.prepare("imagenet12", tmp_path, tmp_path / "out")
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [{"jpeg": "x.jpeg"}, {"label": None}, {"part": "other"}], ids=str)
+def test_rows_of_jpegs_that_lack_something_are_refused(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    row = {"id": 1, "jpeg": b"x", "label": 1, "part": "train"} | wrong
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "cifar10.parquet")
+    with raises(InputError, Code.FILE_INVALID):
+        vfl.prepare("cifar10", tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
     ("name", "write"),
     [
         ("cifar10", files("cifar-10-batches-bin", "", lambda: {"data_batch_1.bin": b"12"})),

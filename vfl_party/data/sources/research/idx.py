@@ -14,12 +14,15 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import divided
 from vfl_party.data import checks
 from vfl_party.data.columns import Rows
+from vfl_party.data.row_arrays import Space, at_once
 from vfl_party.data.sources.arrays import array_rows, named_arrays
 from vfl_party.data.sources.packed import BROKEN, open_bytes
 
 IMAGES, LABELS, VALUES = "images", "labels", "values"
 _TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _READ = 1 << 20
+# More are no table: NumPy has 64 dimensions at most, and a row is worked on as a whole.
+_MOST_DIMENSIONS, _MOST_ROW_BYTES = 32, 1 << 30
 # In the name of a file of images, and in that of its labels.
 _PAIR = (re.compile("images(.)idx3"), r"labels\1idx1")
 
@@ -30,47 +33,78 @@ def read_idx(settings: DataSettings, with_label: bool) -> Rows:
     Beside ``…images-idx3-ubyte`` the file ``…labels-idx1-ubyte`` is the array ``labels``. Raises
     InputError.
     """
-    source = settings.source
-    values = read_array(source)
+    source, space = settings.source, Space.of(settings)
+    values = read_array(source, space)
     arrays = {IMAGES if values.ndim > 2 else VALUES: values}
     beside = _labels_of(source)
     if beside is not None:
-        arrays[LABELS] = read_array(beside)
+        arrays[LABELS] = read_array(beside, space)
     return array_rows(
         named_arrays(settings, with_label, list(arrays), arrays.__getitem__), settings, with_label
     )
 
 
-def read_array(source: str) -> npt.NDArray[Any]:
-    """Returns the array of a file, which is unpacked into memory, in this machine's order of bytes.
+def read_array(source: str, space: Space) -> npt.NDArray[Any]:
+    """Returns the array of a file, unpacked into ``space``, in this machine's order of bytes.
     Raises InputError.
     """
     try:
         with open_bytes(source) as file:
-            head = file.read(4)
-            if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _TYPES or not head[3]:
-                raise checks.unreadable(
-                    source, "does not begin as an IDX file does; correct data.source or data.format"
-                )
-            kind = np.dtype(_TYPES[head[2]])
-            shape = tuple(np.frombuffer(file.read(4 * head[3]), ">u4").tolist())
-            size = math.prod(shape) * kind.itemsize
-            data = bytearray()
-            # No more than there is, whatever the file says.
-            while len(data) <= size and (more := file.read(min(_READ, size + 1 - len(data)))):
-                data += more
-    except (*BROKEN, ValueError):
+            kind, shape = _head(source, file)
+            return _values(source, file, kind, shape, space)
+    except BROKEN:
+        raise _damaged(source) from None
+
+
+def _head(source: str, file: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Returns the type of the values and the length of each dimension. Raises InputError."""
+    head = file.read(4)
+    right = len(head) == 4 and head[:2] == b"\0\0" and head[2] in _TYPES
+    if not right or not 1 <= head[3] <= _MOST_DIMENSIONS:
         raise checks.unreadable(
-            source, "is not an IDX file that can be read to its end; write it again"
-        ) from None
-    if len(shape) < head[3] or len(data) != size:
-        said = " x ".join(map(str, shape))
-        much = "more" if len(data) > size else "less"
-        raise checks.unreadable(
-            source, f"says that it holds {said} values, and holds {much}; write it again"
+            source, "does not begin as an IDX file does; correct data.source or data.format"
         )
-    array = np.frombuffer(data, kind).reshape(shape)
-    return array.astype(kind.newbyteorder("="), copy=False)
+    lengths = file.read(4 * head[3])
+    if len(lengths) < 4 * head[3]:
+        raise _damaged(source)
+    return np.dtype(_TYPES[head[2]]), tuple(np.frombuffer(lengths, ">u4").tolist())
+
+
+def _values(
+    source: str, file: Any, kind: np.dtype[Any], shape: tuple[int, ...], space: Space
+) -> npt.NDArray[Any]:
+    """Returns the values, some rows at a time: no more than there are, whatever the file says.
+    Raises InputError.
+    """
+    said = f"says that it holds {' x '.join(map(str, shape))} values"
+    row_bytes = math.prod(shape[1:]) * kind.itemsize
+    if shape[0] and not 0 < row_bytes <= _MOST_ROW_BYTES:
+        raise checks.unreadable(source, f"{said}, which are no rows of a table; write it again")
+    rows, step = space.growing(shape[1:], kind.newbyteorder("=")), at_once(row_bytes)
+    for start in range(0, shape[0], step):
+        count = min(step, shape[0] - start)
+        data = _some(file, count * row_bytes)
+        if len(data) < count * row_bytes:
+            raise checks.unreadable(source, f"{said}, and holds less; write it again")
+        block = np.frombuffer(data, kind).reshape(count, *shape[1:])
+        rows.append(block.astype(kind.newbyteorder("="), copy=False))
+    if file.read(1):
+        raise checks.unreadable(source, f"{said}, and holds more; write it again")
+    return rows.finish()
+
+
+def _some(file: Any, size: int) -> bytearray:
+    """Returns that many bytes, or fewer at the end."""
+    data = bytearray()
+    while len(data) < size and (more := file.read(min(_READ, size - len(data)))):
+        data += more
+    return data
+
+
+def _damaged(source: str) -> Exception:
+    return checks.unreadable(
+        source, "is not an IDX file that can be read to its end; write it again"
+    )
 
 
 def _labels_of(source: str) -> str | None:

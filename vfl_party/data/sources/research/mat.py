@@ -14,6 +14,7 @@ from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.columns import Rows
 from vfl_party.data.sources.arrays import array_rows, named_arrays
+from vfl_party.data.sources.research.mat_types import require_known_types
 
 # Of version 7.3, which is an HDF5 file.
 _HDF5 = b"MATLAB 7.3"
@@ -67,6 +68,7 @@ def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.
             source, f"array {name!r} says that it has more values than the file; write it again"
         )
     try:
+        require_known_types(source)
         array: npt.NDArray[Any] = scipy.io.loadmat(source, variable_names=[name])[name]
     except Exception:  # noqa: BLE001 - each kind of damage raises another error
         raise _damaged(source) from None

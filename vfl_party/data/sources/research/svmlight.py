@@ -7,6 +7,7 @@ of a row.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from vfl_party.data.sources.unchanged import state_of, unchanged
 from vfl_party.data.stream import Stream
 
 LABEL = "label"
+# A query that is no part of a comment.
+_QUERY = re.compile(rb"(?m)^[^#\n]*qid:")
 # Bytes that are parsed at once, and cells of a block.
 _READ, _MOST_CELLS = 1 << 22, 1 << 22
 
@@ -79,9 +82,11 @@ def _parsed(source: str) -> Iterator[tuple[int, npt.NDArray[np.float64], Any]]:
             cells, labels = load_svmlight_file(io.BytesIO(lines), zero_based=True)
         except (ValueError, OverflowError):
             raise _wrong_line(source, lines, number) from None
-        if b"qid:" in lines:
+        if _QUERY.search(lines):
             raise checks.unusable(
-                source, "holds qid, the queries of a ranking, which no task here has; remove them"
+                source,
+                "holds qid, the queries of a ranking, which are not read from libsvm files; remove "
+                "them, or write a CSV with a column for data.group",
             )
         if not np.isfinite(labels).all():
             raise _wrong_line(source, lines, number)
