@@ -157,7 +157,9 @@ NEAREST = {
 def test_averages_are_those_of_one_process(
     wire: list[dict[str, Any]], parties: int, tmp_path: Path
 ) -> None:
-    tables = test_fedhssl.recipe(parties, "simsiam", MLP, augment={"corruption": 0.2}) | {"wire": wire}
+    tables = test_fedhssl.recipe(parties, "simsiam", MLP, augment={"corruption": 0.2}) | {
+        "wire": wire
+    }
     data = cases.digits(parties, limit=220)
     towers, encoders, federation = test_fedhssl.federated(tmp_path, tables, data)
     check_forecast(tables, data, federation)
