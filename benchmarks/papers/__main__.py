@@ -60,7 +60,9 @@ from benchmarks.papers.run import Runner
     type=click.Path(path_type=Path),
     help="Folder of results. Default: the repository's.",
 )
-@click.option("--page", "only_page", is_flag=True, help="Write docs/results/papers.md again.")
+@click.option(
+    "--page", "only_page", is_flag=True, help="Write the pages docs/results/papers*.md again."
+)
 def main(
     tables: tuple[str, ...],
     data: Path | None,

@@ -1,29 +1,37 @@
-"""Makes the page ``docs/results/papers.md`` from the study files and the kept results."""
+"""Makes ``docs/results/papers.md`` and a page for each paper from the study files and the results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.papers import shelf
-from benchmarks.papers.describe import SCALES, Table
+from benchmarks.papers.describe import SCALES, Table, run_at
 from benchmarks.papers.result import Result, judged, load, markdown
 from benchmarks.papers.rules import overall
 
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "papers.md"
-_HEAD = """# The papers' tables
+DOCS = Path(__file__).parents[2] / "docs" / "results"
+INDEX = DOCS / "papers.md"
+_COLUMNS = 100
+_MADE = """This page is made by `python -m benchmarks.papers --page` from the study files in
+`benchmarks/papers` and from the results in `benchmarks/results/papers`. Do not edit it.
+"""
+_HEAD = f"""# The papers' tables
 
 **For:** readers who ask what of the papers was run here, and whether it was found.
 
-This page is made by `python -m benchmarks.papers --page` from the study files in
-`benchmarks/papers` and from the results in `benchmarks/results/papers`. Do not edit it.
-
+{_MADE}
 `python -m benchmarks.papers TABLE --data DIR --scale paper|small` runs a table from the files of
 its data sets, which [`vfl prepare`](../reference/commands.md) reads; `--list` shows all tables. The
 scale `small` is a reduction that each table states: it shows that a table runs, and where an effect
 is large; it does not settle tenths of a point. A cell is *paper → **ours** ± standard deviation
 over the seeds*; of a data set that stands in place of the paper's there is no number of the paper.
-Each claim was written down with its rule before the runs, unless a deviation says otherwise:
+A paper's page shows the data sets that were run and those for which another stands. The paper's
+numbers of the others, and the deviations of tables without results, are in the study files. Each
+claim was written down with its rule before the runs, unless a deviation says otherwise:
 
 - **holds**: found, and at least half as large as in the paper, or as near as the rule says.
 - **direction**: the sign is the paper's, but it is smaller, within the noise, or found for only
@@ -37,13 +45,16 @@ without numbers; and the tables of MocoSFL's main part, whose text was not at ha
 """
 
 
-def text() -> str:
-    """Returns the page."""
-    return "\n".join([_HEAD, *_coverage(), *_papers()]).rstrip() + "\n"
+def pages() -> dict[Path, str]:
+    """Returns the text of each page: the index, then one for each paper."""
+    made = {INDEX: "\n".join([_HEAD, *_coverage()])}
+    made |= {_path(key): "\n".join(_paper(key)) for key in shelf.PAPERS}
+    return {path: text.rstrip() + "\n" for path, text in made.items()}
 
 
 def write() -> None:
-    PAGE.write_text(text())
+    for path, text in pages().items():
+        path.write_text(text)
 
 
 def kept(name: str) -> Result | None:
@@ -51,57 +62,129 @@ def kept(name: str) -> Result | None:
     return next((found for each in SCALES if (found := load(name, each)) is not None), None)
 
 
+def _path(key: str) -> Path:
+    return DOCS / f"papers-{key}.md"
+
+
+def _names(key: str) -> list[str]:
+    return [each for each in shelf.names() if each.startswith(f"{key}.")]
+
+
 def _coverage() -> Iterator[str]:
     yield "## Coverage\n"
     yield "| paper | tables and figures | with results | claims | hold | direction | not found |"
     yield "| --- " * 7 + "|"
     for key, paper in shelf.PAPERS.items():
-        names = [each for each in shelf.names() if each.startswith(f"{key}.")]
-        results = {name: kept(name) for name in names}
+        results = {name: kept(name) for name in _names(key)}
         verdicts = [
             overall(findings)
-            for name in names
-            for _, findings in judged(shelf.load(name), results[name])
+            for name, result in results.items()
+            for _, findings in judged(shelf.load(name), result)
         ]
         counts = [verdicts.count(each) for each in ("holds", "direction", "not found")]
         ran = sum(each is not None for each in results.values())
-        cells = [f"{paper.name} ({paper.of})", len(names), ran, len(verdicts), *counts]
-        yield f"| {' | '.join(map(str, cells))} |"
+        link = f"[{paper.name}]({_path(key).name}) ({paper.of})"
+        yield _row(link, len(results), ran, len(verdicts), *counts)
     yield ""
 
 
-def _papers() -> Iterator[str]:
-    for key, paper in shelf.PAPERS.items():
-        yield f"## {paper.name}\n"
-        for name in shelf.names():
-            if name.startswith(f"{key}."):
-                yield section(name, shelf.load(name), kept(name), level=3)
-                yield ""
+def _paper(key: str) -> Iterator[str]:
+    """Yields a paper's page: its tables with results, what they share, and the others."""
+    paper = shelf.PAPERS[key]
+    tables = {name: shelf.load(name) for name in _names(key)}
+    results = {name: found for name in tables if (found := kept(name)) is not None}
+    yield f"# {paper.name}: tables and figures\n"
+    yield f"**For:** readers who ask what of {paper.name} ({paper.of}) was found here.\n"
+    yield _MADE
+    yield "[The papers' tables](papers.md) says what the cells and the verdicts mean.\n"
+    told = {name: _notes(tables[name], found) for name, found in results.items()}
+    times = Counter(note for each in told.values() for note in each)
+    common = [note for note, count in times.items() if count > 1]
+    for name, found in results.items():
+        notes = [note for note in told[name] if note not in common]
+        yield _section(name, tables[name], found, 2, notes, briefly=True) + "\n"
+    if common:
+        yield "## What several of these tables share\n"
+        for note in common:
+            places = [tables[name].place for name, each in told.items() if note in each]
+            yield _item(f"{', '.join(places)}: {note}")
+        yield ""
+    if others := [name for name in tables if name not in results]:
+        yield "## Without results\n"
+        yield "| table | what | needs | claims, not run |"
+        yield "| --- " * 4 + "|"
+        for name in others:
+            yield _without_results(name, tables[name])
 
 
-def section(name: str, table: Table, result: Result | None, level: int = 1) -> str:
-    """Returns what the page says of a table."""
+def _without_results(name: str, table: Table) -> str:
+    """Returns one row for a table that was not run."""
+    needs = f"the data of {', '.join(each.name for each in run_at(table, 'paper').data)}"
+    if table.needs:
+        needs += f"; {table.needs}"
+    claims = "; ".join(each.says for each in table.claims)
+    return _row(f"`{name}`", f"{table.place}: {table.title}", needs, claims)
+
+
+def section(name: str, table: Table, result: Result) -> str:
+    """Returns the page of a table's own results."""
+    return _section(name, table, result, 1, _notes(table, result))
+
+
+def _section(
+    name: str,
+    table: Table,
+    result: Result,
+    level: int,
+    notes: Iterable[str],
+    *,
+    briefly: bool = False,
+) -> str:
     paper = shelf.PAPERS[name.partition(".")[0]].name
-    lines = [f"{'#' * level} {paper}, {table.place}: {table.title}\n"]
-    lines.append(f"`{name}`; the paper's numbers: {table.source}. {_run(table, result)}\n")
-    lines += [markdown(table, result)]
-    lines += [f"- Deviation: {note}" for note in table.notes]
-    if result is not None:
-        told = {
-            note: [d for d, own in result.notes.items() if note in own]
-            for each in result.notes.values()
-            for note in each
-        }
-        lines += [f"- Data ({', '.join(data)}): {note}" for note, data in told.items()]
-        lines += [f"- Not run: {what}." for what in _reasons(result)]
-    elif table.needs:
-        lines.append(f"- Not run: it needs {table.needs}.")
-    return "\n".join(lines)
+    how = f"`{name}`; the paper's numbers: {table.source}. {_run(table, result)}"
+    body = markdown(table, result, briefly=briefly).splitlines()
+    return "\n".join(
+        [
+            f"{'#' * level} {paper}, {table.place}: {table.title}\n",
+            textwrap.fill(how, _COLUMNS, break_long_words=False, break_on_hyphens=False) + "\n",
+            *(_item(line.removeprefix("- ")) if line.startswith("- ") else line for line in body),
+            *(_item(note) for note in notes),
+        ]
+    )
 
 
-def _run(table: Table, result: Result | None) -> str:
-    if result is None:
-        return "Not run yet."
+def _notes(table: Table, result: Result) -> list[str]:
+    """Returns the deviations, what is to know of the data, and what was not run."""
+    told = {
+        note: [data for data, own in result.notes.items() if note in own]
+        for each in result.notes.values()
+        for note in each
+    }
+    return [
+        *(f"Deviation: {note}" for note in table.notes),
+        *(f"Data ({', '.join(data)}): {note}" for note, data in told.items()),
+        *(f"Not run: {what}." for what in _reasons(result)),
+    ]
+
+
+def _item(text: str) -> str:
+    """Returns an item of a list, in short lines of which none looks like another item."""
+    lines = textwrap.fill(
+        text,
+        _COLUMNS,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return re.sub(r"^  (?=[-+*#>] )", r"  \\", lines, flags=re.MULTILINE)
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _run(table: Table, result: Result) -> str:
     how = f"Scale `{result.scale}`"
     if result.scale == "small":
         how += f" ({table.small})"

@@ -68,7 +68,7 @@ def test_every_recipe_of_a_table_is_accepted_or_says_what_it_needs(name: str, sc
 
 def test_the_page_is_up_to_date() -> None:
     hint = "run `python -m benchmarks.papers --page`"
-    assert page.PAGE.read_text() == page.text(), hint
+    assert {path: path.read_text() for path in page.DOCS.glob("papers*.md")} == page.pages(), hint
 
 
 # -- a table of made data
