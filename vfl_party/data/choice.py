@@ -95,6 +95,10 @@ def choose_features(
         )
     for key in ("columns", "drop", "numeric", "categorical"):
         checks.require_names(source, key, getattr(settings, key) or (), names)
+    if isinstance(settings.categorical_buckets, dict) and not settings.as_trained:
+        checks.require_names(
+            source, "categorical_buckets", list(settings.categorical_buckets), names
+        )
     both = sorted(set(settings.numeric) & set(settings.categorical))
     if both:
         raise checks.unusable(

@@ -171,9 +171,18 @@ class Reading:
             )
             known = set(self._numeric)
             self._others = tuple(name for name in features if name not in known)
+            self._refuse_buckets(self._numeric)
             self._numbers = self._space.growing(len(self._numeric), np.float32)
             self._codes = self._space.growing(len(features) - len(self._numeric), np.int32)
         return self._numeric
+
+    def _refuse_buckets(self, numeric: Sequence[str]) -> None:
+        """Raises InputError if a column of numbers shall be hashed."""
+        given = self._settings.categorical_buckets
+        lost = next((name for name in numeric if isinstance(given, dict) and name in given), None)
+        if lost is not None:
+            what = f"column {lost!r} is in data.categorical_buckets and holds numbers"
+            raise checks.unusable(self._source, f"{what}; list it in data.categorical, too")
 
     def _is_numeric(self, name: str, kind: pa.DataType) -> bool:
         if name in self._settings.categorical:

@@ -15,6 +15,7 @@ import pytest
 from tests.unit.party.data.test_data_packed import written
 from tests.unit.party.data.test_data_sources import load
 from vfl_common.config.data import DataSettings
+from vfl_common.errors import InputError
 from vfl_party.data import Preprocessor, Table, read_rows, vocabulary
 from vfl_party.data.inputs.features import MISSING, RESERVED
 
@@ -71,6 +72,15 @@ def test_notes_count_the_values_that_share_a_bucket(tmp_path: Path) -> None:
     assert len({bucket(each, 16) for each in words}) == 16
     many = settings.model_copy(update={"categorical_buckets": {"device": 1 << 20}})
     assert any("0 values share theirs" in note for note in read_rows(many, False).notes)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_buckets_of_no_category_are_refused(tmp_path: Path, ending: str) -> None:
+    source = people(tmp_path, ending)
+    with pytest.raises(InputError, match="'devise', which data.categorical_buckets names"):
+        load(source, id="id", drop=["y"], categorical_buckets={"devise": 16})
+    with pytest.raises(InputError, match="'code' is in data.categorical_buckets and holds numbers"):
+        load(source, id="id", drop=["y"], categorical_buckets={"code": 16})
 
 
 def test_any_number_of_values_fits_into_buckets(
