@@ -108,8 +108,8 @@ def _active(division: Division, active: int, parties: int) -> int:
 def _options(dataset: DataSet, given: Mapping[str, Any]) -> dict[str, Any]:
     for key in given:
         if key not in dataset.options:
-            known = ", ".join(dataset.options) or "it has none"
-            text = f"{key}: is no setting of {dataset.title} (settings: {known}); leave it out"
+            known = f" but {', '.join(dataset.options)}" if dataset.options else ""
+            text = f"{key}: {dataset.title} has no settings{known}; leave it out"
             raise InputError(Code.CONFIG_INVALID, text)
     return {key: given.get(key, default) for key, (default, _) in dataset.options.items()}
 

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from vfl.preparing.asked import Asked
-from vfl.preparing.content import Content, Rows
+from vfl.preparing.content import TEST, TRAIN, VALIDATION, Content, Rows
 from vfl.preparing.dataset import Files
 from vfl.preparing.writing import Written
 from vfl.report.table import size
+
+_SPLITS = (TRAIN, VALIDATION, TEST)
 
 
 def header_of(asked: Asked) -> str:
@@ -84,7 +86,7 @@ def _rows(asked: Asked, content: Content, used: Rows) -> str:
     found = "These files have no split: the recipe divides the rows."
     if content.splits is not None:
         counts = Counter(content.splits[used].tolist())
-        told = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+        told = ", ".join(f"{counts[split]:,} {split}" for split in _SPLITS if counts[split])
         found = f"{content.split_says}: {told}."
         if asked.validation:
             share = f"{100 * asked.validation:g} %"
