@@ -167,7 +167,7 @@ def notes(forecast: CountedForecast, network: Network) -> list[str]:
             "FLOPs are of a forward pass, a multiplication and an addition two of them; training "
             "takes about three times as many"
         )
-        found.append(f"{text}. Of each row of a batch the backward pass needs what is kept.")
+        found.append(f"{text}. Kept is what the backward pass needs of each row of a batch.")
     found += _of_time(forecast, network)
     found.append("Not counted: the sessions with the server (control), which grow with time.")
     found.append(WORDS)

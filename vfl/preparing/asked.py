@@ -14,7 +14,8 @@ from vfl_common.errors import Code, InputError
 class Asked:
     """What is to be prepared: a data set, divided in one way, as a paper uses it.
 
-    ``validation``: the share of the training rows that is set apart.
+    ``validation``: the share of the training rows that is set apart. ``numbers``: the use whose
+    numbers the recipe has, as far as the division fits it; None: no paper divides so.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Asked:
     division: Division
     request: Request
     validation: float
+    numbers: Use | None
 
 
 def asked(
@@ -57,7 +59,9 @@ def asked(
         )
         raise InputError(Code.CONFIG_INVALID, text)
     share = use.validation if validation is None else validation
-    return Asked(name, dataset, use, division, request, _share(share))
+    uses = (use, *dataset.uses)
+    alike = (each for each in uses if dataset.divisions[each.division].aligned == division.aligned)
+    return Asked(name, dataset, use, division, request, _share(share), next(alike, None))
 
 
 def _use(dataset: DataSet, paper: str | None, divide: str | None) -> Use:
@@ -104,8 +108,8 @@ def _active(division: Division, active: int, parties: int) -> int:
 def _options(dataset: DataSet, given: Mapping[str, Any]) -> dict[str, Any]:
     for key in given:
         if key not in dataset.options:
-            known = ", ".join(dataset.options) or "it has none"
-            text = f"{key}: is no setting of {dataset.title} (settings: {known}); leave it out"
+            known = f" but {', '.join(dataset.options)}" if dataset.options else ""
+            text = f"{key}: {dataset.title} has no settings{known}; leave it out"
             raise InputError(Code.CONFIG_INVALID, text)
     return {key: given.get(key, default) for key, (default, _) in dataset.options.items()}
 

@@ -115,8 +115,8 @@ def dealing(text: str) -> dict[str, Any]:
             return {"how": how, "classes": int(number)}
         if how == "dirichlet" and number:
             return {"how": how, "alpha": float(number)}
-        if not number:
-            return {"how": how}
+        if text == EVEN["how"]:
+            return dict(EVEN)
     except ValueError:
         pass
     known = "even, classes:2 or dirichlet:0.5"

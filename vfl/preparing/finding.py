@@ -18,7 +18,7 @@ def find(dataset: DataSet, folder: Path) -> tuple[Form, Files]:
     Raises InputError that says which files are missing, and who publishes them.
     """
     if not folder.is_dir():
-        text = f"{folder}: no such folder; give the folder of {dataset.title}"
+        text = f"{folder}: no such folder; give the folder with the files of {dataset.title}"
         raise InputError(Code.FILE_INVALID, text)
     found = [(form, _present(form, folder)) for form in dataset.forms]
     for form, files in found:

@@ -92,7 +92,7 @@ class Making:
             recipe, lowered = self._recipe(written)
             write_atomic(made / RECIPE, header_of(self.asked) + recipe)
             notes = (*self.notes, *self.content.afterwards(), *lowered)
-            text = text_of(self.asked, self.content, self.files, notes, written)
+            text = text_of(self.asked, self.content, self.used, self.files, notes, written)
             write_atomic(made / SUMMARY, text)
             _take_place(made, folder)
         except BaseException:
@@ -161,11 +161,9 @@ class Making:
 
     def _method(self) -> Mapping[str, Any]:
         """Returns the tables of the paper's method, or of another one that fits the division."""
+        if self.asked.numbers is not None:
+            return self.asked.numbers.recipe
         aligned = self.asked.division.aligned
-        dataset = self.asked.dataset
-        for use in (self.asked.use, *dataset.uses):
-            if dataset.divisions[use.division].aligned == aligned:
-                return use.recipe
         return recipes.splitnn({"kind": "mlp"}, 32) if aligned else recipes.mocosfl()
 
     def _phase(self, phase: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,45 +6,54 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from vfl.preparing.asked import Asked
-from vfl.preparing.content import Content
+from vfl.preparing.content import TEST, TRAIN, VALIDATION, Content, Rows
 from vfl.preparing.dataset import Files
 from vfl.preparing.writing import Written
 from vfl.report.table import size
 
+_SPLITS = (TRAIN, VALIDATION, TEST)
+
 
 def header_of(asked: Asked) -> str:
     """Returns the comment at the top of a recipe."""
-    use, title = asked.use, asked.dataset.title
     return (
-        f"# {title}: {asked.division.says}.\n"
-        f"# The numbers are those of {use.paper} ({use.where}).\n"
+        f"# {asked.dataset.title}: {asked.division.says}.\n"
+        f"# The numbers are {_whose(asked)}.\n"
         "# `vfl prepare` wrote it; PREPARED.md says from what. `vfl simulate` runs it.\n\n"
     )
+
+
+def _whose(asked: Asked) -> str:
+    use = asked.numbers
+    return "ours: no paper divides so" if use is None else f"those of {use.paper} ({use.where})"
 
 
 def text_of(
     asked: Asked,
     content: Content,
+    used: Rows,
     files: Files,
     notes: Sequence[str],
     written: Sequence[Written],
 ) -> str:
     """Returns the summary, in Markdown."""
-    return "\n\n".join(_paragraphs(asked, content, files, notes, written)) + "\n"
+    return "\n\n".join(_paragraphs(asked, content, used, files, notes, written)) + "\n"
 
 
 def _paragraphs(
     asked: Asked,
     content: Content,
+    used: Rows,
     files: Files,
     notes: Sequence[str],
     written: Sequence[Written],
 ) -> Iterator[str]:
-    dataset, use, request = asked.dataset, asked.use, asked.request
-    yield f"# {dataset.title}, prepared for {request.parties} parties"
+    dataset, use, request = asked.dataset, asked.numbers, asked.request
+    who = "parties" if asked.division.aligned else "clients"
+    yield f"# {dataset.title}, prepared for {request.parties} {who}"
     yield (
-        f"Each party has {asked.division.says}. The recipe has the numbers of {use.paper} "
-        f"({use.where}). Everything that was drawn follows from seed {request.seed}."
+        f"The parties have {asked.division.says}. The numbers of the recipe are {_whose(asked)}. "
+        f"Everything that was drawn follows from seed {request.seed}."
     )
     lines = [
         f"| {each.name} | `{each.path.name}` | {each.rows:,} | {each.features} | "
@@ -54,7 +63,7 @@ def _paragraphs(
     yield "\n".join(
         ["| party | table | rows | features | size |", "| --- | --- | --- | --- | --- |", *lines]
     )
-    yield _rows(asked, content)
+    yield _rows(asked, content, used)
     if not asked.division.aligned:
         yield f"Rows were dealt to clients: `{request.deal}`; test rows evenly."
     for key, value in request.options.items():
@@ -67,21 +76,21 @@ def _paragraphs(
         yield "\n".join(f"- {note}" for note in notes)
     else:
         yield "These are the official files, unchanged, and all of their rows."
-    if use.silent:
+    if use is not None and use.silent:
         yield f"## What {use.paper} does not say"
         yield use.silent
 
 
-def _rows(asked: Asked, content: Content) -> str:
+def _rows(asked: Asked, content: Content, used: Rows) -> str:
     """Says how the rows are split, and what the classes' numbers mean."""
     found = "These files have no split: the recipe divides the rows."
     if content.splits is not None:
-        counts = Counter(content.splits.tolist())
-        told = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+        counts = Counter(content.splits[used].tolist())
+        told = ", ".join(f"{counts[split]:,} {split}" for split in _SPLITS if counts[split])
         found = f"{content.split_says}: {told}."
         if asked.validation:
             share = f"{100 * asked.validation:g} %"
-            found += f" {share} of the training rows that are used were set apart for validation."
+            found += f" {share} of these training rows were set apart for validation."
     if content.classes:
         named = ", ".join(f"{number} {name}" for number, name in enumerate(content.classes))
         found += f" Classes: {named}."

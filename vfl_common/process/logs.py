@@ -27,7 +27,7 @@ from vfl_common.text import LINE, clean, listed, percent, to_json
 log = logging.getLogger(__name__)
 
 # Lines that wait for the file.
-_MOST_EARLY = 100
+_MOST_EARLY = 1_000
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _WARNINGS = frozenset({"lost", "away", "interrupted", "server_away", "set_aside"})
@@ -115,6 +115,14 @@ def version() -> str:
         with contextlib.suppress(PackageNotFoundError):
             return version_of(name)
     return ""
+
+
+def keep_early() -> None:
+    """Keeps the log's lines from now on, until ``log_to`` has a file for them."""
+    root = logging.getLogger()
+    root.addHandler(EarlyLog())
+    # The root drops what is below its level before any handler sees it.
+    root.setLevel(logging.INFO)
 
 
 def log_to_stdout() -> None:

@@ -17,7 +17,7 @@ import click
 
 from vfl_common.errors import VflError
 from vfl_common.process import garbage, signals
-from vfl_common.process.logs import EarlyLog, log_to_stdout
+from vfl_common.process.logs import keep_early, log_to_stdout
 from vfl_common.process.signals import Stopped
 from vfl_common.text import LINE, clean
 
@@ -115,8 +115,7 @@ def run_program(command: click.Command, name: str, *, private: bool = False) -> 
         try:
             signals.heed()
             garbage.seldom()
-            # Until a run has a folder for its log.
-            logging.getLogger().addHandler(EarlyLog())
+            keep_early()
             return command.main(prog_name=name, standalone_mode=False)
         finally:
             # The process exits here anyway.

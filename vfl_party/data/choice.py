@@ -96,9 +96,8 @@ def choose_features(
     for key in ("columns", "drop", "numeric", "categorical"):
         checks.require_names(source, key, getattr(settings, key) or (), names)
     buckets = settings.categorical_buckets
-    checks.require_names(
-        source, "categorical_buckets", [*buckets] if isinstance(buckets, dict) else [], names
-    )
+    if isinstance(buckets, dict) and not settings.as_trained:
+        checks.require_names(source, "categorical_buckets", [*buckets], names)
     both = sorted(set(settings.numeric) & set(settings.categorical))
     if both:
         raise checks.unusable(

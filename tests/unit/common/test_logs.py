@@ -21,7 +21,7 @@ from vfl_common.errors import Code, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.process import logs
-from vfl_common.process.logs import Console, EarlyLog, log_to, log_to_stdout, utc
+from vfl_common.process.logs import Console, EarlyLog, keep_early, log_to, log_to_stdout, utc
 from vfl_common.process.program import exit_status
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_server.control.members import Member
@@ -133,19 +133,18 @@ def test_what_happens_to_a_run_is_a_sentence(log: Path, capsys: pytest.CaptureFi
 
 def test_the_first_lines_wait_for_the_file(tmp_path: Path) -> None:
     root, level = logging.getLogger(), logging.getLogger().level
-    early = EarlyLog()
-    root.addHandler(early)
-    for number in range(200):
-        logging.getLogger("x").warning("%d", number)
+    keep_early()
+    for number in range(1100):
+        logging.getLogger("x").info("%d", number)
     handler = log_to(tmp_path / "log.jsonl", run="r1", party="bank")
-    logging.getLogger("x").warning("200")
-    assert early not in root.handlers
+    logging.getLogger("x").info("1100")
+    assert not [each for each in root.handlers if isinstance(each, EarlyLog)]
     root.removeHandler(handler)
     root.setLevel(level)
     handler.close()
     first, *found = lines(tmp_path / "log.jsonl")
     assert (first["event"], first["version"], first["run"]) == ("program", version("vfl"), "r1")
-    assert [int(line["message"]) for line in found] == list(range(100, 201))
+    assert [int(line["message"]) for line in found] == list(range(100, 1101))
     assert {(line["run"], line["party"]) for line in found} == {("r1", "bank")}
 
 

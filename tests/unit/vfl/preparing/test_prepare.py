@@ -73,6 +73,8 @@ def test_fewer_rows_keep_the_shares_and_any_active_party(files: Path, tmp_path: 
     active = npz(found, "party-3")
     assert Counter(active["label"].tolist()) == dict.fromkeys(range(10), 4)
     assert Counter(active["split"].tolist()) == {b"train": 24, b"validation": 6, b"test": 10}
+    # The summary counts the rows that were drawn, and not all that were read.
+    assert ": 30 train, 10 test. 20 % of these training rows" in found.summary.read_text()
     again = vfl.prepare(
         "mnist", files, tmp_path / "again", rows=40, active=3, validation=0.2, seed=5
     )
@@ -94,6 +96,18 @@ def test_whole_rows_are_dealt_to_clients_once(files: Path, tmp_path: Path, deal:
             assert len(set(labels[own].tolist())) == 2
 
 
+def test_the_summary_names_the_paper_whose_numbers_the_recipe_has(
+    files: Path, tmp_path: Path
+) -> None:
+    aligned = vfl.prepare("mnist", files, tmp_path / "aligned", divide="halves", parties=2)
+    assert "The numbers of the recipe are those of FedOnce" in aligned.summary.read_text()
+    # FedOnce, the only paper that uses MNIST, trains no clients.
+    dealt = vfl.prepare("mnist", files, tmp_path / "dealt", divide="rows", parties=4)
+    for text in (dealt.summary.read_text(), dealt.recipe.read_text()):
+        assert "are ours: no paper divides so" in text
+        assert "FedOnce" not in text
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -106,6 +120,7 @@ def test_whole_rows_are_dealt_to_clients_once(files: Path, tmp_path: Path, deal:
         {"divide": "circles"},
         {"deal": "even"},
         {"divide": "rows", "deal": "alike:3"},
+        {"divide": "rows", "deal": "classes"},
         {"divide": "rows", "active": 2},
         {"size": 3},
     ],

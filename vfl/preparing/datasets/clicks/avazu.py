@@ -49,7 +49,7 @@ DATASET = DataSet(
     uses=(
         Use(
             "FedHSSL",
-            "Tables IV to VII, IX to XII; Figs. 5 to 8",
+            "Tables IV-VII, IX-XII; Figs. 5-8",
             "halves",
             2,
             FEDHSSL,

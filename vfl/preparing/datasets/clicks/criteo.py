@@ -46,7 +46,7 @@ DATASET = DataSet(
         Form((Need(_FILE),), _read_file),
     ),
     divisions={"halves": _HALVES},
-    uses=(Use("FedHSSL", "there Avazu", "halves", 2, FEDHSSL, silent=_SILENT),),
+    uses=(Use("FedHSSL", "its recipe for Avazu", "halves", 2, FEDHSSL, silent=_SILENT),),
     memory="about 2 GB",
     options=OPTIONS,
 )

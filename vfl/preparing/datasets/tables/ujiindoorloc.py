@@ -66,9 +66,10 @@ def _read_parquet(files: Files, request: Request) -> Content:
 
 def _read(sources: tuple[str, ...], request: Request, splits: object = None) -> Content:
     label, how = request.options["label"], request.options["split"]
-    if label not in _LABELS or how not in ("random", "makers"):
-        text = "label is LONGITUDE or LATITUDE, and split is random or makers"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; correct what was given")
+    for key, value, known in (("label", label, _LABELS), ("split", how, ("random", "makers"))):
+        if value not in known:
+            text = f"{key}: give {' or '.join(known)}, and not {value!r}"
+            raise InputError(Code.CONFIG_INVALID, text)
     columns = ColumnFiles(tuple(map(file, sources)), dict.fromkeys(_POINTS, FLOAT))
     each = columns.of({label: pa.float64()}).each(label)
     if len(sources) == 2:
