@@ -12,11 +12,9 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.harness.sentences import raises
 from tests.unit.party.data.test_data_packed import written
 from tests.unit.party.data.test_data_sources import load, refused
 from vfl_common.config.data import DataSettings
-from vfl_common.errors import Code, InputError
 from vfl_party.data import Preprocessor, Table, read_rows, vocabulary
 from vfl_party.data.inputs.features import MISSING, RESERVED
 
