@@ -50,6 +50,7 @@ RUN = [
     "ssl/fedhssl-byol.toml",
     "ssl/fedhssl-moco.toml",
     "ssl/fedlocal-byol.toml",
+    "ssl/fedlocal-pma-simsiam.toml",
     "ssl/fedsplitnn.toml",
     "ssl/ssvfl-c-moco.toml",
     "ssl/ssvfl-i-moco.toml",
