@@ -24,6 +24,15 @@ def is_whole(pixels: Pixels) -> bool:
     return pixels.dtype in WHOLE
 
 
+def is_shortened(image: Image.Image) -> bool:
+    """Whether Pillow reads 8 bits of an image's 16, as it does of colours; ask before the pixels
+    are read.
+    """
+    # Where the file has the pixels, and how; Pillow's types do not know it.
+    tiles = getattr(image, "tile", ())
+    return not image.mode.startswith("I") and any(";16" in str(tile[3]) for tile in tiles)
+
+
 def to_unit(pixels: Pixels) -> npt.NDArray[np.float32]:
     """Returns pixels as float32; scales bytes (0..255) and 16-bit values (0..65535) to 0..1, not
     others.

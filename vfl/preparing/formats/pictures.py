@@ -71,7 +71,9 @@ class PictureDecoder:
 
     def _refuse(self, image: Image.Image, name: object) -> None:
         """Raises InputError if an image would lose its pixels' depth, or become too large."""
-        if image.mode.startswith(_DEEP):
+        from vfl_party.data.pixels import is_shortened
+
+        if image.mode.startswith(_DEEP) or is_shortened(image):
             what = "has pixels of more than 8 bits"
         elif max(image.size) > _LONGEST * min(image.size):
             what = f"is {image.width} × {image.height}, and no picture is so thin"

@@ -15,7 +15,7 @@ from vfl_party.base.workers import in_order
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.pixels import planes, resized
+from vfl_party.data.pixels import is_shortened, planes, resized
 from vfl_party.data.row_arrays import Space, release
 from vfl_party.data.sources.text import open_text
 
@@ -118,9 +118,9 @@ def _read_one(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArr
     """Reads an image as [1, H, W] or [3, H, W], in the mode ``wanted`` or as it is."""
     try:
         with Image.open(path) as image:
-            if image.mode in _NO_PIXELS:
+            if image.mode in _NO_PIXELS or is_shortened(image):
                 where = checks.rows(index, row)
-                what = f"the image in {where} has neither bytes nor 16 bits a pixel"
+                what = f"the image in {where} has neither colours of 8 bits nor greys of 8 or 16"
                 raise checks.unusable(index, f"{what}; convert it to 8 bits, or to grey of 16 bits")
             mode = _CHANNELS.get(image.mode, "RGB")
             # Pillow would cut 16 bits off at 255.

@@ -1,6 +1,7 @@
 """NPZ files, folders of images, named sets, and views of images."""
 
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,26 @@ def test_folder_of_more_than_8_bits(tmp_path: Path) -> None:
         source = folder(tmp_path / name, "file\nx.tif\n")
         Image.fromarray(other).save(Path(source) / "x.tif")
         refused(source)
+
+
+@pytest.mark.parametrize(("kind", "channels"), [(2, 3), (4, 2), (6, 4)])
+def test_colours_of_16_bits_are_not_cut_to_8(tmp_path: Path, kind: int, channels: int) -> None:
+    """Pillow, which writes no such PNG, reads 8 bits of them. ``kind``: PNG's type of colour."""
+    source = folder(tmp_path / "images", "file\nx.png\n")
+    lines = (b"\0" + bytes(range(2 * channels * 4))) * 3
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", 4, 3, 16, kind, 0, 0, 0),
+        b"IDAT": zlib.compress(lines),
+        b"IEND": b"",
+    }
+    (Path(source) / "x.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + b"".join(
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+            for name, data in chunks.items()
+        )
+    )
+    refused(source)
 
 
 def test_bad_folders(tmp_path: Path) -> None:
