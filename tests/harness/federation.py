@@ -26,6 +26,7 @@ from typing import Any, Self, TextIO
 
 from torch import Tensor
 
+from tests.harness import ports
 from tests.harness.sentences import error_as_before
 from tests.harness.sharing import ADDRESS, FRESH, Joined, preloaded, program_environment
 from vfl.certs.authority import create_authority, issue
@@ -264,6 +265,8 @@ class Federation:
             # So that runs can be compared.
             "init": "recipe",
         }
+        if any(each["name"] == name and each["role"] == "active" for each in self.recipe["parties"]):
+            file["listen"] = ports.address()
         if any(phase.get("key_bits") == 1024 for phase in self.recipe["phases"]):
             # A trial on one machine may have short keys.
             file["trees"] = {"least_key_bits": 1024}
@@ -271,13 +274,13 @@ class Federation:
         path.write_text(toml(file | self.extra.get(name, {})))
         return path
 
-    def start_server(self, listen: str = "127.0.0.1:0") -> Program:
+    def start_server(self, listen: str | None = None) -> Program:
         args = [
             str(BIN / "vfl-server"),
             "serve",
             "recipe.toml",
             "--listen",
-            listen,
+            listen or ports.address(),
             *self.server_options,
         ]
         program = self._start("server", args)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.harness import cases
+from tests.harness import cases, ports
 from tests.harness.crash import PARTY, SERVER
 from tests.harness.federation import Federation
 from tests.harness.plugins import environment, metadata
@@ -111,7 +111,7 @@ class Killed(Federation):
     def start_one(self, name: str) -> None:
         """Starts a program, or starts it again with the same command."""
         if name == "server":
-            args = ["vfl-server", "serve", "recipe.toml", "--listen", self.address or "127.0.0.1:0"]
+            args = ["vfl-server", "serve", "recipe.toml", "--listen", self.address or ports.address()]
             self.address = self.start(name, *args, environment=self.plugin).wait_for("ready")[
                 "address"
             ]

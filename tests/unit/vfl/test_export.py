@@ -443,8 +443,10 @@ def test_a_package_that_is_missing_is_named_with_its_command(
     install: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in (package, *(each for each in sys.modules if each.startswith(f"{package}."))):
-        monkeypatch.setitem(sys.modules, name, None)
+    # The same words whichever of its modules another test has imported.
+    for name in [each for each in sys.modules if each.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
     error = invoke(args[0], run, *args[1:]).exception
     assert isinstance(error, InputError)
     worded_as_before(str(error))
