@@ -265,7 +265,9 @@ class Federation:
             # So that runs can be compared.
             "init": "recipe",
         }
-        if any(each["name"] == name and each["role"] == "active" for each in self.recipe["parties"]):
+        if any(
+            each["name"] == name and each["role"] == "active" for each in self.recipe["parties"]
+        ):
             file["listen"] = ports.address()
         if any(phase.get("key_bits") == 1024 for phase in self.recipe["phases"]):
             # A trial on one machine may have short keys.

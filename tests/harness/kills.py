@@ -111,7 +111,13 @@ class Killed(Federation):
     def start_one(self, name: str) -> None:
         """Starts a program, or starts it again with the same command."""
         if name == "server":
-            args = ["vfl-server", "serve", "recipe.toml", "--listen", self.address or ports.address()]
+            args = [
+                "vfl-server",
+                "serve",
+                "recipe.toml",
+                "--listen",
+                self.address or ports.address(),
+            ]
             self.address = self.start(name, *args, environment=self.plugin).wait_for("ready")[
                 "address"
             ]
