@@ -51,7 +51,7 @@ def asked(
         _active(division, active, count),
         seed,
         deal or use.deal,
-        _options(dataset, options),
+        _options(dataset, division, options),
     )
     if deal is not None and division.aligned:
         text = (
@@ -105,8 +105,12 @@ def _active(division: Division, active: int, parties: int) -> int:
     return active
 
 
-def _options(dataset: DataSet, given: Mapping[str, Any]) -> dict[str, Any]:
+def _options(dataset: DataSet, chosen: Division, given: Mapping[str, Any]) -> dict[str, Any]:
+    reads = {key: how for how, each in dataset.divisions.items() for key in each.settings}
     for key in given:
+        if key in reads and key not in chosen.settings:
+            text = f"{key}: only divide = {reads[key]} reads it; give that too, or leave {key} out"
+            raise InputError(Code.CONFIG_INVALID, text)
         if key not in dataset.options:
             known = f" but {', '.join(dataset.options)}" if dataset.options else ""
             text = f"{key}: {dataset.title} has no settings{known}; leave it out"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,11 +106,27 @@ def prepare(
         raise InputError(Code.CONFIG_INVALID, text)
     from vfl.preparing.prepare import prepare as prepared
 
-    with _progress() as progress:
-        found = prepared(
-            name, source, out or Path(name), progress=progress, **given, **_settings(sets)
-        )
+    settings = _settings(sets)
+    with _progress() as progress, _as_options(settings):
+        found = prepared(name, source, out or Path(name), progress=progress, **given, **settings)
     _tell(found)
+
+
+@contextmanager
+def _as_options(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Names options in errors: the function's own messages name its arguments. ``settings``: those
+    of ``--set``.
+    """
+    options = {each.name: f"--{each.name}" for each in prepare.params}
+    options |= {key: f"--set {key}" for key in settings}
+    try:
+        yield
+    except InputError as error:
+        name, _, says = str(error).partition(":")
+        if name not in options:
+            raise
+        says = re.sub(r"\bdivide = (\w+)", r"--divide \1", says)
+        raise InputError(error.code, f"{options[name]}:{says}") from None
 
 
 @contextmanager

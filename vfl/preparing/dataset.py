@@ -80,12 +80,14 @@ class Division:
         make: returns each party's part, the active party's first.
         parties: the numbers of parties that are possible; none given: any.
         aligned: whether the parties have the same rows, and not rows of their own.
+        settings: those of the data set's settings that no other division reads.
     """
 
     says: str
     make: Callable[[Content, Request], Sequence[Part]]
     parties: tuple[int, ...] = ()
     aligned: bool = True
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

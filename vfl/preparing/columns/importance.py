@@ -74,4 +74,5 @@ IMPORTANCE = Division(
     "columns by their importance in boosted trees: alpha of the better half to the labels' party",
     _by_importance,
     (2,),
+    settings=tuple(ALPHA),
 )

@@ -201,7 +201,15 @@ def test_the_command_lists_describes_and_prepares(files: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "args", [["mnist"], ["mnist", "--from", ".", "--set", "size"]], ids=["no folder", "no value"]
+    "args",
+    [
+        ["mnist"],
+        ["mnist", "--from", ".", "--set", "size"],
+        ["mnist", "--from", ".", "--deal", "even"],
+        ["mnist", "--from", ".", "--set", "size=3"],
+        ["phishing", "--from", ".", "--set", "alpha=0.2"],
+    ],
+    ids=["no folder", "no value", "an option", "no setting", "another division's setting"],
 )
 def test_the_command_refuses_what_it_cannot_use(args: list[str]) -> None:
     with raises(InputError, Code.CONFIG_INVALID):
