@@ -37,6 +37,7 @@ def refused(table: Table, variant: Variant, scale: Scale, given: Tables) -> dict
 
 def _why(base: Tables, method: Planned, others: list[Planned]) -> str | None:
     """Returns why one of a method's two recipes is refused, or None."""
+    from vfl_party.models import check_encoder, check_top
     from vfl_party.phases.course import Course
 
     tables, first = method.tables, method.tables.get("pretrain")
@@ -48,7 +49,11 @@ def _why(base: Tables, method: Planned, others: list[Planned]) -> str | None:
         for stage in ([{"phases": first}] if first else []) + [
             {"phases": tables["finetune"], **start}
         ]:
-            course = Course(made.replace(stage).settings)
+            settings = made.replace(stage).settings
+            # A kind that nobody knows might be a plug-in's.
+            check_encoder(settings.model.encoder, "model.encoder")
+            check_top(settings.model.top)
+            course = Course(settings)
             for phase in course.phases:
                 # Reads them, so that a key that nobody knows is refused.
                 _ = phase.settings

@@ -227,9 +227,19 @@ def test_a_difference_within_the_noise_is_a_direction() -> None:
     assert judged(ONE, None)[0][1][0].verdict == "not run"
 
 
-def test_a_line_that_is_refused_without_a_reason_is_an_error() -> None:
-    wrong = dataclasses.replace(TINY, lines=(Line("wrong", [{"kind": "splitnn", "epoch": 1}]),))
-    with pytest.raises(UnexpectedError, match="'epoch'"):
+@pytest.mark.parametrize(
+    ("phases", "changes", "why"),
+    [
+        ([{"kind": "splitnn", "epoch": 1}], {}, "'epoch'"),
+        (split(0.01), {"model.encoder": {"kind": "nobodys"}}, "nobodys"),
+        (split(0.01), {"model.top": {"kind": "nobodys"}}, "nobodys"),
+    ],
+)
+def test_a_line_that_is_refused_without_a_reason_is_an_error(
+    phases: list[dict[str, object]], changes: dict[str, object], why: str
+) -> None:
+    wrong = dataclasses.replace(TINY, lines=(Line("wrong", phases, changes=changes),))
+    with pytest.raises(UnexpectedError, match=why):
         refused_without_data(wrong, "small")
 
 

@@ -62,10 +62,9 @@ def _fc(hidden: Sequence[int], top: Sequence[int], size: int = 3) -> Tables:
     }
 
 
-# CNN0 has no batch normalisation.
 _CNN0: Tables = {
     "embedding_size": 16,
-    "encoder": At({"kind": "cnn0"}, {"kind": "cnn", "channels": [16, 32], "batch_norm": False}),
+    "encoder": {"kind": "cnn0", "hidden": [128]},
     "top": {"hidden": [128]},
 }
 BINARY: Tables = {"kind": "binary"}
@@ -199,7 +198,8 @@ MOVIELENS = _data(
     "rmse",
     {
         "embedding_size": 3,
-        "encoder": At({"kind": "ncf", "hidden": [32, 16]}, {"kind": "tabular", "hidden": [32, 16]}),
+        # NCF: an embedding of each category, then fully connected layers.
+        "encoder": {"kind": "tabular", "hidden": [32, 16]},
         "top": {"hidden": [10]},
     },
     3000,

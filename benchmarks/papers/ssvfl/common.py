@@ -16,7 +16,6 @@ NOTES = (
     "0.001 for the others",
     "of a training set, 1, 5, 10 and 25 % are labelled: the same rows for all methods",
 )
-_NEEDS = "contrastive learning without a projector (projector = [])"
 
 
 def _data(
@@ -97,6 +96,6 @@ def _trained(kind: str, **more: object) -> list[Tables]:
 
 
 VFL = Line("VFL", _trained("splitnn"))
-SSVFL_I = Line("SS-VFL-I", _trained("head"), pretrain=contrastive, needs=_NEEDS)
-SSVFL_C = Line("SS-VFL-C", _trained("splitnn"), pretrain_of="SS-VFL-I", needs=_NEEDS)
+SSVFL_I = Line("SS-VFL-I", _trained("head"), pretrain=contrastive)
+SSVFL_C = Line("SS-VFL-C", _trained("splitnn"), pretrain_of="SS-VFL-I")
 LINES = (VFL, SSVFL_I, SSVFL_C)
