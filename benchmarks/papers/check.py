@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import vfl
-from benchmarks.papers.describe import Scale, Table, Tables, run_at
+from benchmarks.papers.describe import Scale, Table, Tables, resolved, run_at
 from benchmarks.papers.plan import Planned, Variant, base_recipe, methods, variants, without_data
 from vfl_common.errors import InputError
 
@@ -18,7 +18,11 @@ def refused(table: Table, variant: Variant, scale: Scale, given: Tables) -> dict
     ``given``: parties, rows and simulate of the variant's data. Raises UnexpectedError if neither
     the line nor its column says what it needs.
     """
-    base = base_recipe("check", variant, scale, given)
+    folds = resolved(table.folds, scale)
+    base = base_recipe("check", variant, scale, given, folds=folds is not None)
+    if folds is not None:
+        base["rows"] = {k: v for k, v in base["rows"].items() if k != "test"}
+        base["rows"] |= {"folds": folds, "fold": 1}
     found: dict[str, str] = {}
     planned = methods(table, variant, scale)
     for each in planned:

@@ -7,7 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.papers.describe import EVALUATE, At, Data, Line, Tables
+from benchmarks.papers.describe import (
+    EVALUATE,
+    SCALES,
+    At,
+    Data,
+    Line,
+    Scale,
+    Tables,
+    resolved,
+)
 
 TABLES = "3,000 rows, a tenth of the epochs or so, and Adam at 0.001"
 UNSAID = (
@@ -235,24 +244,27 @@ def split(data: Data) -> list[Tables]:
     return [data.settings["split"], EVALUATE]
 
 
-def upload_bytes(data: Data) -> tuple[int, int]:
-    """Returns the payload of FedOnce's one upload, 4 n d (k - 1), at the scales paper and small."""
-    d = data.model["embedding_size"]
-    train = 1 - sum(data.shares)
-    assert isinstance(data.rows, At), data.name
-    whole = data.settings["rows"] if data.rows.paper is None else data.rows.paper
-    paper, small = (4 * round(train * n) * d * (data.parties - 1) for n in (whole, data.rows.small))
-    return paper, small
+def upload_bytes(data: Data, scale: Scale, folds: At | None) -> int:
+    """Returns the payload of FedOnce's one upload, 4 n d (k - 1). ``folds``: of a
+    cross-validation, of which one is for testing.
+    """
+    validation, test = data.shares
+    train = 1 - validation - (test if folds is None else 1 / resolved(folds, scale))
+    n = resolved(data.rows, scale) or data.settings["rows"]
+    upload: int = 4 * round(train * n) * data.model["embedding_size"] * (data.parties - 1)
+    return upload
 
 
-def split_within(times: float, *, after: bool = False) -> Callable[[Data], list[Tables]]:
+def split_within(
+    times: float, *, after: bool = False, folds: At | None = None
+) -> Callable[[Data], list[Tables]]:
     """Returns split training that ends at so many times the bytes of FedOnce's upload; ``after``
     it, the upload is one of them.
     """
 
     def of(data: Data) -> list[Tables]:
-        paper, small = upload_bytes(data)
-        most = At(int(paper * (times - after)), int(small * (times - after)))
+        paper, small = (int(upload_bytes(data, s, folds) * (times - after)) for s in SCALES)
+        most = At(paper, small)
         epochs = 1 + int(times)
         phase = {**data.settings["split"], "max_bytes": most, "epochs": epochs}
         return [*([data.settings["head"]] if after else []), phase, EVALUATE]

@@ -7,8 +7,8 @@ from benchmarks.papers.describe import EVALUATE, At, Data, Line, Tables
 # Shares of the training rows that are labelled.
 SHARES = (0.01, 0.05, 0.10, 0.25)
 SMALL = (
-    "the data set that is at hand in place of the paper's, with 4,000 rows, a small network, 6 "
-    "epochs alone and 200 steps"
+    "the data set that is at hand in place of the paper's, with 4,000 rows, a small network, 20 "
+    "epochs alone and 100 with labels"
 )
 NOTES = (
     "Eq. 2 contrasts what a party sends: without a projector",
@@ -67,7 +67,7 @@ def contrastive(data: Data) -> list[Tables]:
             "kind": "contrastive",
             "ssl": "simclr",
             "projector": [],
-            "rounds": At(200, 6),
+            "rounds": At(200, 20),
             "batch_size": At(512, 128),
             "optimizer": {
                 "kind": "sgd",
@@ -91,7 +91,7 @@ def _supervised(kind: str) -> Tables:
 
 
 def _trained(kind: str, **more: object) -> list[Tables]:
-    length = {"epochs": At(500, 20)}
+    length = {"epochs": At(500, 100)}
     return [{**_supervised(kind), **length, **more}, EVALUATE]
 
 
