@@ -231,7 +231,7 @@ def without_data(variant: Variant) -> Tables:
     # Many data sets have official test rows.
     rows = {"align": "none" if dealt else "digest", "split": "column"}
     each_has = {"source": "absent.csv", "id": "id", "split": "split"}
-    own: Tables = {each: each_has for each in names} | {ACTIVE: {**each_has, "label": "y"}}
+    own: Tables = {each: {**each_has} for each in names} | {ACTIVE: {**each_has, "label": "y"}}
     return {"parties": roster, "rows": rows, "simulate": {"parties": own}}
 
 
