@@ -26,7 +26,7 @@ def refused(table: Table, variant: Variant, scale: Scale, given: Tables) -> dict
     found: dict[str, str] = {}
     planned = methods(table, variant, scale)
     for each in planned:
-        why = _why(base, each, planned)
+        why = _why(base, each, planned, variant.data.metric)
         needs = table.needs or variant.data.needs or variant.first.needs or each.line.needs
         if why is not None and not needs:
             raise UnexpectedError(f"{variant.data.name}, {each.line.name}: {why}")
@@ -39,8 +39,8 @@ def refused(table: Table, variant: Variant, scale: Scale, given: Tables) -> dict
     return found
 
 
-def _why(base: Tables, method: Planned, others: list[Planned]) -> str | None:
-    """Returns why one of a method's two recipes is refused, or None."""
+def _why(base: Tables, method: Planned, others: list[Planned], metric: str) -> str | None:
+    """Returns why one of a method's two recipes is refused, or has no such metric, or None."""
     from vfl_party.models import check_encoder, check_top
     from vfl_party.phases.course import Course
 
@@ -57,6 +57,8 @@ def _why(base: Tables, method: Planned, others: list[Planned]) -> str | None:
             # A kind that nobody knows might be a plug-in's.
             check_encoder(settings.model.encoder, "model.encoder")
             check_top(settings.model.top)
+            if metric not in settings.task.all_metrics:
+                return f"the task has no metric {metric!r}"
             course = Course(settings)
             for phase in course.phases:
                 # Reads them, so that a key that nobody knows is refused.

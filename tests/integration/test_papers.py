@@ -233,6 +233,7 @@ def test_a_difference_within_the_noise_is_a_direction() -> None:
         ([{"kind": "splitnn", "epoch": 1}], {}, "'epoch'"),
         (split(0.01), {"model.encoder": {"kind": "nobodys"}}, "nobodys"),
         (split(0.01), {"model.top": {"kind": "nobodys"}}, "nobodys"),
+        (split(0.01), {"task.kind": "regression", "task.classes": None}, "'accuracy'"),
     ],
 )
 def test_a_line_that_is_refused_without_a_reason_is_an_error(

@@ -31,7 +31,11 @@ def _data(
     return Data(
         name,
         prepare,
-        {"kind": "multiclass", "classes": classes},
+        {
+            "kind": "multiclass",
+            "classes": classes,
+            "metrics": [] if metric == "accuracy" else [metric],
+        },
         parties,
         metric,
         {"embedding_size": size, "encoder": encoder},
