@@ -29,8 +29,8 @@ its data sets, which [`vfl prepare`](../reference/commands.md) reads; `--list` s
 scale `small` is a reduction that each table states: it shows that a table runs, and where an effect
 is large; it does not settle tenths of a point. A cell is *paper → **ours** ± standard deviation
 over the seeds*; of a data set that stands in place of the paper's there is no number of the paper.
-A paper's page shows the data sets that were run and those for which another stands. The paper's
-numbers of the others, and the deviations of tables without results, are in the study files. Each
+A paper's page shows the data sets, lines and columns that were run, and the data sets for which
+another stands. The paper's numbers of the others, and the deviations of tables without results, are in the study files. Each
 claim was written down with its rule before the runs, unless a deviation says otherwise:
 
 - **holds**: found, and at least half as large as in the paper, or as near as the rule says.
