@@ -181,12 +181,18 @@ def _cell(
     right = ""
     if ours:
         right = f"**{fmean(ours):.{digits}f}**"
-        right += f" ± {stdev(ours):.{digits}f}" if len(ours) > 1 else ""
+        spread = f"{stdev(ours) if len(ours) > 1 else 0.0:.{digits}f}"
+        # What is counted, such as bytes, has none.
+        right += f" ± {spread}" if float(spread) else ""
     return " → ".join(each for each in (left, right) if each)
 
 
 def _verdicts(table: Table, result: Result | None) -> Iterator[str]:
     for claim, findings in judged(table, result):
         seen = [each for each in findings if each.verdict != "not run"]
-        told = "; ".join(f"{each.data}: {each.verdict}, {each.found}" for each in seen)
-        yield f"- **{overall(findings)}**: {claim.says}{f' ({told})' if told else ''}"
+        whole = overall(findings)
+        alike = all(each.verdict == whole for each in seen)
+        told = "; ".join(
+            f"{each.data}: {'' if alike else f'{each.verdict}, '}{each.found}" for each in seen
+        )
+        yield f"- **{whole}**: {claim.says}{f' ({told})' if told else ''}"
