@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import vfl
-from benchmarks.papers.describe import Scale, Table, Tables, run_at
+from benchmarks.papers.describe import Scale, Table, Tables, resolved, run_at
 from benchmarks.papers.plan import Planned, Variant, base_recipe, methods, variants, without_data
 from vfl_common.errors import InputError
 
@@ -18,11 +18,15 @@ def refused(table: Table, variant: Variant, scale: Scale, given: Tables) -> dict
     ``given``: parties, rows and simulate of the variant's data. Raises UnexpectedError if neither
     the line nor its column says what it needs.
     """
-    base = base_recipe("check", variant, scale, given)
+    folds = resolved(table.folds, scale)
+    base = base_recipe("check", variant, scale, given, folds=folds is not None)
+    if folds is not None:
+        base["rows"] = {k: v for k, v in base["rows"].items() if k != "test"}
+        base["rows"] |= {"folds": folds, "fold": 1}
     found: dict[str, str] = {}
     planned = methods(table, variant, scale)
     for each in planned:
-        why = _why(base, each, planned)
+        why = _why(base, each, planned, variant.data.metric)
         needs = table.needs or variant.data.needs or variant.first.needs or each.line.needs
         if why is not None and not needs:
             raise UnexpectedError(f"{variant.data.name}, {each.line.name}: {why}")
@@ -35,8 +39,9 @@ def refused(table: Table, variant: Variant, scale: Scale, given: Tables) -> dict
     return found
 
 
-def _why(base: Tables, method: Planned, others: list[Planned]) -> str | None:
-    """Returns why one of a method's two recipes is refused, or None."""
+def _why(base: Tables, method: Planned, others: list[Planned], metric: str) -> str | None:
+    """Returns why one of a method's two recipes is refused, or has no such metric, or None."""
+    from vfl_party.models import check_encoder, check_top
     from vfl_party.phases.course import Course
 
     tables, first = method.tables, method.tables.get("pretrain")
@@ -48,7 +53,13 @@ def _why(base: Tables, method: Planned, others: list[Planned]) -> str | None:
         for stage in ([{"phases": first}] if first else []) + [
             {"phases": tables["finetune"], **start}
         ]:
-            course = Course(made.replace(stage).settings)
+            settings = made.replace(stage).settings
+            # A kind that nobody knows might be a plug-in's.
+            check_encoder(settings.model.encoder, "model.encoder")
+            check_top(settings.model.top)
+            if metric not in settings.task.all_metrics:
+                return f"the task has no metric {metric!r}"
+            course = Course(settings)
             for phase in course.phases:
                 # Reads them, so that a key that nobody knows is refused.
                 _ = phase.settings

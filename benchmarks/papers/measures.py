@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from benchmarks import studies
 from benchmarks.papers.describe import Measure, Seen
 from vfl_common.summary import Summary, load_summary
@@ -20,6 +22,20 @@ def minutes_by_itself(seen: Seen) -> float:
     """Returns the minutes of training if each party had a machine of its own: the active party's
     computing, and that of the passive party that computes most.
     """
+    return _minutes(seen, max)
+
+
+def minutes_split_in_turn(seen: Seen) -> float:
+    """Returns ``minutes_by_itself``, but in split training the passive parties compute one after
+    the other.
+    """
+    return _minutes(seen, sum)
+
+
+def _minutes(seen: Seen, of_split: Callable[[list[float]], float]) -> float:
+    """Returns the minutes of training. ``of_split``: the passive parties' share of split training,
+    from the seconds of each.
+    """
     total = 0.0
     for summary in _summaries(seen):
         busy = {
@@ -31,21 +47,28 @@ def minutes_by_itself(seen: Seen) -> float:
         passive = [busy[name] for name, role in roles.items() if role == "passive"]
         active = [busy[name] for name, role in roles.items() if role == "active"]
         together = any(link.kind == "gradient" for link in summary.bytes.by_link)
-        most = [max(passive, default=0.0), sum(active)]
         # Split training takes turns; what is local goes on at the same time.
-        total += sum(most) if together else max(most)
+        if together:
+            total += of_split(passive or [0.0]) + sum(active)
+        else:
+            total += max(*passive, *active, 0.0)
     return total / 60
 
 
 def megabytes(seen: Seen) -> float:
-    """Returns the message bytes of training, without those of evaluation, in MB."""
-    found = sum(
-        link.message_bytes
-        for summary in _summaries(seen)
-        for link in summary.bytes.by_link
-        if link.kind in _TRAINED and link.phase != "evaluate"
+    """Returns the message bytes of training, without those of validation and evaluation, in MB. Of
+    split training each gradient counts twice: an embedding is as large as its gradient.
+    """
+    return sum(_training_bytes(each) for each in _summaries(seen)) / 1e6
+
+
+def _training_bytes(summary: Summary) -> int:
+    links = [each for each in summary.bytes.by_link if each.phase != "evaluate"]
+    split = {each.phase for each in links if each.kind == "gradient"}
+    once = sum(
+        each.message_bytes for each in links if each.kind in _TRAINED and each.phase not in split
     )
-    return found / 1e6
+    return once + 2 * sum(each.message_bytes for each in links if each.kind == "gradient")
 
 
 def megabytes_to(target: float) -> Measure:

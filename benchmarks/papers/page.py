@@ -16,6 +16,7 @@ from benchmarks.papers.rules import overall
 DOCS = Path(__file__).parents[2] / "docs" / "results"
 INDEX = DOCS / "papers.md"
 _COLUMNS = 100
+_DATA = "Data"
 _MADE = """This page is made by `python -m benchmarks.papers --page` from the study files in
 `benchmarks/papers` and from the results in `benchmarks/results/papers`. Do not edit it.
 """
@@ -29,8 +30,8 @@ its data sets, which [`vfl prepare`](../reference/commands.md) reads; `--list` s
 scale `small` is a reduction that each table states: it shows that a table runs, and where an effect
 is large; it does not settle tenths of a point. A cell is *paper → **ours** ± standard deviation
 over the seeds*; of a data set that stands in place of the paper's there is no number of the paper.
-A paper's page shows the data sets that were run and those for which another stands. The paper's
-numbers of the others, and the deviations of tables without results, are in the study files. Each
+A paper's page shows the data sets, lines and columns that were run, and the data sets for which
+another stands. The paper's numbers of the others, and the deviations of tables without results, are in the study files. Each
 claim was written down with its rule before the runs, unless a deviation says otherwise:
 
 - **holds**: found, and at least half as large as in the paper, or as near as the rule says.
@@ -46,9 +47,13 @@ without numbers; and the tables of MocoSFL's main part, whose text was not at ha
 
 
 def pages() -> dict[Path, str]:
-    """Returns the text of each page: the index, then one for each paper."""
+    """Returns the text of each page: the index, then those of each paper."""
     made = {INDEX: "\n".join([_HEAD, *_coverage()])}
-    made |= {_path(key): "\n".join(_paper(key)) for key in shelf.PAPERS}
+    made |= {
+        _path(key, part): "\n".join(_paper(key, part))
+        for key, paper in shelf.PAPERS.items()
+        for part in ("", *paper.apart)
+    }
     return {path: text.rstrip() + "\n" for path, text in made.items()}
 
 
@@ -62,12 +67,20 @@ def kept(name: str) -> Result | None:
     return next((found for each in SCALES if (found := load(name, each)) is not None), None)
 
 
-def _path(key: str) -> Path:
-    return DOCS / f"papers-{key}.md"
+def _path(key: str, part: str = "") -> Path:
+    return DOCS / ("-".join(filter(None, ("papers", key, part))) + ".md")
 
 
 def _names(key: str) -> list[str]:
     return [each for each in shelf.names() if each.startswith(f"{key}.")]
+
+
+def _names_on(key: str, part: str) -> list[str]:
+    """Returns the names of the tables on a page."""
+    apart = shelf.PAPERS[key].apart
+    if part:
+        return [*apart[part]]
+    return [each for each in _names(key) if not any(each in names for names in apart.values())]
 
 
 def _coverage() -> Iterator[str]:
@@ -88,15 +101,20 @@ def _coverage() -> Iterator[str]:
     yield ""
 
 
-def _paper(key: str) -> Iterator[str]:
-    """Yields a paper's page: its tables with results, what they share, and the others."""
+def _paper(key: str, part: str) -> Iterator[str]:
+    """Yields a paper's page: its tables with results, what they share, and the others. ``part``: a
+    key of the paper's ``apart``, or empty.
+    """
     paper = shelf.PAPERS[key]
-    tables = {name: shelf.load(name) for name in _names(key)}
+    tables = {name: shelf.load(name) for name in _names_on(key, part)}
     results = {name: found for name in tables if (found := kept(name)) is not None}
-    yield f"# {paper.name}: tables and figures\n"
+    yield f"# {paper.name}: tables and figures{f' of {part}' if part else ''}\n"
     yield f"**For:** readers who ask what of {paper.name} ({paper.of}) was found here.\n"
     yield _MADE
     yield "[The papers' tables](papers.md) says what the cells and the verdicts mean.\n"
+    others_at = {each: _path(key, each).name for each in ("", *paper.apart) if each != part}
+    for what, name in others_at.items():
+        yield f"[{paper.name}'s tables{f' of {what}' if what else ''}]({name}) have another page.\n"
     told = {name: _notes(tables[name], found) for name, found in results.items()}
     times = Counter(note for each in told.values() for note in each)
     common = [note for note, count in times.items() if count > 1]
@@ -106,8 +124,11 @@ def _paper(key: str) -> Iterator[str]:
     if common:
         yield "## What several of these tables share\n"
         for note in common:
-            places = [tables[name].place for name, each in told.items() if note in each]
-            yield _item(f"{', '.join(places)}: {note}")
+            # The tables show which data they have.
+            if not note.startswith(_DATA):
+                places = [tables[name].place for name, each in told.items() if note in each]
+                note = f"{', '.join(places)}: {note}"
+            yield _item(note)
         yield ""
     if others := [name for name in tables if name not in results]:
         yield "## Without results\n"
@@ -155,14 +176,12 @@ def _section(
 
 def _notes(table: Table, result: Result) -> list[str]:
     """Returns the deviations, what is to know of the data, and what was not run."""
-    told = {
-        note: [data for data, own in result.notes.items() if note in own]
-        for each in result.notes.values()
-        for note in each
-    }
+    told: dict[str, list[str]] = {}
+    for data, notes in result.notes.items():
+        told.setdefault(" ".join(notes), []).append(data)
     return [
         *(f"Deviation: {note}" for note in table.notes),
-        *(f"Data ({', '.join(data)}): {note}" for note, data in told.items()),
+        *(f"{_DATA} ({', '.join(data)}): {note}" for note, data in told.items() if note),
         *(f"Not run: {what}." for what in _reasons(result)),
     ]
 

@@ -108,8 +108,12 @@ def _alike(first: Column, other: Column) -> bool:
     return same and first.has_labels == other.has_labels
 
 
-def base_recipe(name: str, variant: Variant, scale: Scale, given: Tables) -> Tables:
-    """Returns the recipe of a study. ``given``: parties, rows and simulate of the prepared data."""
+def base_recipe(
+    name: str, variant: Variant, scale: Scale, given: Tables, *, folds: bool = False
+) -> Tables:
+    """Returns the recipe of a study. ``given``: parties, rows and simulate of the prepared data.
+    ``folds``: for cross-validation, which the official test rows take part in.
+    """
     data = variant.data
     made = {
         "name": name,
@@ -120,6 +124,11 @@ def base_recipe(name: str, variant: Variant, scale: Scale, given: Tables) -> Tab
         **copy.deepcopy({key: given[key] for key in ("parties", "rows", "simulate")}),
     }
     made["simulate"] = {"threads": 1} | made["simulate"]
+    if folds:
+        made["rows"].pop("split", None)
+        for own in made["simulate"]["parties"].values():
+            if (official := own.pop("split", None)) is not None:
+                own["drop"] = [*own.get("drop", ()), official]
     if made["rows"].get("split") != "column":
         validation, test = data.shares
         made["rows"] |= {"validation": validation, "test": test}
@@ -219,9 +228,10 @@ def without_data(variant: Variant) -> Tables:
         {"name": ACTIVE, "role": "active"} | ({"features": False} if dealt else {})
     ]
     roster += [{"name": each, "role": "passive"} for each in names]
-    rows = {"align": "none", "split": "column"} if dealt else {}
-    own: Tables = {each: {"source": "absent.csv", "id": "id"} for each in names}
-    own[ACTIVE] = {"source": "absent.csv", "id": "id", "label": "y"}
+    # Many data sets have official test rows.
+    rows = {"align": "none" if dealt else "digest", "split": "column"}
+    each_has = {"source": "absent.csv", "id": "id", "split": "split"}
+    own: Tables = {each: {**each_has} for each in names} | {ACTIVE: {**each_has, "label": "y"}}
     return {"parties": roster, "rows": rows, "simulate": {"parties": own}}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean, stdev
@@ -112,7 +112,8 @@ def judged(table: Table, result: Result | None) -> list[tuple[Claim, list[Findin
 
 def markdown(table: Table, result: Result | None, *, briefly: bool = False) -> str:
     """Returns the paper's layout, each cell with the paper's number and ours, and the verdicts.
-    ``briefly``: only of data sets that were run, and of those for which another one stands.
+    ``briefly``: only of data sets that were run, without the lines and columns that were not, and
+    of those for which another one stands.
     """
     values = dict(result.values) if result is not None else {}
     ran = {name for name, _, _ in values}
@@ -121,9 +122,27 @@ def markdown(table: Table, result: Result | None, *, briefly: bool = False) -> s
     for data in table.data:
         if briefly and data.name not in ran:
             continue
-        if block := [*_block(table, data, values)]:
+        if block := [*_block(_ran_of(table, data, values) if briefly else table, data, values)]:
             lines += [*block, ""]
     return "\n".join([*lines, *_verdicts(table, result)])
+
+
+def _ran_of(table: Table, data: Data, values: Mapping[Place, tuple[float, ...]]) -> Table:
+    """Returns a table with the lines and columns that were run of a data set; all if none was."""
+    lines = {line for name, line, _ in values if name == data.name}
+    columns = {column for name, _, column in values if name == data.name}
+    if not lines:
+        return table
+    shown = [at for at, each in enumerate(table.columns) if each.name in columns]
+    return replace(
+        table,
+        lines=tuple(each for each in table.lines if each.name in lines),
+        columns=tuple(table.columns[at] for at in shown),
+        figures={
+            name: {line: [row[at] for at in shown] for line, row in rows.items()}
+            for name, rows in table.figures.items()
+        },
+    )
 
 
 def _block(table: Table, data: Data, values: Mapping[Place, tuple[float, ...]]) -> Iterator[str]:
@@ -162,12 +181,18 @@ def _cell(
     right = ""
     if ours:
         right = f"**{fmean(ours):.{digits}f}**"
-        right += f" ± {stdev(ours):.{digits}f}" if len(ours) > 1 else ""
+        spread = f"{stdev(ours) if len(ours) > 1 else 0.0:.{digits}f}"
+        # What is counted, such as bytes, has none.
+        right += f" ± {spread}" if float(spread) else ""
     return " → ".join(each for each in (left, right) if each)
 
 
 def _verdicts(table: Table, result: Result | None) -> Iterator[str]:
     for claim, findings in judged(table, result):
         seen = [each for each in findings if each.verdict != "not run"]
-        told = "; ".join(f"{each.data}: {each.verdict}, {each.found}" for each in seen)
-        yield f"- **{overall(findings)}**: {claim.says}{f' ({told})' if told else ''}"
+        whole = overall(findings)
+        alike = all(each.verdict == whole for each in seen)
+        told = "; ".join(
+            f"{each.data}: {'' if alike else f'{each.verdict}, '}{each.found}" for each in seen
+        )
+        yield f"- **{whole}**: {claim.says}{f' ({told})' if told else ''}"

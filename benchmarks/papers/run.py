@@ -143,7 +143,8 @@ class Runner:
             return
         title = f"{variant.name(name)}-{self.scale}"
         written = study(table, variant, self.scale, seeds, planned)
-        base = base_recipe(title, variant, self.scale, given)
+        folds = table.folds is not None
+        base = base_recipe(title, variant, self.scale, given, folds=folds)
         try:
             done = studies.run(title, base, written, self.out, self.jobs, make)
             results, folder = done.results, done.folder

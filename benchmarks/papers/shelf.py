@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pkgutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 
 import click
@@ -13,15 +14,22 @@ from benchmarks.papers.describe import Table
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper. ``name``: as people call it; ``of``: authors and year."""
+    """A paper. ``name``: as people call it; ``of``: authors and year. ``apart``: {what: the names
+    of tables that have a page of their own}.
+    """
 
     name: str
     of: str
+    apart: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 PAPERS = {
     "fedhssl": Paper("FedHSSL", "He et al. 2022"),
-    "fedonce": Paper("FedOnce", "Wu et al. 2022"),
+    "fedonce": Paper(
+        "FedOnce",
+        "Wu et al. 2022",
+        {"privacy": ("fedonce.figure10", "fedonce.table6", "fedonce.table8")},
+    ),
     "ssvfl": Paper("SS-VFL", "Castiglia et al. 2022"),
     "mocosfl": Paper("MocoSFL", "Li et al. 2023"),
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from types import SimpleNamespace as Of
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,15 +25,18 @@ from benchmarks.papers.describe import (
     Line,
     Place,
     Scale,
+    Seen,
     Table,
     labels_of,
     resolved,
     run_at,
 )
-from benchmarks.papers.plan import variants
+from benchmarks.papers.fedonce.common import upload_bytes
+from benchmarks.papers.measures import megabytes, minutes_by_itself, minutes_split_in_turn
+from benchmarks.papers.plan import base_recipe, variants, without_data
 from benchmarks.papers.result import judged, load, markdown, result_of
 from benchmarks.papers.rules import Cells, Claim, along, below, best, better, close, ratio, within
-from benchmarks.papers.run import Runner
+from benchmarks.papers.run import Filled, Runner
 
 NAMES = shelf.names()
 
@@ -164,6 +169,60 @@ def test_a_table_runs_and_resumes(bars: Path, tmp_path: Path) -> None:
     assert "not the official files" in " ".join(kept.notes["bars"])
 
 
+def test_official_test_rows_take_part_in_a_cross_validation() -> None:
+    (variant, *_) = variants(TINY)
+    given = without_data(variant)
+    assert given["rows"]["split"] == "column"
+    made = base_recipe("x", variant, "small", given, folds=True)
+    assert "split" not in made["rows"]
+    for own in made["simulate"]["parties"].values():
+        assert "split" not in own
+        # It is no feature either.
+        assert own["drop"] == ["split"]
+    refused_without_data(dataclasses.replace(TINY, folds=3), "small")
+
+
+def test_a_page_shows_the_lines_and_columns_that_were_run() -> None:
+    place = ("bars", "VFL", "40")
+    result = result_of("tests.tiny", "small", [1], Filled({place: (50.0,)}))
+    text = markdown(TINY, result, briefly=True)
+    assert "| bars | 40 |" in text
+    assert "| VFL | 90.000 → **50.000** |" in text
+    assert "80.000" in markdown(TINY, result)
+    assert "80.000" not in text
+
+
+def seen(phase: str, kinds: dict[str, int]) -> Seen:
+    """A run of one phase and an evaluation. ``kinds``: {kind of message: bytes}."""
+    links = [Of(phase=phase, kind=kind, message_bytes=size) for kind, size in kinds.items()]
+    links.append(Of(phase="evaluate", kind="embedding", message_bytes=10**9))
+    parties = [
+        Of(name=name, role=role, times=[Of(phase=phase, compute_s=seconds)])
+        for name, role, seconds in (("a", "active", 60.0), ("p", "passive", 120.0))
+    ]
+    parties.append(Of(name="q", role="passive", times=[Of(phase=phase, compute_s=30.0)]))
+    summary: Any = Of(parties=parties, bytes=Of(by_link=links))
+    result: Any = Of(pretrain=Of(run=""))
+    return Seen(result, Path(), summary, "accuracy")
+
+
+def test_measures_of_a_run() -> None:
+    split = seen("splitnn", {"embedding": 3_000_000, "gradient": 2_000_000})
+    once = seen("head", {"embedding": 3_000_000})
+    # Embeddings of validation rows are no training.
+    assert [megabytes(split), megabytes(once)] == [4.0, 3.0]
+    assert [minutes_by_itself(split), minutes_by_itself(once)] == [3.0, 2.0]
+    assert [minutes_split_in_turn(split), minutes_split_in_turn(once)] == [3.5, 2.0]
+
+
+def test_split_training_ends_at_the_bytes_of_the_rows_that_are_trained_on() -> None:
+    data = dataclasses.replace(BARS, rows=At(None, 90), settings={"rows": 900}, parties=3)
+    # 4 bytes, 4 numbers, 2 passive parties; a tenth for validation, and a fifth or a third to test.
+    assert upload_bytes(data, "small", None) == 4 * 4 * 2 * 63
+    assert upload_bytes(data, "paper", At(5, 3)) == 4 * 4 * 2 * 630
+    assert upload_bytes(data, "small", At(5, 3)) == 4 * 4 * 2 * 51
+
+
 def test_labels_may_be_a_share_of_the_training_rows() -> None:
     data = dataclasses.replace(BARS, settings={"train": At(4000, 200)})
     column = Column("1%", share=0.01)
@@ -227,9 +286,20 @@ def test_a_difference_within_the_noise_is_a_direction() -> None:
     assert judged(ONE, None)[0][1][0].verdict == "not run"
 
 
-def test_a_line_that_is_refused_without_a_reason_is_an_error() -> None:
-    wrong = dataclasses.replace(TINY, lines=(Line("wrong", [{"kind": "splitnn", "epoch": 1}]),))
-    with pytest.raises(UnexpectedError, match="'epoch'"):
+@pytest.mark.parametrize(
+    ("phases", "changes", "why"),
+    [
+        ([{"kind": "splitnn", "epoch": 1}], {}, "'epoch'"),
+        (split(0.01), {"model.encoder": {"kind": "nobodys"}}, "nobodys"),
+        (split(0.01), {"model.top": {"kind": "nobodys"}}, "nobodys"),
+        (split(0.01), {"task.kind": "regression", "task.classes": None}, "'accuracy'"),
+    ],
+)
+def test_a_line_that_is_refused_without_a_reason_is_an_error(
+    phases: list[dict[str, object]], changes: dict[str, object], why: str
+) -> None:
+    wrong = dataclasses.replace(TINY, lines=(Line("wrong", phases, changes=changes),))
+    with pytest.raises(UnexpectedError, match=why):
         refused_without_data(wrong, "small")
 
 

@@ -7,7 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.papers.describe import EVALUATE, At, Data, Line, Tables
+from benchmarks.papers.describe import (
+    EVALUATE,
+    SCALES,
+    At,
+    Data,
+    Line,
+    Scale,
+    Tables,
+    resolved,
+)
 
 TABLES = "3,000 rows, a tenth of the epochs or so, and Adam at 0.001"
 UNSAID = (
@@ -62,10 +71,9 @@ def _fc(hidden: Sequence[int], top: Sequence[int], size: int = 3) -> Tables:
     }
 
 
-# CNN0 has no batch normalisation.
 _CNN0: Tables = {
     "embedding_size": 16,
-    "encoder": At({"kind": "cnn0"}, {"kind": "cnn", "channels": [16, 32], "batch_norm": False}),
+    "encoder": {"kind": "cnn0", "hidden": [128]},
     "top": {"hidden": [128]},
 }
 BINARY: Tables = {"kind": "binary"}
@@ -199,7 +207,8 @@ MOVIELENS = _data(
     "rmse",
     {
         "embedding_size": 3,
-        "encoder": At({"kind": "ncf", "hidden": [32, 16]}, {"kind": "tabular", "hidden": [32, 16]}),
+        # NCF: an embedding of each category, then fully connected layers.
+        "encoder": {"kind": "tabular", "hidden": [32, 16]},
         "top": {"hidden": [10]},
     },
     3000,
@@ -209,6 +218,7 @@ COLUMNS = (GISETTE, COVTYPE, PHISHING)
 NUMBERS = (UJI, SUPERCONDUCT)
 PICTURES = (MNIST, KMNIST, FASHION)
 FEDERATED = (NUSWIDE, MOVIELENS)
+BY_ACCURACY = (*COLUMNS, *PICTURES, NUSWIDE)
 ALL = (*COLUMNS, *NUMBERS, *PICTURES, *FEDERATED)
 
 
@@ -235,24 +245,27 @@ def split(data: Data) -> list[Tables]:
     return [data.settings["split"], EVALUATE]
 
 
-def upload_bytes(data: Data) -> tuple[int, int]:
-    """Returns the payload of FedOnce's one upload, 4 n d (k - 1), at the scales paper and small."""
-    d = data.model["embedding_size"]
-    train = 1 - sum(data.shares)
-    assert isinstance(data.rows, At), data.name
-    whole = data.settings["rows"] if data.rows.paper is None else data.rows.paper
-    paper, small = (4 * round(train * n) * d * (data.parties - 1) for n in (whole, data.rows.small))
-    return paper, small
+def upload_bytes(data: Data, scale: Scale, folds: At | None) -> int:
+    """Returns the payload of FedOnce's one upload, 4 n d (k - 1). ``folds``: of a
+    cross-validation, of which one is for testing.
+    """
+    validation, test = data.shares
+    train = 1 - validation - (test if folds is None else 1 / resolved(folds, scale))
+    n = resolved(data.rows, scale) or data.settings["rows"]
+    upload: int = 4 * round(train * n) * data.model["embedding_size"] * (data.parties - 1)
+    return upload
 
 
-def split_within(times: float, *, after: bool = False) -> Callable[[Data], list[Tables]]:
+def split_within(
+    times: float, *, after: bool = False, folds: At | None = None
+) -> Callable[[Data], list[Tables]]:
     """Returns split training that ends at so many times the bytes of FedOnce's upload; ``after``
     it, the upload is one of them.
     """
 
     def of(data: Data) -> list[Tables]:
-        paper, small = upload_bytes(data)
-        most = At(int(paper * (times - after)), int(small * (times - after)))
+        paper, small = (int(upload_bytes(data, s, folds) * (times - after)) for s in SCALES)
+        most = At(paper, small)
         epochs = 1 + int(times)
         phase = {**data.settings["split"], "max_bytes": most, "epochs": epochs}
         return [*([data.settings["head"]] if after else []), phase, EVALUATE]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from benchmarks.papers.describe import EVALUATE, At, Column, Data, Figures, Line, Table, Tables
+from benchmarks.papers.describe import EVALUATE, Column, Data, Figures, Line, Table, Tables
 from benchmarks.papers.fedonce.common import (
     COVTYPE,
     GISETTE,
@@ -71,7 +71,6 @@ def _with(data: Data, hidden: list[int], top: list[int], d: int) -> Data:
     return replace(data, parties=4, model=model, settings={**data.settings, "delta": delta})
 
 
-_CNN1 = At({"kind": "cnn1"}, {"kind": "cnn", "channels": [8, 16], "batch_norm": False})
 DATA = (
     _with(GISETTE, [30], [10], 3),
     _with(COVTYPE, [50], [30], 3),
@@ -79,7 +78,7 @@ DATA = (
     _with(UJI, [50, 50], [20, 20], 6),
     replace(
         MNIST,
-        model={"embedding_size": 8, "encoder": _CNN1, "top": {"hidden": [10]}},
+        model={"embedding_size": 8, "encoder": {"kind": "cnn1"}, "top": {"hidden": [10]}},
         settings={**MNIST.settings, "delta": 1e-5},
     ),
     _with(SUPERCONDUCT, [50, 50], [20, 20], 6),

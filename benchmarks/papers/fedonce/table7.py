@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from benchmarks.papers.describe import Column, Table
-from benchmarks.papers.fedonce.common import GISETTE, KMNIST, L0, MNIST, PCA, PHISHING, TABLES
+from dataclasses import replace
+
+from benchmarks.papers.describe import Column, Table, resolved
+from benchmarks.papers.fedonce.common import (
+    GISETTE,
+    KMNIST,
+    L0,
+    MNIST,
+    PCA,
+    PHISHING,
+    SOLO,
+    TABLES,
+)
 from benchmarks.papers.rules import Claim, better, close
 
+# The quarrel of NAT and PCA, as far as rows allow: all but them is the paper's.
+_LONG = replace(
+    MNIST,
+    name="MNIST, the paper's epochs",
+    stands_for=MNIST.name,
+    at=("small",),
+    settings=resolved(MNIST.settings, "paper"),
+)
 TABLE = Table(
     place="Table 7",
     title="noise as targets beside principal components",
-    data=(GISETTE, PHISHING, MNIST, KMNIST),
-    lines=(L0, PCA),
+    data=(GISETTE, PHISHING, MNIST, KMNIST, _LONG),
+    lines=(L0, PCA, replace(SOLO, on=(_LONG.name,))),
     columns=(Column("accuracy, %"),),
     figures={
         "gisette": {"FedOnce-L0": (96.51,), "FedOnce-PCA": (94.10,)},
@@ -28,11 +47,16 @@ TABLE = Table(
         Claim(
             "noise as targets is far better on images",
             better("FedOnce-L0", "FedOnce-PCA"),
-            on=("MNIST", "KMNIST"),
+            on=("MNIST", "KMNIST", _LONG.name),
         ),
     ),
-    small=TABLES,
-    notes=("the host's own columns pass an encoder of d outputs, as in the released code",),
+    small=TABLES + "; once with the paper's 100 and 200 epochs and learning rates",
+    notes=(
+        "the host's own columns pass an encoder of d outputs, as in the released code",
+        "the paper's 25.98 and 25.59 for principal components are below what the host's own quadrant "
+        "gives here without any other party (Solo): representations that are merely poor do not "
+        "explain them",
+    ),
     percent=True,
     digits=2,
 )

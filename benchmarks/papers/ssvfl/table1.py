@@ -49,4 +49,5 @@ TABLE = Table(
         "bytes of all parties, with the gradients",
     ),
     digits=2,
+    runs_of="ssvfl.figure3",
 )
