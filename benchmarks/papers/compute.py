@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,13 +49,15 @@ class Work:
         return base_recipe("papers", variant, self.scale, base.tables)
 
     def once(self, key: str, value: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Returns named numbers, from an earlier call with the same key if there was one."""
-        path = self.folder / "values.json"
-        kept = json.loads(path.read_text()) if path.exists() else {}
-        if key not in kept:
-            self.say(key)
-            kept[key] = value()
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, json.dumps(kept, indent=1) + "\n")
-        found: dict[str, float] = kept[key]
-        return found
+        """Returns named numbers, from an earlier call with the same key if there was one. Several
+        processes may share a folder.
+        """
+        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        if path.exists():
+            found: dict[str, float] = json.loads(path.read_text())["values"]
+            return found
+        self.say(key)
+        values = value()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps({"key": key, "values": values}, indent=1) + "\n")
+        return values

@@ -56,9 +56,9 @@ class Sources:
             made = vfl.prepare(data.prepare, self._given, folder, seed=0, replace=True, **how)
             write_atomic(notes, json.dumps(made.notes))
         tables = read_toml(folder / "recipe.toml")
-        simulate = dict(tables["simulate"])
+        simulate, reading = dict(tables["simulate"]), resolved(data.reading, scale)
         simulate["parties"] = {
-            name: _absolute({**each, **data.reading}, folder)
+            name: _absolute({**each, **reading}, folder)
             for name, each in simulate["parties"].items()
         }
         own = {"parties": tables["parties"], "rows": _division(tables), "simulate": simulate}

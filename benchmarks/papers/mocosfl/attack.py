@@ -19,25 +19,27 @@ import torch
 import vfl
 from benchmarks.papers.compute import Work
 from benchmarks.papers.describe import At, Column, Data, Tables, resolved
-from benchmarks.papers.mocosfl.common import CIFAR10, CIFAR100, PROBE, dealt, pretraining
+from benchmarks.papers.mocosfl.common import CIFAR10, CIFAR100, PROBE, SIDE, dealt, pretraining
 from vfl.leak_meter.learn.inversion import PRIVATE_IMAGES, InversionSettings, LatentPairs, invert
 from vfl.library.model import Model
-from vfl_party.data.pixels import to_unit
+from vfl_party.data.pixels import resized, to_unit
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 SVHN = dealt("SVHN", "svhn", 10)
 _SOURCES = {"CIFAR-100": CIFAR100, "SVHN": SVHN}
+_ATTACK_EPOCHS = At(50, 5)
 _FROZEN = ("auto_adjust", "optimizer")
 METRICS = ("accuracy", "mse", "ssim", "psnr")
 SMALL = (
-    "1,000 other images of CIFAR-10 in place of the source, 5 epochs of resistance and 4 of transfer"
-    " with a CNN of four convolutions on 3,000 images, and an attacker of 5 epochs"
+    "MocoSFL-1 alone; 1,000 other images of CIFAR-10 in place of the source, 5 epochs of resistance "
+    "and 10 of transfer with a CNN of four convolutions on 3,000 images of 16 x 16, and an attacker "
+    "of 5 epochs"
 )
 NOTES = (
-    "at the scale `small` the bottleneck is at the first convolution of the CNN also for MocoSFL-3, "
-    "whose latents are too small there",
-    "the learning rate of the transfer is 0.01 at the scale `small`, since 4 epochs at 0.001 "
-    "change nothing",
+    "MocoSFL-3 is not run at the scale `small`: its bottleneck would leave 4 numbers of an image",
+    "the learning rate of the transfer is 0.01 at the scale `small`, since 10 epochs at 0.001 "
+    "change little",
+    "at the scale `small` a random network already has about 40 % by a linear probe",
 )
 
 
@@ -58,16 +60,17 @@ def resisted(
     """
     shared = replace(work, folder=work.folder.parent / f"mocosfl-attack-{work.scale}")
     narrow = f"C{bottleneck[0]}S{bottleneck[1]}"
-    key = f"cut {cut}, {source} + {target:.1%}, {narrow}, λ {weight:g}, seed {seed}"
+    images = f"{source} + {target:.1%}" if work.scale == "paper" else "other images"
+    key = f"cut {cut}, {images}, {narrow}, λ {weight:g}, seed {seed}"
 
     def run() -> dict[str, float]:
         folder = shared.folder / key.replace(" ", "-").replace("%", "")
-        images = _source(work, source, target, seed)
+        pretrained = _source(work, source, target, seed)
         neck: Tables = {"bottleneck": {"channels": bottleneck[0], "stride": bottleneck[1]}}
-        at = At(cut, 1)
-        before = pretraining(at, **neck, resist={"weight": weight}, batch_size=128)  # type: ignore[arg-type]
-        before |= {"auto_adjust": False, "epochs": At(200, 5)}
-        still = pretraining(at, **neck, frozen=True, batch_size=20)  # type: ignore[arg-type]
+        before = pretraining(cut, **neck, resist={"weight": weight}, batch_size=128)
+        del before["auto_adjust"]
+        before["epochs"] = At(200, 5)
+        still = pretraining(cut, **neck, frozen=True, batch_size=20)
         still = {name: each for name, each in still.items() if name not in _FROZEN}
         still["optimizer"] = {
             "kind": "sgd",
@@ -75,7 +78,7 @@ def resisted(
             "momentum": 0.9,
             "schedule": "cosine",
         }
-        return _run(work, folder, images, resolved([before, still, PROBE], work.scale), seed)
+        return _run(work, folder, pretrained, resolved([before, still, PROBE], work.scale), seed)
 
     return shared.once(key, run)
 
@@ -93,6 +96,7 @@ def _run(
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "source.npz", id=images["id"], image=images["image"], label=images["label"])
     data = {"source": str(folder / "source.npz"), "id": "id", "label": "label", "scale": "minmax"}
+    data |= {"resize": list(_side(work))}
     alone = {
         **tables,
         "seed": seed,
@@ -105,18 +109,25 @@ def _run(
     start = {"run": first.folder.name, "held_by": "active", "phases": [before]}
     transfer = {**tables, "seed": seed, "start": start, "phases": [still, probe]}
     run = vfl.simulate(transfer, out=folder, quiet=True)
-    found = _inverted(run.folder, tables, seed, 50 if work.scale == "paper" else 5)
+    found = _inverted(work, run.folder, tables, seed)
     return {"accuracy": 100.0 * run.metrics["test"]["accuracy"], **found}
 
 
-def _inverted(run: Path, tables: Tables, seed: int, epochs: int) -> dict[str, float]:
+def _side(work: Work) -> tuple[int, int]:
+    """Returns the height and width of images."""
+    side = resolved(SIDE, work.scale)
+    return side, side
+
+
+def _inverted(work: Work, run: Path, tables: Tables, seed: int) -> dict[str, float]:
     """Returns what the attacker of the first client reaches."""
     clients = [each["name"] for each in tables["parties"] if each["role"] == "passive"]
     sources = tables["simulate"]["parties"]
     bottom = Model.load(run, clients[0])
 
     def pairs(images_N: npt.NDArray[Any]) -> LatentPairs:
-        pixels = to_unit(images_N.transpose(0, 3, 1, 2))
+        images_NCHW = [resized(each, _side(work)) for each in images_N.transpose(0, 3, 1, 2)]
+        pixels = to_unit(np.stack(images_NCHW))
         return LatentPairs(bottom.embed(pixels), torch.from_numpy(pixels))
 
     known, own = [], np.empty(0)
@@ -126,7 +137,7 @@ def _inverted(run: Path, tables: Tables, seed: int, epochs: int) -> dict[str, fl
         known.append(arrays["image"][test])
         if name == clients[0]:
             own = arrays["image"][~test][:PRIVATE_IMAGES]
-    settings = InversionSettings(epochs=epochs, seed=seed)
+    settings = InversionSettings(epochs=resolved(_ATTACK_EPOCHS, work.scale), seed=seed)
     found = invert(pairs(np.concatenate(known)), pairs(own), settings).found
     return {"mse": found.mse, "ssim": found.ssim, "psnr": found.psnr}
 
