@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+from benchmarks.papers import shelf
 from benchmarks.papers.data import Sources
 from benchmarks.papers.describe import Column, Data, Scale, Table, Tables
 from benchmarks.papers.plan import Variant, base_recipe
+from vfl_common.errors import VflError
 from vfl_common.files import write_atomic
 
 
@@ -61,3 +66,17 @@ class Work:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps({"key": key, "values": values}, indent=1) + "\n")
         return values
+
+
+def computed(name: str, work: Work) -> None:
+    """Computes the cells of a table, for what it keeps by ``Work.once``; a table that cannot be
+    computed says so when it is shown.
+    """
+    compute = shelf.load(name).compute
+    if compute is None:
+        return
+    # Of many at a time, none may take all cores.
+    torch.set_num_threads(1)
+    with contextlib.suppress(VflError):
+        for _ in compute(work):
+            pass

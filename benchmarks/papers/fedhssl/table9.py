@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from benchmarks.papers.describe import Column, Line, Table
-from benchmarks.papers.fedhssl.common import DATA, LOCAL, NOTES, RATES, SMALL, cross, fine, pretrained
+from benchmarks.papers.fedhssl.common import (
+    DATA,
+    LOCAL,
+    NOTES,
+    RATES,
+    SMALL,
+    cross,
+    fine,
+    pretrained,
+)
 from benchmarks.papers.rules import Claim, better
 
 _SHARES = ("20%", "40%", "100%")

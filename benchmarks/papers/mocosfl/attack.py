@@ -28,7 +28,6 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 SVHN = dealt("SVHN", "svhn", 10)
 _SOURCES = {"CIFAR-100": CIFAR100, "SVHN": SVHN}
 _ATTACK_EPOCHS = At(50, 5)
-_FROZEN = ("auto_adjust", "optimizer")
 METRICS = ("accuracy", "mse", "ssim", "psnr")
 SMALL = (
     "MocoSFL-1 alone; 1,000 other images of CIFAR-10 in place of the source, 5 epochs of resistance "
@@ -66,21 +65,23 @@ def resisted(
     def run() -> dict[str, float]:
         folder = shared.folder / key.replace(" ", "-").replace("%", "")
         pretrained = _source(work, source, target, seed)
-        neck: Tables = {"bottleneck": {"channels": bottleneck[0], "stride": bottleneck[1]}}
-        before = pretraining(cut, **neck, resist={"weight": weight}, batch_size=128)
-        del before["auto_adjust"]
-        before["epochs"] = At(200, 5)
-        still = pretraining(cut, **neck, frozen=True, batch_size=20)
-        still = {name: each for name, each in still.items() if name not in _FROZEN}
-        still["optimizer"] = {
-            "kind": "sgd",
-            "lr": At(0.001, 0.01),
-            "momentum": 0.9,
-            "schedule": "cosine",
-        }
-        return _run(work, folder, pretrained, resolved([before, still, PROBE], work.scale), seed)
+        phases = resolved(_phases(cut, bottleneck, weight), work.scale)
+        return _run(work, folder, pretrained, phases, seed)
 
     return shared.once(key, run)
+
+
+def _phases(cut: int, bottleneck: tuple[int, int], weight: float) -> list[Tables]:
+    """Returns pretraining by the active party, the transfer, and the probe."""
+    neck: Tables = {"bottleneck": {"channels": bottleneck[0], "stride": bottleneck[1]}}
+    before = pretraining(cut, **neck, resist={"weight": weight}, batch_size=128)
+    del before["auto_adjust"]
+    before["epochs"] = At(200, 5)
+    still = pretraining(cut, **neck, frozen=True, batch_size=20)
+    del still["auto_adjust"]
+    rate = At(0.001, 0.01)
+    still["optimizer"] = {"kind": "sgd", "lr": rate, "momentum": 0.9, "schedule": "cosine"}
+    return [before, still, PROBE]
 
 
 def _run(
@@ -147,9 +148,10 @@ def _source(work: Work, source: str, target: float, seed: int) -> dict[str, npt.
     random = np.random.default_rng(seed)
     if work.scale == "small":
         # Which no client has.
-        whole, dealt_ids = _arrays(work, replace(CIFAR10, rows=6000)), _ids(work)
+        rows: int = resolved(CIFAR10.rows, work.scale)
+        whole, dealt_ids = _arrays(work, replace(CIFAR10, rows=2 * rows)), _ids(work)
         free = np.flatnonzero(~np.isin(whole["id"], dealt_ids))
-        return _named(whole, random.permutation(free)[:1000])
+        return _named(whole, random.permutation(free)[: rows // 3])
     images = _arrays(work, _SOURCES[source])
     others = _arrays(work, CIFAR10)
     count = round(target * len(others["label"]))
