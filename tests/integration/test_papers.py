@@ -33,6 +33,7 @@ from benchmarks.papers.describe import (
     run_at,
 )
 from benchmarks.papers.mocosfl import attack
+from benchmarks.papers.mocosfl.common import CIFAR10
 from benchmarks.papers.plan import variants
 from benchmarks.papers.result import judged, load, markdown, result_of
 from benchmarks.papers.rules import Cells, Claim, along, below, best, better, close, ratio, within
@@ -207,7 +208,7 @@ def test_resistance_is_learnt_transferred_and_attacked(
         return [before | once, still | once, probe | {"epochs": 1, "least_steps": 1}]
 
     monkeypatch.setattr(attack, "_phases", short)
-    monkeypatch.setattr(attack, "CIFAR10", dataclasses.replace(attack.CIFAR10, rows=120))
+    monkeypatch.setattr(attack, "CIFAR10", dataclasses.replace(CIFAR10, rows=120))
     random = np.random.default_rng(0)
     folder = tmp_path / "data" / "cifar-10-batches-bin"
     folder.mkdir(parents=True)

@@ -96,8 +96,8 @@ def _run(
     owner = next(each["name"] for each in tables["parties"] if each["role"] == "active")
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "source.npz", id=images["id"], image=images["image"], label=images["label"])
-    data = {"source": str(folder / "source.npz"), "id": "id", "label": "label", "scale": "minmax"}
-    data |= {"resize": list(_side(work))}
+    data: Tables = {"source": str(folder / "source.npz"), "id": "id", "label": "label"}
+    data |= {"scale": "minmax", "resize": list(_side(work))}
     alone = {
         **tables,
         "seed": seed,
