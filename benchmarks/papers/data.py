@@ -60,8 +60,9 @@ class Sources:
                 write_atomic(notes, json.dumps(made.notes))
         tables = read_toml(folder / "recipe.toml")
         simulate, reading = dict(tables["simulate"]), resolved(data.reading, scale)
+        labels_only = {e["name"] for e in tables["parties"] if e.get("features") is False}
         simulate["parties"] = {
-            name: _absolute({**each, **reading}, folder)
+            name: _absolute(each if name in labels_only else {**each, **reading}, folder)
             for name, each in simulate["parties"].items()
         }
         own = {"parties": tables["parties"], "rows": _division(tables), "simulate": simulate}
