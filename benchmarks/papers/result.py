@@ -112,26 +112,31 @@ def judged(table: Table, result: Result | None) -> list[tuple[Claim, list[Findin
 
 def markdown(table: Table, result: Result | None, *, briefly: bool = False) -> str:
     """Returns the paper's layout, each cell with the paper's number and ours, and the verdicts.
-    ``briefly``: only of data sets that were run, and of those for which another one stands.
+    ``briefly``: only of data sets, lines and columns that were run.
     """
     values = dict(result.values) if result is not None else {}
     ran = {name for name, _, _ in values}
-    ran |= {each.stands_for for each in table.data if each.name in ran}
     lines: list[str] = []
     for data in table.data:
         if briefly and data.name not in ran:
             continue
-        if block := [*_block(table, data, values)]:
+        if block := [*_block(table, data, values, briefly=briefly)]:
             lines += [*block, ""]
     return "\n".join([*lines, *_verdicts(table, result)])
 
 
-def _block(table: Table, data: Data, values: Mapping[Place, tuple[float, ...]]) -> Iterator[str]:
+def _block(
+    table: Table, data: Data, values: Mapping[Place, tuple[float, ...]], *, briefly: bool
+) -> Iterator[str]:
     """Yields the lines of one data set, if the paper or we have numbers of it."""
-    columns = [each for each in table.columns if any(has(line, data, each) for line in table.lines)]
-    rows = [
-        [_cell(table, line, data, column, values) for column in columns] for line in table.lines
+    lines = [e for e in table.lines if not briefly or any(e.name == line for _, line, _ in values)]
+    columns = [
+        each
+        for each in table.columns
+        if any(has(line, data, each) for line in lines)
+        and (not briefly or any(each.name == column for _, _, column in values))
     ]
+    rows = [[_cell(table, line, data, column, values) for column in columns] for line in lines]
     # At a smaller scale some columns of a chart have neither the paper's numbers nor ours.
     shown = [at for at in range(len(columns)) if any(row[at] for row in rows)]
     if not shown:
@@ -140,7 +145,7 @@ def _block(table: Table, data: Data, values: Mapping[Place, tuple[float, ...]]) 
     beside = f" (in place of {data.stands_for})" if data.stands_for else ""
     yield f"| {data.name}{beside} | " + " | ".join(each.name for each in columns) + " |"
     yield "| --- " * (len(columns) + 1) + "|"
-    for line, row in zip(table.lines, rows, strict=True):
+    for line, row in zip(lines, rows, strict=True):
         if any(row):
             yield f"| {line.name} | " + " | ".join(cell or "–" for cell in row) + " |"
 

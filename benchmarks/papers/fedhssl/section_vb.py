@@ -52,8 +52,8 @@ TABLE = Table(
     claims=tuple(
         Claim(f"{name} is above {_LOCAL}", better(name, _LOCAL)) for name in _NAMES.values()
     ),
-    small="the data sets that are at hand in place of the paper's, with 10,000 rows, a small "
-    "network, 6 rounds, batches of 128 and 150 steps of fine-tuning; one learning rate",
+    small="10,000 rows of the data sets at hand, a small network, 6 rounds, batches of 128, 150 "
+    "steps of fine-tuning; one learning rate",
     notes=(
         *NOTES,
         "not in the paper: the question is whether FedHSSL is above FedLocal where it has many rows"
