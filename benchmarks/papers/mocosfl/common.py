@@ -20,8 +20,8 @@ NOTES = (
     "at the scale `small` a random network already has about 40 % by a linear probe",
     "at the scale `small` the cut of MocoSFL-3 leaves the server one convolution of the CNN's four;"
     " of ResNet-18's 17 it leaves it 14",
-    "at the scale `small`, bottoms of K clients move a K-th as far as with one client, since each has its part of the"
-    " gradient of one mean loss; 10 epochs are too few to make up for it",
+    "bottoms of K clients move a K-th as far as one client's, since each has its part of the "
+    "gradient of one mean loss; the 10 epochs of the scale `small` are too few to make up for it",
     "the last epoch is probed, and not the one with the best vote of neighbours",
 )
 _SMALL_CNN: Tables = {"kind": "cnn", "channels": [32, 64, 128, 256]}
