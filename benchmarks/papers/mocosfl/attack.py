@@ -30,16 +30,16 @@ _SOURCES = {"CIFAR-100": CIFAR100, "SVHN": SVHN}
 _ATTACK_EPOCHS = At(50, 20)
 METRICS = ("accuracy", "mse", "ssim", "psnr")
 SMALL = (
-    "MocoSFL-1 alone; 1,000 other images of CIFAR-10 in place of the source, 20 epochs of resistance "
-    "in batches of 32 and 10 of transfer with a CNN of four convolutions on 3,000 images of 16 x 16, "
-    "and an attacker of 20 epochs"
+    "MocoSFL-1 alone; 1,000 other images of CIFAR-10 in place of the source, 20 epochs of "
+    "resistance in batches of 32 and 10 of transfer with a CNN of four convolutions on 3,000 "
+    "images of 16 x 16, and an attacker of 20 epochs"
 )
 NOTES = (
     "MocoSFL-3 is not run at the scale `small`: its bottleneck would leave 4 numbers of an image",
     "the learning rate of the transfer is 0.01 at the scale `small`, since 10 epochs at 0.001 "
     "change little",
-    "at the scale `small` the decoder reaches the SSIM of 0.6, above which the regularization works,"
-    " after about 10 of 20 epochs; a first run of 5 epochs never reached it, and is not shown",
+    "at the scale `small` the decoder reaches the SSIM of 0.6, above which the regularization "
+    "works, after about 10 of 20 epochs; a first run of 5 epochs never reached it, and is not shown",
     "at the scale `small` a random network already has about 40 % by a linear probe",
 )
 
