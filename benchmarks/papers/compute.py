@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+from benchmarks.papers import shelf
 from benchmarks.papers.data import Sources
 from benchmarks.papers.describe import Column, Data, Scale, Table, Tables
 from benchmarks.papers.plan import Variant, base_recipe
+from vfl_common.errors import VflError
 from vfl_common.files import write_atomic
 
 
@@ -48,13 +54,29 @@ class Work:
         return base_recipe("papers", variant, self.scale, base.tables)
 
     def once(self, key: str, value: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Returns named numbers, from an earlier call with the same key if there was one."""
-        path = self.folder / "values.json"
-        kept = json.loads(path.read_text()) if path.exists() else {}
-        if key not in kept:
-            self.say(key)
-            kept[key] = value()
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, json.dumps(kept, indent=1) + "\n")
-        found: dict[str, float] = kept[key]
-        return found
+        """Returns named numbers, from an earlier call with the same key if there was one. Several
+        processes may share a folder.
+        """
+        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        if path.exists():
+            found: dict[str, float] = json.loads(path.read_text())["values"]
+            return found
+        self.say(key)
+        values = value()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps({"key": key, "values": values}, indent=1) + "\n")
+        return values
+
+
+def computed(name: str, work: Work) -> None:
+    """Computes the cells of a table, for what it keeps by ``Work.once``; a table that cannot be
+    computed says so when it is shown.
+    """
+    compute = shelf.load(name).compute
+    if compute is None:
+        return
+    # Of many at a time, none may take all cores.
+    torch.set_num_threads(1)
+    with contextlib.suppress(VflError):
+        for _ in compute(work):
+            pass

@@ -16,7 +16,7 @@ from vfl.preparing.finding import find
 from vfl_common.config.base import read_toml
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import VflError
-from vfl_common.files import write_atomic
+from vfl_common.files import locked, write_atomic
 
 # What was prepared, and how it differs from the official data set. Written when it is whole.
 _NOTES = "notes.json"
@@ -52,13 +52,17 @@ class Sources:
         digest = hashlib.sha256(json.dumps([data.prepare, how], sort_keys=True).encode())
         folder = self._own / f"{data.prepare}-{digest.hexdigest()[:12]}"
         notes = folder / _NOTES
-        if not notes.exists():
-            made = vfl.prepare(data.prepare, self._given, folder, seed=0, replace=True, **how)
-            write_atomic(notes, json.dumps(made.notes))
+        # Several processes may want it.
+        self._own.mkdir(parents=True, exist_ok=True)
+        with locked(self._own):
+            if not notes.exists():
+                made = vfl.prepare(data.prepare, self._given, folder, seed=0, replace=True, **how)
+                write_atomic(notes, json.dumps(made.notes))
         tables = read_toml(folder / "recipe.toml")
-        simulate = dict(tables["simulate"])
+        simulate, reading = dict(tables["simulate"]), resolved(data.reading, scale)
+        labels_only = {e["name"] for e in tables["parties"] if e.get("features") is False}
         simulate["parties"] = {
-            name: _absolute({**each, **data.reading}, folder)
+            name: _absolute(each if name in labels_only else {**each, **reading}, folder)
             for name, each in simulate["parties"].items()
         }
         own = {"parties": tables["parties"], "rows": _division(tables), "simulate": simulate}

@@ -58,7 +58,8 @@ class Data:
         model: the recipe's model.
         rows: how many rows are taken, at random; None for all. May be an ``At``.
         options: further options of ``vfl.prepare``.
-        reading: settings of each party's data, beside those that ``vfl.prepare`` writes.
+        reading: settings of each party's data, beside those that ``vfl.prepare`` writes. May have
+            an ``At``.
         changes: {key of the recipe: value}, as in a study.
         shares: of the rows, for validation and for testing; the latter only if the data set has
             no official test rows.

@@ -30,9 +30,9 @@ its data sets, which [`vfl prepare`](../reference/commands.md) reads; `--list` s
 scale `small` is a reduction that each table states: it shows that a table runs, and where an effect
 is large; it does not settle tenths of a point. A cell is *paper → **ours** ± standard deviation
 over the seeds*; of a data set that stands in place of the paper's there is no number of the paper.
-A paper's page shows the data sets, lines and columns that were run, and the data sets for which
-another stands. The paper's numbers of the others, and the deviations of tables without results, are in the study files. Each
-claim was written down with its rule before the runs, unless a deviation says otherwise:
+A paper's page shows the data sets, lines and columns that were run. The paper's other numbers, and
+the deviations of tables without results, are in the study files. Each claim was written down with
+its rule before the runs, unless a deviation says otherwise:
 
 - **holds**: found, and at least half as large as in the paper, or as near as the rule says.
 - **direction**: the sign is the paper's, but it is smaller, within the noise, or found for only
@@ -127,7 +127,8 @@ def _paper(key: str, part: str) -> Iterator[str]:
             # The tables show which data they have.
             if not note.startswith(_DATA):
                 places = [tables[name].place for name, each in told.items() if note in each]
-                note = f"{', '.join(places)}: {note}"
+                where = "all" if len(places) == len(told) else ", ".join(places)
+                note = f"{where}: {note}"
             yield _item(note)
         yield ""
     if others := [name for name in tables if name not in results]:
@@ -164,6 +165,9 @@ def _section(
     paper = shelf.PAPERS[name.partition(".")[0]].name
     how = f"`{name}`; the paper's numbers: {table.source}. {_run(table, result)}"
     body = markdown(table, result, briefly=briefly).splitlines()
+    if briefly and table.runs_of:
+        body = [line for line in body if line and not line.startswith("|")]
+        how += f" The cells are those of `{table.runs_of}`."
     return "\n".join(
         [
             f"{'#' * level} {paper}, {table.place}: {table.title}\n",

@@ -112,12 +112,10 @@ def judged(table: Table, result: Result | None) -> list[tuple[Claim, list[Findin
 
 def markdown(table: Table, result: Result | None, *, briefly: bool = False) -> str:
     """Returns the paper's layout, each cell with the paper's number and ours, and the verdicts.
-    ``briefly``: only of data sets that were run, without the lines and columns that were not, and
-    of those for which another one stands.
+    ``briefly``: only of data sets, lines and columns that were run.
     """
     values = dict(result.values) if result is not None else {}
     ran = {name for name, _, _ in values}
-    ran |= {each.stands_for for each in table.data if each.name in ran}
     lines: list[str] = []
     for data in table.data:
         if briefly and data.name not in ran:

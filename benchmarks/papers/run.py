@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks import studies
 from benchmarks.papers.check import refused
-from benchmarks.papers.compute import Work
+from benchmarks.papers.compute import Work, computed
 from benchmarks.papers.data import Sources
 from benchmarks.papers.describe import (
     Column,
@@ -113,6 +116,8 @@ class Runner:
         began_s = time.monotonic()
         folder = self.out / f"{name}-{self.scale}"
         work = Work(self.scale, seeds, folder, self.sources, self.say)
+        if self.jobs > 1 and len(seeds) > 1:
+            self._ahead(name, work)
         try:
             for place, values in table.compute(work):
                 filled.values[place] = tuple(values)
@@ -121,6 +126,14 @@ class Runner:
         filled.notes = work.notes
         filled.absent |= work.absent
         filled.seconds = time.monotonic() - began_s
+
+    def _ahead(self, name: str, work: Work) -> None:
+        """Lets a process for each seed find what the table keeps by ``Work.once``."""
+        each = [replace(work, seeds=[seed], say=print) for seed in work.seeds]
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(self.jobs, len(each)), mp_context=context) as pool:
+            for _ in pool.map(partial(computed, name), each):
+                pass
 
     def _variant(
         self,

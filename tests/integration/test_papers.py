@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace as Of
 from typing import Any
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from benchmarks.papers import page, shelf
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.check import UnexpectedError, refused_without_data
+from benchmarks.papers.compute import Work, computed
 from benchmarks.papers.data import Sources
 from benchmarks.papers.describe import (
     EVALUATE,
@@ -27,16 +29,20 @@ from benchmarks.papers.describe import (
     Scale,
     Seen,
     Table,
+    Tables,
     labels_of,
     resolved,
     run_at,
 )
 from benchmarks.papers.fedonce.common import upload_bytes
 from benchmarks.papers.measures import megabytes, minutes_by_itself, minutes_split_in_turn
+from benchmarks.papers.mocosfl import attack
+from benchmarks.papers.mocosfl.common import CIFAR10
 from benchmarks.papers.plan import base_recipe, variants, without_data
 from benchmarks.papers.result import judged, load, markdown, result_of
 from benchmarks.papers.rules import Cells, Claim, along, below, best, better, close, ratio, within
 from benchmarks.papers.run import Filled, Runner
+from vfl_common.errors import Code, InputError
 
 NAMES = shelf.names()
 
@@ -62,12 +68,14 @@ def test_a_study_file_agrees_with_itself(name: str) -> None:
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_of_a_table_is_accepted_or_says_what_it_needs(name: str, scale: Scale) -> None:
-    refused_without_data(shelf.load(name), scale)
+    found = refused_without_data(shelf.load(name), scale)
     table = run_at(shelf.load(name), scale)
+    # What is there by now is needed no more.
+    assert {each.name for each in table.lines if each.needs} <= set(found)
     if table.compute is None:
-        found = variants(table)
-        assert found
-        titles = [each.name(name) for each in found]
+        planned = variants(table)
+        assert planned
+        titles = [each.name(name) for each in planned]
         assert len(set(titles)) == len(titles)
 
 
@@ -221,6 +229,64 @@ def test_split_training_ends_at_the_bytes_of_the_rows_that_are_trained_on() -> N
     assert upload_bytes(data, "small", None) == 4 * 4 * 2 * 63
     assert upload_bytes(data, "paper", At(5, 3)) == 4 * 4 * 2 * 630
     assert upload_bytes(data, "small", At(5, 3)) == 4 * 4 * 2 * 51
+
+
+def test_numbers_are_kept_by_their_key(tmp_path: Path) -> None:
+    said: list[str] = []
+    work = Work("small", [1], tmp_path / "own", Sources(tmp_path, tmp_path), said.append)
+    again = dataclasses.replace(work)
+    assert work.once("λ = 1", lambda: {"a": 1.5}) == {"a": 1.5}
+    assert work.once("λ = 2", lambda: {"a": 2.5}) == {"a": 2.5}
+    assert again.once("λ = 1", dict) == {"a": 1.5}
+    assert said == ["λ = 1", "λ = 2"]
+
+
+def test_a_process_of_a_seed_keeps_what_the_table_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compute(work: Work) -> Iterator[tuple[Place, list[float]]]:
+        yield ("bars", "VFL", "40"), [work.once("one", lambda: {"a": 1.5})["a"]]
+        raise InputError(Code.DATA_INVALID, "the second is not there")
+
+    table = dataclasses.replace(TINY, compute=compute)
+    monkeypatch.setattr(shelf, "load", lambda _name: table)
+    work = Work("small", [1], tmp_path / "own", Sources(tmp_path, tmp_path), print)
+    computed("tests.tiny", work)
+    assert work.once("one", dict) == {"a": 1.5}
+
+
+def test_resistance_is_learnt_transferred_and_attacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = attack._phases
+
+    def short(*how: Any) -> list[Tables]:
+        before, still, probe = whole(*how)
+        once: Tables = {"epochs": 1, "batch_size": 8}
+        return [before | once, still | once, probe | {"epochs": 1, "least_steps": 1}]
+
+    monkeypatch.setattr(attack, "_phases", short)
+    monkeypatch.setattr(attack, "CIFAR10", dataclasses.replace(CIFAR10, rows=120))
+    random = np.random.default_rng(0)
+    folder = tmp_path / "data" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        rows = random.integers(0, 256, (40, 1 + 3 * 32 * 32), np.uint8)
+        rows[:, 0] = np.arange(40) % 10
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+    said: list[str] = []
+    sources = Sources(tmp_path / "data", tmp_path / "prepared")
+    work = Work("small", [1], tmp_path / "runs" / "table", sources, said.append)
+    found = attack.resisted(work, 1, cut=1)
+    assert set(found) == set(attack.METRICS)
+    assert 0 <= found["accuracy"] <= 100
+    # An attacker that knows nothing of noise answers with grey: its MSE is the variance, 1/12, or
+    # less, since images are made smaller.
+    assert 0 < found["mse"] < 0.2
+    # Two tables that need the same run share it.
+    other = dataclasses.replace(work, folder=tmp_path / "runs" / "another")
+    assert attack.resisted(other, 1, cut=1, source="SVHN") == found
+    assert len(said) == 1
 
 
 def test_labels_may_be_a_share_of_the_training_rows() -> None:

@@ -13,8 +13,8 @@ LABELS = (200, 400, 600, 800, 1000)
 ALIGNED: Tables = {"rows.aligned": 0.4}
 TWENTY: Tables = {"rows.aligned": 0.2}
 SMALL = (
-    "the data sets that are at hand in place of the paper's, with 2,000 rows, a small network, 4 "
-    "rounds, batches of 128 and 150 steps of fine-tuning"
+    "2,000 rows of the data sets at hand, a small network, 4 rounds, batches of 128, 150 steps of "
+    "fine-tuning"
 )
 NOTES = (
     "the paper does not say how long fine-tuning is: here 300 steps",

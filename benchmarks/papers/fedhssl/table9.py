@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from benchmarks.papers.describe import Column, Table
-from benchmarks.papers.fedhssl.common import DATA, NOTES, SMALL, cross, fine, local
+from benchmarks.papers.describe import Column, Line, Table
+from benchmarks.papers.fedhssl.common import (
+    DATA,
+    LOCAL,
+    NOTES,
+    RATES,
+    SMALL,
+    cross,
+    fine,
+    pretrained,
+)
 from benchmarks.papers.rules import Claim, better
 
 _SHARES = ("20%", "40%", "100%")
 _COLUMNS = tuple(
-    Column(
-        share,
-        labels=200,
-        changes={"rows.aligned": value},
-        phases={"fedhssl": {"share": value}} if value < 1 else {},
-        needs="a share of a party's rows for local pretraining (fedhssl: share)"
-        if value < 1
-        else "",
-    )
+    Column(share, labels=200, changes={"rows.aligned": value})
     for share, value in zip(_SHARES, (0.2, 0.4, 1.0), strict=True)
+)
+# Of all rows when all are aligned.
+_LOCAL = Line(
+    "FedLocalSimSiam",
+    pretrain=pretrained("simsiam", **LOCAL, local_rows="aligned"),
+    rates=RATES,
 )
 TABLE = Table(
     place="Table IX",
     title="cross-party and local self-supervision on the same share of the rows",
     data=DATA,
-    lines=(local("simsiam"), cross("simsiam")),
+    lines=(_LOCAL, cross("simsiam")),
     columns=_COLUMNS,
     finetune=fine,
     figures={

@@ -7,7 +7,6 @@ from benchmarks.papers.mocosfl.common import CIFAR10, NETWORKS, NOTES, SMALL, mo
 from benchmarks.papers.rules import Claim, along, near
 
 SHARES = {"1%": 0.01, "10%": 0.1}
-NEEDS = "an MLP head on a share of the labels (probe: hidden, labelled)"
 
 
 def probe(share: float) -> Tables:
@@ -30,7 +29,6 @@ def lines(networks: tuple[str, ...]) -> tuple[Line, ...]:
             [pretraining(cut), probe(0.01)],
             changes={"model": model(network)},
             at=("paper", "small") if network == "ResNet-18" else ("paper",),
-            needs=NEEDS,
         )
         for network in networks
         for cut in (1, 3)
