@@ -104,14 +104,15 @@ def set_threads(n: int) -> None:
             torch.set_num_interop_threads(1)
 
 
-def float32_in_full() -> Callable[[], None]:
-    """Has float32 multiplied in float32, and not in TF32 or bfloat16; returns what puts torch back
-    as it was.
+def plain_arithmetic() -> Callable[[], None]:
+    """Has float32 multiplied in float32, and not in TF32 or bfloat16, and convolutions summed in
+    the same order each time; returns what puts torch back as it was.
 
     cuDNN takes TF32, with 10 bits of precision, for convolutions and recurrent layers unless it is
-    told not to. ``model.precision`` does not depend on this.
+    told not to, and kernels that add up in any order. ``model.precision`` does not depend on this.
     """
     backends: Any = torch.backends
+    order = backends.cudnn.deterministic, backends.cudnn.benchmark
     old = [_flag(torch.get_float32_matmul_precision), _flag(lambda: backends.cudnn.allow_tf32)]
     operations = [
         *(backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul),
@@ -134,8 +135,10 @@ def float32_in_full() -> Callable[[], None]:
     # of another value than that of its operations is an error in torch.
     flags("highest", False)
     each_is(["ieee"] * len(operations))
+    backends.cudnn.deterministic, backends.cudnn.benchmark = True, False
 
     def back() -> None:
+        backends.cudnn.deterministic, backends.cudnn.benchmark = order
         flags(*old)
         each_is(before)
 

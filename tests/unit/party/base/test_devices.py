@@ -12,7 +12,7 @@ from tests.harness.sentences import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.base.devices import (
     device_name,
-    float32_in_full,
+    plain_arithmetic,
     peak_memory,
     resolve_device,
     set_threads,
@@ -99,7 +99,7 @@ def precisions() -> dict[str, object]:
 
 @pytest.fixture
 def as_torch_has_it() -> Iterator[None]:
-    before, back = BACKENDS.fp32_precision, float32_in_full()
+    before, back = BACKENDS.fp32_precision, plain_arithmetic()
     back()
     yield
     BACKENDS.fp32_precision = before
@@ -133,7 +133,7 @@ def test_operations_that_somebody_has_set_apart_are_given_back_too(as_torch_has_
     BACKENDS.cudnn.rnn.fp32_precision = "tf32"
     # The flag of both can no longer be read.
     BACKENDS.cudnn.conv.fp32_precision = "ieee"
-    back = float32_in_full()
+    back = plain_arithmetic()
     assert BACKENDS.cudnn.rnn.fp32_precision == "ieee"
     back()
     assert (BACKENDS.cudnn.conv.fp32_precision, BACKENDS.cudnn.rnn.fp32_precision) == (
