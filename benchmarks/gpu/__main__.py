@@ -40,7 +40,7 @@ def steps(tiny: bool) -> list[Step]:
     """Return all steps, the most valuable first."""
     tests = ("tests/integration/test_gpu.py", "tests/unit/party/outbound/test_tensors.py")
     workers = ("-n", "2" if tiny else "8")
-    pytest = ("-m", "pytest", "-p", "no:cacheprovider", "-rfEs", *workers)
+    pytest = ("-m", "pytest", "-p", "no:cacheprovider", "-rfEsP", *workers)
     return [
         Step("tests", (*pytest, "-k", "gpu or cuda", *tests), 120, 0),
         Step("examples", ("examples",), 110, 0),
