@@ -22,8 +22,17 @@ from typing import Any
 import click
 
 ROOT = Path(__file__).resolve().parents[2]
+# The group whose steps measure time.
+ALONE = 2
 # Of what a failed step says.
 _LAST_CHARACTERS = 4000
+
+
+# Their parties are in pytest's own process.
+IN_PROCESS = tuple(
+    f"tests/integration/test_{name}.py"
+    for name in ("defences", "task", "ranking", "fedcvt", "wire", "pipe", "mocosfl", "exact")
+)
 
 
 @dataclass(frozen=True)
@@ -39,19 +48,20 @@ class Step:
 def steps(tiny: bool) -> list[Step]:
     """Return all steps, the most valuable first."""
     tests = ("tests/integration/test_gpu.py", "tests/unit/party/outbound/test_tensors.py")
-    workers = ("-n", "2" if tiny else "8")
-    pytest = ("-m", "pytest", "-p", "no:cacheprovider", "-rfEsP", *workers)
+    workers = ("-n", "2" if tiny else "6")
+    plugin = ("-p", "benchmarks.gpu.everywhere", "--maxfail", "60", "--no-header", "--tb", "short")
+    pytest = ("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:benchmark", "-rfEsP", *workers)
     return [
-        Step("tests", (*pytest, "-k", "gpu or cuda", *tests), 120, 0),
-        Step("examples", ("examples",), 110, 0),
-        Step("ranks", ("ranks",), 100, 0),
-        Step("order", ("order",), 100, 0),
-        Step("speed", ("speed",), 200, 1),
-        Step("kernels", ("kernels",), 40, 1),
-        Step("copies", ("copies",), 90, 1),
-        Step("learn-1", ("learn", "--seed", "1"), 150, 2),
-        Step("learn-2", ("learn", "--seed", "2"), 150, 2),
-        Step("mocosfl", ("moco",), 150, 2),
+        Step("tests", (*pytest, "-k", "gpu or cuda", *tests), 75, 0),
+        Step("everywhere", (*pytest, *plugin, "-k", "not processes", *IN_PROCESS), 65, 0),
+        Step("learn", ("learn",), 75, 0),
+        Step("examples", ("examples",), 110, 1),
+        Step("ranks", ("ranks",), 100, 1),
+        Step("order", ("order",), 100, 1),
+        Step("copies", ("copies",), 60, 2),
+        Step("few", ("speed", "--few"), 120, 2),
+        Step("speed", ("speed",), 400, 2),
+        Step("kernels", ("kernels",), 40, 2),
     ]
 
 
@@ -142,7 +152,7 @@ def main(device: str, tiny: bool, only: tuple[str, ...], data: Path | None, out:
             if step.group != group:
                 continue
             more = ["--data", str(data)] if step.name.startswith(("learn", "moco")) else []
-            if group == 1:
+            if group == ALONE:
                 perform(step, options + more, report)
                 continue
             thread = threading.Thread(target=perform, args=(step, options + more, report))

@@ -26,10 +26,9 @@ from vfl_party.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
-    "B = 256, 64 wide": (256, 64, {}),
-    "B = 1024, 1024 wide": (1024, 1024, {}),
     "B = 1024, 1024 wide, 2 in flight": (1024, 1024, {"in_flight": 2}),
-    "B = 1024, 1024 wide, 4 parts": (1024, 1024, {"micro_batches": 4}),
+    "B = 1024, 1024 wide": (1024, 1024, {}),
+    "B = 256, 64 wide": (256, 64, {}),
 }
 Spans = list[tuple[int, int]]
 
@@ -195,12 +194,13 @@ def length(spans: Spans) -> int:
 @click.command()
 @device_option
 @tiny_option
+@click.option("--case", "wanted", multiple=True, type=click.Choice([*CASES]))
 @click.option("--party", help="Be this party.")
-def main(device: str, tiny: bool, party: str | None) -> None:
+def main(device: str, tiny: bool, wanted: tuple[str, ...], party: str | None) -> None:
     """Profile each case."""
     if party is not None:
         sys.exit(act(party, device))
-    for case in [*CASES][: 1 if tiny else None]:
+    for case in [*CASES][:1] if tiny else wanted or CASES:
         try:
             run(case, device, tiny)
         except Exception as error:  # noqa: BLE001 - the others are measured still

@@ -43,7 +43,7 @@ EXAMPLES = (
 MORE: dict[str, dict[str, Any]] = {
     "digits.toml, resnet18": {"kind": "resnet18"},
     "digits.toml, vgg13": {"kind": "vgg13"},
-    "digits.toml, mobilenetv2": {"kind": "mobilenetv2"},
+    "digits.toml, mobilenet_v2": {"kind": "mobilenet_v2"},
 }
 # Of a phase, at most.
 ROUNDS = 2

@@ -21,35 +21,35 @@ from benchmarks.contest import Contestant
 from benchmarks.gpu.tell import device_option, tell, tiny_option
 from benchmarks.task import Task
 
+Precision = Literal["float32", "bfloat16"]
 SIZES = ((256, 64), (256, 1024), (1024, 64), (1024, 1024))
-PRECISIONS: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-ROWS = 20_480
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+ROWS, FEW = 20_480, 10_240
 
 
 def task(
-    batch: int, embedding: int, device: str, precision: Literal["float32", "bfloat16"], tiny: bool
+    batch: int, embedding: int, device: str, precision: Precision, rows: int, tiny: bool
 ) -> Task:
     return Task(
         f"resnet-{batch}-{embedding}-{precision}",
         parties=2,
         batch=16 if tiny else batch,
         embedding=embedding,
-        steps=2 if tiny else max(40, 20_480 // batch),
-        warmup=1 if tiny else 10,
-        rows=32 if tiny else ROWS,
+        steps=2 if tiny else rows // batch,
+        warmup=1 if tiny else 5,
+        rows=32 if tiny else rows,
         bottom="resnet18",
         device=device,
         precision=precision,
     )
 
 
-def contestants(precision: str, batch: int, embedding: int) -> dict[str, Contestant]:
-    found: dict[str, Contestant] = {"joint": joint.run, "ours": ours.run}
-    if precision == "float32":
-        found |= {"bare": bare.run}
-    if (batch, embedding) == (256, 1024):
-        found |= {"ours-2": partial(ours.run, settings={"in_flight": 2})}
-    return found
+CONTESTANTS: dict[str, Contestant] = {
+    "joint": joint.run,
+    "ours": ours.run,
+    "bare": bare.run,
+    "ours-2": partial(ours.run, settings={"in_flight": 2}),
+}
 
 
 def times_of(workdir: Path) -> list[dict[str, Any]]:
@@ -67,14 +67,20 @@ def times_of(workdir: Path) -> list[dict[str, Any]]:
 @click.command()
 @device_option
 @tiny_option
-def main(device: str, tiny: bool) -> None:
+@click.option("--few", is_flag=True, help="Three shapes and two contestants, with fewer steps.")
+def main(device: str, tiny: bool, few: bool) -> None:
     """Let all run, one after the other."""
-    sizes = SIZES[:1] if tiny else SIZES
-    for precision in PRECISIONS:
-        for batch, embedding in sizes:
-            of = task(batch, embedding, device, precision, tiny)
-            for name, run in contestants(precision, batch, embedding).items():
-                measure(name, run, of)
+    shapes = [(precision, *size) for precision in PRECISIONS for size in SIZES]
+    names = [*CONTESTANTS]
+    if few or tiny:
+        shapes = [("bfloat16", 256, 1024), ("float32", 1024, 1024), ("bfloat16", 1024, 1024)]
+        names = names[:2]
+    for precision, batch, embedding in shapes[1:2] if tiny else shapes:
+        of = task(batch, embedding, device, precision, FEW if few else ROWS, tiny)
+        for name in names:
+            # It has no autocast.
+            if name != "bare" or precision == "float32":
+                measure(name, CONTESTANTS[name], of)
 
 
 def measure(name: str, run: Callable[[Task, Path], Any], of: Task) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.harness import cases, reference, reference_fedhssl, reference_fedonce
 from tests.harness.federation import Federation, Program
+from tests.harness.memory import in_memory
 from tests.integration import test_fedhssl, test_fedonce
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_fedhssl import encoders_only, towers_of, without_tops
@@ -144,3 +145,34 @@ def test_a_killed_party_changes_nothing_bit_for_bit(case: str, tmp_path: Path) -
         kill(federation, proxy, "p1")
         assert federation.finish()["interruptions"] == 1
     assert_equal(parameters(federation), parameters(whole))
+
+
+def test_one_process_computes_the_same_bits(tmp_path: Path) -> None:
+    """With dropout, whose masks a GPU draws."""
+    tables, data = split("mlp"), cases.digits(2, limit=220)
+    whole = parameters(on_gpu(tmp_path / "processes", tables, data))
+    tables["simulate"] = {"devices": dict.fromkeys(data, GPU)}
+    assert_equal(in_memory(tmp_path / "here", tables, data), whole)
+
+
+def test_new_rows_are_predicted(tmp_path: Path) -> None:
+    rows = [f"u{row:03},{row % 7},{row % 2}\n" for row in range(60)]
+    (tmp_path / "p0.csv").write_text("who,age,y\n" + "".join(rows))
+    (tmp_path / "p1.csv").write_text("who,orders,shop\n" + "".join(rows))
+    data = {
+        "p0": {"source": str(tmp_path / "p0.csv"), "id": "who", "label": "y"},
+        "p1": {"source": str(tmp_path / "p1.csv"), "id": "who"},
+    }
+    federation = on_gpu(tmp_path / "run", cases.recipe(2, task={"kind": "binary"}), data)
+    run = f"runs/{federation.run_folder.name}"
+    federation.programs.clear()
+    federation.server_options = ("--predict",)
+    with federation:
+        federation.start_server()
+        for name in federation.names:
+            words = (federation.write_party(name).name, "--run", run, "--device", GPU)
+            new = ("--data", str(tmp_path / f"{name}.csv"))
+            federation.start(name, "vfl-party", "predict", *words, *new)
+        for name, program in federation.programs.items():
+            assert program.wait(60) == 0, f"{name}: {program.stderr}"
+        assert federation.programs["p0"].wait_for("predicted")["written"] == 60
