@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import torch
 from torch import Tensor
 
 from benchmarks.bare_wire import PATH, Wire, channel_credentials, to_frames, to_tensor

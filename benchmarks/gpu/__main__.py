@@ -50,11 +50,21 @@ def steps(tiny: bool) -> list[Step]:
     tests = ("tests/integration/test_gpu.py", "tests/unit/party/outbound/test_tensors.py")
     workers = ("-n", "2" if tiny else "6")
     plugin = ("-p", "benchmarks.gpu.everywhere", "--maxfail", "60", "--no-header", "--tb", "short")
-    pytest = ("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:benchmark", "-rfEsP", *workers)
+    pytest = (
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:benchmark",
+        "-p",
+        "benchmarks.gpu.stream",
+        *workers,
+    )
     return [
-        Step("tests", (*pytest, "-k", "gpu or cuda", *tests), 75, 0),
-        Step("everywhere", (*pytest, *plugin, "-k", "not processes", *IN_PROCESS), 65, 0),
-        Step("learn", ("learn",), 75, 0),
+        Step("tests", (*pytest, "-k", "gpu or cuda", *tests), 150, 0),
+        Step("everywhere", (*pytest, *plugin, "-k", "not processes", *IN_PROCESS), 150, 0),
+        Step("learn", ("learn",), 150, 0),
         Step("examples", ("examples",), 110, 1),
         Step("ranks", ("ranks",), 100, 1),
         Step("order", ("order",), 100, 1),
@@ -75,8 +85,10 @@ class Report:
 
     def take(self, step: str, line: str) -> None:
         """Take a line that a step has printed."""
-        if not line.startswith("{"):
+        # pytest's dots may stand before it.
+        if '{"what"' not in line:
             return
+        line = line[line.index('{"what"') :]
         with self._lock:
             self.found.setdefault(step, {}).setdefault("found", []).append(json.loads(line))
             self._write()

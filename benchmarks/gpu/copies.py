@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "B = 1024, 1024 wide": (1024, 1024, {}),
     "B = 256, 64 wide": (256, 64, {}),
 }
+_ASK = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 Spans = list[tuple[int, int]]
 
 
@@ -96,7 +98,9 @@ def act(file: str, device: str) -> int:
     """Be the party, under the profiler; write ``profile.json``."""
     words = ["run", file, "--device", device]
     cuda = device != "cpu"
-    activities = [torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU]
+    activities = [
+        torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU
+    ]
     with torch.profiler.profile(activities=activities) as profiler:
         code = exit_status(lambda: cli.main(words, prog_name="vfl-party", standalone_mode=False))
         found = memory() if cuda else {}
@@ -109,7 +113,7 @@ def memory() -> dict[str, Any]:
     """Return what torch and the driver say of this process's memory, in bytes."""
     free, total = torch.cuda.mem_get_info()
     done = subprocess.run(
-        ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
+        [shutil.which("nvidia-smi") or "nvidia-smi", *_ASK],
         capture_output=True,
         text=True,
         check=False,
@@ -129,7 +133,12 @@ def memory() -> dict[str, Any]:
 def spent(profiler: torch.profiler.profile) -> dict[str, Any]:
     """Return milliseconds of the last half of the run on the GPU."""
     events = [
-        (each.name(), each.start_ns(), each.start_ns() + each.duration_ns(), each.device_resource_id())
+        (
+            each.name(),
+            each.start_ns(),
+            each.start_ns() + each.duration_ns(),
+            each.device_resource_id(),
+        )
         for each in profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
         if each.device_type() == torch.autograd.DeviceType.CUDA
         and each.duration_ns() > 0
@@ -143,7 +152,9 @@ def spent(profiler: torch.profiler.profile) -> dict[str, Any]:
         return joined([(b, e) for name, b, e, _ in late if any(word in name for word in words)])
 
     def rest() -> Spans:
-        return joined([(b, e) for name, b, e, _ in late if not name.startswith(("Memcpy", "Memset"))])
+        return joined(
+            [(b, e) for name, b, e, _ in late if not name.startswith(("Memcpy", "Memset"))]
+        )
 
     to, back, kernels = spans("Memcpy HtoD"), spans("Memcpy DtoH"), rest()
     names: dict[str, list[float]] = {}

@@ -12,7 +12,11 @@ from torch import nn
 from benchmarks.gpu.tell import device_option, tell, tiny_option
 from benchmarks.task import Task, begin, bottom_of, features_of, sgd
 
-WAYS = {"one order": (True, False), "any order": (False, False), "any order, searched": (False, True)}
+WAYS = {
+    "one order": (True, False),
+    "any order": (False, False),
+    "any order, searched": (False, True),
+}
 
 
 @click.command()
@@ -25,16 +29,34 @@ def main(device: str, tiny: bool) -> None:
         for batch in (4,) if tiny else (256, 1024):
             rows = 2 * batch
             of = Task(
-                "kernels", 1, batch, 64, 1, 1, rows, 64, "resnet18", device, precision  # type: ignore[arg-type]
+                "kernels",
+                1,
+                batch,
+                64,
+                1,
+                1,
+                rows,
+                64,
+                "resnet18",
+                device,
+                precision,  # type: ignore[arg-type]
             )
             autocast = begin(of, 1)
             x, bottom = features_of(of, 0), bottom_of(of, 0)
             optimizer = sgd(bottom)
             for way, flags in WAYS.items():
                 cudnn.deterministic, cudnn.benchmark = flags
-                took_s = [step(bottom, x[:batch], optimizer, autocast) for _ in range(3 if tiny else 15)]
+                took_s = [
+                    step(bottom, x[:batch], optimizer, autocast) for _ in range(3 if tiny else 15)
+                ]
                 found = sorted(took_s[len(took_s) // 3 :])
-                tell("step", way=way, batch=batch, precision=precision, ms=1e3 * found[len(found) // 2])
+                tell(
+                    "step",
+                    way=way,
+                    batch=batch,
+                    precision=precision,
+                    ms=1e3 * found[len(found) // 2],
+                )
 
 
 def step(bottom: nn.Module, x: torch.Tensor, optimizer: Any, autocast: Any) -> float:

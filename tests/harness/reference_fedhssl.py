@@ -215,7 +215,9 @@ class _Party:
         p, z = F.normalize(p, dim=1), F.normalize(z.detach(), dim=1)
         positive = (p * z).sum(dim=1, keepdim=True)
         logits = torch.cat([positive, p @ negatives.keys.T], dim=1) / self.settings["temperature"]
-        return F.nll_loss(logits.log_softmax(dim=1), torch.zeros(len(p), dtype=torch.int64, device=p.device))
+        return F.nll_loss(
+            logits.log_softmax(dim=1), torch.zeros(len(p), dtype=torch.int64, device=p.device)
+        )
 
     # -- Step 1
     # ----------------------------------------------------------------------

@@ -59,7 +59,9 @@ def on_gpu(folder: Path, tables: dict[str, Any], data: dict[str, Any]) -> Federa
         federation.start_all()
         summary = federation.finish()
     assert {party["device"] for party in summary["parties"]} == {"cpu", "cuda:0"}
-    assert all(party["peak_memory_bytes"] for party in summary["parties"] if party["device"] != "cpu")
+    assert all(
+        party["peak_memory_bytes"] for party in summary["parties"] if party["device"] != "cpu"
+    )
     assert summary["bytes"]["agrees"]
     return federation
 

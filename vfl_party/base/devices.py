@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,23 @@ def set_threads(n: int) -> None:
         # Torch allows this once, before the first parallel work.
         with suppress(RuntimeError):
             torch.set_num_interop_threads(1)
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """Returns the states of the generators from which torch draws for a party on ``device``: the
+    CPU's, and its GPU's.
+    """
+    found = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Restores what ``random_states`` returned; on another kind of device, what it has."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def plain_arithmetic() -> Callable[[], None]:

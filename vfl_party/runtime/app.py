@@ -29,7 +29,7 @@ from vfl_common.stages import Job
 from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, Spread, assemble, open_party
-from vfl_party.base.devices import plain_arithmetic, keep_freed_memory, set_threads
+from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.predict.alone import Alone, is_away, write_waiting
