@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -108,6 +109,17 @@ class Report:
         (self.folder / "gpu.json").write_text(json.dumps(self.found, indent=1) + "\n")
 
 
+_LIVING: list[subprocess.Popen[str]] = []
+
+
+def _end(*_: object) -> None:
+    """End all steps at once, and this process."""
+    for process in _LIVING:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    os._exit(143)
+
+
 def perform(step: Step, options: list[str], report: Report) -> None:
     """Run a step to its end, or to its time limit."""
     words = list(step.arguments)
@@ -125,6 +137,7 @@ def perform(step: Step, options: list[str], report: Report) -> None:
         env=environment,
         start_new_session=True,
     )
+    _LIVING.append(process)
     said: list[str] = []
 
     def read() -> None:
@@ -140,7 +153,7 @@ def perform(step: Step, options: list[str], report: Report) -> None:
         code = process.wait(step.limit_s)
     except subprocess.TimeoutExpired:
         code = "out of time"
-        os.killpg(process.pid, 9)
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     reader.join(timeout=5)
     report.end(step.name, code, time.monotonic() - began, "".join(said))
@@ -154,6 +167,7 @@ def perform(step: Step, options: list[str], report: Report) -> None:
 @click.option("--out", type=click.Path(path_type=Path), default=Path("gpu-out"))
 def main(device: str, tiny: bool, only: tuple[str, ...], data: Path | None, out: Path) -> None:
     """Run the steps; print each one's end."""
+    signal.signal(signal.SIGTERM, _end)
     out.mkdir(parents=True, exist_ok=True)
     report = Report(out.resolve())
     options = ["--device", device, *(["--tiny"] if tiny else [])]
