@@ -57,6 +57,17 @@ def test_a_gpu_has_its_maker_s_name_and_the_memory_of_this_process(
     assert peak_memory(torch.device("cuda:1")) == 1001
 
 
+def test_convolutions_are_summed_in_one_order_and_torch_is_given_back_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(BACKENDS.cudnn, "deterministic", False)
+    monkeypatch.setattr(BACKENDS.cudnn, "benchmark", True)
+    back = plain_arithmetic()
+    assert (BACKENDS.cudnn.deterministic, BACKENDS.cudnn.benchmark) == (True, False)
+    back()
+    assert (BACKENDS.cudnn.deterministic, BACKENDS.cudnn.benchmark) == (False, True)
+
+
 def test_a_gpu_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parties of one process take turns with it, and dropout draws from it."""
     states = {0: torch.tensor([7]), 1: torch.tensor([8])}
