@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.bare_wire import METHOD, SERVICE, Wire, server_credentials, to_frames, to_tensor
 from benchmarks.processes import announce
 from benchmarks.stopwatch import Stopwatch
-from benchmarks.task import Task, batches, labels_of, sgd, top_of
+from benchmarks.task import Task, batches, begin, labels_of, sgd, top_of
 
 Frames = list[bytes]
 
@@ -49,7 +49,8 @@ class TopLoop:
         self._watch.lap()
         self._step += 1
         leaves = {
-            k: to_tensor(frames, self._task.batch).requires_grad_() for k, frames in arrived.items()
+            k: to_tensor(frames, self._task.batch).to(self._task.device).requires_grad_()
+            for k, frames in arrived.items()
         }
         self._optimizer.zero_grad()
         z_BE = sum(leaves[k] for k in sorted(leaves))
@@ -219,10 +220,10 @@ def _listen(server: Any, wire: Wire, certificates: Path) -> int:
 def main() -> None:
     """Run the active party that the specification file describes."""
     warnings.filterwarnings("ignore", message="The given buffer is not writable")
-    torch.set_num_threads(1)
     spec = json.loads(Path(sys.argv[1]).read_text())
     task, wire = Task.from_json(spec["task"]), Wire.from_json(spec["wire"])
     certificates = Path(spec["certificates"])
+    begin(task, 1)
     if wire.active == "aio":
         asyncio.run(run_aio(task, wire, certificates))
     else:

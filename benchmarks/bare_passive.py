@@ -13,11 +13,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import torch
 from torch import Tensor
 
 from benchmarks.bare_wire import PATH, Wire, channel_credentials, to_frames, to_tensor
-from benchmarks.task import Task, batches, bottom_of, features_of, sgd
+from benchmarks.task import Task, batches, begin, bottom_of, features_of, sgd
 
 
 class BottomLoop:
@@ -42,7 +41,8 @@ class BottomLoop:
         """Go back from the gradient dz_BE and update."""
         assert self._z_BE is not None
         self._optimizer.zero_grad()
-        self._z_BE.backward(to_tensor(frames, self._task.batch))
+        dz_BE = to_tensor(frames, self._task.batch).to(self._task.device)
+        self._z_BE.backward(dz_BE)
         self._optimizer.step()
 
 
@@ -107,7 +107,7 @@ def main() -> None:
         Wire.from_json(spec["wire"]),
         Path(spec["certificates"]),
     )
-    torch.set_num_threads(task.passive_threads)
+    begin(task, task.passive_threads)
     loop = BottomLoop(task, wire, party)
     if wire.passive == "aio":
 

@@ -59,7 +59,7 @@ class Wire:
 
 def to_frames(tensor: Tensor, frame_bytes: int) -> list[bytes]:
     """Return the tensor's bytes as messages of at most ``frame_bytes``; 0 means one message."""
-    view = memoryview(tensor.detach().contiguous().numpy()).cast("B")
+    view = memoryview(tensor.detach().cpu().contiguous().numpy()).cast("B")
     if not frame_bytes or len(view) <= frame_bytes:
         return [view.tobytes()]
     return [view[at : at + frame_bytes].tobytes() for at in range(0, len(view), frame_bytes)]

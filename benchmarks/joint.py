@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks.contest import Measurement, measurement
 from benchmarks.processes import Processes, announce
 from benchmarks.stopwatch import Stopwatch
-from benchmarks.task import Task, batches, bottom_of, features_of, labels_of, sgd, top_of
+from benchmarks.task import Task, batches, begin, bottom_of, features_of, labels_of, sgd, top_of
 
 
 def run(task: Task, workdir: Path) -> Measurement:
@@ -30,7 +30,7 @@ def run(task: Task, workdir: Path) -> Measurement:
 
 def train(task: Task) -> dict[str, Any]:
     """Run warm-up and measured steps; return the stopwatch's fields and the last loss."""
-    torch.set_num_threads(task.joint_threads)
+    precision = begin(task, task.joint_threads)
     x = [features_of(task, party) for party in range(task.parties)]
     y_N1 = labels_of(task)
     bottoms = nn.ModuleList(bottom_of(task, party) for party in range(task.parties))
@@ -42,11 +42,15 @@ def train(task: Task) -> dict[str, Any]:
     for i_B in batches(task):
         watch.lap()
         optimizer.zero_grad()
-        z_BE = sum(bottom(x_k[i_B]) for bottom, x_k in zip(bottoms, x, strict=True))
-        loss = criterion(top(z_BE), y_N1[i_B])
+        with precision:
+            z_BE = sum(bottom(x_k[i_B]) for bottom, x_k in zip(bottoms, x, strict=True))
+            outputs_B1 = top(z_BE)
+        loss = criterion(outputs_B1.float(), y_N1[i_B])
         loss.backward()
         optimizer.step()
-    return {**watch.stop(), "loss": loss.item()}
+    # Waits for a GPU.
+    last = loss.item()
+    return {**watch.stop(), "loss": last}
 
 
 if __name__ == "__main__":

@@ -110,11 +110,11 @@ def make_recipe(task: Task, workdir: Path, settings: Mapping[str, Any] = PLAIN) 
     np.savez(
         workdir / "active.npz",
         x=np.zeros((task.rows, 1), np.float32),
-        y=labels_of(task).numpy().ravel(),
+        y=labels_of(task).numpy(force=True).ravel(),
     )
     passives = [f"passive{k}" for k in range(task.parties)]
     for k, name in enumerate(passives):
-        np.savez(workdir / f"{name}.npz", x=features_of(task, k).numpy())
+        np.savez(workdir / f"{name}.npz", x=features_of(task, k).numpy(force=True))
     encoder = {"kind": "mlp", "hidden": [256]} if task.bottom == "mlp" else {"kind": "resnet18"}
     data: dict[str, Any] = {"active": {"source": "active.npz", "label": "y", "columns": []}}
     data |= {name: {"source": f"{name}.npz", "scale": "none"} for name in passives}
@@ -126,7 +126,12 @@ def make_recipe(task: Task, workdir: Path, settings: Mapping[str, Any] = PLAIN) 
             {"name": "active", "role": "active", "features": False},
             *({"name": name, "role": "passive"} for name in passives),
         ],
-        "model": {"embedding_size": task.embedding, "combine": "sum", "encoder": encoder},
+        "model": {
+            "embedding_size": task.embedding,
+            "combine": "sum",
+            "encoder": encoder,
+            "precision": task.precision,
+        },
         "phases": [
             {
                 "kind": "splitnn",
@@ -136,5 +141,9 @@ def make_recipe(task: Task, workdir: Path, settings: Mapping[str, Any] = PLAIN) 
             }
             | dict(settings)
         ],
-        "simulate": {"parties": data, "threads": task.passive_threads},
+        "simulate": {
+            "parties": data,
+            "threads": task.passive_threads,
+            "devices": dict.fromkeys(data, task.device),
+        },
     }

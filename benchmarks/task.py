@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from vfl_party.base.devices import plain_arithmetic
+
 LEARNING_RATE = 0.01
 _DATA_SEED, _MODEL_SEED, _ORDER_SEED = 11, 23, 37
 
@@ -33,6 +35,9 @@ class Task:
     rows: int = 10_240
     features: int = 64
     bottom: Literal["mlp", "resnet18"] = "mlp"
+    # All processes compute there.
+    device: str = "cpu"
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def embedding_bytes(self) -> int:
@@ -68,39 +73,46 @@ class Task:
         return cls(**fields)
 
 
+def begin(task: Task, threads: int) -> torch.autocast:
+    """Set torch as parties do, float32 in full; return the context of a forward pass."""
+    torch.set_num_threads(threads)
+    plain_arithmetic()
+    device = torch.device(task.device).type
+    return torch.autocast(device, torch.bfloat16, enabled=task.precision == "bfloat16")
+
+
 def features_of(task: Task, party: int) -> Tensor:
     """Return the rows of passive ``party``: x_NF for the MLP, x_N3HW (32 × 32) for the ResNet."""
     generator = torch.Generator().manual_seed(_DATA_SEED + 1 + party)
     shape = (task.features,) if task.bottom == "mlp" else (3, 32, 32)
-    return torch.randn(task.rows, *shape, generator=generator)
+    return torch.randn(task.rows, *shape, generator=generator).to(task.device)
 
 
 def labels_of(task: Task) -> Tensor:
     """Return the active party's labels y_N1, zeros and ones as float32."""
     generator = torch.Generator().manual_seed(_DATA_SEED)
-    return torch.randint(0, 2, (task.rows, 1), generator=generator).float()
+    return torch.randint(0, 2, (task.rows, 1), generator=generator).float().to(task.device)
 
 
 def bottom_of(task: Task, party: int) -> nn.Module:
     """Return passive ``party``'s network, F → E; the same weights in every process that asks."""
     torch.manual_seed(_MODEL_SEED + 1 + party)
     if task.bottom == "mlp":
-        return nn.Sequential(
-            nn.Linear(task.features, 256), nn.ReLU(), nn.Linear(256, task.embedding)
-        )
+        layers = nn.Linear(task.features, 256), nn.ReLU(), nn.Linear(256, task.embedding)
+        return nn.Sequential(*layers).to(task.device)
     # 170 MB and a second: only the image task pays.
     from torchvision.models import resnet18
 
     network: nn.Module = resnet18(num_classes=task.embedding)
     network.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
     network.maxpool = nn.Identity()
-    return network
+    return network.to(task.device)
 
 
 def top_of(task: Task) -> nn.Module:
     """Return the active party's top model, E → 1 logit."""
     torch.manual_seed(_MODEL_SEED)
-    return nn.Linear(task.embedding, 1)
+    return nn.Linear(task.embedding, 1).to(task.device)
 
 
 def sgd(network: nn.Module) -> torch.optim.SGD:

@@ -21,7 +21,7 @@ from vfl_party.base.checkpoint import CheckpointStore
 
 def in_process(folder: Path, tables: dict[str, Any], data: dict[str, Any], **more: Any) -> Summary:
     """Runs the recipe ``tables``; ``folder``: of the run."""
-    recipe = Recipe.model_validate(tables | {"simulate": {}})
+    recipe = Recipe.model_validate({"simulate": {}} | tables)
     return run_in_process(
         recipe, {name: DataSettings(**each) for name, each in data.items()}, folder, **more
     )

@@ -47,6 +47,7 @@ class OneParty:
         settings: dict[str, Any],
         splits: Mapping[str, Any],
         views: Mapping[str, Any] = MappingProxyType({}),
+        device: str = "cpu",
     ) -> None:
         place, self.name = recipe.party(name), name
         self._views, self._root = views, recipe.seed
@@ -74,7 +75,7 @@ class OneParty:
                 flatten=encoder.kind in ("mlp", "tabular", "raw"),
                 settings=data,
             )
-            self.features = fitted.transform(table)
+            self.features = fitted.transform(table).to(device)
             with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
                 self.models["encoder"] = build_encoder(
                     encoder, self.features.spec, width_of(recipe, name)
@@ -88,7 +89,7 @@ class OneParty:
             labels = Labels.fit(
                 raw, recipe.task, self.splits["train"], source="reference", names=data.labels
             )
-            self.targets = labels.encode(raw)
+            self.targets = labels.encode(raw).to(device)
             column = table.beside[data.weight] if data.weight is not None else None
             self.weights = weights_of_rows(recipe, raw, column, self.splits["train"])
             inputs = recipe.model.embedding_size
@@ -101,6 +102,7 @@ class OneParty:
                 first = [AttentionPooling(inputs)] if attends else []
                 top = build_top(recipe.model.top, inputs, recipe.task.outputs)
                 self.models["top"] = nn.Sequential(*first, top) if first else top
+        self.models.to(device)
         self._random = (
             torch.Generator().manual_seed(derive_seed(recipe.seed, "torch", name)).get_state()
         )
@@ -273,6 +275,7 @@ def train(
     data: dict[str, dict[str, Any]],
     away: Mapping[str, Away] = MappingProxyType({}),
     splits: Mapping[str, Any] = MappingProxyType({}),
+    device: str = "cpu",
 ) -> dict[str, dict[str, Tensor]]:
     """Returns {party: {"encoder.…": tensor}} after the recipe's only training phase.
 
@@ -281,6 +284,7 @@ def train(
         data: {party: its [data] table}.
         away: {party: when it was absent}; only without ``early_stopping``.
         splits: {split: row numbers}, for a recipe whose rows the active party divides.
+        device: where all is computed; other than on a CPU, without dropout and weights of rows.
     """
     recipe = Recipe.model_validate(recipe_tables)
     phase = recipe.phases[0]
@@ -295,6 +299,7 @@ def train(
                 tables[party.name],
                 splits,
                 settings.get("augment", {}),
+                device,
             )
             for party in recipe.parties
         }

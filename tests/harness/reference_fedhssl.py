@@ -120,10 +120,9 @@ class _Tower:
 class _Queue:
     """The newest unit keys, each in the place of the oldest; kept simple on purpose."""
 
-    def __init__(self, size: int, width: int, seed: int) -> None:
-        self.keys = F.normalize(
-            torch.randn(size, width, generator=torch.Generator().manual_seed(seed)), dim=1
-        )
+    def __init__(self, size: int, width: int, seed: int, device: str) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.keys = F.normalize(torch.randn(size, width, generator=random), dim=1).to(device)
         self.pushed = 0
 
     def push(self, keys: Tensor) -> None:
@@ -136,8 +135,15 @@ class _Queue:
 
 class _Party:
     def __init__(
-        self, recipe: Recipe, name: str, data: DataSettings, phase: str, settings: dict[str, Any]
+        self,
+        recipe: Recipe,
+        name: str,
+        data: DataSettings,
+        phase: str,
+        settings: dict[str, Any],
+        device: str,
     ) -> None:
+        self.device = device
         self.name, self.settings, self.recipe, self.phase = name, settings, recipe, phase
         place = recipe.party(name)
         assert place is not None
@@ -161,7 +167,7 @@ class _Party:
             flatten=kind.kind in ("mlp", "tabular"),
             settings=data,
         )
-        self.features = fitted.transform(table)
+        self.features = fitted.transform(table).to(device)
         self.augment = make_augment(
             AugmentSettings(**((RELEASED if released else {}) | settings.get("augment", {}))),
             self.features,
@@ -178,7 +184,9 @@ class _Party:
             epochs = settings["rounds"] * settings.get(f"{label}_epochs", 1)
             annealed = settings.get("anneal_predictor", not released)
             own = own_table(settings, name, {})
-            return _Tower(encoder, heads, lr, own, epochs, released, annealed)
+            projector, predictor = (each.to(device) for each in heads)
+            both = projector, predictor
+            return _Tower(encoder.to(device), both, lr, own, epochs, released, annealed)
 
         self.cross = tower("cross", name)
         # Averaged later, so it begins alike at all parties.
@@ -194,7 +202,7 @@ class _Party:
             seed = derive_seed(self.recipe.seed, "queue", self.phase, self.name, label)
             # Without a projector the loss sees embeddings.
             width = [self.recipe.model.embedding_size, *self.settings["projector"]][-1]
-            self.queues[label] = _Queue(self.settings["queue"], width, seed)
+            self.queues[label] = _Queue(self.settings["queue"], width, seed, self.device)
         return self.queues[label]
 
     def loss(self, p: Tensor, z: Tensor, negatives: _Queue | None) -> Tensor:
@@ -207,7 +215,9 @@ class _Party:
         p, z = F.normalize(p, dim=1), F.normalize(z.detach(), dim=1)
         positive = (p * z).sum(dim=1, keepdim=True)
         logits = torch.cat([positive, p @ negatives.keys.T], dim=1) / self.settings["temperature"]
-        return F.nll_loss(logits.log_softmax(dim=1), torch.zeros(len(p), dtype=torch.int64))
+        return F.nll_loss(
+            logits.log_softmax(dim=1), torch.zeros(len(p), dtype=torch.int64, device=p.device)
+        )
 
     # -- Step 1
     # ----------------------------------------------------------------------
@@ -323,7 +333,10 @@ class _Party:
 
 
 def pretrain(
-    recipe_tables: dict[str, Any], data: dict[str, dict[str, Any]], top: tuple[str, ...]
+    recipe_tables: dict[str, Any],
+    data: dict[str, dict[str, Any]],
+    top: tuple[str, ...],
+    device: str = "cpu",
 ) -> list[dict[str, dict[str, Tensor]]]:
     """Returns, for each round, {party: {"cross.encoder.…", "local.projector.…": tensor}} after it.
 
@@ -332,13 +345,16 @@ def pretrain(
             value it uses.
         data: {party: its [data] table}.
         top: names of the encoder's layers that are averaged.
+        device: where all is computed.
     """
     recipe = Recipe.model_validate(recipe_tables)
     phase = recipe.phases[0]
     settings = phase.settings
     with one_thread():
         parties = [
-            _Party(recipe, party.name, DataSettings(**data[party.name]), phase.name, settings)
+            _Party(
+                recipe, party.name, DataSettings(**data[party.name]), phase.name, settings, device
+            )
             for party in recipe.parties
         ]
         snapshots = []

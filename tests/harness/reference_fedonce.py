@@ -32,12 +32,14 @@ def train(
     data: dict[str, dict[str, Any]],
     late: Collection[str] = (),
     given: Mapping[str, Any] = MappingProxyType({}),
+    device: str = "cpu",
 ) -> dict[str, dict[str, Tensor]]:
     """Trains ``fedonce`` (nat), then ``head`` (own encoder trained).
 
     Returns {party: {"encoder.…": tensor, "top.…": tensor}}. ``late``: parties whose representations
     are zeros in training, and whose weights in the top model are zero afterwards. ``given``:
-    {split: row numbers}, for a recipe whose rows the active party divides.
+    {split: row numbers}, for a recipe whose rows the active party divides. ``device``: where all is
+    computed.
     """
     recipe = Recipe.model_validate(recipe_tables)
     local, head = recipe.phases[:2]
@@ -59,11 +61,12 @@ def train(
             fitted = Preprocessor.fit(
                 table, splits["local"], one_hot=True, flatten=flatten, settings=settings
             )
-            x = fitted.transform(table).x[torch.from_numpy(rows)]
+            x = fitted.transform(table).x[torch.from_numpy(rows)].to(device)
             with seeded(derive_seed(recipe.seed, "init", party.name, "encoder")):
                 encoder = build_encoder(
                     kind, fitted.transform(table).spec, width_of(recipe, party.name)
                 )
+            encoder.to(device)
             if party.role == "active":
                 active, own, x_own = party.name, encoder, x
                 assert table.labels is not None
@@ -74,10 +77,10 @@ def train(
                 labels = Labels.fit(
                     raw, recipe.task, rows, source="reference", scale=settings.label_scale
                 )
-                y = labels.encode(raw)[torch.from_numpy(rows)]
+                y = labels.encode(raw)[torch.from_numpy(rows)].to(device)
                 column = table.beside[settings.weight] if settings.weight is not None else None
                 weights = weights_of_rows(recipe, table.labels, column, rows)
-                weights = None if weights is None else weights[torch.from_numpy(rows)]
+                weights = None if weights is None else weights[torch.from_numpy(rows)].to(device)
                 continue
             r = _local(recipe, local.name, local.settings, party.name, encoder, x)
             r = wiring.crossed(recipe, head.name, "upload", "up", party.name, (0, 0), "z", r)
@@ -143,7 +146,7 @@ def _local(
 
     random = torch.Generator().manual_seed(derive_seed(recipe.seed, phase, name, "targets"))
     c = torch.randn(n, d, generator=random)
-    c = c / c.pow(2).sum(dim=1, keepdim=True).sqrt()
+    c = (c / c.pow(2).sum(dim=1, keepdim=True).sqrt()).to(x.device)
     table = own_table(settings, name, settings["optimizer"])
     optimizer = Updates(table, list(encoder.parameters()), settings["epochs"])
     for epoch in range(settings["epochs"]):
@@ -155,7 +158,7 @@ def _local(
             at = torch.from_numpy(batch)
             z = f(x[at])
             if settings.get("matching", True) and epoch % settings.get("match_every", 1) == 0:
-                ours, theirs = z.detach().double().numpy(), c[at].double().numpy()
+                ours, theirs = (each.double().numpy(force=True) for each in (z, c[at]))
                 # Line 5.
                 cost = ((ours[:, None, :] - theirs[None, :, :]) ** 2).sum(axis=2)
                 chosen = linear_sum_assignment(cost)[1]
@@ -184,7 +187,7 @@ def _host(
     """
     width = sum(width_of(recipe, each.name) for each in recipe.parties)
     with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
-        top = build_top(recipe.model.top, width, recipe.task.outputs)
+        top = build_top(recipe.model.top, width, recipe.task.outputs).to(x.device)
     trained = [*own.parameters(), *top.parameters()]
     optimizer = Updates(settings["optimizer"], trained, settings["epochs"])
     own.train()

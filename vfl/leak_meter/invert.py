@@ -40,7 +40,7 @@ from vfl_common.process.program import EXIT_CODES, run_program
 from vfl_common.text import to_json
 from vfl_party.assembly.models import build_models, load_models
 from vfl_party.assembly.party import TRAINING, expected_rows, open_party
-from vfl_party.base.devices import float32_in_full, resolve_device
+from vfl_party.base.devices import plain_arithmetic, resolve_device
 from vfl_party.base.seeds import Rows, derive_seed, permutation
 from vfl_party.data import Features, Preprocessor, Table, load_table
 from vfl_party.data.pixels import to_unit
@@ -403,7 +403,7 @@ def cli(
         raise InputError(
             Code.FILE_INVALID, f"{out}: its folder does not exist; make it, or give another"
         )
-    float32_in_full()
+    plain_arithmetic()
     resolved_device, settings = resolve_device(device), InversionSettings(epochs=epochs, seed=seed)
     sources = read_data(data, "--data", party), read_data(auxiliary, "--auxiliary")
     errors = Console(stderr=True)

@@ -27,6 +27,7 @@ from vfl_common.stages import AggregationPlan, Job, Planned
 from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.assembly.models import build_models, load_models
+from vfl_party.base.devices import random_states, set_random_states
 from vfl_party.base.phase import Phase, Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.data import Table, load_table, read_table
@@ -208,14 +209,14 @@ def expected_rows(opened: Opened) -> Aligned:
 class Assembled:
     """A party ready to run: rows, models, phases, and what follows from them. It needs no network.
 
-    ``generator``: the state of torch's generator after models and phases were made.
+    ``generators``: the states of torch's generators after models and phases were made.
     """
 
     opened: Opened
     prepared: Prepared
     party: Party
     phases: Sequence[Phase]
-    generator: Tensor = field(repr=False)
+    generators: dict[str, Tensor] = field(repr=False)
 
     @property
     def plan(self) -> list[Planned]:
@@ -289,24 +290,21 @@ class Assembled:
         return [line for line in self.exchanges if line.sender in mine]
 
     def connect(self, connections: Connections | None, hooks: Hooks) -> None:
-        """Connects the phases to the others, and sets torch's generator to its state after they
-        were made.
+        """Connects the phases to the others, and sets torch's generators to their states after
+        they were made.
         """
         self.party.connect(connections, hooks)
-        torch.set_rng_state(self.generator)
+        set_random_states(self.generators, self.party.device)
 
     def state(self) -> Tree:
         """Returns models, preprocessing, generators and the chains' state: all that no phase keeps
         itself.
         """
         party, prepared = self.party, self.prepared
-        generators: dict[str, Tensor] = {"cpu": torch.get_rng_state()}
-        if party.device.type == "cuda":
-            generators["cuda"] = torch.cuda.get_rng_state(party.device)
         chains = {key: each.chains.state() for key, each in party.exchanges.items()}
         return {
             "models": {name: dict(model.state_dict()) for name, model in party.models.items()},
-            "generators": generators,
+            "generators": random_states(party.device),
             "preprocessor": prepared.preprocessor.state() if prepared.preprocessor else None,
             "labels": prepared.labels.state() if prepared.labels else None,
             "data": self._data,
@@ -337,9 +335,7 @@ class Assembled:
         load_models(party.models, tree)
         # A checkpoint of an earlier version has none.
         party.threshold = tree.get("threshold")
-        torch.set_rng_state(tree["generators"]["cpu"])
-        if party.device.type == "cuda" and "cuda" in tree["generators"]:
-            torch.cuda.set_rng_state(tree["generators"]["cuda"], party.device)
+        set_random_states(tree["generators"], party.device)
         for key, state in tree["chains"].items():
             phase, _, name = key.partition("/")
             party.exchanges[phase, name].chains.load_state(state)
@@ -410,7 +406,7 @@ def assemble(
         **more,
     )
     phases = work.phases(party, prepared)
-    return Assembled(opened, prepared, party, phases, torch.get_rng_state())
+    return Assembled(opened, prepared, party, phases, random_states(device))
 
 
 def check_ranks(party: Party, *, trains: bool) -> None:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -104,14 +104,32 @@ def set_threads(n: int) -> None:
             torch.set_num_interop_threads(1)
 
 
-def float32_in_full() -> Callable[[], None]:
-    """Has float32 multiplied in float32, and not in TF32 or bfloat16; returns what puts torch back
-    as it was.
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """Returns the states of the generators from which torch draws for a party on ``device``: the
+    CPU's, and its GPU's.
+    """
+    found = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Restores what ``random_states`` returned; on another kind of device, what it has."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def plain_arithmetic() -> Callable[[], None]:
+    """Has float32 multiplied in float32, and not in TF32 or bfloat16, and convolutions summed in
+    the same order each time; returns what puts torch back as it was.
 
     cuDNN takes TF32, with 10 bits of precision, for convolutions and recurrent layers unless it is
-    told not to. ``model.precision`` does not depend on this.
+    told not to, and kernels that add up in any order. ``model.precision`` does not depend on this.
     """
     backends: Any = torch.backends
+    order = backends.cudnn.deterministic, backends.cudnn.benchmark
     old = [_flag(torch.get_float32_matmul_precision), _flag(lambda: backends.cudnn.allow_tf32)]
     operations = [
         *(backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul),
@@ -134,8 +152,10 @@ def float32_in_full() -> Callable[[], None]:
     # of another value than that of its operations is an error in torch.
     flags("highest", False)
     each_is(["ieee"] * len(operations))
+    backends.cudnn.deterministic, backends.cudnn.benchmark = True, False
 
     def back() -> None:
+        backends.cudnn.deterministic, backends.cudnn.benchmark = order
         flags(*old)
         each_is(before)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vfl_common.errors import InternalError
 from vfl_common.rpc.exchange.memory import Turns
-from vfl_party.base.devices import float32_in_full, set_threads
+from vfl_party.base.devices import plain_arithmetic, set_threads
 
 _MKLDNN: Any = torch.backends.mkldnn
 # Types of devices on which parties compute, each with an autocast of its own.
@@ -199,7 +199,7 @@ def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[TakingTurns
         # A mode of its own, which every call of torch would go through.
         if torch.get_default_device().type != "cpu":
             modes.enter_context(torch.device("cpu"))
-        modes.callback(float32_in_full())
+        modes.callback(plain_arithmetic())
         try:
             _Modes(mkldnn=modes_before.mkldnn).set()
             set_threads(threads)

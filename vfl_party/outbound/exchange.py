@@ -151,11 +151,15 @@ class Asking(_Side):
         self.link.unhurried()
         return self.receive(step, **sizes)
 
-    @spends(ENCODE)
     def send(self, step: StepKey, tensors: Tensors) -> None:
         """Sends ``tensors`` (without their graph); they may be changed afterwards. Raises as
         ``Link.send``.
         """
+        wait_for_gpus(tensors)
+        self._send(step, tensors)
+
+    @spends(ENCODE)
+    def _send(self, step: StepKey, tensors: Tensors) -> None:
         at = Passage(step, self.chains.party, self.peer)
         leaves = self.chains.up.apply(tensors, at)
         self.link.send(step, to_bundle(self.exchange.up.kind, leaves))
@@ -262,7 +266,6 @@ class Answering(_Side):
             for party in self.hub.collect(step, wire, arrived, deadline_s, lenience)
         }
 
-    @spends(ENCODE)
     def reply(
         self,
         step: StepKey,
@@ -274,6 +277,14 @@ class Answering(_Side):
 
         ``beside``: {party: what the chain may know of its rows}; it is not sent.
         """
+        for each in tensors.values():
+            wait_for_gpus(each)
+        self._reply(step, tensors, beside)
+
+    @spends(ENCODE)
+    def _reply(
+        self, step: StepKey, tensors: Mapping[str, Tensors], beside: Mapping[str, Tensors]
+    ) -> None:
         down, kind, repeats = self.chains.down, self.exchange.down.kind, self.chains.down.repeats
         replies: dict[str, Bundle] = {}
         # By what was given to the chain.
@@ -353,6 +364,14 @@ def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
     for stream in streams:
         stream.synchronize()
     return Bundle(kind, {name: _buffer(tensor) for name, tensor in host.items()})
+
+
+def wait_for_gpus(tensors: Tensors) -> None:
+    """Waits until ``tensors`` are computed: a GPU only has its orders so far, and their time is
+    computing, not encoding.
+    """
+    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def to_tensors(bundle: Bundle, device: torch.device) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from vfl_common.stages import Job
 from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, Spread, assemble, open_party
-from vfl_party.base.devices import float32_in_full, keep_freed_memory, set_threads
+from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.predict.alone import Alone, is_away, write_waiting
@@ -192,7 +192,7 @@ class PartyApp:
         """Makes all that can fail without the others; ``stack``: closes it after the run."""
         files, recipe = self.files, self.files.recipe
         set_threads(files.file.threads)
-        float32_in_full()
+        plain_arithmetic()
         keep_freed_memory()
         garbage.seldom()
         opened.tell(self.console.show)
@@ -343,7 +343,7 @@ def lend(files: PartyFiles, ranks: Ranks) -> None:
     one ends.
     """
     set_threads(files.file.threads)
-    float32_in_full()
+    plain_arithmetic()
 
     def make_encoder(spec: InputSpec) -> nn.Module:
         return files.course.encoder(MakeEncoder(files.recipe, files.name, files.encoder, spec))

@@ -12,9 +12,11 @@ from tests.harness.sentences import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.base.devices import (
     device_name,
-    float32_in_full,
     peak_memory,
+    plain_arithmetic,
+    random_states,
     resolve_device,
+    set_random_states,
     set_threads,
 )
 from vfl_party.base.turns import alone
@@ -53,6 +55,37 @@ def test_a_gpu_has_its_maker_s_name_and_the_memory_of_this_process(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000 + device.index)
     assert device_name(torch.device("cuda:1")) == "NVIDIA H1"
     assert peak_memory(torch.device("cuda:1")) == 1001
+
+
+def test_convolutions_are_summed_in_one_order_and_torch_is_given_back_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(BACKENDS.cudnn, "deterministic", False)
+    monkeypatch.setattr(BACKENDS.cudnn, "benchmark", True)
+    back = plain_arithmetic()
+    assert (BACKENDS.cudnn.deterministic, BACKENDS.cudnn.benchmark) == (True, False)
+    back()
+    assert (BACKENDS.cudnn.deterministic, BACKENDS.cudnn.benchmark) == (False, True)
+
+
+def test_a_gpu_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parties of one process take turns with it, and dropout draws from it."""
+    states = {0: torch.tensor([7]), 1: torch.tensor([8])}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[device.index])
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, device: states.update({device.index: state})
+    )
+    here, gpu = torch.device("cpu"), torch.device("cuda:1")
+    kept = random_states(gpu)
+    assert random_states(here).keys() == {"cpu"}
+    torch.rand(3)
+    states[1] = torch.tensor([9])
+    set_random_states(kept, gpu)
+    assert torch.equal(torch.get_rng_state(), kept["cpu"])
+    assert states == {0: torch.tensor([7]), 1: torch.tensor([8])}
+    # A checkpoint of a CPU, continued on a GPU.
+    set_random_states(random_states(here), gpu)
+    assert states[1].item() == 8
 
 
 def test_a_processor_has_a_name_and_no_peak() -> None:
@@ -99,7 +132,7 @@ def precisions() -> dict[str, object]:
 
 @pytest.fixture
 def as_torch_has_it() -> Iterator[None]:
-    before, back = BACKENDS.fp32_precision, float32_in_full()
+    before, back = BACKENDS.fp32_precision, plain_arithmetic()
     back()
     yield
     BACKENDS.fp32_precision = before
@@ -133,7 +166,7 @@ def test_operations_that_somebody_has_set_apart_are_given_back_too(as_torch_has_
     BACKENDS.cudnn.rnn.fp32_precision = "tf32"
     # The flag of both can no longer be read.
     BACKENDS.cudnn.conv.fp32_precision = "ieee"
-    back = float32_in_full()
+    back = plain_arithmetic()
     assert BACKENDS.cudnn.rnn.fp32_precision == "ieee"
     back()
     assert (BACKENDS.cudnn.conv.fp32_precision, BACKENDS.cudnn.rnn.fp32_precision) == (

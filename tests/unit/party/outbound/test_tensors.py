@@ -12,7 +12,14 @@ from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, PeerError
 from vfl_party.base.devices import index_on
 from vfl_party.outbound.declared import TORCH, spec_of
-from vfl_party.outbound.exchange import check_finite, nonfinite, take_in, to_bundle, to_tensors
+from vfl_party.outbound.exchange import (
+    check_finite,
+    nonfinite,
+    take_in,
+    to_bundle,
+    to_tensors,
+    wait_for_gpus,
+)
 
 CPU = torch.device("cpu")
 STEP = StepKey("train", 3, 7)
@@ -167,3 +174,14 @@ def test_tensors_survive_a_gpu() -> None:
     }
     back = to_tensors(to_bundle(Kind.EMBEDDING, named), device)
     assert all(torch.equal(back[name], named[name]) and back[name].is_cuda for name in named)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpus_work_is_done_before_encoding_begins() -> None:
+    device = torch.device("cuda:0")
+    busy = torch.randn(2048, 2048, device=device)
+    for _ in range(50):
+        busy = (busy @ busy).clamp(-1, 1)
+    assert not torch.cuda.current_stream(device).query()
+    wait_for_gpus({"z": busy, "on the host": torch.zeros(1)})
+    assert torch.cuda.current_stream(device).query()

@@ -1,0 +1,1 @@
+"""What was asked of a GPU once there was one: ``python -m benchmarks.gpu --help``."""
