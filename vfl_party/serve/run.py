@@ -9,32 +9,36 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Ledger
-from vfl_common.process.logs import Console
+from vfl_common.process.logs import Console, log_to
 from vfl_common.rpc.channel import listening, split_address
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.attendance import Attendance
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.predict.prediction import TrainedRun
-from vfl_party.predict.results import result_columns
 from vfl_party.serve.answering import Answers, DailyLimit
 from vfl_party.serve.batching import Batcher
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.quality import read_quality
-from vfl_party.serve.scorer import OnlineScorer
+from vfl_party.serve.scorer import OnlineScorer, columns_of
 from vfl_party.serve.store import Store, require_served
 from vfl_party.serve.tokens import Tokens
 
 # Of an answer; a message of gRPC has at most four.
 _ANSWER_BYTES = 2 << 20
+# In the party's folder of the run: the log, and the bytes of the last time that it was served.
+LOG, BYTES = "serve.jsonl", "serve-bytes.json"
 INSTALL = 'pip install "vfl[serve]"'
 
 
 def serve(files: PartyFiles, trained: TrainedRun, console: Console, source: str | None) -> None:
     """Serves until a signal comes. Raises VflError."""
+    log_to(trained.path / LOG, run=trained.run_id, party=files.name)
     settings, ledger = files.file.serve, Ledger()
     store = Store(files, trained, console.show, source)
     require_served(trained, store.held.party)
@@ -49,7 +53,7 @@ def serve(files: PartyFiles, trained: TrainedRun, console: Console, source: str 
             _passive(files, trained, store, ledger, console, most)
     finally:
         store.close()
-        ledger.save(trained.path / "serving.json")
+        ledger.save(trained.path / BYTES)
 
 
 def most_at_once(settings: ServeSettings, store: Store) -> int:
@@ -107,8 +111,6 @@ def _active(
     check_open(settings)
     tokens = Tokens(Path(settings.tokens) if settings.tokens is not None else None)
     party = store.held.party
-    if party.data.labels is None:
-        raise InputError(Code.CHECKPOINT_INVALID, f"{trained.path}: knows no classes")
 
     def attends(name: str, here: bool) -> None:
         console.emit("attending" if here else "away", party=name)
@@ -136,13 +138,11 @@ def _active(
         )
         batcher = Batcher(scorer.score, most, settings.max_wait_ms / 1000)
         stack.callback(batcher.close)
-        import torch
-
-        none = torch.zeros(0, recipe.task.outputs)
+        one = columns_of(store.held, torch.zeros(1, recipe.task.outputs))
         served = served_of(
             name=recipe.name,
             run_id=trained.run_id,
-            columns=tuple(result_columns(recipe, party.data.labels, none)),
+            columns={name: values.dtype for name, values in one.items()},
             parties=tuple(each.name for each in recipe.parties),
             batcher=batcher,
             tokens=tokens,

@@ -95,7 +95,7 @@ class OnlineScorer:
             rule = party.recipe.model.combine
             given = filled(party.course.late_policy, rule, own, others, party.widths)
             outputs[at.to(party.device)] = outputs_of(party, combine(rule, given))
-        return Scores(self._columns(held, outputs), _states(state), parts, number_N)
+        return Scores(columns_of(held, outputs), _states(state), parts, number_N)
 
     def _own(self, held: Held, ids: Sequence[str | None]) -> tuple[npt.NDArray[np.bool_], Tensor]:
         """Returns which ids the active party knows, [N], and its embeddings [N, D]."""
@@ -159,15 +159,16 @@ class OnlineScorer:
             missing[name] = said
         return Part(parties, missing, self._quality.of(parties))
 
-    def _columns(self, held: Held, outputs: Tensor) -> dict[str, npt.NDArray[Any]]:
-        party = held.party
-        if party.data.labels is None:
-            raise InternalError(f"the trained run of {party.name} knows no classes")
-        found = result_columns(party.recipe, party.data.labels, outputs, decides(party))
-        return {
-            name: values if isinstance(values, np.ndarray) else np.array(values, object)
-            for name, values in found.items()
-        }
+
+def columns_of(held: Held, outputs: Tensor) -> dict[str, npt.NDArray[Any]]:
+    """Returns the columns of a result for the top model's outputs [N, O]. Raises InternalError if
+    the run knows no classes.
+    """
+    party = held.party
+    if party.data.labels is None:
+        raise InternalError(f"the trained run of {party.name} knows no classes")
+    found = result_columns(party.recipe, party.data.labels, outputs, decides(party))
+    return {name: np.asarray(values) for name, values in found.items()}
 
 
 def _alike(

@@ -39,7 +39,7 @@ class Token(BaseModel):
     until: date | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Denied(Exception):  # noqa: N818 - an answer to a caller, not a fault
     """Why a caller gets no answer. ``status``: of HTTP."""
 

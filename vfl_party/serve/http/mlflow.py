@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from vfl_party.serve.http.served import Served
@@ -43,12 +44,12 @@ def routes(served: Served, id_columns: tuple[str, ...]) -> APIRouter:
     async def ping() -> dict[str, str]:
         return {"status": "ok"}
 
-    @found.post("/invocations")
-    async def invocations(asked: Invocation, request: Request) -> dict[str, Any]:
+    @found.post("/invocations", response_model=None)
+    async def invocations(asked: Invocation, request: Request) -> JSONResponse:
         token = served.allow(request.headers.get("authorization"))
         ids = [one_text(each) for each in cells(asked, id_columns)]
         scores = await served.score(ids, token)
-        return {"predictions": rows_of(list(ids), scores)}
+        return JSONResponse({"predictions": rows_of(list(ids), scores)})
 
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,16 +27,16 @@ class Served:
     Args:
         name: of its recipe.
         run_id: of the run that trained it.
-        columns: of its results.
+        columns: {column of its results: dtype of numpy}.
+        parties: all of them, in the recipe's order.
         most_rows: of a request.
         most_at_once: rows that are scored at once.
-        has_features: whether the active party has features of its own.
         present: returns the passive parties that attend now.
     """
 
     name: str
     run_id: str
-    columns: tuple[str, ...]
+    columns: Mapping[str, np.dtype[Any]]
     parties: tuple[str, ...]
     batcher: Batcher
     tokens: Tokens
@@ -44,7 +44,7 @@ class Served:
     counts: Counts
     most_rows: int
     most_at_once: int
-    present: Any = field(repr=False)
+    present: Callable[[], Sequence[str]] = field(repr=False)
 
     @property
     def names(self) -> tuple[str, str]:

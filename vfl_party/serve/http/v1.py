@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from vfl_party.serve.http.served import LONGEST_ID, Served
@@ -52,16 +53,17 @@ def routes(served: Served) -> APIRouter:
     found = APIRouter(prefix="/v1")
 
     @found.post("/predict", response_model=None, responses={200: {"model": Answer}})
-    async def predict(asked: Asked, request: Request) -> dict[str, Any]:
+    async def predict(asked: Asked, request: Request) -> JSONResponse:
         token = served.allow(request.headers.get("authorization"))
         ids = [one_text(each) for each in asked.ids]
         scores = await served.score(ids, token, asked.min_quality)
-        return {
+        answer = {
             "model": served.name,
             "run": served.run_id,
             "metric": served.quality.metric or None,
             "rows": rows_of(asked.ids, scores),
         }
+        return JSONResponse(answer)
 
     return found
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from vfl_party.serve.http.served import LONGEST_ID, Served
@@ -91,8 +92,8 @@ def routes(served: Served) -> APIRouter:
         served.allow(request.headers.get("authorization"))
         require(name, run)
         outputs = [
-            {"name": each, "datatype": _NUMBER if each != "class" else _TEXT, "shape": [-1]}
-            for each in served.columns
+            {"name": each, "datatype": _datatype(dtype), "shape": [-1]}
+            for each, dtype in served.columns.items()
         ]
         outputs += [{"name": each, "datatype": _TEXT, "shape": [-1]} for each in sorted(_WORDS)]
         outputs.append({"name": "expected_quality", "datatype": _NUMBER, "shape": [-1]})
@@ -104,14 +105,13 @@ def routes(served: Served) -> APIRouter:
             "outputs": outputs,
         }
 
-    @found.post("/models/{name}/infer")
-    @found.post("/models/{name}/versions/{run}/infer")
+    @found.post("/models/{name}/infer", response_model=None)
+    @found.post("/models/{name}/versions/{run}/infer", response_model=None)
     async def infer(
-        asked: Inference, request: Request, response: Response, name: str, run: str | None = None
-    ) -> dict[str, Any]:
+        asked: Inference, request: Request, name: str, run: str | None = None
+    ) -> JSONResponse:
         token = served.allow(request.headers.get("authorization"))
         require(name, run)
-        _ = response
         scores = await served.score(_ids(asked), token, _least(asked))
         outputs = outputs_of(scores)
         if asked.outputs is not None:
@@ -125,7 +125,7 @@ def routes(served: Served) -> APIRouter:
             "model_version": served.run_id,
             "outputs": outputs,
         }
-        return answer | ({"id": asked.id} if asked.id is not None else {})
+        return JSONResponse(answer | ({"id": asked.id} if asked.id is not None else {}))
 
     return found
 
@@ -152,6 +152,12 @@ def _least(asked: Inference) -> float | None:
     return found
 
 
+def _datatype(dtype: np.dtype[Any]) -> str:
+    if np.issubdtype(dtype, np.integer):
+        return "INT64"
+    return _NUMBER if np.issubdtype(dtype, np.floating) else _TEXT
+
+
 def outputs_of(scores: Scores) -> list[dict[str, Any]]:
     """Returns the outputs of a response."""
     n, has_score, numbers = len(scores), scores.has_score, scores.of_part.tolist()
@@ -161,12 +167,12 @@ def outputs_of(scores: Scores) -> list[dict[str, Any]]:
 
     found = []
     for name, values in scores.columns.items():
-        text = not np.issubdtype(values.dtype, np.number)
+        datatype = _datatype(values.dtype)
+        missing = "" if datatype == _TEXT else None
         given = [
-            value if has else ("" if text else None)
-            for value, has in zip(values.tolist(), has_score, strict=True)
+            value if has else missing for value, has in zip(values.tolist(), has_score, strict=True)
         ]
-        found.append(output(name, _TEXT if text else _NUMBER, given))
+        found.append(output(name, datatype, given))
     parties = [",".join(part.parties) for part in scores.parts]
     quality = [part.quality for part in scores.parts]
     return [
