@@ -11,7 +11,7 @@ import click
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
-from vfl_common.process.program import EXIT_CODES, LOG_STDOUT
+from vfl_common.process.program import EXIT_CODES, LOG_STDOUT, METRICS
 
 
 @click.command(epilog=EXIT_CODES)
@@ -30,9 +30,15 @@ from vfl_common.process.program import EXIT_CODES, LOG_STDOUT
 )
 @click.option("--http", metavar="HOST:PORT", help="Replace the party file's serve.http.")
 @click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
+@METRICS
 @LOG_STDOUT
 def serve(
-    party: Path, trained: str, data: str | None, http: str | None, device: str | None
+    party: Path,
+    trained: str,
+    data: str | None,
+    http: str | None,
+    device: str | None,
+    metrics: str,
 ) -> None:
     """Serve a trained model until the program is stopped: every party runs this; no server is
     needed.
@@ -53,7 +59,7 @@ def serve(
     from vfl_common.production.registry import WORDS, ModelRegistry
     from vfl_party.assembly.files import read_files
     from vfl_party.predict.prediction import load_joint
-    from vfl_party.serve.run import serve as run
+    from vfl_party.serve.run import Serving
 
     file = load_party(party)
     recipe = load_recipe(Path(file.recipe)).name if trained in WORDS else ""
@@ -67,7 +73,7 @@ def serve(
         given = {**files.file.serve.model_dump(), "http": http}
         settings = parse(type(files.file.serve), given, "--http")
         files = replace(files, file=files.file.model_copy(update={"serve": settings}))
-    run(files, found, Console("vfl-party"), data)
+    Serving(files, found, Console("vfl-party"), data, metrics).run()
 
 
 @click.command(epilog=EXIT_CODES)

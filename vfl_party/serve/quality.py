@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vfl_common.config.task import TaskSettings
 from vfl_common.text import clean
+from vfl_party.models.metrics import lower_is_better
 
-# Metrics of which less is better.
-_LESS = frozenset(("loss", "rmse", "mae", "brier", "ece"))
 # The first of a model's test rows, else of its validation rows.
 _SPLITS = ("test", "validation")
 
@@ -21,10 +21,11 @@ _SPLITS = ("test", "validation")
 class Quality:
     """A metric of the model, by the set of parties that take part.
 
-    ``metric``: its name; '' if nothing was measured.
+    ``metric``: its name; '' if nothing was measured. ``less``: whether less is better.
     """
 
     metric: str = ""
+    less: bool = False
     values: Mapping[frozenset[str], float] = field(default_factory=dict)
 
     def of(self, parties: Iterable[str]) -> float | None:
@@ -33,10 +34,10 @@ class Quality:
 
     def enough(self, value: float, least: float) -> bool:
         """Whether a value is at least as good as ``least``."""
-        return value <= least if self.metric in _LESS else value >= least
+        return value <= least if self.less else value >= least
 
 
-def read_quality(run: Path) -> Quality:
+def read_quality(run: Path, task: TaskSettings) -> Quality:
     """Reads the qualities from the summary of a run's folder; none, if it was trained without
     ``evaluate.subsets``.
     """
@@ -46,7 +47,8 @@ def read_quality(run: Path) -> Quality:
         values = {frozenset(each["parties"]): _value(each) for each in worth["subsets"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Quality()
-    return Quality(metric, {key: value for key, value in values.items() if value is not None})
+    known = {key: value for key, value in values.items() if value is not None}
+    return Quality(metric, lower_is_better(task, metric), known)
 
 
 def _value(subset: Mapping[str, Any]) -> float | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vfl_common.config.party import ServeSettings
+from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console, log_to
@@ -36,126 +40,152 @@ LOG, BYTES = "serve.jsonl", "serve-bytes.json"
 INSTALL = 'pip install "vfl[serve]"'
 
 
-def serve(files: PartyFiles, trained: TrainedRun, console: Console, source: str | None) -> None:
-    """Serves until a signal comes. Raises VflError."""
-    log_to(trained.path / LOG, run=trained.run_id, party=files.name)
-    settings, ledger = files.file.serve, Ledger()
-    store = Store(files, trained, console.show, source)
-    require_served(trained, store.held.party)
-    most = most_at_once(settings, store)
-    store.watch()
-    try:
-        if files.is_active:
-            with ExitStack() as stack:
-                stack.enter_context(_active(files, trained, store, ledger, console, most))
-                threading.Event().wait()
-        else:
-            _passive(files, trained, store, ledger, console, most)
-    finally:
-        store.close()
-        ledger.save(trained.path / BYTES)
+@dataclass
+class Serving:
+    """A party that serves a trained model.
 
+    Args:
+        source: of the table with the people who may be asked for; None: the party file's.
+        metrics: host:port for Prometheus; '' for none.
+    """
 
-def most_at_once(settings: ServeSettings, store: Store) -> int:
-    """Returns the most rows of a question: its answers must fit into a message."""
-    widest = max(store.held.party.widths.values(), default=1)
-    return max(1, min(settings.max_batch, _ANSWER_BYTES // (4 * widest)))
+    files: PartyFiles
+    trained: TrainedRun
+    console: Console
+    source: str | None = None
+    metrics: str = ""
+    ledger: Ledger = field(default_factory=Ledger)
+    counts: Counts = field(default_factory=Counts)
 
+    @property
+    def settings(self) -> ServeSettings:
+        return self.files.file.serve
 
-def _passive(
-    files: PartyFiles,
-    trained: TrainedRun,
-    store: Store,
-    ledger: Ledger,
-    console: Console,
-    most: int,
-) -> None:
-    file, recipe = files.file, trained.recipe
-    if file.active is None:
-        text = f"party {files.name}: set active to the address at which {recipe.active.name} serves"
-        raise InputError(Code.CONFIG_INVALID, text)
-    limit = None
-    if file.serve.answers_a_day is not None:
-        path = Path(file.out) / f"answers-{files.name}.sqlite"
-        limit = DailyLimit(path, file.serve.answers_a_day)
+    @property
+    def recipe(self) -> Recipe:
+        return self.trained.recipe
 
-    def attends(here: bool) -> None:
-        console.emit("attending" if here else "away", peer=recipe.active.name)
+    @cached_property
+    def store(self) -> Store:
+        """The rows and models. Raises InputError."""
+        require_served(self.trained)
+        return Store(self.files, self.trained, self.console.show, self.source)
 
-    console.emit("ready", name=files.name, address=file.active)
-    Attendance(
-        file.active,
-        recipe.active.name,
-        files.keyring,
-        ledger,
-        run_id=trained.run_id,
-        digest=recipe.digest(),
-        # The active party's own bound may be another one.
-        most_ids=max(most, 1024),
-        answer=Answers(store, limit),
-        attends=attends,
-    ).run()
+    @property
+    def most_at_once(self) -> int:
+        """The most rows of a question: its answers must fit into a message."""
+        widest = max(self.store.held.party.widths.values(), default=1)
+        return max(1, min(self.settings.max_batch, _ANSWER_BYTES // (4 * widest)))
 
+    def run(self) -> None:
+        """Serves until a signal comes. Raises VflError."""
+        log_to(self.trained.path / LOG, run=self.trained.run_id, party=self.files.name)
+        with ExitStack() as stack:
+            stack.enter_context(self._exposed())
+            self.store.watch()
+            stack.callback(self.store.close)
+            stack.callback(self.ledger.save, self.trained.path / BYTES)
+            if not self.files.is_active:
+                self._attend()
+            stack.enter_context(self._answering())
+            threading.Event().wait()
 
-@contextmanager
-def _active(
-    files: PartyFiles,
-    trained: TrainedRun,
-    store: Store,
-    ledger: Ledger,
-    console: Console,
-    most: int,
-) -> Iterator[str]:
-    file, recipe, settings = files.file, trained.recipe, files.file.serve
-    listening_http, make_app, served_of = _http()
-    check_open(settings)
-    tokens = Tokens(Path(settings.tokens) if settings.tokens is not None else None)
-    party = store.held.party
+    def _attend(self) -> None:
+        """Answers the active party. Raises VflError."""
+        file, recipe = self.files.file, self.recipe
+        peer = recipe.active.name
+        if file.active is None:
+            text = f"party {self.files.name}: set active to the address at which {peer} serves"
+            raise InputError(Code.CONFIG_INVALID, text)
+        limit = None
+        if self.settings.answers_a_day is not None:
+            path = Path(file.out) / f"answers-{self.files.name}.sqlite"
+            limit = DailyLimit(path, self.settings.answers_a_day)
 
-    def attends(name: str, here: bool) -> None:
-        console.emit("attending" if here else "away", party=name)
+        def attends(here: bool) -> None:
+            self.console.emit("attending" if here else "away", peer=peer)
 
-    service = ServingService(
-        party.widths,
-        files.keyring,
-        ledger,
-        run_id=trained.run_id,
-        digest=recipe.digest(),
-        attends=attends,
-    )
-    roster = [each.name for each in recipe.passives]
-    health = Health(
-        {SERVICE: lambda: True}, files.keyring, may_ask=[files.name, recipe.server, *roster]
-    )
-    threads = (MAX_STREAMS + MAX_CHECKS) * len(roster) + 2 * MAX_CHECKS + 4
-    with ExitStack() as stack:
-        _, address = stack.enter_context(
-            listening(file.listen, files.keyring, [service, health], threads)
+        attendance = Attendance(
+            file.active,
+            peer,
+            self.files.keyring,
+            self.ledger,
+            run_id=self.trained.run_id,
+            digest=recipe.digest(),
+            # The active party's own bound may be another one.
+            most_ids=max(self.most_at_once, 1024),
+            answer=Answers(self.store, limit),
+            attends=attends,
         )
-        stack.callback(service.close)
-        scorer = OnlineScorer(
-            store, service.ask, settings.party_timeout_ms / 1000, read_quality(trained.path.parent)
+        self.console.emit("ready", name=self.files.name, address=file.active)
+        attendance.run()
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[str]:
+        """Answers HTTP while the block runs; yields the URL. Raises VflError."""
+        files, recipe, settings = self.files, self.recipe, self.settings
+        listen_http, make_app, served_of = _http()
+        check_open(settings)
+        tokens = Tokens(Path(settings.tokens) if settings.tokens is not None else None)
+
+        def attends(name: str, here: bool) -> None:
+            self.console.emit("attending" if here else "away", party=name)
+
+        service = ServingService(
+            self.store.held.party.widths,
+            files.keyring,
+            self.ledger,
+            run_id=self.trained.run_id,
+            digest=recipe.digest(),
+            attends=attends,
         )
-        batcher = Batcher(scorer.score, most, settings.max_wait_ms / 1000)
-        stack.callback(batcher.close)
-        one = columns_of(store.held, torch.zeros(1, recipe.task.outputs))
-        served = served_of(
-            name=recipe.name,
-            run_id=trained.run_id,
-            columns={name: values.dtype for name, values in one.items()},
-            parties=tuple(each.name for each in recipe.parties),
-            batcher=batcher,
-            tokens=tokens,
-            quality=read_quality(trained.path.parent),
-            counts=Counts(),
-            most_rows=settings.most_rows,
-            most_at_once=most,
-            present=lambda: service.present,
-        )
-        app = make_app(served, store.held.columns, _hosts(settings))
-        url = stack.enter_context(listening_http(app, settings))
-        console.emit("ready", name=files.name, address=address, http=url)
-        yield url
+        roster = [each.name for each in recipe.passives]
+        may_ask = [files.name, recipe.server, *roster]
+        health = Health({SERVICE: lambda: True}, files.keyring, may_ask=may_ask)
+        threads = (MAX_STREAMS + MAX_CHECKS) * len(roster) + 2 * MAX_CHECKS + 4
+        quality = read_quality(self.trained.path.parent, recipe.task)
+        with ExitStack() as stack:
+            listens = listening(files.file.listen, files.keyring, [service, health], threads)
+            _, address = stack.enter_context(listens)
+            stack.callback(service.close)
+            scorer = OnlineScorer(
+                self.store, service.ask, settings.party_timeout_ms / 1000, quality
+            )
+            batcher = Batcher(scorer.score, self.most_at_once, settings.max_wait_ms / 1000)
+            stack.callback(batcher.close)
+            one = columns_of(self.store.held, torch.zeros(1, recipe.task.outputs))
+            served = served_of(
+                name=recipe.name,
+                run_id=self.trained.run_id,
+                columns={name: values.dtype for name, values in one.items()},
+                parties=tuple(each.name for each in recipe.parties),
+                batcher=batcher,
+                tokens=tokens,
+                quality=quality,
+                counts=self.counts,
+                most_rows=settings.most_rows,
+                most_at_once=self.most_at_once,
+                present=lambda: service.present,
+            )
+            app = make_app(served, self.store.held.columns, _hosts(settings))
+            url = stack.enter_context(listen_http(app, settings))
+            self.console.emit("ready", name=files.name, address=address, http=url)
+            yield url
+
+    @contextlib.contextmanager
+    def _exposed(self) -> Iterator[None]:
+        """Serves metrics to Prometheus, if they were asked for."""
+        if not self.metrics:
+            yield
+            return
+        from vfl_common.prometheus import exposed, listen_address
+        from vfl_party.serve.prometheus import families
+
+        address = listen_address(self.metrics)
+        told = partial(families, self.counts, self.ledger)
+        with exposed(address, told, lambda: "running") as port:
+            self.console.emit("metrics", address=port.address)
+            yield
 
 
 def check_open(settings: ServeSettings) -> None:

@@ -26,6 +26,7 @@ from vfl_party.base.seeds import Rows
 from vfl_party.data.ids import SEPARATOR, normalised
 from vfl_party.data.rows import Prepared
 from vfl_party.phases.context import Party
+from vfl_party.phases.course import Course
 from vfl_party.phases.scoring import chunks, padded
 from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
 from vfl_party.predict.results import id_names
@@ -191,10 +192,9 @@ def _look(settings: DataSettings) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def require_served(trained: TrainedRun, party: Party) -> None:
+def require_served(trained: TrainedRun) -> None:
     """Raises InputError if the model cannot be served."""
-    course = party.course
-    own = course.lone_phase
+    own = Course(trained.recipe).lone_phase
     if own is not None:
         text = f"a model of kind {own.kind!r} is no encoders and a top model"
         raise InputError(

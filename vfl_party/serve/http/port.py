@@ -42,6 +42,8 @@ def listening(app: ASGIApp, settings: ServeSettings) -> Iterator[str]:
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host, port))
+    # From now on callers wait, if the server is not up yet.
+    bound.listen(_MOST_AT_ONCE)
     server = uvicorn.Server(config)
     try:
         config.load()
