@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pandas as pd
 import pytest
+import torch
 
 from tests.harness.served import NAMES, ROWS, Served, trained
 
@@ -77,6 +79,12 @@ def test_other_protocols_give_the_same(served: Served, want: dict[str, Any]) -> 
         assert [row["score_1"] for row in answer["predictions"]] == list(score)
     assert served.get("/ping") == {"status": "ok"}
     assert served.get("/v2/health/ready")["ready"] is True
+
+
+def read(served: Served, name: str) -> Any:
+    """Returns a party's columns, in the order of the ids."""
+    frame = pd.read_csv(served.federation.data[name]["source"])
+    return frame.drop(columns=["id", "label"], errors="ignore")
 
 
 def test_who_is_unknown_has_no_score(served: Served) -> None:
@@ -157,6 +165,17 @@ def test_a_party_that_is_killed_is_named_and_comes_back(
         {"p2": "away"},
     )
     assert row["score_1"] != want["K-1"][0]
+    # Zeros stand in for it.
+    people = {name: read(served, name) for name in NAMES}
+    z = [served.run.model(name).embed(people[name]) for name in NAMES]
+    top = served.run.model("p0").top
+    assert top is not None
+    with torch.no_grad():
+        outputs = top(torch.cat([*z[:2], torch.zeros_like(z[2])], dim=1))
+    scores_N = outputs.double().sigmoid().float().flatten().tolist()
+    ids = list(want)
+    found = {each["id"]: each["score_1"] for each in served.rows(*ids)}
+    assert found == dict(zip(ids, scores_N, strict=True))
     served.start("p2").wait_for("attending")
     served.wait_for(NAMES[1:])
     assert scores(served.rows("K-1")) == {"K-1": want["K-1"]}
