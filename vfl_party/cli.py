@@ -28,6 +28,7 @@ from vfl_common.process.program import (
 )
 from vfl_common.text import LINE, clean, to_json
 from vfl_party.predict.options import result_options
+from vfl_party.serve.commands import serve, token
 
 _DEVICE = click.option(
     "--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device."
@@ -460,6 +461,10 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
         )
         raise InputError(Code.CONFIG_INVALID, f"{text}; install vfl as its README says")
     return found
+
+
+cli.add_command(serve)
+cli.add_command(token)
 
 
 def main() -> None:

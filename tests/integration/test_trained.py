@@ -52,7 +52,7 @@ def test_two_models_compute_what_the_run_predicts(once: vfl.Run) -> None:
             [bank.encoder(*bank.prepare(NEW["bank"])), shop.encoder(*shop.prepare(NEW["shop"]))],
             dim=1,
         )
-        scores = bank.top(z_BD).sigmoid().flatten()
+        scores = bank.top(z_BD).double().sigmoid().float().flatten()
     assert scores.tolist() == once.predict(NEW)["score_1"]
     assert torch.equal(z_BD, torch.cat([bank.embed(NEW["bank"]), shop.embed(NEW["shop"])], dim=1))
     assert repr(bank) == f"Model('bank' of {once.folder.name}: encoder, top)"
@@ -205,13 +205,13 @@ def test_a_top_model_of_a_cell_predicts_after_attention(tmp_path: Path) -> None:
     assert bank.top is not None
     z_BKD = torch.stack([bank.embed(NEW["bank"]), shop.embed(NEW["shop"])], dim=1)
     with torch.no_grad():
-        scores = bank.top(z_BKD).sigmoid().flatten().tolist()
+        scores = bank.top(z_BKD).double().sigmoid().float().flatten().tolist()
     assert scores == found.predict(NEW)["score_1"]
     bank.save(tmp_path / "bank.safetensors")
     again = vfl.Model.load(tmp_path / "bank.safetensors").top
     assert again is not None
     with torch.no_grad():
-        assert again(z_BKD).sigmoid().flatten().tolist() == scores
+        assert again(z_BKD).double().sigmoid().float().flatten().tolist() == scores
     # It is in no file, and other processes cannot import it.
     with raises(InputError, Code.MODEL_INVALID):
         recipe.save(tmp_path / "recipe.toml")
@@ -286,4 +286,4 @@ def test_a_model_computes_in_the_recipe_s_precision() -> None:
     z_BD = torch.cat([bank.embed(NEW["bank"]), shop.embed(NEW["shop"])], dim=1)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = bank.top(z_BD).float()
-    assert outputs.sigmoid().flatten().tolist() == found.predict(NEW)["score_1"]
+    assert outputs.double().sigmoid().float().flatten().tolist() == found.predict(NEW)["score_1"]

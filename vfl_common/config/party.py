@@ -88,6 +88,39 @@ class TreeLimits(Section):
     """The shortest key that may encrypt gradients, in bits; 1024 is for trials."""
 
 
+class ServeSettings(Section):
+    """How this party serves a trained model: ``vfl-party serve``."""
+
+    http: Address = "127.0.0.1:8080"
+    """Active party: where it answers HTTP; port 0 takes a free port."""
+    tokens: str | None = None
+    """Active party: the file of the callers' tokens, which ``vfl-party token`` writes. Default: no
+    token is asked for, and ``http`` must be an address of this machine alone.
+    """
+    certificate: str | None = None
+    """Active party: the PEM file of the certificate for HTTPS, with intermediate ones. Default:
+    plain HTTP.
+    """
+    key: str | None = None
+    """Active party: the PEM file of that certificate's key, with mode 0600."""
+    party_timeout_ms: Annotated[int, Field(gt=0, le=600_000)] = 500
+    """Active party: how long a request waits for the passive parties. It is answered without those
+    that are later.
+    """
+    max_batch: Annotated[int, Field(gt=0, le=1024)] = 256
+    """Active party: the most rows that are scored at once; requests that wait are put together."""
+    max_wait_ms: Annotated[float, Field(ge=0.0, le=1000.0)] = 0.0
+    """Active party: how long a request waits for others to be scored with."""
+    most_rows: Annotated[int, Field(gt=0, le=100_000)] = 10_000
+    """Active party: the most rows of a request."""
+    refresh_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 5.0
+    """How often this party looks whether its table has changed, and reads it again if it has. 0:
+    never.
+    """
+    answers_a_day: PositiveInt | None = None
+    """Passive party: how often a day it answers for one id. Default: no limit."""
+
+
 class PartyFile(Section):
     """The party file. Relative paths start at the file's own folder."""
 
@@ -132,6 +165,8 @@ class PartyFile(Section):
     """With psi: the most rows of another party for which this party masks ids."""
     predict: PredictionLimits = PredictionLimits()
     """What this party asks of a joint prediction."""
+    serve: ServeSettings = ServeSettings()
+    """How this party serves a trained model."""
     trees: TreeLimits = TreeLimits()
     """What this party asks of recipes with ``secureboost``."""
     init: Init = "secret"
@@ -158,8 +193,14 @@ def load_party(path: Path) -> PartyFile:
     tls = TlsSettings(
         **{name: absolute(value) for name, value in party.tls.model_dump(exclude_none=True).items()}
     )
+    files = {
+        key: absolute(path)
+        for key in ("tokens", "certificate", "key")
+        if (path := getattr(party.serve, key)) is not None
+    }
     return party.model_copy(
         update={
+            "serve": party.serve.model_copy(update=files),
             "recipe": absolute(party.recipe),
             "out": absolute(party.out),
             "tls": tls,

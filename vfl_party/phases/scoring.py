@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,8 @@ from vfl_party.phases.absence import Following, LatePolicy, filled
 from vfl_party.phases.context import Party
 
 CHUNK_ROWS = 1024
+# A matrix product takes the rows in blocks of so many, and the last, smaller ones otherwise.
+_BLOCK = 8
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class SplitScorer:
         if party.features is not None:
             party.models["encoder"].eval()
         for step, chunk in _steps(rows, first):
-            own = party.own_embeddings(chunk)
+            own = [z_BD[: len(chunk)] for z_BD in party.own_embeddings(padded(chunk))]
             received = side.collect(step, lenience=lenience, rows=len(chunk))
             side.acknowledge(step, received)
             z_BD = {
@@ -144,7 +147,7 @@ class SplitScorer:
         outputs, without = [], Counter[str]()
         for each in found:
             z_BD = combine(rule, filled(policy, rule, each.own, each.others, widths))
-            outputs.append(party.outputs(z_BD))
+            outputs.append(outputs_of(party, z_BD))
             without.update({name: each.rows for name, z in each.others.items() if z is None})
         empty = torch.empty(0, party.recipe.task.outputs, device=party.device)
         return Scored(torch.cat(outputs) if outputs else empty, without, len(outputs))
@@ -160,7 +163,7 @@ class SplitScorer:
         for step, chunk in _steps(rows, first):
             if following is not None and following.is_over(step):
                 continue
-            z_BD = party.encode(*features.inputs(chunk))
+            z_BD = party.encode(*features.inputs(padded(chunk)))[: len(chunk)]
             try:
                 side.swap(step, {"z": z_BD})
             except StepPassed as passed:
@@ -195,6 +198,22 @@ def scoring_traffic(
     ]
 
 
+def padded(rows: Rows) -> Rows:
+    """Returns rows, and the last one again up to whole blocks: so that on a CPU the embedding of a
+    row is the same bit for bit, whichever rows are embedded with it.
+    """
+    return np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % _BLOCK)])
+
+
+def outputs_of(party: Party, z_BD: Tensor) -> Tensor:
+    """Returns the top model's outputs [B, O] for combined embeddings [B, …], of each row as if it
+    were scored alone: see ``padded``.
+    """
+    rest = -len(z_BD) % _BLOCK
+    whole = torch.cat([z_BD, z_BD[-1:].expand(rest, *z_BD.shape[1:])]) if rest else z_BD
+    return party.outputs(whole)[: len(z_BD)]
+
+
 def chunks(rows: Rows) -> list[Rows]:
     return [rows[start : start + CHUNK_ROWS] for start in range(0, len(rows), CHUNK_ROWS)]
 
@@ -204,7 +223,10 @@ def embed(party: Party, rows: Rows) -> Tensor:
     """Returns the party's own embeddings of ``rows`` in eval mode, [N, D]."""
     features = party.need_features()
     party.models["encoder"].eval()
-    found = [party.encode(*features.inputs(chunk)) for chunk in features.expecting(chunks(rows))]
+    found = [
+        party.encode(*features.inputs(padded(chunk)))[: len(chunk)]
+        for chunk in features.expecting(chunks(rows))
+    ]
     return torch.cat(found) if found else torch.empty(0, party.embedding_size, device=party.device)
 
 

@@ -209,7 +209,8 @@ def result_columns(
     ``score_<class>`` of each class, and ``class``. Survival: ``risk``. Ranking: ``score``. Several
     labels: ``score_<label>`` of each.
     """
-    found = scores(recipe.task, outputs_NO).cpu()
+    # In float32 the last bit of a score would depend on the rows beside it.
+    found = scores(recipe.task, outputs_NO.double()).to(outputs_NO.dtype).cpu()
     if recipe.task.kind == "survival":
         return {"risk": found.reshape(-1).numpy()}
     if recipe.task.kind == "ranking":

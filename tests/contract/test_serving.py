@@ -1,0 +1,215 @@
+"""Questions to passive parties over gRPC: what is answered, who is away, and lies."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from tests.contract.exchanges import WAIT_S, credentials, keyring
+from tests.harness.sentences import raises
+from tests.harness.waiting import wait_until
+from vfl_common.errors import Code, PeerError
+from vfl_common.ledger import Ledger
+from vfl_common.link import PROTOCOL
+from vfl_common.pb.vfl.v1 import serving_pb2
+from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, UNKNOWN, Answered
+from vfl_common.rpc.serving.attendance import Attendance
+from vfl_common.rpc.serving.service import SERVICE, ServingService
+
+ME, RUN, DIGEST = "active", "run", "digest"
+WIDTHS = {"north": 2, "south": 1}
+VALUES = {"a": 1.0, "b": 2.0}
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+def service(ledger: Ledger) -> ServingService:
+    return ServingService(
+        WIDTHS,
+        keyring(ME),
+        ledger,
+        run_id=RUN,
+        digest=DIGEST,
+        attends=lambda _name, _here: None,
+    )
+
+
+@pytest.fixture
+def address(service: ServingService) -> Iterator[str]:
+    with listening("127.0.0.1:0", keyring(ME), [service], 12) as (_, found):
+        yield found
+        service.close()
+
+
+def embedded(width: int, ids: Sequence[str]) -> Answered:
+    """Answers as a party that knows ``a`` and ``b``, and refuses ``c``."""
+    state = bytes(EMBEDDED if i in VALUES else REFUSED if i == "c" else UNKNOWN for i in ids)
+    numbers = [VALUES[each] for each in ids if each in VALUES for _ in range(width)]
+    return Answered(state, np.array(numbers, "<f4").tobytes(), "v1")
+
+
+def attend(name: str, address: str, *, run_id: str = RUN, digest: str = DIGEST) -> list[Exception]:
+    """Has a party attend in a thread of its own; returns the list of how it ended."""
+    ended: list[Exception] = []
+    attendance = Attendance(
+        address,
+        ME,
+        keyring(name),
+        Ledger(),
+        run_id=run_id,
+        digest=digest,
+        most_ids=10,
+        answer=lambda ids: embedded(WIDTHS.get(name, 1), ids),
+        attends=lambda _here: None,
+    )
+
+    def run() -> None:
+        try:
+            attendance.run()
+        except Exception as error:  # noqa: BLE001 - looked at by the test
+            ended.append(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return ended
+
+
+def test_each_party_answers_for_the_ids_that_it_knows(
+    service: ServingService, address: str, ledger: Ledger
+) -> None:
+    for name in WIDTHS:
+        attend(name, address)
+    wait_until(lambda: service.present == [*WIDTHS])
+    found = service.ask(["b", "x", "c", "a"], WAIT_S).wait()
+    for name, width in WIDTHS.items():
+        answer = found[name]
+        assert isinstance(answer, Answered)
+        assert answer.state == bytes((EMBEDDED, UNKNOWN, REFUSED, EMBEDDED))
+        numbers = np.frombuffer(answer.embeddings, "<f4").tolist()
+        assert numbers == [2.0] * width + [1.0] * width
+    payload = {each.peer: each.payload_bytes for each in ledger.entries() if each.kind == "answer"}
+    assert payload == {"north": 16, "south": 8}
+
+
+def test_a_party_that_has_never_come_is_away_at_once(service: ServingService, address: str) -> None:
+    attend("south", address)
+    wait_until(lambda: service.present == ["south"])
+    found = service.ask(["a"], WAIT_S).wait()
+    assert found["north"] == "away"
+    assert isinstance(found["south"], Answered)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "code"),
+    [
+        ("north", {"run_id": "another"}, Code.RECIPE_DIFFERS),
+        ("north", {"digest": "another"}, Code.RECIPE_DIFFERS),
+        ("west", {}, Code.ROLE_MISMATCH),
+    ],
+)
+def test_a_party_of_another_model_is_refused(
+    address: str, name: str, given: dict[str, str], code: Code
+) -> None:
+    ended = attend(name, address, **given)
+    wait_until(lambda: bool(ended))
+    with raises(PeerError, code):
+        raise ended[0]
+
+
+Say = Callable[[serving_pb2.FromParty | bytes], None]
+
+
+@contextmanager
+def liar(address: str) -> Iterator[tuple[Iterator[bytes], Say]]:
+    """Opens a stream as north; yields what it hears, and says what it is given."""
+    outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def say(word: serving_pb2.FromParty | bytes) -> None:
+        outbox.put(word if isinstance(word, bytes) else word.SerializeToString())
+
+    with dial(address, credentials("north"), ME) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/Attend")(iter(outbox.get, None))
+        yield call, say
+        outbox.put(None)
+
+
+def present(protocol: int = PROTOCOL) -> serving_pb2.FromParty:
+    said = serving_pb2.Present(run_id=RUN, recipe_digest=DIGEST, protocol=protocol)
+    return serving_pb2.FromParty(present=said)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"", b"\xff\xff", present(999), serving_pb2.FromParty(answer=serving_pb2.Answer(number=1))],
+    ids=["nothing", "bytes", "protocol", "answer"],
+)
+def test_who_begins_with_something_else_hears_why_not(
+    service: ServingService, address: str, first: serving_pb2.FromParty | bytes
+) -> None:
+    with liar(address) as (heard, say):
+        say(first)
+        word = serving_pb2.FromActive.FromString(next(heard))
+    assert word.failure.code
+    assert service.present == []
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        serving_pb2.Answer(number=1, state=b"\x01", embeddings=b"\x00" * 7),
+        serving_pb2.Answer(number=1, state=b"\x01", embeddings=b"\x00" * 4000),
+        serving_pb2.Answer(number=1, state=b"\x01\x01", embeddings=b"\x00" * 16),
+        serving_pb2.Answer(number=1, state=b"\x07"),
+        serving_pb2.Answer(number=1),
+        serving_pb2.Answer(number=99, state=b"\x01", embeddings=b"\x00" * 8),
+        serving_pb2.Answer(number=0),
+    ],
+    ids=["short", "long", "more ids", "state", "nothing", "not asked", "number 0"],
+)
+def test_a_lie_ends_the_stream_and_the_party_is_away(
+    service: ServingService, address: str, lie: serving_pb2.Answer
+) -> None:
+    with liar(address) as (heard, say):
+        say(present())
+        next(heard)
+        wait_until(lambda: service.present == ["north"])
+        pending = service.ask(["a"], WAIT_S)
+        next(heard)
+        say(serving_pb2.FromParty(answer=lie))
+        (word,) = [serving_pb2.FromActive.FromString(data) for data in heard]
+    assert word.failure.code == int(Code.MALFORMED_MESSAGE)
+    assert pending.wait()["north"] in ("away", "failed")
+    wait_until(lambda: service.present == [])
+
+
+def test_a_newer_stream_takes_the_place_of_an_older_one(
+    service: ServingService, address: str
+) -> None:
+    with liar(address) as (heard, say):
+        say(present())
+        next(heard)
+        wait_until(lambda: service.present == ["north"])
+        pending = service.ask(["a"], WAIT_S)
+        attend("north", address)
+        assert pending.wait()["north"] == "away"
+        wait_until(
+            lambda: service.ask(["a"], WAIT_S).wait()["north"],
+            lambda found: isinstance(found, Answered),
+        )
+
+
+def test_who_does_not_answer_is_late(service: ServingService, address: str) -> None:
+    with liar(address) as (heard, say):
+        say(present())
+        next(heard)
+        wait_until(lambda: service.present == ["north"])
+        assert service.ask(["a"], 0.05).wait() == {"north": "late", "south": "away"}

@@ -1,0 +1,127 @@
+"""A trained federation of three parties that is served: its programs, and requests to them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pandas as pd
+
+import vfl
+from tests.harness import cases, ports
+from tests.harness.federation import Federation, Program
+
+NAMES = ("p0", "p1", "p2")
+ROWS = 120
+_READY_S = 60.0
+
+
+@dataclass
+class Served:
+    """The programs that serve ``run``, and what they answer."""
+
+    federation: Federation
+    run: vfl.Run
+    listen: str = field(default_factory=ports.address)
+    url: str = ""
+
+    def start(self, name: str, **more: Any) -> Program:
+        """Starts a party's program; ``more``: keys of its table ``serve``."""
+        own = {"listen": self.listen} if name == "p0" else {"active": self.listen}
+        serve = {"refresh_s": 0.2, "party_timeout_ms": 1000, **more}
+        if name == "p0":
+            serve = {"http": "127.0.0.1:0"} | serve
+        self.federation.extra[name] = {**own, "serve": serve}
+        path = self.federation.write_party(name).name
+        words = ("vfl-party", "serve", path, "--run", self.run.folder.name)
+        return self.federation.start(name, *words)
+
+    def start_all(self, **more: Any) -> None:
+        """Starts all parties, and waits until all attend; ``more``: of the active one."""
+        active = self.start("p0", **more)
+        others = [self.start(name) for name in NAMES[1:]]
+        self.url = active.wait_for("ready", _READY_S)["http"]
+        for each in others:
+            each.wait_for("attending", _READY_S)
+        self.wait_for(NAMES[1:])
+
+    def wait_for(self, present: tuple[str, ...], timeout_s: float = _READY_S) -> None:
+        """Waits until these passive parties attend, and no others."""
+        give_up_s = time.monotonic() + timeout_s
+        while self.get("/healthz")["present"] != list(present):
+            assert time.monotonic() < give_up_s, f"{present} do not attend within {timeout_s} s"
+            time.sleep(0.02)
+
+    def program(self, name: str) -> Program:
+        return self.federation.programs[name]
+
+    def get(self, path: str) -> Any:
+        return self.ask(path)[1]
+
+    def ask(
+        self,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        url: str | None = None,
+    ) -> tuple[int, Any]:
+        """Returns status and answer of a request; ``body``: for JSON, or bytes as they are."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        given = {"content-type": "application/json", **(headers or {})}
+        line = http.client.HTTPConnection(urlsplit(url or self.url).netloc, timeout=30)
+        try:
+            line.request("GET" if data is None else "POST", path, data, given)
+            answer = line.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            line.close()
+
+    def rows(self, *ids: str, **more: Any) -> list[dict[str, Any]]:
+        """Returns the rows of a prediction."""
+        status, answer = self.ask("/v1/predict", {"ids": list(ids), **more})
+        assert status == 200, answer
+        found: list[dict[str, Any]] = answer["rows"]
+        return found
+
+
+def write_tables(folder: Path) -> dict[str, dict[str, Any]]:
+    """Writes the parties' tables; returns their [data]."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(ROWS, 6)).round(4)
+    ids = [f"K-{number}" for number in range(ROWS)]
+    found = {}
+    for at, name in enumerate(NAMES):
+        frame = pd.DataFrame({"id": ids, **{f"c{j}": x[:, j] for j in (2 * at, 2 * at + 1)}})
+        if name == "p0":
+            frame["label"] = (x[:, 0] + x[:, 2] - x[:, 4] > 0).astype(int)
+        frame.to_csv(folder / f"{name}.csv", index=False)
+        found[name] = {"source": str(folder / f"{name}.csv"), "id": "id"}
+    found["p0"]["label"] = "label"
+    return found
+
+
+@contextmanager
+def trained(folder: Path) -> Iterator[Served]:
+    """Trains in this process, and yields the parties, which are not started yet."""
+    data = write_tables(folder)
+    recipe = cases.recipe(3, task={"kind": "binary"})
+    with Federation(folder / "f", recipe, data) as federation:
+        given = {
+            name: vfl.Data(table["source"], id=table["id"], label=table.get("label"))
+            for name, table in data.items()
+        }
+        run = vfl.simulate(
+            folder / "f" / "recipe.toml", data=given, out=folder / "f" / "runs", quiet=True
+        )
+        # No server is needed.
+        federation.address = "127.0.0.1:1"
+        yield Served(federation, run)

@@ -1,0 +1,215 @@
+"""``vfl-party serve``: the numbers of a prediction, by id, from programs that come and go."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pandas as pd
+import pytest
+import torch
+
+from tests.harness.served import NAMES, ROWS, Served, trained
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with trained(tmp_path_factory.mktemp("serve")) as found:
+        found.start_all()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def want(served: Served) -> dict[str, Any]:
+    """What a joint prediction gives, {id: (score, class)}."""
+    found = served.run.predict()
+    return dict(zip(found["id"], zip(found["score_1"], found["class"], strict=True), strict=True))
+
+
+def scores(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {row["id"]: (row["score_1"], row["class"]) for row in rows}
+
+
+def test_numbers_are_those_of_a_prediction_bit_for_bit(
+    served: Served, want: dict[str, Any]
+) -> None:
+    ids = list(want)
+    rows = served.rows(*ids)
+    assert scores(rows) == want
+    assert {(row["state"], *row["parties"]) for row in rows} == {("scored", *NAMES)}
+    assert all(row["missing"] == {} for row in rows)
+    # By itself, and beside others, in any order.
+    with ThreadPoolExecutor(8) as callers:
+        for each in callers.map(served.rows, ids):
+            assert scores(each) == {each[0]["id"]: want[each[0]["id"]]}
+        groups = [ids[at::7] for at in range(7)]
+        for group, each in zip(groups, callers.map(lambda g: served.rows(*g), groups), strict=True):
+            assert scores(each) == {name: want[name] for name in group}
+
+
+def test_other_protocols_give_the_same(served: Served, want: dict[str, Any]) -> None:
+    ids, name = list(want)[:9], served.get("/v2/models/case")["name"]
+    score, chosen = zip(*(want[each] for each in ids), strict=True)
+    inputs = [{"name": "ids", "shape": [9], "datatype": "BYTES", "data": ids}]
+    for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{served.run.folder.name}"):
+        status, answer = served.ask(f"{path}/infer", {"id": "7", "inputs": inputs})
+        found = {each["name"]: each["data"] for each in answer["outputs"]}
+        assert (status, answer["id"]) == (200, "7")
+        assert (found["score_1"], found["class"]) == (list(score), list(chosen))
+        assert set(found["parties"]) == {",".join(NAMES)}
+        assert served.get(f"{path}/ready")["ready"] is True
+    for form in (
+        {"dataframe_split": {"columns": ["id"], "data": [[each] for each in ids]}},
+        {"dataframe_records": [{"id": each} for each in ids]},
+        {"inputs": ids},
+        {"inputs": {"id": ids}},
+        {"instances": ids},
+    ):
+        status, answer = served.ask("/invocations", form)
+        assert [row["score_1"] for row in answer["predictions"]] == list(score)
+    assert served.get("/ping") == {"status": "ok"}
+    assert served.get("/v2/health/ready")["ready"] is True
+
+
+def read(served: Served, name: str) -> Any:
+    """Returns a party's columns, in the order of the ids."""
+    frame = pd.read_csv(served.federation.data[name]["source"])
+    return frame.drop(columns=["id", "label"], errors="ignore")
+
+
+def test_who_is_unknown_has_no_score(served: Served) -> None:
+    rows = served.rows("K-1", "nobody", "K-2")
+    assert [row["state"] for row in rows] == ["scored", "unknown", "scored"]
+    assert (rows[1]["score_1"], rows[1]["class"], rows[1]["parties"]) == (None, None, [])
+    assert rows[1]["missing"] == dict.fromkeys(NAMES, "unknown id")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/predict", {}, 422),
+        ("/v1/predict", {"ids": []}, 422),
+        ("/v1/predict", {"ids": [3]}, 422),
+        ("/v1/predict", {"ids": ["a"], "more": 1}, 422),
+        ("/v1/predict", {"ids": ["a" * 1001]}, 422),
+        ("/v1/predict", {"ids": ["a"] * 10_001}, 413),
+        ("/v1/predict", {"ids": ["a"], "min_quality": 0.5}, 422),
+        ("/v1/predict", b"{", 422),
+        ("/v1/predict", b"\xff\xfe", 422),
+        ("/v1/predict", b"[" * 100_000, 400),
+        ("/v1/predict", b" " * (5 << 20), 413),
+        ("/v2/models/other/infer", {"inputs": []}, 422),
+        ("/v2/models/case/infer", {"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}, 400),
+        ("/v2/models/case/infer", {"inputs": [{"name": "ids", "shape": [2], "datatype": "BYTES", "data": ["a"]}]}, 400),
+        ("/v2/models/case/infer", {"inputs": [{"name": "ids", "shape": [1], "datatype": "FP32", "data": ["a"]}]}, 400),
+        ("/invocations", {}, 400),
+        ("/invocations", {"dataframe_records": [{"name": "a"}]}, 400),
+        ("/nowhere", {}, 404),
+    ],
+)  # fmt: skip
+def test_what_is_no_request_is_refused(served: Served, path: str, body: Any, status: int) -> None:
+    found, answer = served.ask(path, body)
+    assert found == status, answer
+    assert "a" * 100 not in json.dumps(answer)
+    assert list(answer) == ["error"]
+    assert served.rows("K-1")[0]["state"] == "scored"
+
+
+def test_ids_of_any_text_harm_nobody(served: Served) -> None:
+    odd = ["'; DROP TABLE answers; --", "\x00", "K-1\x1f", "../../etc/passwd", "%s%n", "K-1 ", "İ"]
+    assert {row["state"] for row in served.rows(*odd)} == {"unknown"}
+
+
+def test_another_name_of_this_machine_is_refused(served: Served) -> None:
+    """A page in a browser may have its own name lead to 127.0.0.1."""
+    assert served.ask("/v1/predict", {"ids": ["K-1"]}, {"host": "evil.example"})[0] == 421
+
+
+def test_half_a_request_holds_nobody_up(served: Served) -> None:
+    host, port = urlsplit(served.url).netloc.split(":")
+    held = [socket.create_connection((host, int(port))) for _ in range(20)]
+    for each in held:
+        each.sendall(b"POST /v1/predict HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9\r\n\r\n{")
+    assert served.rows("K-1")[0]["state"] == "scored"
+    for each in held:
+        each.close()
+    # Two requests at once on one connection.
+    line = http.client.HTTPConnection(host, int(port), timeout=30)
+    for _ in range(2):
+        line.request(
+            "POST", "/v1/predict", b'{"ids": ["K-1"]}', {"content-type": "application/json"}
+        )
+        assert line.getresponse().read()
+    line.close()
+
+
+def test_a_party_that_is_killed_is_named_and_comes_back(
+    served: Served, want: dict[str, Any]
+) -> None:
+    served.program("p2").kill()
+    served.wait_for(("p1",))
+    (row,) = served.rows("K-1")
+    assert (row["state"], row["parties"], row["missing"]) == (
+        "partly",
+        ["p0", "p1"],
+        {"p2": "away"},
+    )
+    assert row["score_1"] != want["K-1"][0]
+    # Zeros stand in for it.
+    people = {name: read(served, name) for name in NAMES}
+    z = [served.run.model(name).embed(people[name]) for name in NAMES]
+    top = served.run.model("p0").top
+    assert top is not None
+    with torch.no_grad():
+        outputs = top(torch.cat([*z[:2], torch.zeros_like(z[2])], dim=1))
+    scores_N = outputs.double().sigmoid().float().flatten().tolist()
+    ids = list(want)
+    found = {each["id"]: each["score_1"] for each in served.rows(*ids)}
+    assert found == dict(zip(ids, scores_N, strict=True))
+    served.start("p2").wait_for("attending")
+    served.wait_for(NAMES[1:])
+    assert scores(served.rows("K-1")) == {"K-1": want["K-1"]}
+
+
+def test_a_frozen_party_is_late_and_no_request_fails(served: Served, want: dict[str, Any]) -> None:
+    served.program("p1").signal(signal.SIGSTOP)
+    try:
+        began_s = time.monotonic()
+        (row,) = served.rows("K-3")
+        assert time.monotonic() - began_s < 5.0
+        assert (row["state"], row["missing"]) == ("partly", {"p1": "late"})
+    finally:
+        served.program("p1").signal(signal.SIGCONT)
+    give_up_s = time.monotonic() + 30.0
+    while served.rows("K-3")[0]["state"] != "scored":
+        assert time.monotonic() < give_up_s
+    assert scores(served.rows("K-3")) == {"K-3": want["K-3"]}
+
+
+def test_a_table_that_changes_is_read_again(served: Served) -> None:
+    path = Path(served.federation.data["p2"]["source"])
+    whole = path.read_text()
+    lines = whole.splitlines(keepends=True)
+    try:
+        path.write_text("".join(lines[:-1]))
+        assert served.program("p2").wait_for("refreshed")["rows"] == ROWS - 1
+        (row,) = served.rows(f"K-{ROWS - 1}")
+        assert (row["state"], row["missing"]) == ("partly", {"p2": "unknown id"})
+        # What cannot be read leaves the rows as they were.
+        path.write_text("nothing\n")
+        served.program("p2").wait_for("advice")
+        assert served.rows("K-1")[0]["state"] == "scored"
+    finally:
+        path.write_text(whole)
+    assert served.program("p2").wait_for("refreshed")["rows"] == ROWS
+    assert served.rows(f"K-{ROWS - 1}")[0]["state"] == "scored"

@@ -1,0 +1,108 @@
+"""Requests that wait together are scored together, and each gets its own rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from vfl_common.ledger import Ledger
+from vfl_party.serve.batching import Batcher
+from vfl_party.serve.counts import Counts
+from vfl_party.serve.http.served import joined
+from vfl_party.serve.prometheus import families
+from vfl_party.serve.quality import Quality
+from vfl_party.serve.scored import Part, Scores
+
+PARTS = (Part(("bank", "shop"), {}), Part(("bank",), {"shop": "away"}))
+
+
+def scores_of(ids: Sequence[str]) -> Scores:
+    """An id is its own score; those that begin with ``a`` lack the shop."""
+    part = np.array([each.startswith("a") for each in ids], np.int64)
+    state = ["partly" if each else "scored" for each in part]
+    return Scores({"score": np.array(ids)}, state, PARTS, part)  # type: ignore[arg-type]
+
+
+def test_requests_that_wait_are_scored_at_once() -> None:
+    batches: list[list[str]] = []
+    begin, under_way = threading.Event(), threading.Semaphore(0)
+
+    def score(ids: Sequence[str], _least: float | None) -> Scores:
+        batches.append(list(ids))
+        under_way.release()
+        begin.wait(30)
+        return scores_of(ids)
+
+    batcher = Batcher(score, most=4, wait_s=0.0)
+    # One for each thread, so that all are at work.
+    first = []
+    for number in range(4):
+        first.append(batcher.submit([f"first-{number}"]))
+        assert under_way.acquire(timeout=30)
+    waiting = [batcher.submit([f"a{number}", f"b{number}"]) for number in range(3)]
+    other = batcher.submit(["c"], 0.5)
+    begin.set()
+    for number, each in enumerate(waiting):
+        found = each.result(30)
+        assert found.columns["score"].tolist() == [f"a{number}", f"b{number}"]
+        assert [found.part(row) for row in range(2)] == [PARTS[1], PARTS[0]]
+    assert other.result(30).columns["score"].tolist() == ["c"]
+    assert [each.result(30).columns["score"].tolist() for each in first] == [
+        [f"first-{number}"] for number in range(4)
+    ]
+    batcher.close()
+    assert sorted(batches[4:]) == [["a0", "b0", "a1", "b1"], ["a2", "b2"], ["c"]]
+
+
+def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
+    def score(ids: Sequence[str], _least: float | None) -> Scores:
+        if "bad" in ids:
+            raise ValueError("bad")
+        return scores_of(ids)
+
+    batcher = Batcher(score, most=1, wait_s=0.0)
+    bad, good = batcher.submit(["bad"]), batcher.submit(["good"])
+    with pytest.raises(ValueError, match="bad"):
+        bad.result(30)
+    assert good.result(30).columns["score"].tolist() == ["good"]
+    batcher.close()
+
+
+def test_parts_of_a_request_are_put_together() -> None:
+    ids = [f"{'ab'[number % 2]}{number}" for number in range(9)]
+    found = joined([scores_of(ids[:4]), scores_of(ids[4:5]), scores_of(ids[5:])])
+    whole = scores_of(ids)
+    assert found.columns["score"].tolist() == ids
+    assert found.state == whole.state
+    assert [found.part(row) for row in range(9)] == [whole.part(row) for row in range(9)]
+
+
+def test_rows_are_counted_by_state_and_by_absent_party() -> None:
+    counts = Counts()
+    counts.scored(scores_of(["a1", "b1", "a2"]), 0.003)
+    counts.answered(200)
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families(counts, Ledger())
+        for sample in family.samples
+    }
+    assert found["vfl_serve_rows_total", "partly"] == 2
+    assert found["vfl_serve_rows_total", "scored"] == 1
+    assert found["vfl_serve_rows_without_total", "shop", "away"] == 2
+    assert found["vfl_serve_requests_total", "200"] == 1
+    assert found["vfl_serve_seconds_bucket", "0.002"] == 0
+    assert found["vfl_serve_seconds_bucket", "0.004"] == 1
+    assert found["vfl_serve_seconds_bucket", "+Inf"] == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "least", "enough"),
+    [("auc", 0.8, 0.7, True), ("auc", 0.6, 0.7, False), ("rmse", 3.0, 4.0, True)],
+)
+def test_enough_goes_by_the_metric(
+    metric: str, value: float, least: float, *, enough: bool
+) -> None:
+    assert Quality(metric, metric == "rmse").enough(value, least) is enough

@@ -1,0 +1,29 @@
+"""How often a day a passive party answers for one id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.harness.sentences import raises
+from vfl_common.errors import Code, InputError
+from vfl_party.serve.answering import DailyLimit
+
+
+def test_answers_about_one_id_are_counted_over_restarts(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    limit = DailyLimit(path, 2)
+    assert limit.take(["a", "b"]).tolist() == [True, True]
+    assert limit.take(["a"]).tolist() == [True]
+    assert limit.take(["a", "b", "c"]).tolist() == [False, True, True]
+    limit.close()
+    again = DailyLimit(path, 2)
+    assert again.take(["a", "b", "c", "d"]).tolist() == [False, False, True, True]
+    assert again.take(["e", "e", "e"]).tolist() == [True, True, False]
+    again.close()
+
+
+def test_a_file_that_cannot_count_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    path.write_text("no database, but long enough to be looked at as one" * 100)
+    with raises(InputError, Code.FILE_INVALID):
+        DailyLimit(path, 2)

@@ -1,0 +1,115 @@
+"""Who may ask a served model, and how often."""
+
+from __future__ import annotations
+
+import stat
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.harness.sentences import raises
+from vfl_common.config.party import ServeSettings
+from vfl_common.errors import Code, InputError
+from vfl_party.serve.run import check_open
+from vfl_party.serve.tokens import Denied, Tokens, add_token, read_tokens, remove_token
+
+MODEL = ("churn", "20260102-030405-churn-1a2b")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tokens.json"
+
+
+def status(tokens: Tokens, given: str | None, models: tuple[str, ...] = MODEL) -> int:
+    with pytest.raises(Denied) as caught:
+        tokens.check(given, models)
+    return caught.value.status
+
+
+def test_only_the_digest_is_kept(path: Path) -> None:
+    secret = add_token(path, "shop")
+    assert secret not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = Tokens(path).check(secret, MODEL)
+    assert found is not None
+    assert found.name == "shop"
+
+
+def test_a_token_that_is_none_opens_nothing(path: Path) -> None:
+    secret = add_token(path, "shop")
+    tokens = Tokens(path)
+    for given in (None, "", secret[:-1], secret + "a", read_tokens(path)[0].sha256):
+        assert status(tokens, given) == 401
+
+
+def test_a_token_is_for_its_models(path: Path) -> None:
+    secret = add_token(path, "shop", models=("churn",))
+    by_run = add_token(path, "bank", models=(MODEL[1],))
+    tokens = Tokens(path)
+    assert tokens.check(secret, MODEL) is not None
+    assert tokens.check(by_run, MODEL) is not None
+    assert status(tokens, secret, ("fraud", "20260102-030405-fraud-1a2b")) == 403
+
+
+def test_a_token_ends_with_its_last_day(path: Path) -> None:
+    now = [datetime(2027, 1, 31, 23, 59, tzinfo=UTC)]
+    secret = add_token(path, "shop", until=date(2027, 1, 31))
+    tokens = Tokens(path, lambda: now[0])
+    assert tokens.check(secret, MODEL) is not None
+    now[0] += timedelta(minutes=2)
+    assert status(tokens, secret) == 401
+
+
+def test_rows_are_counted_by_day(path: Path) -> None:
+    now = [datetime(2027, 1, 31, tzinfo=UTC)]
+    secret = add_token(path, "shop", rows_a_day=10)
+    tokens = Tokens(path, lambda: now[0])
+    token = tokens.check(secret, MODEL)
+    tokens.spend(token, 9)
+    with pytest.raises(Denied) as caught:
+        tokens.spend(token, 2)
+    assert caught.value.status == 429
+    # What was refused does not count.
+    tokens.spend(token, 1)
+    now[0] += timedelta(days=1)
+    tokens.spend(token, 10)
+
+
+def test_a_file_that_changes_is_read_again(path: Path) -> None:
+    secret = add_token(path, "shop")
+    tokens = Tokens(path)
+    remove_token(path, "shop")
+    assert status(tokens, secret) == 401
+    # A damaged file neither lets anybody in nor ends the program.
+    whole = add_token(path, "bank")
+    assert tokens.check(whole, MODEL) is not None
+    path.write_text("[")
+    assert tokens.check(whole, MODEL) is not None
+    assert status(tokens, secret) == 401
+
+
+def test_a_name_is_taken_once_and_must_exist(path: Path) -> None:
+    add_token(path, "shop")
+    with raises(InputError, Code.CONFIG_INVALID):
+        add_token(path, "shop")
+    with raises(InputError, Code.CONFIG_INVALID):
+        remove_token(path, "bank")
+    path.write_text('[{"name": "shop"}]')
+    with raises(InputError, Code.FILE_INVALID):
+        Tokens(path)
+    path.unlink()
+    with raises(InputError, Code.FILE_INVALID):
+        Tokens(path)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"http": "0.0.0.0:8080"}, {"http": "192.0.2.1:8080"}, {"certificate": "a.pem"}]
+)
+def test_a_port_that_others_reach_needs_tokens(keys: dict[str, str]) -> None:
+    with raises(InputError, Code.CONFIG_INVALID):
+        check_open(ServeSettings(**keys))  # type: ignore[arg-type]
+    check_open(ServeSettings(http="0.0.0.0:8080", tokens="tokens.json"))
+    for here in ("127.0.0.1:0", "[::1]:0", "localhost:0"):
+        check_open(ServeSettings(http=here))

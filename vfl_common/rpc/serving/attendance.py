@@ -1,0 +1,177 @@
+"""A passive party's side: keeps a stream to the active party, and answers its questions."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from vfl_common.errors import Code, PeerError, VflError
+from vfl_common.identity.keyring import Keyring
+from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.link import PROTOCOL
+from vfl_common.pb.vfl.v1 import serving_pb2
+from vfl_common.rpc.channel import connect
+from vfl_common.rpc.failures import from_failure, to_failure
+from vfl_common.rpc.serving.answered import Answered
+from vfl_common.rpc.serving.service import ANSWER, PHASE, QUESTION, SERVICE
+
+_CONNECT_S = 2.0
+# Between two tries: the shortest, and the longest.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+# Refusals that another try may not meet: an older stream of this party may be about to end.
+_PASSES = (Code.NAME_TAKEN, Code.INTERNAL)
+# The peer asks many at once, and waits for none of them long.
+_MOST_WAITING = 256
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    question: serving_pb2.Question
+    until_s: float
+
+
+class Attendance:
+    """Answers the active party's questions, as long as ``run`` runs.
+
+    Args:
+        address, peer: of the active party.
+        run_id, digest: of the model and of its recipe.
+        most_ids: of a question.
+        answer: embeds ids.
+        attends: called when the stream is up (True), and when it is lost.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        peer: str,
+        keyring: Keyring,
+        ledger: Ledger,
+        *,
+        run_id: str,
+        digest: str,
+        most_ids: int,
+        answer: Callable[[Sequence[str]], Answered],
+        attends: Callable[[bool], None],
+    ) -> None:
+        self._address, self._peer, self._keyring, self._ledger = address, peer, keyring, ledger
+        self._run_id, self._digest, self._most_ids = run_id, digest, most_ids
+        self._answer, self._attends = answer, attends
+
+    def run(self) -> None:
+        """Keeps the stream up until the caller is stopped by a signal. Raises VflError if the
+        active party refuses this one.
+        """
+        pause_s = _PAUSE_S
+        told: str | None = None
+        while True:
+            channel = connect(self._address, self._keyring.current(), self._peer, _CONNECT_S)
+            if isinstance(channel, VflError):
+                if channel.code is not Code.UNREACHABLE:
+                    raise channel
+                if told is None:
+                    told = str(channel)
+                    log.warning("%s", told, extra={"event": "away"})
+            else:
+                with channel:
+                    if self._attend(channel):
+                        pause_s, told = _PAUSE_S, None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _attend(self, channel: grpc.Channel) -> bool:
+        """Answers until the stream breaks; returns whether the party was welcome. Raises its
+        peer's refusal.
+        """
+        outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        asked: queue.Queue[_Asked | None] = queue.Queue(_MOST_WAITING)
+        present = serving_pb2.Present(
+            run_id=self._run_id, recipe_digest=self._digest, protocol=PROTOCOL
+        )
+        hello = serving_pb2.FromParty(present=present).SerializeToString()
+        self._ledger.add(self._peer, CONTROL, CONTROL, "sent", 0, len(hello))
+        outbox.put(hello)
+        call = channel.stream_stream(f"/{SERVICE}/Attend")(_sent(outbox))
+        worker = threading.Thread(
+            target=self._answering, args=(asked, outbox), name="answers", daemon=True
+        )
+        worker.start()
+        welcome = False
+        try:
+            for data in call:
+                word = self._read(data)
+                if word.HasField("failure"):
+                    error = from_failure(word.failure, sender=self._peer, me=self._keyring.name)
+                    if error.code in _PASSES:
+                        log.warning("%s", error, extra={"event": "away"})
+                        break
+                    raise error
+                if word.HasField("question"):
+                    self._ledger.add(self._peer, PHASE, QUESTION, "received", 0, len(data))
+                    self._take(word.question, asked)
+                elif not welcome:
+                    self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
+                    welcome = True
+                    self._attends(True)
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                text = f"{self._peer} at {self._address} does not serve a model; start it first"
+                raise PeerError(Code.ROLE_MISMATCH, text, party=self._peer) from None
+        finally:
+            call.cancel()
+            outbox.put(None)
+            asked.put(None)
+            worker.join()
+            if welcome:
+                self._attends(False)
+        return welcome
+
+    def _take(self, question: serving_pb2.Question, asked: queue.Queue[_Asked | None]) -> None:
+        """Queues a question. Raises PeerError if it is none."""
+        if not question.number or not 0 < len(question.ids) <= self._most_ids:
+            text = f"{self._peer} asks for {len(question.ids):,} ids, and 1 to {self._most_ids:,}"
+            raise PeerError(Code.MALFORMED_MESSAGE, f"{text} may be asked", party=self._peer)
+        asked.put(_Asked(question, time.monotonic() + question.left_ms / 1000))
+
+    def _answering(
+        self, asked: queue.Queue[_Asked | None], outbox: queue.SimpleQueue[bytes | None]
+    ) -> None:
+        """Answers in the order of the questions; nobody waits any more for one whose time is
+        over.
+        """
+        while (each := asked.get()) is not None:
+            if time.monotonic() >= each.until_s:
+                continue
+            answer = serving_pb2.Answer(number=each.question.number)
+            try:
+                found = self._answer(list(each.question.ids))
+            except Exception as error:
+                log.warning("no answer: %s", error, exc_info=not isinstance(error, VflError))
+                answer.failure.CopyFrom(to_failure(error))
+            else:
+                answer.state, answer.embeddings = found.state, found.embeddings
+                answer.features = found.features
+            data = serving_pb2.FromParty(answer=answer).SerializeToString()
+            self._ledger.add(self._peer, PHASE, ANSWER, "sent", len(answer.embeddings), len(data))
+            outbox.put(data)
+
+    def _read(self, data: bytes) -> serving_pb2.FromActive:
+        try:
+            return serving_pb2.FromActive.FromString(data)
+        except DecodeError:
+            text = f"{self._peer} sent bytes that are no message of serving"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._peer) from None
+
+
+def _sent(outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
+    while (data := outbox.get()) is not None:
+        yield data

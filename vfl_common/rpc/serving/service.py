@@ -1,0 +1,301 @@
+"""The active party's side: admits the passive parties' streams, and asks all of them at once."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from vfl_common.errors import Code, PeerError, VflError
+from vfl_common.identity.keyring import Keyring
+from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.link import OLDEST, PROTOCOL
+from vfl_common.pb.vfl.v1 import serving_pb2
+from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
+from vfl_common.rpc.failures import from_failure, to_failure
+from vfl_common.rpc.serving.answered import Answered, read_answer
+
+SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
+PHASE, QUESTION, ANSWER = "serve", "question", "answer"
+# Of each party: the one in use, and others that are ending or beginning.
+MAX_STREAMS = 3
+# Questions to one party whose answers nobody has read.
+_MOST_OPEN = 1_000
+
+log = logging.getLogger(__name__)
+
+# Why a party has no part in an answer.
+Absent = Literal["away", "late", "failed"]
+
+
+@dataclass
+class _Question:
+    """A question to all parties. ``waiting``: those that have not answered yet."""
+
+    ids: Sequence[str]
+    waiting: set[str]
+    found: dict[str, Answered | Absent] = field(default_factory=dict)
+
+
+@dataclass
+class _Stream:
+    """A party's stream. ``open``: its questions without an answer, by number."""
+
+    party: str
+    outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
+    open: dict[int, _Question] = field(default_factory=dict)
+
+
+class ServingService:
+    """Asks the passive parties of one trained model.
+
+    Args:
+        widths: {passive party: the width of its embeddings}.
+        run_id, digest: of the model and of its recipe; a party with another one is refused.
+        attends: called with a party's name when it has come (True), and when it has left.
+    """
+
+    def __init__(
+        self,
+        widths: Mapping[str, int],
+        keyring: Keyring,
+        ledger: Ledger,
+        *,
+        run_id: str,
+        digest: str,
+        attends: Callable[[str, bool], None],
+    ) -> None:
+        self._widths, self._keyring, self._ledger = dict(widths), keyring, ledger
+        self._run_id, self._digest, self._attends = run_id, digest, attends
+        self._changed = threading.Condition()
+        self._streams: dict[str, _Stream] = {}
+        self._held: Counter[str] = Counter()
+        self._number = 0
+        self._closed = False
+
+    def handler(self) -> Handler:
+        return stream_handler(SERVICE, Attend=self._attend)
+
+    @property
+    def present(self) -> list[str]:
+        """The parties that attend now, in the recipe's order."""
+        with self._changed:
+            return [name for name in self._widths if name in self._streams]
+
+    def close(self) -> None:
+        """Ends all streams."""
+        with self._changed:
+            self._closed = True
+            for stream in self._streams.values():
+                stream.outbox.put(None)
+
+    # -- the asking thread
+    # ----------------------------------------------------------------------
+
+    def ask(self, ids: Sequence[str], timeout_s: float) -> Pending:
+        """Sends a question about ``ids`` to all parties that attend; it does not wait.
+
+        After ``timeout_s`` a party that has not answered is late.
+        """
+        question = _Question(ids, set())
+        with self._changed:
+            self._number += 1
+            number = self._number
+            asked = serving_pb2.Question(
+                number=number, ids=ids, left_ms=max(1, int(1000 * timeout_s))
+            )
+            data = serving_pb2.FromActive(question=asked).SerializeToString()
+            for name in self._widths:
+                stream = self._streams.get(name)
+                if stream is None or len(stream.open) >= _MOST_OPEN:
+                    question.found[name] = "away" if stream is None else "late"
+                    continue
+                stream.open[number] = question
+                question.waiting.add(name)
+                stream.outbox.put(data)
+        return Pending(self, number, question, time.monotonic() + timeout_s)
+
+    def wait(
+        self, number: int, question: _Question, until_s: float
+    ) -> dict[str, Answered | Absent]:
+        """Returns {party: its answer, or why it has none}, at the latest at ``until_s``
+        (monotonic).
+        """
+        with self._changed:
+            while question.waiting and (left_s := until_s - time.monotonic()) > 0:
+                self._changed.wait(left_s)
+            for name in question.waiting:
+                question.found[name] = "late"
+                stream = self._streams.get(name)
+                if stream is not None:
+                    stream.open.pop(number, None)
+            question.waiting = set()
+            return {name: question.found[name] for name in self._widths}
+
+    # -- gRPC's threads
+    # ----------------------------------------------------------------------
+
+    def _attend(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        stream: _Stream | None = None
+        try:
+            party = caller(context, self._keyring)
+            self._take_place(party)
+            try:
+                self._check(party, requests)
+                stream = _Stream(party)
+                # Otherwise the stream has ended already.
+                if context.add_callback(lambda: stream.outbox.put(None)):
+                    yield from self._asking(stream, requests)
+            finally:
+                with self._changed:
+                    self._held[party] -= 1
+        except Exception as error:
+            if isinstance(error, PeerError):
+                log.warning("%s", error, extra={"event": "refused"})
+            elif not isinstance(error, VflError | grpc.RpcError):
+                log.exception("internal error", extra={"event": "failed"})
+            yield serving_pb2.FromActive(failure=to_failure(error)).SerializeToString()
+
+    def _take_place(self, party: str) -> None:
+        if party not in self._widths:
+            text = f"{party} has no part in this model"
+            raise PeerError(Code.ROLE_MISMATCH, text, party=party)
+        with self._changed:
+            if self._held[party] >= MAX_STREAMS:
+                text = f"{party} holds {MAX_STREAMS} streams already"
+                raise PeerError(Code.NAME_TAKEN, text, party=party)
+            self._held[party] += 1
+
+    def _check(self, party: str, requests: Iterator[bytes]) -> None:
+        """Reads the first message. Raises PeerError if the party does not serve this model."""
+        word = self._read(party, next(requests, b""))
+        if not word.HasField("present"):
+            text = f"{party} opened a stream without saying which model it serves"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+        said = word.present
+        if not OLDEST <= said.protocol <= PROTOCOL:
+            text = f"{party} speaks protocol {said.protocol}, this party {OLDEST} and {PROTOCOL}"
+            raise PeerError(Code.PROTOCOL_DIFFERS, f"{text}; install the same version", party=party)
+        if (said.run_id, said.recipe_digest) != (self._run_id, self._digest):
+            text = f"{party} serves another model than {self._run_id}"
+            raise PeerError(
+                Code.RECIPE_DIFFERS, f"{text}; give both the same run with --run", party=party
+            )
+
+    def _asking(self, stream: _Stream, requests: Iterator[bytes]) -> Iterator[bytes]:
+        """Sends questions until the stream ends, while another thread reads the answers."""
+        ended: list[Exception] = []
+
+        def listen() -> None:
+            try:
+                for data in requests:
+                    self._heard(stream, data)
+            except Exception as error:  # noqa: BLE001 - told below, in the stream's own thread
+                ended.append(error)
+            finally:
+                stream.outbox.put(None)
+
+        welcome = serving_pb2.FromActive(welcome=serving_pb2.Welcome()).SerializeToString()
+        self._ledger.add(stream.party, CONTROL, CONTROL, "sent", 0, len(welcome))
+        yield welcome
+        self._come(stream)
+        reader = threading.Thread(target=listen, name=f"answers-{stream.party}", daemon=True)
+        reader.start()
+        try:
+            while (data := stream.outbox.get()) is not None:
+                self._ledger.add(stream.party, PHASE, QUESTION, "sent", 0, len(data))
+                yield data
+        finally:
+            self._leave(stream)
+        for error in ended:
+            if not isinstance(error, grpc.RpcError):
+                raise error
+
+    def _come(self, stream: _Stream) -> None:
+        """Takes a stream in the place of the party's last one, which may be dead."""
+        with self._changed:
+            before = self._streams.get(stream.party)
+            self._streams[stream.party] = stream
+            if self._closed:
+                stream.outbox.put(None)
+        if before is not None:
+            before.outbox.put(None)
+            self._give_up(before)
+        else:
+            self._attends(stream.party, True)
+
+    def _leave(self, stream: _Stream) -> None:
+        with self._changed:
+            last = self._streams.get(stream.party) is stream
+            if last:
+                del self._streams[stream.party]
+        self._give_up(stream)
+        if last:
+            self._attends(stream.party, False)
+
+    def _give_up(self, stream: _Stream) -> None:
+        """Answers a stream's open questions: the party is away."""
+        with self._changed:
+            for question in stream.open.values():
+                if stream.party in question.waiting:
+                    question.waiting.discard(stream.party)
+                    question.found[stream.party] = "away"
+            stream.open.clear()
+            self._changed.notify_all()
+
+    def _heard(self, stream: _Stream, data: bytes) -> None:
+        """Takes in an answer; of one that comes late, only the bytes are counted."""
+        party, answer = stream.party, self._read(stream.party, data).answer
+        self._ledger.add(party, PHASE, ANSWER, "received", len(answer.embeddings), len(data))
+        with self._changed:
+            question = stream.open.pop(answer.number, None)
+            if not answer.number or answer.number > self._number:
+                text = f"{party} answers a question that nobody has asked"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+        if question is None:
+            return
+        found: Answered | Absent = "failed"
+        try:
+            if answer.HasField("failure"):
+                error = from_failure(answer.failure, sender=party, me=self._keyring.name)
+                log.warning("%s", error, extra={"event": "unanswered", "peer": party})
+            else:
+                found = read_answer(answer, question.ids, self._widths[party], party)
+        finally:
+            with self._changed:
+                if party in question.waiting:
+                    question.waiting.discard(party)
+                    question.found[party] = found
+                    if not question.waiting:
+                        self._changed.notify_all()
+
+    def _read(self, party: str, data: bytes) -> serving_pb2.FromParty:
+        try:
+            return serving_pb2.FromParty.FromString(data)
+        except DecodeError:
+            text = f"{party} sent bytes that are no message of serving"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
+
+
+class Pending:
+    """A question that was asked."""
+
+    def __init__(
+        self, service: ServingService, number: int, question: _Question, until_s: float
+    ) -> None:
+        self._service, self._number = service, number
+        self._question, self._until_s = question, until_s
+
+    def wait(self) -> dict[str, Answered | Absent]:
+        """Returns {party: its answer, or why it has none}, when all have answered, or time is
+        over.
+        """
+        return self._service.wait(self._number, self._question, self._until_s)

@@ -1,0 +1,119 @@
+"""Puts requests that wait together, so that many are scored at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from vfl_party.serve.scored import Scores
+
+# Batches under way: while one waits for the passive parties, the next is gathered.
+_UNDER_WAY = 4
+# Requests that wait; more are refused.
+MOST_WAITING = 2_000
+
+Score = Callable[[Sequence[str], float | None], Scores]
+
+
+class Busy(Exception):  # noqa: N818 - a state of the program, not a fault
+    """More requests wait than will be scored in time."""
+
+
+@dataclass
+class _Request:
+    ids: Sequence[str]
+    least: float | None
+    answer: Future[Scores] = field(default_factory=Future)
+
+
+class Batcher:
+    """Scores requests, those that wait at the same time together.
+
+    Args:
+        score: scores ids, with the least quality that is asked for.
+        most: rows that are scored at once. A larger request is scored by itself, in parts.
+        wait_s: how long a request waits for others.
+    """
+
+    def __init__(self, score: Score, most: int, wait_s: float) -> None:
+        self._score, self._most, self._wait_s = score, most, wait_s
+        self._queue: queue.Queue[_Request | None] = queue.Queue(MOST_WAITING)
+        self._taking = threading.Lock()
+        self._next: _Request | None = None
+        self._threads = [
+            threading.Thread(target=self._work, name=f"score-{number}", daemon=True)
+            for number in range(_UNDER_WAY)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, ids: Sequence[str], least: float | None = None) -> Future[Scores]:
+        """Queues a request. Raises Busy if too many wait."""
+        request = _Request(ids, least)
+        try:
+            self._queue.put_nowait(request)
+        except queue.Full:
+            raise Busy from None
+        return request.answer
+
+    def close(self) -> None:
+        """Scores what waits, then ends."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._taking:
+                batch = self._gather()
+            if not batch:
+                return
+            self._answer(batch)
+
+    def _gather(self) -> list[_Request]:
+        """Returns the requests to score next; none at the end."""
+        first, self._next = self._next, None
+        if first is None:
+            first = self._queue.get()
+        if first is None:
+            return []
+        batch, rows = [first], len(first.ids)
+        until_s = time.monotonic() + self._wait_s
+        while rows < self._most:
+            left_s = until_s - time.monotonic()
+            try:
+                more = self._queue.get(timeout=left_s) if left_s > 0 else self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                # The end is for another thread.
+                self._queue.put(None)
+                break
+            # What is asked for differs, or it is too much at once.
+            if more.least != first.least or rows + len(more.ids) > self._most:
+                self._next = more
+                break
+            batch.append(more)
+            rows += len(more.ids)
+        return batch
+
+    def _answer(self, batch: Sequence[_Request]) -> None:
+        ids = [each for request in batch for each in request.ids]
+        try:
+            found = self._score(ids, batch[0].least)
+        except Exception as error:  # noqa: BLE001 - whoever waits hears of it
+            for request in batch:
+                request.answer.set_exception(error)
+            return
+        start = 0
+        for request in batch:
+            end = start + len(request.ids)
+            # The caller may be gone.
+            if request.answer.set_running_or_notify_cancel():
+                request.answer.set_result(found.taken(slice(start, end)))
+            start = end

@@ -1,0 +1,130 @@
+"""``vfl-party serve`` and ``vfl-party token``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from vfl_common.config.party import PartyFile, load_party
+from vfl_common.errors import Code, InputError
+from vfl_common.process.logs import Console
+from vfl_common.process.program import EXIT_CODES, LOG_STDOUT, METRICS
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("party", type=click.Path(path_type=Path))
+@click.option(
+    "--run",
+    "trained",
+    required=True,
+    metavar="RUN",
+    help="The trained run, by its id or folder; or production (see vfl models), or latest.",
+)
+@click.option(
+    "--data",
+    metavar="SOURCE",
+    help="The table with the people who may be asked for; replaces the party file's source.",
+)
+@click.option("--http", metavar="HOST:PORT", help="Replace the party file's serve.http.")
+@click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
+@METRICS
+@LOG_STDOUT
+def serve(
+    party: Path,
+    trained: str,
+    data: str | None,
+    http: str | None,
+    device: str | None,
+    metrics: str,
+) -> None:
+    """Serve a trained model until the program is stopped: every party runs this; no server is
+    needed.
+
+    The active party answers HTTP: POST /v1/predict with ids, the Open Inference Protocol under /v2,
+    MLflow's /invocations; /docs shows all of it. A passive party opens no port: it keeps a stream
+    to the active party (active in its file), and answers with embeddings of the ids that it has in
+    its table. A table that changes is read again. Each row of an answer says which parties took
+    part, and why others did not.
+
+    \b
+    Examples:
+      vfl-party serve bank.toml --run production
+      curl 127.0.0.1:8080/v1/predict -d '{"ids": ["K-1017"]}' -H 'content-type: application/json'
+    """
+    from vfl_common.config.base import parse
+    from vfl_common.config.recipe import load_recipe
+    from vfl_common.production.registry import WORDS, ModelRegistry
+    from vfl_party.assembly.files import read_files
+    from vfl_party.predict.prediction import load_joint
+    from vfl_party.serve.run import Serving
+
+    file = load_party(party)
+    recipe = load_recipe(Path(file.recipe)).name if trained in WORDS else ""
+    meant = ModelRegistry(Path(file.out), file.name).folder(trained, recipe)
+    found = load_joint(meant, file.name)
+    files = read_files(party, device=device, recipe=found.recipe)
+    if http is not None:
+        if not files.is_active:
+            text = f"--http is for the active party, and {files.name} is passive; remove it"
+            raise InputError(Code.CONFIG_INVALID, text)
+        given = {**files.file.serve.model_dump(), "http": http}
+        settings = parse(type(files.file.serve), given, "--http")
+        files = replace(files, file=files.file.model_copy(update={"serve": settings}))
+    Serving(files, found, Console("vfl-party"), data, metrics).run()
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("party", type=click.Path(path_type=Path))
+@click.argument("name")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="A recipe's name or a run's id that the token is for; may be repeated. [default: any]",
+)
+@click.option("--rows-a-day", type=click.IntRange(1), help="The most rows a day (UTC).")
+@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="The last day of the token.")
+@click.option("--remove", is_flag=True, help="Remove the token of this name.")
+def token(
+    party: Path,
+    name: str,
+    models: tuple[str, ...],
+    rows_a_day: int | None,
+    until: datetime | None,
+    remove: bool,
+) -> None:
+    """Give somebody a token to ask the served model, and print it once; or take it back.
+
+    The file serve.tokens of the party file PARTY keeps only its SHA-256. A serving party reads the
+    file again when it changes.
+
+    \b
+    Examples:
+      vfl-party token bank.toml shop-app --rows-a-day 10000 --until 2027-01-31
+      vfl-party token bank.toml shop-app --remove
+    """
+    from vfl_party.serve.tokens import add_token, remove_token
+
+    path = _tokens_of(load_party(party), party)
+    if remove:
+        remove_token(path, name)
+        click.echo(f"{path}: the token {name!r} opens nothing any more")
+        return
+    facts = {
+        "models": models or ("*",),
+        "rows_a_day": rows_a_day,
+        "until": until.date() if until is not None else None,
+    }
+    click.echo(add_token(path, name, **facts))
+    click.echo(f"{path}: keeps its digest; the token itself is shown only now", err=True)
+
+
+def _tokens_of(file: PartyFile, party: Path) -> Path:
+    if file.serve.tokens is None:
+        text = f'{party}: has no file of tokens; set serve.tokens, such as "tokens.json"'
+        raise InputError(Code.CONFIG_INVALID, text)
+    return Path(file.serve.tokens)

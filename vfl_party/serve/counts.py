@@ -1,0 +1,47 @@
+"""Counts what is answered: rows by state and by absent party, requests, seconds."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from vfl_party.serve.scored import Scores
+
+# Upper ends, in seconds.
+ENDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.065, 0.125, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+@dataclass
+class Counts:
+    """Any thread may count.
+
+    ``without``: {(party, why it took no part): rows}. ``within``: {end: requests that took no
+    longer, and longer than the end before}. ``seconds``: of all requests.
+    """
+
+    rows: Counter[str] = field(default_factory=Counter)
+    without: Counter[tuple[str, str]] = field(default_factory=Counter)
+    requests: Counter[int] = field(default_factory=Counter)
+    within: Counter[float] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def scored(self, found: Scores, seconds: float) -> None:
+        """Counts a request that was scored."""
+        end = next((each for each in ENDS if seconds <= each), float("inf"))
+        numbers = Counter(found.of_part.tolist())
+        with self.lock:
+            self.rows.update(found.state)
+            for number, count in numbers.items():
+                for party, why in found.parts[number].missing.items():
+                    self.without[party, why] += count
+            self.within[end] += 1
+            self.seconds += seconds
+
+    def answered(self, status: int) -> None:
+        """Counts a request by its HTTP status."""
+        with self.lock:
+            self.requests[status] += 1

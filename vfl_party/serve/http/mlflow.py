@@ -1,0 +1,78 @@
+"""The scoring protocol of MLflow's model server: ``/invocations`` and ``/ping``.
+
+The column ``id`` has the ids; those of an id of several columns are joined in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+
+from vfl_party.serve.http.served import Served
+from vfl_party.serve.http.v1 import one_text, rows_of
+from vfl_party.serve.tokens import Denied
+
+
+class Split(BaseModel):
+    """A frame as ``orient="split"`` writes it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    columns: list[str]
+    data: list[list[Any]]
+
+
+class Invocation(BaseModel):
+    """One of the forms of MLflow's scoring protocol."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    dataframe_split: Split | None = None
+    dataframe_records: list[dict[str, Any]] | None = None
+    inputs: list[str] | dict[str, list[str]] | None = None
+    instances: list[str] | list[dict[str, Any]] | None = None
+
+
+def routes(served: Served, id_columns: tuple[str, ...]) -> APIRouter:
+    """Makes the routes. ``id_columns``: the names of the columns of an id."""
+    found = APIRouter()
+
+    @found.get("/ping")
+    async def ping() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @found.post("/invocations", response_model=None)
+    async def invocations(asked: Invocation, request: Request) -> JSONResponse:
+        token = served.allow(request.headers.get("authorization"))
+        ids = [one_text(each) for each in cells(asked, id_columns)]
+        scores = await served.score(ids, token)
+        return JSONResponse({"predictions": rows_of(list(ids), scores)})
+
+    return found
+
+
+def cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
+    """Returns the cells of each id. Raises Denied."""
+    if asked.dataframe_split is not None:
+        split = asked.dataframe_split
+        records = [dict(zip(split.columns, row, strict=False)) for row in split.data]
+    elif asked.dataframe_records is not None:
+        records = asked.dataframe_records
+    elif isinstance(asked.inputs, dict):
+        lists = asked.inputs
+        n = len(next(iter(lists.values()), []))
+        if any(len(each) != n for each in lists.values()):
+            raise Denied(400, "inputs: columns must have the same length")
+        records = [{name: lists[name][at] for name in lists} for at in range(n)]
+    else:
+        given = asked.inputs if asked.inputs is not None else asked.instances
+        if given is None:
+            text = "give dataframe_split, dataframe_records, inputs or instances"
+            raise Denied(400, text)
+        records = [each if isinstance(each, dict) else {names[0]: each} for each in given]
+    if any(not set(names) <= set(each) for each in records):
+        raise Denied(400, f"each row needs the column {', '.join(names)}")
+    return [[str(each[name]) for name in names] for each in records]

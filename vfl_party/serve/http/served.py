@@ -1,0 +1,96 @@
+"""What the HTTP routes share: the model, who may ask it, and the way of a request to its scores."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vfl_party.serve.batching import Batcher, Busy
+from vfl_party.serve.counts import Counts
+from vfl_party.serve.quality import Quality
+from vfl_party.serve.scored import Scores
+from vfl_party.serve.tokens import Denied, Token, Tokens
+
+# Of one id, which has any number of columns.
+LONGEST_ID = 1_000
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that is served.
+
+    Args:
+        name: of its recipe.
+        run_id: of the run that trained it.
+        columns: {column of its results: dtype of numpy}.
+        parties: all of them, in the recipe's order.
+        most_rows: of a request.
+        most_at_once: rows that are scored at once.
+        present: returns the passive parties that attend now.
+    """
+
+    name: str
+    run_id: str
+    columns: Mapping[str, np.dtype[Any]]
+    parties: tuple[str, ...]
+    batcher: Batcher
+    tokens: Tokens
+    quality: Quality
+    counts: Counts
+    most_rows: int
+    most_at_once: int
+    present: Callable[[], Sequence[str]] = field(repr=False)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.name, self.run_id
+
+    def allow(self, header: str | None) -> Token | None:
+        """Returns the caller's token. Raises Denied. ``header``: ``Authorization``."""
+        scheme, _, given = (header or "").partition(" ")
+        return self.tokens.check(given.strip() if scheme.lower() == "bearer" else None, self.names)
+
+    async def score(
+        self, ids: Sequence[str], token: Token | None, least: float | None = None
+    ) -> Scores:
+        """Scores rows by id. Raises Denied."""
+        if not 0 < len(ids) <= self.most_rows:
+            raise Denied(413, f"give 1 to {self.most_rows:,} ids, and not {len(ids):,}")
+        if any(len(each) > LONGEST_ID for each in ids):
+            raise Denied(422, f"an id has at most {LONGEST_ID} characters")
+        if least is not None and not self.quality.metric:
+            text = "min_quality: nothing was measured of this model by party"
+            raise Denied(422, f"{text}; train it with evaluate.subsets, or leave min_quality out")
+        self.tokens.spend(token, len(ids))
+        began_s = time.perf_counter()
+        starts = range(0, len(ids), self.most_at_once)
+        try:
+            waiting = [
+                self.batcher.submit(ids[start : start + self.most_at_once], least)
+                for start in starts
+            ]
+        except Busy:
+            raise Denied(503, "too many requests wait; try again later") from None
+        found = joined([await asyncio.wrap_future(each) for each in waiting])
+        self.counts.scored(found, time.perf_counter() - began_s)
+        return found
+
+
+def joined(parts: Sequence[Scores]) -> Scores:
+    """Puts the scores of a request's parts together again."""
+    if len(parts) == 1:
+        return parts[0]
+    offsets = np.cumsum([0, *(len(each.parts) for each in parts)])
+    return Scores(
+        {name: np.concatenate([each.columns[name] for each in parts]) for name in parts[0].columns},
+        [state for each in parts for state in each.state],
+        [part for each in parts for part in each.parts],
+        np.concatenate(
+            [each.of_part + offset for each, offset in zip(parts, offsets, strict=False)]
+        ),
+    )

@@ -1,0 +1,98 @@
+"""``POST /v1/predict``: ids in, a row for each of them out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from vfl_party.serve.http.served import LONGEST_ID, Served
+from vfl_party.serve.scored import Scores
+
+Id = Annotated[str, Field(max_length=LONGEST_ID)]
+
+
+class Asked(BaseModel):
+    """Ids to score. An id of several columns is a list of their cells."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ids: Annotated[list[Id | list[Id]], Field(min_length=1)]
+    min_quality: float | None = Field(
+        None, description="Refuse a row if the parties that know it give less quality than this."
+    )
+
+
+class Row(BaseModel):
+    """One row. Columns of the result, such as ``score_1`` and ``class``, are beside these."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str | list[str]
+    state: str = Field(description="scored, partly, unknown or refused")
+    parties: list[str] = Field(description="The parties that took part.")
+    missing: dict[str, str] = Field(description="The parties that did not, and why.")
+    expected_quality: float | None = Field(
+        description="What was measured of the model with these parties."
+    )
+
+
+class Answer(BaseModel):
+    """A row for each id, in order."""
+
+    model: str
+    run: str
+    metric: str | None = Field(description="The metric of expected_quality.")
+    rows: list[Row]
+
+
+def routes(served: Served) -> APIRouter:
+    """Makes the routes of ``/v1``."""
+    found = APIRouter(prefix="/v1")
+
+    @found.post("/predict", response_model=None, responses={200: {"model": Answer}})
+    async def predict(asked: Asked, request: Request) -> JSONResponse:
+        token = served.allow(request.headers.get("authorization"))
+        ids = [one_text(each) for each in asked.ids]
+        scores = await served.score(ids, token, asked.min_quality)
+        answer = {
+            "model": served.name,
+            "run": served.run_id,
+            "metric": served.quality.metric or None,
+            "rows": rows_of(asked.ids, scores),
+        }
+        return JSONResponse(answer)
+
+    return found
+
+
+def one_text(given: str | list[str]) -> str:
+    """Returns an id as the parties write it: its cells in one text."""
+    from vfl_party.data.ids import SEPARATOR
+
+    return given if isinstance(given, str) else SEPARATOR.join(given)
+
+
+def rows_of(ids: list[str | list[str]], scores: Scores) -> list[dict[str, Any]]:
+    """Returns each row as JSON has it. A row without a score has null in all columns."""
+    columns = {name: values.tolist() for name, values in scores.columns.items()}
+    common = [
+        {
+            "parties": list(part.parties),
+            "missing": dict(part.missing),
+            "expected_quality": part.quality,
+        }
+        for part in scores.parts
+    ]
+    numbers, has_score = scores.of_part.tolist(), scores.has_score
+    return [
+        {
+            "id": each,
+            "state": scores.state[at],
+            **{name: values[at] if has_score[at] else None for name, values in columns.items()},
+            **common[numbers[at]],
+        }
+        for at, each in enumerate(ids)
+    ]

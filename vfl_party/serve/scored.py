@@ -1,0 +1,65 @@
+"""What a request gets back: a score for each row, who took part in it, and why others did not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+# Of a row: all parties took part, some did, or nobody who is needed knows the id. ``refused``: the
+# parties that took part give less quality than was asked for.
+State = Literal["scored", "partly", "unknown", "refused"]
+# Why a party took no part in a row.
+Why = Literal["unknown id", "refused", "away", "late", "failed"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Who takes part in a row.
+
+    Args:
+        parties: those that do, in the recipe's order.
+        missing: {party that does not: why}.
+        quality: what was measured of the model with these parties; None: nothing was.
+    """
+
+    parties: tuple[str, ...]
+    missing: Mapping[str, Why]
+    quality: float | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of N rows.
+
+    Args:
+        columns: {column of a result: its values, [N]}; without meaning for rows without a score.
+        state: of each row.
+        parts: who takes part; rows share them.
+        of_part: the number of each row's part.
+    """
+
+    columns: Mapping[str, npt.NDArray[Any]]
+    state: Sequence[State]
+    parts: Sequence[Part]
+    of_part: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def taken(self, rows: slice) -> Scores:
+        """Returns the scores of some rows."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return Scores(columns, self.state[rows], self.parts, self.of_part[rows])
+
+    def part(self, row: int) -> Part:
+        """Returns who takes part in a row."""
+        return self.parts[int(self.of_part[row])]
+
+    @property
+    def has_score(self) -> list[bool]:
+        """Whether each row has a score."""
+        return [each in ("scored", "partly") for each in self.state]

@@ -1,0 +1,202 @@
+"""A party's feature store: the rows of its table by id, prepared as in training, and renewed while
+it serves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_common.config.data import DataSettings, is_path, shown
+from vfl_common.errors import Code, InputError, VflError
+from vfl_party.assembly.files import PartyFiles
+from vfl_party.assembly.party import Opened, assemble, expected_rows, open_party
+from vfl_party.base.phase import Phase
+from vfl_party.base.seeds import Rows
+from vfl_party.data.ids import SEPARATOR, normalised
+from vfl_party.data.rows import Prepared
+from vfl_party.phases.context import Party
+from vfl_party.phases.course import Course
+from vfl_party.phases.scoring import chunks, padded
+from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
+from vfl_party.predict.results import id_names
+
+log = logging.getLogger(__name__)
+
+
+class Serving(Prediction):
+    """See ``vfl_party.assembly.party.Work``: rows that wait to be asked for."""
+
+    def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
+        _ = prepared
+        # A run of an earlier version has none.
+        party.threshold = self.trained.state.get("threshold")
+        return []
+
+
+@dataclass(frozen=True)
+class Held:
+    """A party's rows and models, as they are until the table changes.
+
+    Args:
+        party: with models and features.
+        places: {id, as the parties spell it: row}.
+        version: names this state of the table; it says nothing of what is in it.
+        rules: how ids are spelt.
+        columns: the names of the id columns.
+    """
+
+    party: Party
+    places: Mapping[str, int]
+    version: str
+    rules: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    def spelt(self, ids: Sequence[str]) -> list[str | None]:
+        """Returns ids as the parties have matched them; None for what is no id.
+
+        An id of several columns has its cells in their order, with ``SEPARATOR`` between them.
+        """
+        if len(self.columns) == 1:
+            cells: list[Sequence[str | None]] = [ids]
+        else:
+            split = [each.split(SEPARATOR) for each in ids]
+            whole = [each if len(each) == len(self.columns) else None for each in split]
+            cells = [
+                [each[at] if each is not None else None for each in whole]
+                for at in range(len(self.columns))
+            ]
+        found: list[str | None] = normalised(cells, self.rules).to_pylist()
+        return found
+
+    def rows(self, ids: Sequence[str | None]) -> Rows:
+        """Returns the row of each id, -1 for one that is unknown, [N]."""
+        places = self.places
+        return np.fromiter(
+            (places.get(each, -1) if each is not None else -1 for each in ids), np.int64, len(ids)
+        )
+
+    @torch.no_grad()
+    def embed(self, rows: Rows) -> Tensor:
+        """Returns the party's embeddings of rows, float32 [N, D], on the CPU: of each row the same,
+        whichever rows are asked for with it.
+        """
+        party, features = self.party, self.party.need_features()
+        found = [
+            party.encode(*features.inputs(padded(chunk)))[: len(chunk)] for chunk in chunks(rows)
+        ]
+        empty = torch.empty(0, party.embedding_size)
+        return torch.cat(found).cpu() if found else empty
+
+
+class Store:
+    """Keeps a ``Held`` that is renewed when the table changes; readers never wait for that.
+
+    Args:
+        trained: the model.
+        say: shows a sentence to the person here.
+        source, query: as in ``prediction_data``.
+    """
+
+    def __init__(
+        self,
+        files: PartyFiles,
+        trained: TrainedRun,
+        say: Callable[..., None],
+        source: str | None = None,
+        query: str | None = None,
+    ) -> None:
+        self._files, self._trained, self._say = files, trained, say
+        self._settings = prediction_data(files.file.data, source, trained.state, query)
+        self._looked = _look(self._settings)
+        self.held = self._read()
+        self._ended = threading.Event()
+
+    def watch(self) -> None:
+        """Looks for changes of the table from now on, in a thread of its own."""
+        if self._files.file.serve.refresh_s and is_path(self._settings.source):
+            threading.Thread(target=self._watch, name="refresh", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._files.file.serve.refresh_s):
+            self.refresh()
+
+    def refresh(self) -> bool:
+        """Reads the table again if it has changed. Returns whether the rows are new: a table that
+        cannot be used leaves the old ones in their place.
+        """
+        looked = _look(self._settings)
+        # It is just being written.
+        if looked == self._looked or looked != _look(self._settings):
+            return False
+        try:
+            held = self._read()
+        except VflError as error:
+            self._looked = looked
+            text = f"{error}; the rows that were read before stay in use"
+            log.warning("%s", text, extra={"event": "refresh"})
+            self._say("advice", said=text)
+            return False
+        self._looked, self.held = looked, held
+        self._say("refreshed", rows=len(held.places), source=shown(self._settings.source))
+        return True
+
+    def _read(self) -> Held:
+        files, trained = self._files, self._trained
+        work = Serving(trained, files.settings, id_names(self._settings), ())
+        opened = open_party(trained.recipe, files.name, self._settings, trained.encoder, work=work)
+        for said in unseen(trained, opened.table):
+            self._say("unseen", said=said)
+        return _held(opened, files, work.ids)
+
+
+def _held(opened: Opened, files: PartyFiles, columns: Sequence[str]) -> Held:
+    made = assemble(opened, expected_rows(opened), device=files.device, policy=files.policy())
+    party = made.party
+    for model in party.models.values():
+        model.eval()
+    places = {each: at for at, each in enumerate(made.prepared.table.ids)}
+    version = hashlib.sha256(f"{time.time_ns()} {id(made)}".encode()).hexdigest()[:16]
+    rules = opened.settings.ruled(tuple(opened.recipe.rows.id_rules)).id_rules or ()
+    return Held(party, places, version, tuple(rules), tuple(columns))
+
+
+def _look(settings: DataSettings) -> tuple[Any, ...]:
+    """Returns what changes if the files of a table change: their sizes and times."""
+    parts = settings.parts.values() or [settings]
+    paths = [Path(each.source) for each in parts if is_path(each.source)]
+    files = [
+        file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
+    ]
+    found = []
+    for file in files:
+        try:
+            about = file.stat()
+        except OSError:
+            continue
+        found.append((str(file), about.st_size, about.st_mtime_ns, about.st_ino))
+    return tuple(found)
+
+
+def require_served(trained: TrainedRun) -> None:
+    """Raises InputError if the model cannot be served."""
+    own = Course(trained.recipe).lone_phase
+    if own is not None:
+        text = f"a model of kind {own.kind!r} is no encoders and a top model"
+        raise InputError(
+            Code.CONFIG_INVALID, f"{trained.path}: {text}; use vfl-party predict for it"
+        )

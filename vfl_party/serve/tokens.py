@@ -1,0 +1,162 @@
+"""Tokens of those who may ask: only their SHA-256 is kept, with what each may ask and how often."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
+
+from vfl_common.errors import Code, InputError
+from vfl_common.files import write_atomic
+
+# For people who look through logs and repositories for secrets.
+_PREFIX = "vfl_"
+_BYTES = 32
+
+
+class Token(BaseModel):
+    """A token, as the file has it.
+
+    ``models``: names of recipes, or run ids; ``*`` is any. ``rows_a_day``: the most rows that are
+    asked for in a day (UTC); None: no limit. ``until``: the last day.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    sha256: str
+    models: tuple[str, ...] = ("*",)
+    rows_a_day: PositiveInt | None = None
+    until: date | None = None
+
+
+@dataclass
+class Denied(Exception):  # noqa: N818 - an answer to a caller, not a fault
+    """Why a caller gets no answer. ``status``: of HTTP."""
+
+    status: int
+    why: str
+
+
+_FILE = TypeAdapter(tuple[Token, ...])
+
+
+class Tokens:
+    """The tokens of a file, read again when it changes; any thread may ask.
+
+    ``path``: None: everybody may ask. Raises InputError if the file cannot be used.
+    """
+
+    def __init__(
+        self, path: Path | None, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._path, self._now, self._lock = path, now, threading.Lock()
+        self._day = ""
+        # {token's name: rows of this day}.
+        self._spent: dict[str, int] = {}
+        self._read_as: tuple[int, int] | None = None
+        self._known: dict[str, Token] = {}
+        if path is not None:
+            self._renew()
+
+    def _renew(self) -> None:
+        assert self._path is not None  # noqa: S101 - see __init__
+        try:
+            about = self._path.stat()
+        except OSError as error:
+            raise InputError(
+                Code.FILE_INVALID, f"{self._path}: cannot be read ({error.strerror})"
+            ) from None
+        read_as = (about.st_mtime_ns, about.st_size)
+        if read_as != self._read_as:
+            self._known = {each.sha256: each for each in read_tokens(self._path)}
+            self._read_as = read_as
+
+    def check(self, given: str | None, models: Sequence[str]) -> Token | None:
+        """Returns the token of a caller; None if everybody may ask. Raises Denied.
+
+        ``models``: the names of the model that is asked.
+        """
+        if self._path is None:
+            return None
+        with self._lock:
+            # A file that was damaged while this serves allows nobody new, and nobody less.
+            with contextlib.suppress(InputError):
+                self._renew()
+            token = self._known.get(_digest(given)) if given else None
+        if token is None:
+            raise Denied(401, "a token is needed: Authorization: Bearer TOKEN")
+        if token.until is not None and self._now().date() > token.until:
+            raise Denied(401, "the token has ended")
+        if not {"*", *models} & set(token.models):
+            raise Denied(403, "the token is for other models")
+        return token
+
+    def spend(self, token: Token | None, rows: int) -> None:
+        """Counts rows that a caller asks for. Raises Denied if these are too many for a day."""
+        if token is None or token.rows_a_day is None:
+            return
+        with self._lock:
+            day = self._now().date().isoformat()
+            if day != self._day:
+                self._day, self._spent = day, {}
+            spent = self._spent.get(token.name, 0) + rows
+            if spent > token.rows_a_day:
+                raise Denied(429, f"the token is for {token.rows_a_day} rows a day")
+            self._spent[token.name] = spent
+
+
+def read_tokens(path: Path) -> tuple[Token, ...]:
+    """Reads a file of tokens. Raises InputError."""
+    try:
+        return _FILE.validate_json(path.read_bytes())
+    except OSError as error:
+        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError:
+        text = f"{path}: is no file of tokens; write it with vfl-party token"
+        raise InputError(Code.FILE_INVALID, text) from None
+
+
+def add_token(path: Path, name: str, **facts: Any) -> str:
+    """Adds a token to a file, which is made if it is missing; returns the token, which is kept
+    nowhere. Raises InputError if the file has one of this name.
+    """
+    known = read_tokens(path) if path.exists() else ()
+    if any(each.name == name for each in known):
+        text = f"{path}: has a token {name!r} already; remove it, or choose another name"
+        raise InputError(Code.CONFIG_INVALID, text)
+    secret = _PREFIX + secrets.token_urlsafe(_BYTES)
+    _write(path, (*known, Token(name=name, sha256=_digest(secret), **facts)))
+    return secret
+
+
+def remove_token(path: Path, name: str) -> None:
+    """Removes a token: from then on it opens nothing. Raises InputError if there is none of this
+    name.
+    """
+    known = read_tokens(path)
+    rest = tuple(each for each in known if each.name != name)
+    if len(rest) == len(known):
+        names = ", ".join(each.name for each in known) or "none"
+        raise InputError(Code.CONFIG_INVALID, f"{path}: has no token {name!r}; it has {names}")
+    _write(path, rest)
+
+
+def _write(path: Path, tokens: Sequence[Token]) -> None:
+    lines = [each.model_dump(mode="json", exclude_none=True) for each in tokens]
+    write_atomic(path, json.dumps(lines, indent=1) + "\n")
+    path.chmod(0o600)
+
+
+def _digest(secret: str) -> str:
+    # A token has 256 random bits: nobody guesses one, and a slow hash would only slow its owner.
+    return hashlib.sha256(secret.encode()).hexdigest()
