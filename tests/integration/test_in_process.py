@@ -93,7 +93,7 @@ RATED = {"kind": "custom", "factory": "mine:Rated"}
 TOP = {"kind": "custom", "factory": "mine:top", "options": {"width": 9}}
 CNN = {"kind": "cnn", "channels": [4, 6]}
 MLP = {"kind": "mlp", "hidden": [12], "dropout": 0.5}
-EVALUATE = {"kind": "evaluate"}
+EVALUATE = {"kind": "evaluate", "subsets": True, "resamples": 2}
 SSL = {
     "rounds": 2,
     "batch_size": 24,
@@ -479,6 +479,7 @@ def test_one_process_computes_what_many_compute(case: str, tmp_path: Path) -> No
         federation.start_all()
         theirs = Summary.model_validate(federation.finish())
         assert ours.metrics == theirs.metrics
+        assert ours.worth == theirs.worth
         assert ours.steps == theirs.steps
         assert ours.bytes.agrees
         names = federation.names
