@@ -106,7 +106,7 @@ def test_sets_are_measured_as_one_process_measures_them(case: str, tmp_path: Pat
     players = worth.subsets[-1].parties
     for split in ("validation", "test"):
         assert found[frozenset(players), split] == summary.metrics[split][worth.metric]
-    tested = {of: value for (of, split), value in found.items() if split == worth.split}
+    tested = {of: v for (of, split), v in found.items() if split == worth.split and v is not None}
     values = {name: each.value for name, each in worth.shapley.items()}
     assert values == pytest.approx(brute_force(players, tested), abs=1e-9)
     together = tested[frozenset(players)] - tested[frozenset()]

@@ -42,6 +42,11 @@ def mean_embedding(party: Party, rows: Rows) -> Tensor:
     return (total_D / len(rows)).float()[None]
 
 
+def steps(kind: StandIn) -> int:
+    """Returns how many steps ``give`` and ``collect`` take."""
+    return int(kind == "mean")
+
+
 def give(side: Asking, party: Party, kind: StandIn, step: StepKey) -> None:
     """Sends what stands in for a passive party, which knows the training rows; zeros are not sent.
     Raises as ``Asking.swap``.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
+from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.exchanges import embeddings
+from vfl_party.methods.evaluate.quality import Judge, metric_of
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.methods.evaluate.subsets import Subsets
 from vfl_party.phases import stand_in
@@ -28,6 +32,15 @@ class ActiveEvaluate(Phase):
         self._subsets: Subsets | None = None
         if settings.subsets:
             self._subsets = Subsets(party, name, settings, self._scorer)
+        self._kept = importance.Kept(party, name, settings)
+        self._importance = (
+            importance.ActiveImportance(party, name, settings, self._scorer.answering)
+            if settings.importance
+            else None
+        )
+
+    def keep(self, folder: Path) -> None:
+        self._kept.folder = folder
 
     def run_round(self, round_: int) -> RoundReport:
         party, batch = self._party, 0
@@ -41,12 +54,30 @@ class ActiveEvaluate(Phase):
         predictions = self._predictions(embedded)
         # First, because a rule of the recipe may choose the threshold by it.
         metrics = measured(party, predictions)
-        worth = None
+        absent: dict[str, Tensor] = {}
         if self._subsets is not None:
-            step = StepKey(self.name, round_, batch)
-            absent = stand_in.collect(self._scorer.answering, party, self._settings.absent, step)
-            worth = self._subsets.measured(embedded, absent)
+            step, kind = StepKey(self.name, round_, batch), self._settings.absent
+            absent = stand_in.collect(self._scorer.answering, party, kind, step)
+            batch += stand_in.steps(kind)
+        if self._importance is not None:
+            first = StepKey(self.name, round_, batch)
+            self._measure_columns(self._importance, first, *embedded["validation"])
+        # Last, because it takes longest, and needs nobody.
+        worth = self._subsets.measured(embedded, absent) if self._subsets is not None else None
         return RoundReport(0, metrics, predictions=predictions, worth=worth)
+
+    def _measure_columns(
+        self, of: importance.ActiveImportance, first: StepKey, rows: Rows, found: list[Chunk]
+    ) -> None:
+        party, settings = self._party, self._settings
+        metric = metric_of(party.recipe.task, self.name, settings.metric)
+        judge = Judge(party, metric, rows)
+        whole = judge.of(self._scorer.scored(found).outputs)
+        own = of.run(
+            first, found, lambda other: whole - judge.of(self._scorer.scored(other).outputs)
+        )
+        if own is not None:
+            self._kept(own)
 
     def _predictions(
         self, embedded: dict[str, tuple[Rows, list[Chunk]]]

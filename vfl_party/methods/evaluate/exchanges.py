@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vfl_common.bundle import StepKey
+from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases import stand_in
@@ -18,14 +19,12 @@ def embeddings(party: Party, settings: EvaluateSettings) -> Exchange:
     """
     course = party.course
     made = scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
+    more = ""
     if settings.subsets and settings.absent == "mean":
-        made = replace(made, when=f"{made.when}; then the mean of the training rows, as one row")
-    return made
-
-
-def steps(party: Party, settings: EvaluateSettings) -> int:
-    """Returns how many steps the rows of all splits take."""
-    return sum(len(chunks(party.rows(split))) for split in settings.splits)
+        more = "; then the mean of the training rows, as one row"
+    if settings.importance:
+        more += "; then the validation rows with each column permuted"
+    return replace(made, when=made.when + more)
 
 
 def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
@@ -37,5 +36,11 @@ def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
         found += scoring_traffic(party, phase, exchange, 0, batch, rows)
         batch += len(chunks(rows))
     if settings.subsets:
-        found += stand_in.traffic(party, exchange, settings.absent, StepKey(phase, 0, batch))
-    return Traffic(found)
+        means = stand_in.traffic(party, exchange, settings.absent, StepKey(phase, 0, batch))
+        found += means
+        batch += stand_in.steps(settings.absent)
+    if not settings.importance:
+        return Traffic(found)
+    permuted, lacking = importance.traffic(party, exchange, settings, StepKey(phase, 0, batch))
+    text = f"the permuted columns of {', '.join(lacking)} are not counted: they are not here"
+    return Traffic([*found, *permuted], bound=text if lacking else "")

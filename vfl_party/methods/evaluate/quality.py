@@ -41,7 +41,9 @@ class Judge:
     ranking are drawn, not its rows: NDCG is a mean over queries.
     """
 
-    def __init__(self, party: Party, metric: str, rows: Rows, *, draws: int, seed: int) -> None:
+    def __init__(
+        self, party: Party, metric: str, rows: Rows, *, draws: int = 0, seed: int = 0
+    ) -> None:
         self._task, self._metric = party.recipe.task, metric
         labels, targets = party.need_labels()
         self._unscale, self._threshold = labels.unscale, decides(party)

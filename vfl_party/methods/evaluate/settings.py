@@ -10,7 +10,12 @@ from vfl_common.config.base import KindName, Section
 from vfl_party.phases.stand_in import StandIn
 
 # Each with the key that makes it mean something.
-_PART_OF = {"absent": "subsets", "permutations": "subsets", "resamples": "subsets"}
+_PART_OF = {
+    "absent": "subsets",
+    "permutations": "subsets",
+    "resamples": "subsets",
+    "repeats": "importance",
+}
 
 
 class EvaluateSettings(Section):
@@ -34,6 +39,12 @@ class EvaluateSettings(Section):
     """With more than six parties: how many orders of the parties are drawn."""
     resamples: Annotated[int, Field(ge=2, le=10_000)] = 100
     """How often the rows are drawn anew for the errors (bootstrap)."""
+    importance: bool = False
+    """Whether each party learns what each of its own columns adds to the quality, on validation
+    rows.
+    """
+    repeats: Annotated[int, Field(ge=2, le=1_000)] = 5
+    """How often each column is permuted."""
 
     def model_post_init(self, _context: Any) -> None:
         for key, of in _PART_OF.items():
@@ -41,11 +52,14 @@ class EvaluateSettings(Section):
                 raise ValueError(
                     f"{key} means nothing without {of} = true; add it, or remove {key}"
                 )
-        if "metric" in self.model_fields_set and not self.subsets:
+        if self.metric is not None and not (self.subsets or self.importance):
             raise ValueError(
-                "metric means nothing without subsets = true; add it, or remove metric"
+                "metric means nothing without subsets = true or importance = true; add one, or "
+                "remove metric"
             )
         if self.subsets and not {"validation", "test"} & set(self.splits):
             raise ValueError(
                 "subsets needs validation or test rows, and splits has neither; add one of them"
             )
+        if self.importance and "validation" not in self.splits:
+            raise ValueError("importance needs validation rows; add validation to splits")
