@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tests.harness.reference import one_thread, top_of, trained
 from vfl_common.config.recipe import Recipe
+from vfl_party.base.seeds import derive_seed, permutation
 
 Quality = Callable[[Tensor, Tensor], float]
 
@@ -55,6 +56,44 @@ def qualities(
                 outputs = top_of(active, recipe.model.combine, used)
                 outputs = outputs.expand(len(rows), -1)
                 found[chosen, split] = quality(outputs, active.targets[torch.from_numpy(rows)])
+    return found
+
+
+def changes(
+    tables: dict[str, Any], data: dict[str, Any], repeats: int, quality: Quality
+) -> dict[str, list[list[float]]]:
+    """Returns {party: for each of its columns, what its permutation costs on the validation rows,
+    in each repeat}: permutation importance (Breiman 2001). All columns are numbers.
+    """
+    recipe, parties = Recipe.model_validate(tables), trained(tables, data)
+    active, phase = parties[recipe.active.name], recipe.phases[1].name
+    rows, rule = active.splits["validation"], recipe.model.combine
+    targets = active.targets[torch.from_numpy(rows)]
+    there = {name: party for name, party in parties.items() if party.features is not None}
+    for party in parties.values():
+        party.models.eval()
+    found: dict[str, list[list[float]]] = {}
+    with one_thread(), torch.no_grad():
+        z = {name: party.embed(rows) for name, party in there.items()}
+        whole = quality(
+            top_of(active, rule, [each for each in z.values() if each is not None]), targets
+        )
+        for name, party in there.items():
+            assert party.features is not None
+            (x,) = party.features.inputs(rows)
+            found[name] = []
+            for column in range(x.shape[1]):
+                costs = []
+                for repeat in range(repeats):
+                    seed = derive_seed(recipe.seed, "importance", phase, column, repeat)
+                    other = x.clone()
+                    other[:, column] = x[
+                        torch.from_numpy(permutation(seed, len(rows)).copy()), column
+                    ]
+                    mixed = {**z, name: party.models["encoder"](other)}
+                    used = [each for each in mixed.values() if each is not None]
+                    costs.append(whole - quality(top_of(active, rule, used), targets))
+                found[name].append(costs)
     return found
 
 

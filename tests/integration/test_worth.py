@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +17,33 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from tests.harness import cases
 from tests.harness.memory import in_process
-from tests.harness.reference_worth import brute_force, qualities
+from tests.harness.reference_worth import brute_force, changes, qualities
 from tests.harness.sentences import raises
 from tests.integration.test_resume import HANDSHAKE_BYTES, held, kill, wait_for_checkpoints
 from vfl.library.simulate import run_files
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.ledger import load_entries
 from vfl_common.summary import Summary, load_summary
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import against
+from vfl_party.phases.context import Party
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SUBSETS: dict[str, Any] = {"kind": "evaluate", "subsets": True, "resamples": 10}
 BINARY = {"kind": "binary"}
+IMPORTANCE: dict[str, Any] = {"subsets": False, "importance": True, "repeats": 3}
 TANH = {"kind": "mlp", "hidden": [12], "activation": "tanh"}
 TABLE = cases.columns("sklearn:breast_cancer", 3, limit=150)
 
 
 def tables(parties: int, phase: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     made = cases.recipe(parties, rows={"validation": 0.2, "test": 0.3}, **more)
-    return made | {"phases": [*made["phases"], SUBSETS | (phase or {})]}
+    evaluate = SUBSETS | (phase or {})
+    if not evaluate["subsets"]:
+        del evaluate["resamples"]
+    return made | {"phases": [*made["phases"], evaluate]}
 
 
 def auc(outputs: Tensor, targets: Tensor) -> float:
@@ -114,8 +121,70 @@ def test_sets_are_measured_as_one_process_measures_them(case: str, tmp_path: Pat
     assert all(each.error > 0.0 for each in worth.shapley.values())
 
 
+def importance(folder: Path) -> dict[str, tuple[float, float]]:
+    """{column: its value and error}, as a party keeps them."""
+    found = json.loads((folder / "importance.json").read_text())
+    return {each["name"]: (each["value"], each["error"]) for each in found["columns"]}
+
+
+@pytest.mark.parametrize("combine", ["concat", "sum"])
+def test_columns_are_permuted_as_one_process_permutes_them(combine: str, tmp_path: Path) -> None:
+    model = {"encoder": TANH, "combine": combine}
+    made = tables(3, IMPORTANCE | {"metric": "loss"}, task=BINARY, model=model)
+    in_process(tmp_path / "run", made, TABLE)
+    for name, costs in changes(made, TABLE, 3, loss).items():
+        found = importance(tmp_path / "run" / name)
+        assert len(found) == len(costs) == 10
+        assert all(each == float(f"{each:.3g}") for of in found.values() for each in of)
+        means = sorted(float(np.mean(each)) for each in costs)
+        assert sorted(value for value, _ in found.values()) == pytest.approx(
+            means, rel=6e-3, abs=1e-6
+        )
+        errors = sorted(float(np.std(each, ddof=1) / 3**0.5) for each in costs)
+        assert sorted(error for _, error in found.values()) == pytest.approx(
+            errors, rel=6e-3, abs=1e-6
+        )
+        assert stat.S_IMODE((tmp_path / "run" / name / "importance.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("count", [0, 10_001])
+def test_a_party_of_too_many_columns_is_refused(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lie(party: Party) -> list[str]:
+        return ["x"] * (count if party.name == "p1" else 1)
+
+    monkeypatch.setattr("vfl_party.methods.evaluate.importance.names_of", lie)
+    made = tables(3, IMPORTANCE, task=BINARY, model={"encoder": TANH})
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        in_process(tmp_path / "run", made, TABLE)
+
+
+def test_categories_and_images_are_permuted_whole(tmp_path: Path) -> None:
+    random, n = np.random.default_rng(3), 200
+    town, x = random.choice(["a", "b", "c"], n), random.normal(size=n)
+    own, theirs = tmp_path / "p0.csv", tmp_path / "p1.csv"
+    pd.DataFrame({"id": range(n), "y": (town == "a").astype(int), "x": x}).to_csv(own, index=False)
+    pd.DataFrame({"id": range(n), "town": town, "z": x}).to_csv(theirs, index=False)
+    data = {
+        "p0": {"source": str(own), "id": "id", "label": "y"},
+        "p1": {"source": str(theirs), "id": "id"},
+    }
+    for kind in ("mlp", "tabular"):
+        made = tables(2, IMPORTANCE, task=BINARY, model={"encoder": {"kind": kind}})
+        made["phases"][0] |= {"epochs": 8, "optimizer": {"lr": 0.02}}
+        in_process(tmp_path / kind, made, data)
+        found = importance(tmp_path / kind / "p1")
+        assert list(found) == ["town", "z"]
+        assert found["town"][0] > 0.3
+    made = tables(2, IMPORTANCE, model={"encoder": {"kind": "cnn", "channels": [4]}})
+    in_process(tmp_path / "images", made, cases.digits(2))
+    assert list(importance(tmp_path / "images" / "p1")) == ["image"]
+
+
 def test_a_party_that_dies_while_rows_are_evaluated_changes_nothing(tmp_path: Path) -> None:
     made, data, _ = CASES["auc, means"]
+    made = made | {"phases": [made["phases"][0], SUBSETS | {"importance": True, "repeats": 2}]}
     # Its embeddings of the test rows are larger than what is not counted.
     made = made | {"model": made["model"] | {"embedding_size": 128}}
     undisturbed = in_process(tmp_path / "here" / "run", made, data)
@@ -125,22 +194,30 @@ def test_a_party_that_dies_while_rows_are_evaluated_changes_nothing(tmp_path: Pa
         if (entry.kind, entry.direction) == ("embedding", "sent")
     }
     at = HANDSHAKE_BYTES + sent["splitnn"] + sent["evaluate"] // 2
-    with held(tmp_path / "there", made, data, sent=at) as (federation, proxy):
+    here, there = tmp_path / "here" / "run", tmp_path / "there"
+    with held(there, made, data, sent=at) as (federation, proxy):
         wait_for_checkpoints(federation)
         kill(federation, proxy, "p2")
         resumed = Summary.model_validate(federation.finish())
     assert resumed.interruptions == 1
     assert resumed.worth == undisturbed.worth
     assert resumed.worth is not None
+    for name in data:
+        kept = (federation.run_folder / name / "importance.json").read_text()
+        assert kept == (here / name / "importance.json").read_text()
 
 
-@pytest.mark.parametrize(("absent", "more"), [("mean", 2), ("zero", 0)])
-def test_what_stands_in_is_forecast_to_the_byte(absent: str, more: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("phase", "more"),
+    [({"absent": "mean"}, 1), ({"absent": "zero"}, 0), ({"importance": True, "repeats": 2}, 31)],
+    ids=["mean", "zero", "importance"],
+)
+def test_all_is_forecast_to_the_byte(phase: dict[str, Any], more: int, tmp_path: Path) -> None:
     path = EXAMPLES / "breast-cancer.toml"
     made = read_toml(path)
     made["phases"] = [
         {"kind": "splitnn", "epochs": 1, "codec": "float16"},
-        SUBSETS | {"absent": absent, "resamples": 2, "codec": "float16"},
+        SUBSETS | phase | {"resamples": 2, "codec": "float16"},
     ]
     recipe = parse(Recipe, made, str(path))
     said = forecast(outlook_of(recipe, path.parent))
@@ -156,8 +233,8 @@ def test_what_stands_in_is_forecast_to_the_byte(absent: str, more: int, tmp_path
         for link in summary.bytes.by_link
         if (link.phase, link.kind) == ("evaluate", "embedding")
     ]
-    # Of validation, of test, and of the mean.
-    assert sent == [2 + (more > 0)] * len(recipe.passives)
+    # Of validation, of test, of the mean, and of each of 15 columns twice.
+    assert sent == [2 + more] * len(recipe.passives)
 
 
 def noisy(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -175,7 +252,7 @@ def noisy(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         pd.DataFrame({"id": range(n), **columns}).to_csv(path, index=False)
         found[name] = {"source": str(path), "id": "id"}
     found["p0"]["label"] = "label"
-    made = tables(3, {"resamples": 60}, task=BINARY, model={"encoder": TANH})
+    made = tables(3, {"resamples": 60, "importance": True}, task=BINARY, model={"encoder": TANH})
     made["phases"][0] |= {"epochs": 6, "optimizer": {"lr": 0.01}}
     return made, found
 
@@ -186,6 +263,9 @@ def test_a_party_of_noise_is_worth_nothing_within_its_error(tmp_path: Path) -> N
     noise, rest = worth.shapley["p2"], [worth.shapley[name] for name in ("p0", "p1")]
     assert abs(noise.value) <= 2 * noise.error < 0.02
     assert all(each.value > 5 * each.error for each in rest)
+    ((value, error),) = importance(tmp_path / "run" / "p2").values()
+    assert abs(value) <= 2 * error < 0.01
+    assert all(each > 5 * its > 0 for each, its in importance(tmp_path / "run" / "p1").values())
 
 
 def test_of_many_parties_orders_are_drawn_and_the_error_says_so(tmp_path: Path) -> None:
@@ -241,6 +321,8 @@ def test_a_ranking_draws_queries_and_a_survival_has_its_own_metric(tmp_path: Pat
         {"subsets": False, "metric": "auc"},
         {"absent": "median"},
         {"resamples": 1},
+        {"importance": True, "splits": ["test"]},
+        {"repeats": 3},
     ],
     ids=lambda phase: ", ".join(phase),
 )

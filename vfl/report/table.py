@@ -267,7 +267,7 @@ def _worth(summary: Summary) -> list[Table]:
     values = new_table("What each party is worth")
     values.add_column("party")
     values.add_column(f"adds to {worth.split} {worth.metric}{lower}", justify="right")
-    values.add_column(f"Shapley value, {how}: standard error", justify="right")
+    values.add_column(f"standard error (Shapley values, {how})", justify="right")
     for name, each in worth.shapley.items():
         values.add_row(clean(name), f"{each.value:+.4f}", f"{each.error:.4f}")
     sets = new_table("Quality with some parties")

@@ -3,11 +3,14 @@
 A party gives a column, in the validation rows, the values of other rows, and sends the embeddings
 of these rows; the active party answers, once and to this party alone, with what that costs. Names
 and values stay at the party that has them. The active party learns how many columns there are.
+
+A metric tells of labels, and a party that lies sends what embeddings it likes: answers of full
+precision could tell all labels (Aggarwal et al. 2021). So each column has two numbers, of three
+digits.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,6 +23,7 @@ from torch import Tensor
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import private_file
+from vfl_common.text import to_json
 from vfl_party.base.seeds import derive_seed, permutation
 from vfl_party.methods.evaluate.quality import metric_of
 from vfl_party.methods.evaluate.settings import EvaluateSettings
@@ -30,7 +34,9 @@ from vfl_party.phases.scoring import Chunk, chunks
 
 FILE = "importance.json"
 # Columns of one party; more are probably a mistake.
-_MOST = 100_000
+_MOST = 10_000
+# Of an answer: significant ones.
+_DIGITS = 3
 # The name of what has no columns.
 _IMAGE = "image"
 COUNT = Exchange("columns", Sent(Kind.ROWS, {"columns": i64(1)}), when="once")
@@ -39,8 +45,8 @@ CHANGES = Exchange(
     NOTHING,
     Sent(
         Kind.VERDICT,
-        {"changes": i64("columns", "repeats")},
-        how="to each party its own; float64, as the bits of int64",
+        {"changes": i64("columns", 2)},
+        how="to each party its own; numbers of three digits, as the bits of float64",
     ),
     when="once",
 )
@@ -97,8 +103,7 @@ class PassiveImportance:
             for z_BD in found:
                 batch += 1
                 self._embeddings.swap(first._replace(batch=batch), {"z": z_BD})
-        last, repeats = first._replace(batch=batch + 1), self._settings.repeats
-        answer = self._changes.take(last, columns=len(names), repeats=repeats)
+        answer = self._changes.take(first._replace(batch=batch + 1), columns=len(names))
         return listed(names, answer["changes"].cpu().view(torch.float64))
 
 
@@ -142,7 +147,7 @@ class ActiveImportance:
             change([Chunk([z], of.others, of.rows) for z, of in zip(own, found, strict=True)])
             for _, own in permuted(party, self._phase, self._settings)
         ]
-        return listed(names_of(party), torch.tensor(lost, dtype=torch.float64).view(-1, repeats))
+        return listed(names_of(party), _figures(lost, repeats))
 
     def _counted(self, step: StepKey) -> dict[str, int]:
         """Returns {passive party: how many columns it has}."""
@@ -182,24 +187,32 @@ class ActiveImportance:
             ready = [name for name, most in sends.items() if done == most]
             if ready:
                 self._changes.collect(step, each={name: {} for name in ready})
-                bits = {
-                    name: torch.tensor(lost[name], dtype=torch.float64).view(torch.int64)
-                    for name in ready
-                }
+                found_of = {name: _figures(lost[name], repeats) for name in ready}
                 self._changes.reply(
                     step,
-                    {name: {"changes": each.view(-1, repeats)} for name, each in bits.items()},
+                    {name: {"changes": each.view(torch.int64)} for name, each in found_of.items()},
                 )
 
 
-def listed(names: list[str], lost: Tensor) -> dict[str, Any]:
-    """Returns {"columns": each column's name, value and standard error}, the greatest change first;
-    ``lost``: float64 [columns, repeats].
+def _figures(lost: list[float], repeats: int) -> Tensor:
+    """Returns the mean over the repeats of each column and its standard error, float64 [columns,
+    2], of three digits.
     """
-    values, errors = lost.mean(dim=1), lost.std(dim=1) / lost.shape[1] ** 0.5
+    lost_CR = torch.tensor(lost, dtype=torch.float64).view(-1, repeats)
+    found_C2 = torch.stack([lost_CR.mean(dim=1), lost_CR.std(dim=1) / repeats**0.5], dim=1)
+    return torch.tensor(
+        [[float(f"{each:.{_DIGITS}g}") for each in row] for row in found_C2.tolist()],
+        dtype=torch.float64,
+    )
+
+
+def listed(names: list[str], figures_C2: Tensor) -> dict[str, Any]:
+    """Returns {"columns": each column's name, value and standard error}, the greatest value first;
+    ``figures_C2``: the values and errors.
+    """
     rows = [
         {"name": name, "value": value, "error": error}
-        for name, value, error in zip(names, values.tolist(), errors.tolist(), strict=True)
+        for name, (value, error) in zip(names, figures_C2.tolist(), strict=True)
     ]
     return {"columns": sorted(rows, key=lambda each: -abs(each["value"]))}
 
@@ -221,7 +234,7 @@ class Kept:
         metric = metric_of(task, self._phase, self._settings.metric)
         facts = {"metric": metric, "split": "validation"}
         with private_file(self.folder / FILE) as file:
-            file.write(json.dumps(facts | found, indent=1).encode())
+            file.write(to_json(facts | found).encode())
 
 
 def traffic(
@@ -246,6 +259,6 @@ def traffic(
             if done < most:
                 found.append(replace(make(width=party.widths[name]), party=name))
             elif done == most:
-                answer = Occurrence.of(CHANGES, step, columns=known[name], repeats=repeats)
+                answer = Occurrence.of(CHANGES, step, columns=known[name])
                 found.append(replace(answer, party=name))
     return found, [name for name in passives if name not in known]
