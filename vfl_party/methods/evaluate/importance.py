@@ -11,6 +11,7 @@ digits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -32,7 +33,11 @@ from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk, chunks
 
+log = logging.getLogger(__name__)
+
 FILE = "importance.json"
+# Columns in the log.
+_SHOWN = 10
 # Columns of one party; more are probably a mistake.
 _MOST = 10_000
 # Of an answer: significant ones.
@@ -235,6 +240,17 @@ class Kept:
         facts = {"metric": metric, "split": "validation"}
         with private_file(self.folder / FILE) as file:
             file.write(to_json(facts | found).encode())
+        parts = [f"{each['name']} {each['value']:g}" for each in found["columns"][:_SHOWN]]
+        more = len(found["columns"]) - len(parts)
+        log.info(
+            "phase %s: validation %s that is lost by permuting a column of %s: %s%s",
+            self._phase,
+            metric,
+            self._party.name,
+            ", ".join(parts),
+            f" and {more} more" if more else "",
+            extra={"event": "importance"},
+        )
 
 
 def traffic(
