@@ -186,6 +186,44 @@ class Absence(_Model):
     steps: int
 
 
+class SetQuality(_Model):
+    """The metric with the embeddings of some parties, and a stand-in for each other one.
+
+    ``parties``: those that are there, in the order of the recipe. ``validation``, ``test``: None if
+    the split was not evaluated, or if the metric is undefined for its rows.
+    """
+
+    parties: list[Words]
+    validation: float | None = None
+    test: float | None = None
+
+
+class PartyValue(_Model):
+    """A Shapley value, and its standard error."""
+
+    value: float
+    error: float
+
+
+class Worth(_Model):
+    """What each party is worth to the trained model, in the unit of ``metric``.
+
+    ``lower_is_better``: of the metric; a party that helps then has a negative value. ``absent``:
+    what stands in for an absent party, ``mean`` or ``zero``. ``split``: the rows of the Shapley
+    values. ``permutations``: how many orders of the parties were drawn; 0: the values are exact.
+    ``shapley``: {party: its value}; their sum is the quality together minus that of none. Empty if
+    the metric is undefined for the rows.
+    """
+
+    metric: Words
+    lower_is_better: bool = False
+    absent: Words
+    split: Words
+    permutations: int = 0
+    subsets: list[SetQuality]
+    shapley: dict[Words, PartyValue] = {}
+
+
 class Summary(_Model):
     """The whole run.
 
@@ -217,6 +255,8 @@ class Summary(_Model):
     exchanges: list[ExchangeSummary] = []
     # If a phase trains with differential privacy.
     privacy: Privacy | None = None
+    # If a phase evaluates sets of parties.
+    worth: Worth | None = None
 
 
 def load_summary(path: Path) -> Summary:

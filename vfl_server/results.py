@@ -22,6 +22,7 @@ from vfl_server.control.reports import (
     ledger_of,
     metrics_of,
     privacy_of,
+    worth_of,
 )
 
 
@@ -79,6 +80,7 @@ def summarise(
         interruptions=coordinator.generation - 1,
         server_restarts=max(0, starts(folder) - 1),
         privacy=privacy_of(active),
+        worth=worth_of(active),
         exchanges=exchanges_of(active) or [],
         absences=[
             each for each in absences_of(active) or [] if recipe.party(each.party) is not None

@@ -27,7 +27,7 @@ _FEDHSSL = {
 }
 PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a kind occur
     "splitnn": {"epochs": 1, "early_stopping": {"patience": 1}},
-    "evaluate": {},
+    "evaluate": {"subsets": True, "importance": True},
     "fedhssl": _FEDHSSL | {"ssl": "simsiam", "projector": [8, 8, 8], "predictor": 8},
     "fedcvt": {"epochs": 1, "unlabelled_batch_size": 0, "own_batch_size": 16},
     "contrastive": {"rounds": 1, "batch_size": 16, "ssl": "simclr"},

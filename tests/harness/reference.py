@@ -277,7 +277,20 @@ def train(
     splits: Mapping[str, Any] = MappingProxyType({}),
     device: str = "cpu",
 ) -> dict[str, dict[str, Tensor]]:
-    """Returns {party: {"encoder.…": tensor}} after the recipe's only training phase.
+    """Returns {party: {"encoder.…": tensor}} after the recipe's only training phase; see
+    ``trained``.
+    """
+    parties = trained(recipe_tables, data, away, splits)
+    return {name: dict(party.models.state_dict()) for name, party in parties.items()}
+
+
+def trained(
+    recipe_tables: dict[str, Any],
+    data: dict[str, dict[str, Any]],
+    away: Mapping[str, Away] = MappingProxyType({}),
+    splits: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, OneParty]:
+    """Returns the parties after the recipe's only training phase.
 
     Args:
         recipe_tables: the recipe as in TOML; its first phase is of kind ``splitnn``.
@@ -307,7 +320,7 @@ def train(
             _train_without(recipe, phase.name, settings, parties, away)
         else:
             _train(recipe, phase.name, settings, tables, parties)
-    return {name: dict(party.models.state_dict()) for name, party in parties.items()}
+    return parties
 
 
 @contextmanager
@@ -434,7 +447,7 @@ def _train_without(
                             for row, each in zip(rows, z.detach(), strict=True)
                         }
             loss = loss_of(
-                recipe, _top(active, rule, embeddings), active.targets[torch.from_numpy(rows)]
+                recipe, top_of(active, rule, embeddings), active.targets[torch.from_numpy(rows)]
             )
             for party in ordered:
                 party.optimizer.zero_grad()
@@ -492,10 +505,10 @@ def _forward(
     sent = [_sent(recipe, party, active, party.embed(rows, at), at) for party in ordered]
     embeddings = [z for z in sent if z is not None]
     with active.own_random_numbers():
-        return _top(active, recipe.model.combine, embeddings)
+        return top_of(active, recipe.model.combine, embeddings)
 
 
-def _top(active: OneParty, rule: Combine, embeddings: list[Tensor]) -> Tensor:
+def top_of(active: OneParty, rule: Combine, embeddings: list[Tensor]) -> Tensor:
     """Combines the embeddings of the parties that are there, and passes them through the top."""
     top = active.models["top"]
     if rule == "concat":

@@ -93,7 +93,13 @@ RATED = {"kind": "custom", "factory": "mine:Rated"}
 TOP = {"kind": "custom", "factory": "mine:top", "options": {"width": 9}}
 CNN = {"kind": "cnn", "channels": [4, 6]}
 MLP = {"kind": "mlp", "hidden": [12], "dropout": 0.5}
-EVALUATE = {"kind": "evaluate"}
+EVALUATE = {
+    "kind": "evaluate",
+    "subsets": True,
+    "resamples": 2,
+    "importance": True,
+    "repeats": 2,
+}
 SSL = {
     "rounds": 2,
     "batch_size": 24,
@@ -479,6 +485,7 @@ def test_one_process_computes_what_many_compute(case: str, tmp_path: Path) -> No
         federation.start_all()
         theirs = Summary.model_validate(federation.finish())
         assert ours.metrics == theirs.metrics
+        assert ours.worth == theirs.worth
         assert ours.steps == theirs.steps
         assert ours.bytes.agrees
         names = federation.names
@@ -487,6 +494,13 @@ def test_one_process_computes_what_many_compute(case: str, tmp_path: Path) -> No
             assert got.keys() == want.keys()
             assert all(torch.equal(got[key], want[key]) for key in want), name
             assert lines(tmp_path / "ours" / "run" / name) == lines(federation.run_folder / name)
+            of_columns = [
+                folder / name / "importance.json"
+                for folder in (tmp_path / "ours" / "run", federation.run_folder)
+            ]
+            assert of_columns[0].exists() == of_columns[1].exists()
+            if of_columns[0].exists():
+                assert of_columns[0].read_text() == of_columns[1].read_text()
         for name in names:
             counted = [
                 {

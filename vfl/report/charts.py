@@ -17,6 +17,7 @@ from vfl.report.picture import Picture
 from vfl.report.reading import OWN, Rounds, RunRecord, curves, find, own_curves
 from vfl.report.table import in_order, size
 from vfl.report.times import times_of
+from vfl.report.worth import worth_of
 from vfl_common.files import unwritable
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
@@ -49,8 +50,8 @@ def draw_folder(folder: Path) -> list[Path]:
 
 
 def draw(run: RunRecord) -> list[Path]:
-    """Writes ``learning-curves.png`` (if the folder has metrics that make a curve), ``bytes.png``
-    and ``times.png``.
+    """Writes ``learning-curves.png`` (if the folder has metrics that make a curve), ``bytes.png``,
+    ``times.png``, and ``worth.png`` if sets of parties were evaluated.
     """
     paths = []
     rounds, own = curves(run), own_curves(run)
@@ -64,6 +65,8 @@ def draw(run: RunRecord) -> list[Path]:
         paths.append(draw_bytes(run.summary, run.phases, run.folder / "bytes.png"))
     if any(party.times for party in run.summary.parties):
         paths.append(save(times_of(run.summary, run.phases), run.folder / "times.png"))
+    if run.summary.worth is not None:
+        paths.append(save(worth_of(run.summary, run.summary.worth), run.folder / "worth.png"))
     return paths
 
 

@@ -15,13 +15,15 @@ from vfl.report.notes import encryption, unprotected
 from vfl.report.reading import Own
 from vfl.report.rounds import RoundLine
 from vfl_common.ledger import CONTROL
-from vfl_common.summary import LinkBytes, Summary
+from vfl_common.summary import LinkBytes, SetQuality, Summary, Worth
 from vfl_common.text import clean, percent
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
 # The phases before those of the recipe.
 FIRST = ("align", "open")
+# Of parties: all those of four.
+_MOST_SETS = 16
 # If there is no terminal.
 PIPE_WIDTH = 120
 _WHY_DIFFERENT = (
@@ -119,6 +121,7 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
         parts += [Text(f"\nDifferential privacy: {summary.privacy.statement}")]
     for table in (
         _metrics(summary),
+        *_worth(summary),
         _processes(summary),
         _by_party(summary, order),
         _by_phase(summary, order),
@@ -235,6 +238,50 @@ def _metrics(summary: Summary) -> Table:
         named = summary.metrics[split]
         table.add_row(split, *(f"{named[name]:.4g}" if name in named else "" for name in names))
     return table
+
+
+def sets_shown(worth: Worth) -> list[SetQuality]:
+    """Returns the sets of parties that people look at, the best by test rows first: all if they are
+    few, else none, each alone, all but one, and all.
+    """
+    whole = max((len(each.parties) for each in worth.subsets), default=0)
+    found = worth.subsets
+    if len(found) > _MOST_SETS:
+        found = [each for each in found if len(each.parties) in (0, 1, whole - 1, whole)]
+
+    def place(each: SetQuality) -> tuple[bool, float]:
+        value = each.test if each.test is not None else each.validation
+        sign = 1 if worth.lower_is_better else -1
+        return value is None, 0.0 if value is None else sign * value
+
+    return sorted(found, key=place)
+
+
+def _worth(summary: Summary) -> list[Table]:
+    """Shows what each party is worth, and the quality of sets of parties."""
+    worth = summary.worth
+    if worth is None:
+        return []
+    how = f"{worth.permutations} orders drawn" if worth.permutations else "exact"
+    lower = " (lower is better)" if worth.lower_is_better else ""
+    values = new_table("What each party is worth")
+    values.add_column("party")
+    values.add_column(f"adds to {worth.split} {worth.metric}{lower}", justify="right")
+    values.add_column(f"standard error (Shapley values, {how})", justify="right")
+    for name, each in worth.shapley.items():
+        values.add_row(clean(name), f"{each.value:+.4f}", f"{each.error:.4f}")
+    sets = new_table("Quality with some parties")
+    sets.add_column(f"parties (absent ones: {clean(worth.absent)})")
+    for split in ("validation", "test"):
+        sets.add_column(f"{split} {worth.metric}", justify="right")
+    for of in sets_shown(worth):
+        named = ", ".join(clean(name) for name in of.parties) or "none"
+        sets.add_row(named, _number(of.validation), _number(of.test))
+    return [values, sets]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def _processes(summary: Summary) -> Table:

@@ -73,6 +73,7 @@ PARTY_MESSAGES: dict[str, dict[str, str]] = {
         "times_json": "seconds of each phase: encoding, waiting, decoding, computing",
         "returns": "how often it came back to others that had gone on",
         "follows_preset": "active party: the recipe's preset changes what a phase does",
+        "worth_json": "active party: the quality of each set of parties",
     },
     "abort": {
         "code": "why it stops",
@@ -177,7 +178,8 @@ class PartyReport:
     ``skipped_rounds``: those whose updates it has lost. ``rows``, ``common_rows``: how many rows it
     holds, and how many of them all parties hold, if they have found these. ``times_json``: what its
     steps took their time for. ``returns``: how often it came back to others that had gone on.
-    ``follows_preset``: the recipe's preset changes what a phase does; from the active party.
+    ``follows_preset``: the recipe's preset changes what a phase does; from the active party, as is
+    ``worth_json``: the quality of each set of parties.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -195,6 +197,7 @@ class PartyReport:
     times_json: str = ""
     returns: int = 0
     follows_preset: bool = False
+    worth_json: str = ""
 
     def message(self, ledger: Ledger, meter: TcpMeter) -> control_pb2.PartyMessage:
         """Returns what the server gets: the results, with the party's ledger and the kernel's
@@ -215,6 +218,7 @@ class PartyReport:
             times_json=self.times_json,
             returns=self.returns,
             follows_preset=self.follows_preset,
+            worth_json=self.worth_json,
         )
         if self.peak_memory_bytes is not None:
             report.peak_memory_bytes = self.peak_memory_bytes

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vfl_common.summary import Absence
+from vfl_common.summary import Absence, Worth
 from vfl_party.base.seeds import Rows
 
 # Nested dicts and lists of tensors, numbers, strings, None: what vfl_party.base.checkpoint packs.
@@ -32,7 +32,8 @@ class RoundReport:
     metrics of a trained model, which this party keeps in its folder and never sends; ``drift``:
     {party: how far its embeddings have moved since the validation before}, which stays in this
     party's ``metrics.jsonl``; ``passed``: steps that the others computed without this party;
-    ``judged``: the metric of the validation rows by which the phase ends; '' if by none.
+    ``judged``: the metric of the validation rows by which the phase ends; '' if by none; ``worth``:
+    the quality of each set of parties, from the side that has labels.
     """
 
     steps: int
@@ -47,6 +48,7 @@ class RoundReport:
     drift: Mapping[str, float] = field(default_factory=dict)
     passed: int = 0
     judged: str = ""
+    worth: Worth | None = None
 
 
 class Phase(ABC):

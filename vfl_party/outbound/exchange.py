@@ -238,14 +238,15 @@ class Answering(_Side):
     ) -> dict[str, dict[str, Tensor]]:
         """Returns {party: its tensors}, without gradient, in roster order and without late parties.
 
-        ``each``: {party: sizes that are its own}; None if all send tensors of the same sizes.
+        ``each``: {party that sends: sizes that are its own}; None if all send, tensors of the same
+        sizes.
 
         Raises as ``Hub.collect``.
         """
         sent, up = self.exchange.up, self.chains.up
         if self._own:
-            own_sizes = each or {}
-            each = {name: {**own, **own_sizes.get(name, {})} for name, own in self._own.items()}
+            asked = {name: {} for name in self._own} if each is None else each
+            each = {name: {**self._own[name], **own} for name, own in asked.items()}
         received: dict[str, dict[str, Tensor]] = {}
         alike = self._expected(sent, up, sizes) if each is None else None
         specs = {

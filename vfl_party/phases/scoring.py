@@ -74,6 +74,11 @@ class Chunk:
         """Returns the embeddings as if ``party`` were absent."""
         return Chunk(self.own, {**self.others, party: None}, self.rows)
 
+    def first(self) -> Chunk:
+        """Returns the embeddings of the first row alone."""
+        others = {name: None if z is None else z[:1] for name, z in self.others.items()}
+        return Chunk([z[:1] for z in self.own], others, 1)
+
 
 class SplitScorer:
     """The ``Scorer`` of encoders and a top model, which work in eval mode, a chunk of rows a step.
@@ -117,9 +122,21 @@ class SplitScorer:
         """Yields all parties' embeddings of ``rows``, a chunk a step: the first half of
         ``score``.
         """
+        return self._collected(self.answering, rows, first, lenience)
+
+    @property
+    def answering(self) -> Answering:
+        """The active party's side of the exchange, for more embeddings than those of rows."""
         if not isinstance(self._side, Answering):
             raise InternalError(f"{self._party.name} is a passive party, and cannot score")
-        return self._collected(self._side, rows, first, lenience)
+        return self._side
+
+    @property
+    def asking(self) -> Asking:
+        """A passive party's side of the exchange; see ``answering``."""
+        if not isinstance(self._side, Asking):
+            raise InternalError(f"{self._party.name} is the active party, and has nobody to answer")
+        return self._side
 
     @torch.no_grad()
     def _collected(
@@ -155,9 +172,7 @@ class SplitScorer:
     @torch.no_grad()
     def answer(self, rows: Rows, first: StepKey) -> int:
         """Embeds ``rows`` and sends them; see ``Scorer.answer``."""
-        party, side, following = self._party, self._side, self._following
-        if not isinstance(side, Asking):
-            raise InternalError(f"{party.name} is the active party, and has nobody to answer")
+        party, side, following = self._party, self.asking, self._following
         features = party.need_features()
         party.models["encoder"].eval()
         for step, chunk in _steps(rows, first):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfl_common.rpc.messages import PartyReport
-from vfl_common.summary import Absence, PhaseTimes
+from vfl_common.summary import Absence, PhaseTimes, Worth
 from vfl_common.text import to_json
 from vfl_party.base.phase import RoundReport, Tree
 from vfl_party.runtime.generation import Statement
@@ -26,6 +26,8 @@ class Outcome:
     without: tuple[str, ...] = ()
     # Of each phase.
     absences: dict[str, tuple[Absence, ...]] = field(default_factory=dict)
+    # Of the last phase that has measured it.
+    worth: Worth | None = None
     # Rounds whose updates this party has lost, or missed while it was away.
     skipped: int = 0
     # See PartyReport.
@@ -46,6 +48,7 @@ class Outcome:
                 phase: tuple(Absence(**each) for each in found)
                 for phase, found in tree.get("absences", {}).items()
             },
+            worth=Worth(**tree["worth"]) if tree.get("worth") else None,
             skipped=tree.get("skipped", 0),
         )
 
@@ -56,6 +59,7 @@ class Outcome:
             "metrics": self.metrics,
             "without": self.without,
             "skipped": self.skipped,
+            "worth": None if self.worth is None else self.worth.model_dump(),
             "absences": {
                 name: [each.model_dump() for each in found] for name, found in self.absences.items()
             },
@@ -69,6 +73,7 @@ class Outcome:
             self.catches_up = not report.steps
         self.metrics |= report.kept or report.metrics
         self.without = tuple(dict.fromkeys((*self.without, *report.without)))
+        self.worth = report.worth or self.worth
         if report.absences:
             self.absences[phase] = report.absences
 
@@ -88,4 +93,5 @@ class Outcome:
             common_rows=said.common_rows,
             times_json=to_json([each.model_dump() for each in times]),
             follows_preset=said.follows_preset,
+            worth_json="" if self.worth is None else self.worth.model_dump_json(),
         )

@@ -13,7 +13,7 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.ledger import Entry, InterfaceCount, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.stages import MOST_ROUNDS
-from vfl_common.summary import Absence, ExchangeSummary, PhaseTimes, Privacy
+from vfl_common.summary import Absence, ExchangeSummary, PhaseTimes, Privacy, Worth
 from vfl_common.text import clean, number
 from vfl_server.control.members import Member
 
@@ -50,6 +50,8 @@ def is_sound(report: control_pb2.Report, parties: int = 0) -> bool:
         and absences_of(report) is not None
         and len(report.times_json) <= MAX_ABSENCES
         and times_of(report) is not None
+        and len(report.worth_json) <= MAX_ABSENCES
+        and (not report.worth_json or worth_of(report) is not None)
     )
 
 
@@ -108,6 +110,16 @@ def privacy_of(report: control_pb2.Report) -> Privacy | None:
     """
     try:
         return Privacy.model_validate_json(report.privacy_json) if report.privacy_json else None
+    except ValueError:
+        return None
+
+
+def worth_of(report: control_pb2.Report) -> Worth | None:
+    """Reads a party's report on what each party is worth; returns None if it is empty or has
+    another form.
+    """
+    try:
+        return Worth.model_validate_json(report.worth_json) if report.worth_json else None
     except ValueError:
         return None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +19,20 @@ from tests.harness.sentences import raises, worded_as_before
 from vfl.cli import cli
 from vfl.report import charts
 from vfl.report.charts import draw
-from vfl.report.reading import curves, find, importance, initial, own_curves
-from vfl.report.table import in_order, show, size
+from vfl.report.reading import RunRecord, curves, find, importance, initial, own_curves
+from vfl.report.table import in_order, sets_shown, show, size
 from vfl_common.errors import Code, InputError
-from vfl_common.summary import ByteCount, Bytes, LinkBytes, PartySummary, Summary, TcpBytes
+from vfl_common.summary import (
+    ByteCount,
+    Bytes,
+    LinkBytes,
+    PartySummary,
+    PartyValue,
+    SetQuality,
+    Summary,
+    TcpBytes,
+    Worth,
+)
 
 OWN = {"peer": "bank", "phase": "train", "kind": "embedding", "direction": "sent"}
 METRICS = {
@@ -167,6 +179,45 @@ def test_the_table_names_metrics_bytes_and_processes(width: int) -> None:
     assert " ".join(rows["bank", "sent"]).endswith("4.99 MB")
     assert "3.9 s" in text
     assert all(len(each.rstrip()) <= width for each in text.splitlines())
+
+
+def worthy(parties: int, *, lower: bool = False) -> Summary:
+    """A summary that says what each party is worth, of all sets of parties."""
+    summary = summary_of(parties)
+    names = [each.name for each in summary.parties if each.role != "server"]
+    sets = [
+        SetQuality(parties=list(each), validation=None, test=0.5 + 0.05 * len(each))
+        for size in range(parties + 1)
+        for each in itertools.combinations(names, size)
+    ]
+    shapley = {name: PartyValue(value=0.05, error=0.0123) for name in names}
+    worth = Worth(
+        metric="auc",
+        lower_is_better=lower,
+        absent="mean",
+        split="test",
+        subsets=sets,
+        shapley=shapley,
+    )
+    return summary.model_copy(update={"worth": worth})
+
+
+def test_what_each_party_is_worth_is_shown_and_drawn(tmp_path: Path) -> None:
+    text = shown(worthy(3), 120)
+    assert re.search(r"passive-1 +\+0\.0500 +0\.0123", text)
+    # The best first.
+    assert text.index("bank, passive-1, passive-2") < text.index("bank, passive-1 ")
+    assert re.search(r"none +0\.5000", text)
+    many = worthy(5).worth
+    assert many is not None
+    assert [len(each.parties) for each in sets_shown(many)] == [5, *[4] * 5, *[1] * 5, 0]
+    lower = worthy(2, lower=True)
+    assert lower.worth is not None
+    assert sets_shown(lower.worth)[0].parties == []
+    drawn = {path.name: path for path in draw(RunRecord(tmp_path, lower, ()))}
+    assert drawn["worth.png"].stat().st_size > 5_000
+    again = Summary.model_validate_json(lower.model_dump_json())
+    assert again == lower
 
 
 def test_a_preset_is_shown_if_a_phase_depends_on_it() -> None:

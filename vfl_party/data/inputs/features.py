@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,18 @@ Codes = npt.NDArray[np.int64]
 
 
 Inputs: TypeAlias = tuple[torch.Tensor, ...]
+
+
+class Place(NamedTuple):
+    """Where a column of a table is in an encoder's inputs: in the numbers, or in the
+    categories.
+    """
+
+    numbers: slice = slice(0, 0)
+    categories: slice = slice(0, 0)
+
+
+NO_PLACES: Mapping[str, Place] = MappingProxyType({})
 
 
 class Ahead:
@@ -58,22 +71,28 @@ class Features:
     categories: int64 [N, K] codes below ``cardinalities``, or None. Code 0 is a category not seen
     in training, 1 a missing one, 2 one that augmentation hides (self-supervised methods alone).
     arrays: the same as NumPy has them, if they are on the CPU and not scaled images.
+    columns: {column of the table: where it is}; empty of images.
     """
 
     numbers: torch.Tensor | ScaledPixels
     categories: torch.Tensor | None = None
     cardinalities: tuple[int, ...] = ()
     arrays: tuple[npt.NDArray[Any], ...] = ()
+    columns: Mapping[str, Place] = field(default_factory=lambda: NO_PLACES)
     _ahead: Ahead = field(default_factory=Ahead, init=False, repr=False)
 
     @classmethod
     def of(
-        cls, x: Floats, categories: Codes | None = None, cardinalities: tuple[int, ...] = ()
+        cls,
+        x: Floats,
+        categories: Codes | None = None,
+        cardinalities: tuple[int, ...] = (),
+        columns: Mapping[str, Place] = NO_PLACES,
     ) -> Features:
         """Returns the encoder inputs in arrays, which are not copied."""
         codes = None if categories is None else torch.from_numpy(categories)
         arrays = (x,) if categories is None else (x, categories)
-        return cls(torch.from_numpy(x), codes, cardinalities, arrays)
+        return cls(torch.from_numpy(x), codes, cardinalities, arrays, columns)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -167,7 +186,8 @@ class Features:
             space.concatenated(each)
             for each in zip(self._as_floats(space), other._as_floats(space), strict=True)
         )
-        return Features.of(x, categories[0] if categories else None, self.cardinalities)
+        codes = categories[0] if categories else None
+        return Features.of(x, codes, self.cardinalities, self.columns)
 
     def _as_floats(self, space: Space) -> tuple[npt.NDArray[Any], ...]:
         if not isinstance(self.numbers, ScaledPixels):
@@ -184,4 +204,19 @@ class Features:
         if torch.device(device) == self.numbers.device:
             return self
         categories = None if self.categories is None else self.categories.to(device)
-        return Features(self.numbers.to(device), categories, self.cardinalities)
+        return Features(
+            self.numbers.to(device), categories, self.cardinalities, columns=self.columns
+        )
+
+    def with_column_of(self, rows: Codes, others: Codes, column: str | None) -> Inputs:
+        """Returns the encoder's arguments for ``rows``, in which a column is that of the rows
+        ``others``, one by one; None: all that there is.
+        """
+        theirs = self.inputs(others)
+        if column is None:
+            return theirs
+        place = self.columns[column]
+        mixed = [each.clone() for each in self.inputs(rows)]
+        for mine, their, at in zip(mixed, theirs, place, strict=False):
+            mine[:, at] = their[:, at]
+        return tuple(mixed)

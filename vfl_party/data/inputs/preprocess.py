@@ -21,6 +21,7 @@ from vfl_party.data.inputs.features import (
     Codes,
     Features,
     Floats,
+    Place,
 )
 from vfl_party.data.inputs.ranges import Span, outside, spans_of
 from vfl_party.data.inputs.scaled import ScaledPixels
@@ -221,7 +222,21 @@ class Preprocessor:
             if codes_NK is not None
             else ()
         )
-        return Features.of(x, codes_NK, cardinalities)
+        return Features.of(x, codes_NK, cardinalities, self._places())
+
+    def _places(self) -> dict[str, Place]:
+        """Returns where each column of a table is in what ``transform`` gives."""
+        found = {name: Place(slice(at, at + 1)) for at, name in enumerate(self.numeric_names)}
+        end = len(self.numeric_names)
+        for k, (name, words) in enumerate(
+            zip(self.categorical_names, self.vocabularies, strict=True)
+        ):
+            if self.one_hot:
+                found[name] = Place(slice(end, end + 1 + len(words)))
+                end += 1 + len(words)
+            else:
+                found[name] = Place(categories=slice(k, k + 1))
+        return found
 
     def cells(self, table: Table) -> tuple[Floats, Codes, tuple[str, ...]]:
         """Returns a table's numbers [N, F], NaN if missing, the codes of its categories [N, K], and

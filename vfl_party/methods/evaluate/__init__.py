@@ -1,87 +1,16 @@
 """Evaluates the trained model jointly on held-out rows: the passive parties embed, the active party
-scores.
+scores, and finds what each party is worth.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
-from torch import Tensor
-
-from vfl_common.bundle import StepKey
-from vfl_common.config.base import Section
-from vfl_party.base.phase import Phase, RoundReport
-from vfl_party.base.seeds import Rows
-from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
+from vfl_party.methods.evaluate.active import ActiveEvaluate
+from vfl_party.methods.evaluate.exchanges import traffic
+from vfl_party.methods.evaluate.passive import PassiveEvaluate
+from vfl_party.methods.evaluate.settings import EvaluateSettings
+from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
-from vfl_party.phases.measure import measured
 from vfl_party.phases.method import Method
-from vfl_party.phases.scoring import SplitScorer, chunks, scoring, scoring_traffic
-
-
-class EvaluateSettings(Section):
-    """The splits to evaluate; a split without rows is skipped."""
-
-    splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
-    """The splits to evaluate; one without rows is skipped."""
-
-
-def embeddings(party: Party) -> Exchange:
-    """Declares the exchange of the rows of each split, with the noise of the phases before."""
-    course = party.course
-    return scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
-
-
-class ActiveEvaluate(Phase):
-    """Evaluates all splits, one after the other, in one round; also without each party that may
-    have been away.
-    """
-
-    def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
-        self.name, self.rounds = name, 1
-        self._party, self._settings = party, settings
-        self._scorer = SplitScorer(party, name, embeddings(party))
-
-    def run_round(self, round_: int) -> RoundReport:
-        party, batch = self._party, 0
-        predictions: dict[str, tuple[Rows, Tensor]] = {}
-        # If training may go on without a party, people want to know what the model is worth without
-        # it.
-        some = party.features is not None or len(party.recipe.passives) > 1
-        away = (
-            [each.name for each in party.recipe.passives]
-            if party.course.late_policy != "wait" and some
-            else []
-        )
-        for split in self._settings.splits:
-            rows = party.rows(split)
-            first = StepKey(self.name, round_, batch)
-            found = [*self._scorer.embeddings(rows, first)]
-            batch += len(found)
-            if not len(rows):
-                continue
-            of = {split: found} | {
-                f"{split} without {name}": [each.without(name) for each in found] for name in away
-            }
-            for name, each in of.items():
-                predictions[name] = rows, self._scorer.scored(each).outputs
-        return RoundReport(0, measured(party, predictions), predictions=predictions)
-
-
-class PassiveEvaluate(Phase):
-    """Embeds the rows of all splits, one after the other, in one round."""
-
-    def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
-        self.name, self.rounds = name, 1
-        self._party, self._settings = party, settings
-        self._scorer = SplitScorer(party, name, embeddings(party))
-
-    def run_round(self, round_: int) -> RoundReport:
-        batch = 0
-        for split in self._settings.splits:
-            first = StepKey(self.name, round_, batch)
-            batch += self._scorer.answer(self._party.rows(split), first)
-        return RoundReport(0)
 
 
 class Evaluate(Method[EvaluateSettings]):
@@ -96,13 +25,7 @@ class Evaluate(Method[EvaluateSettings]):
         return True
 
     def traffic(self, party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
-        found: list[Occurrence] = []
-        exchange, steps = embeddings(party), 0
-        for split in settings.splits:
-            rows = party.rows(split)
-            found += scoring_traffic(party, phase, exchange, 0, steps, rows)
-            steps += len(chunks(rows))
-        return Traffic(found)
+        return traffic(party, phase, settings)
 
 
 METHOD = Evaluate(EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, encodes=True)

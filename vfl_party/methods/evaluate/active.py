@@ -1,0 +1,101 @@
+"""The active side: collects the embeddings of all rows, and scores them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from vfl_common.bundle import StepKey
+from vfl_party.base.phase import Phase, RoundReport
+from vfl_party.base.seeds import Rows
+from vfl_party.methods.evaluate import importance
+from vfl_party.methods.evaluate.exchanges import embeddings
+from vfl_party.methods.evaluate.quality import Judge, metric_of
+from vfl_party.methods.evaluate.settings import EvaluateSettings
+from vfl_party.methods.evaluate.subsets import Subsets
+from vfl_party.phases import stand_in
+from vfl_party.phases.context import Party
+from vfl_party.phases.measure import measured
+from vfl_party.phases.scoring import Chunk, SplitScorer
+
+
+class ActiveEvaluate(Phase):
+    """Evaluates all splits, one after the other, in one round; also without each party that may
+    have been away, and for each set of parties if the recipe asks for it.
+    """
+
+    def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
+        self.name, self.rounds = name, 1
+        self._party, self._settings = party, settings
+        self._scorer = SplitScorer(party, name, embeddings(party, settings))
+        self._subsets: Subsets | None = None
+        if settings.subsets:
+            self._subsets = Subsets(party, name, settings, self._scorer)
+        self._kept = importance.Kept(party, name, settings)
+        self._importance = (
+            importance.ActiveImportance(party, name, settings, self._scorer.answering)
+            if settings.importance
+            else None
+        )
+
+    def keep(self, folder: Path) -> None:
+        self._kept.folder = folder
+
+    def run_round(self, round_: int) -> RoundReport:
+        party, batch = self._party, 0
+        embedded: dict[str, tuple[Rows, list[Chunk]]] = {}
+        for split in self._settings.splits:
+            rows = party.rows(split)
+            found = [*self._scorer.embeddings(rows, StepKey(self.name, round_, batch))]
+            batch += len(found)
+            if len(rows):
+                embedded[split] = rows, found
+        predictions = self._predictions(embedded)
+        # First, because a rule of the recipe may choose the threshold by it.
+        metrics = measured(party, predictions)
+        absent: dict[str, Tensor] = {}
+        if self._subsets is not None:
+            step, kind = StepKey(self.name, round_, batch), self._settings.absent
+            absent = stand_in.collect(self._scorer.answering, party, kind, step)
+            batch += stand_in.steps(kind)
+        if self._importance is not None:
+            first = StepKey(self.name, round_, batch)
+            self._measure_columns(self._importance, first, *embedded["validation"])
+        # Last, because it takes longest, and needs nobody.
+        worth = self._subsets.measured(embedded, absent) if self._subsets is not None else None
+        return RoundReport(0, metrics, predictions=predictions, worth=worth)
+
+    def _measure_columns(
+        self, of: importance.ActiveImportance, first: StepKey, rows: Rows, found: list[Chunk]
+    ) -> None:
+        party, settings = self._party, self._settings
+        metric = metric_of(party.recipe.task, self.name, settings.metric)
+        judge = Judge(party, metric, rows)
+        whole = judge.of(self._scorer.scored(found).outputs)
+        own = of.run(
+            first, found, lambda other: whole - judge.of(self._scorer.scored(other).outputs)
+        )
+        if own is not None:
+            self._kept(own)
+
+    def _predictions(
+        self, embedded: dict[str, tuple[Rows, list[Chunk]]]
+    ) -> dict[str, tuple[Rows, Tensor]]:
+        party = self._party
+        # If training may go on without a party, people want to know what the model is worth without
+        # it.
+        some = party.features is not None or len(party.recipe.passives) > 1
+        away = (
+            [each.name for each in party.recipe.passives]
+            if party.course.late_policy != "wait" and some
+            else []
+        )
+        predictions: dict[str, tuple[Rows, Tensor]] = {}
+        for split, (rows, found) in embedded.items():
+            of = {split: found} | {
+                f"{split} without {name}": [each.without(name) for each in found] for name in away
+            }
+            for name, each in of.items():
+                predictions[name] = rows, self._scorer.scored(each).outputs
+        return predictions

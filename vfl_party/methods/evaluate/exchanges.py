@@ -1,0 +1,46 @@
+"""What an evaluation exchanges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vfl_common.bundle import StepKey
+from vfl_party.methods.evaluate import importance
+from vfl_party.methods.evaluate.settings import EvaluateSettings
+from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
+from vfl_party.phases import stand_in
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import chunks, scoring, scoring_traffic
+
+
+def embeddings(party: Party, settings: EvaluateSettings) -> Exchange:
+    """Declares the exchange of the rows of each split, with the noise of the phases before, and of
+    the mean that stands in for a party.
+    """
+    course = party.course
+    made = scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
+    more = ""
+    if settings.subsets and settings.absent == "mean":
+        more = "; then the mean of the training rows, as one row"
+    if settings.importance:
+        more += "; then the validation rows with each column permuted"
+    return replace(made, when=made.when + more)
+
+
+def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
+    """See ``Method.traffic``."""
+    found: list[Occurrence] = []
+    exchange, batch = embeddings(party, settings), 0
+    for split in settings.splits:
+        rows = party.rows(split)
+        found += scoring_traffic(party, phase, exchange, 0, batch, rows)
+        batch += len(chunks(rows))
+    if settings.subsets:
+        means = stand_in.traffic(party, exchange, settings.absent, StepKey(phase, 0, batch))
+        found += means
+        batch += stand_in.steps(settings.absent)
+    if not settings.importance:
+        return Traffic(found)
+    permuted, lacking = importance.traffic(party, exchange, settings, StepKey(phase, 0, batch))
+    text = f"the permuted columns of {', '.join(lacking)} are not counted: they are not here"
+    return Traffic([*found, *permuted], bound=text if lacking else "")

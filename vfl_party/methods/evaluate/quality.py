@@ -1,0 +1,95 @@
+"""One metric of scored rows, and of the same rows drawn anew: a bootstrap (Efron 1979)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vfl_common.config.task import TaskSettings
+from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import Rows
+from vfl_party.models.metrics import evaluate
+from vfl_party.phases.context import Party
+from vfl_party.phases.measure import decides
+
+_DEFAULTS = {
+    "multiclass": "accuracy",
+    "regression": "rmse",
+    "survival": "c_index",
+    "ranking": "ndcg",
+}
+
+
+def metric_of(task: TaskSettings, phase: str, named: str | None) -> str:
+    """Returns the metric by which a phase judges parties; ``named``: by the recipe. Raises
+    InputError if the task has no such metric.
+    """
+    name = named or _DEFAULTS.get(task.kind, "auc")
+    if name not in task.all_metrics:
+        text = f"recipe: phases: {phase}: metric: a {task.kind} task has no {name}"
+        text = f"{text} (it has {', '.join(task.all_metrics)}; task.metrics adds others)"
+        raise InputError(Code.CONFIG_INVALID, text)
+    return name
+
+
+class Judge:
+    """Measures outputs for the rows of a split, at the active party.
+
+    ``seed``: of the rows that are drawn. All outputs are judged by the same draws. The queries of a
+    ranking are drawn, not its rows: NDCG is a mean over queries.
+    """
+
+    def __init__(
+        self, party: Party, metric: str, rows: Rows, *, draws: int = 0, seed: int = 0
+    ) -> None:
+        self._task, self._metric = party.recipe.task, metric
+        labels, targets = party.need_labels()
+        self._unscale, self._threshold = labels.unscale, decides(party)
+        self._targets = party.take(targets, rows).cpu()
+        weights = party.row_weights(party.rows("train"))
+        self._weights = None if weights is None else party.take(weights, rows).cpu()
+        random = np.random.Generator(np.random.Philox(key=seed))
+        self._draws = [self._drawn(random) for _ in range(draws)]
+
+    def of(self, outputs_NO: Tensor) -> float:
+        """Returns the metric; NaN if it is undefined for the rows."""
+        return self._measured(outputs_NO.cpu(), self._targets, self._weights)
+
+    def resampled(self, outputs_NO: Tensor) -> npt.NDArray[np.float64]:
+        """Returns the metric for each draw; NaN if it is undefined for its rows."""
+        outputs_NO = outputs_NO.cpu()
+        found = []
+        for at, targets in self._draws:
+            weights = None if self._weights is None else self._weights[at]
+            found.append(self._measured(outputs_NO[at], targets, weights))
+        return np.array(found)
+
+    def _measured(self, outputs_NO: Tensor, targets: Tensor, weights: Tensor | None) -> float:
+        found = evaluate(
+            self._task,
+            outputs_NO,
+            targets,
+            self._unscale,
+            weights_N=weights,
+            threshold=self._threshold,
+        )
+        return found.get(self._metric, float("nan"))
+
+    def _drawn(self, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Draws as many rows as there are, with replacement; returns their places and targets."""
+        n = len(self._targets)
+        if self._task.kind != "ranking":
+            at = torch.from_numpy(random.integers(0, n, n))
+            return at, self._targets[at]
+        query_N = self._targets[:, 1]
+        queries = torch.from_numpy(np.unique(query_N.numpy()))
+        chosen = queries[torch.from_numpy(random.integers(0, len(queries), len(queries)))]
+        parts = [(query_N == query).nonzero().flatten() for query in chosen]
+        at = torch.cat(parts)
+        targets = self._targets[at].clone()
+        # A query that is drawn twice is two queries.
+        sizes = torch.tensor([len(part) for part in parts])
+        targets[:, 1] = torch.arange(len(parts)).repeat_interleave(sizes).to(targets.dtype)
+        return at, targets

@@ -1,0 +1,173 @@
+"""Measures the trained model with the embeddings of each set of parties, and from it what each
+party is worth. The active party does it alone, with embeddings that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from vfl_common.errors import Code, InputError
+from vfl_common.summary import PartyValue, SetQuality, Worth
+from vfl_party.base.seeds import Rows, derive_seed, permutation
+from vfl_party.methods.evaluate.quality import Judge, metric_of
+from vfl_party.methods.evaluate.settings import EvaluateSettings
+from vfl_party.methods.evaluate.shapley import (
+    MOST_EXACT,
+    Players,
+    all_sets,
+    exact,
+    of_orders,
+    some_sets,
+)
+from vfl_party.models.metrics import lower_is_better
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import Chunk, SplitScorer
+from vfl_party.phases.stand_in import replaced
+
+# Of the Shapley values, if it has rows.
+_LAST = ("test", "validation")
+# {split: (its rows, all parties' embeddings of them)}.
+Embedded: TypeAlias = Mapping[str, tuple[Rows, Sequence[Chunk]]]
+Values: TypeAlias = dict[str, npt.NDArray[np.float64]]
+
+
+@dataclass
+class _Measured:
+    """Of each split, the metric of each set; of the last one also for rows drawn anew, [1 + draws],
+    the rows as they are first.
+    """
+
+    of: dict[str, dict[Players, float]]
+    drawn: dict[Players, npt.NDArray[np.float64]]
+
+
+class Subsets:
+    """Measures sets of parties, at the active party.
+
+    Args:
+        phase: its name.
+        scorer: gives the outputs for embeddings.
+
+    Raises InputError if there is nothing to measure by.
+    """
+
+    def __init__(
+        self, party: Party, phase: str, settings: EvaluateSettings, scorer: SplitScorer
+    ) -> None:
+        self._party, self._phase, self._settings, self._scorer = party, phase, settings, scorer
+        self._metric = metric_of(party.recipe.task, phase, settings.metric)
+        self._players = [each.name for each in party.recipe.parties if each.features]
+        self._seed = derive_seed(party.recipe.seed, "worth", phase)
+        self._splits = [
+            split for split in _LAST if split in settings.splits and len(party.rows(split))
+        ]
+        if not self._splits:
+            text = f"recipe: phases: {phase}: subsets needs validation or test rows, and there are"
+            raise InputError(Code.CONFIG_INVALID, f"{text} none; set rows.validation or rows.test")
+
+    def measured(self, found: Embedded, stand_in: Mapping[str, Tensor]) -> Worth:
+        """Returns the quality of sets of parties, and what each party is worth.
+
+        ``stand_in``: {party: what stands in for its embeddings, [1, D]}.
+        """
+        count = len(self._players)
+        orders = [] if count <= MOST_EXACT else self._orders()
+        sets = some_sets(self._players, orders) if orders else all_sets(self._players)
+        measured = self._measured(sets, found, stand_in)
+        # Of those that orders pass through there may be thousands.
+        shown = some_sets(self._players, []) if orders else sets
+        return Worth(
+            metric=self._metric,
+            lower_is_better=lower_is_better(self._party.recipe.task, self._metric),
+            absent=self._settings.absent,
+            split=self._splits[0],
+            permutations=len(orders),
+            subsets=[self._quality(each, measured) for each in shown],
+            shapley=self._shapley(orders, measured.drawn),
+        )
+
+    def _orders(self) -> list[list[str]]:
+        """Draws orders of the parties."""
+        players = self._players
+        return [
+            [players[at] for at in permutation(derive_seed(self._seed, "order", n), len(players))]
+            for n in range(self._settings.permutations)
+        ]
+
+    def _measured(
+        self, sets: Sequence[Players], found: Embedded, stand_in: Mapping[str, Tensor]
+    ) -> _Measured:
+        measured = _Measured({split: {} for split in self._splits}, {})
+        for split in self._splits:
+            rows, chunks = found[split]
+            last = split == self._splits[0]
+            draws, seed = self._settings.resamples, derive_seed(self._seed, "rows")
+            judge = Judge(self._party, self._metric, rows, draws=draws if last else 0, seed=seed)
+            outputs_of = self._outputs(chunks, stand_in)
+            for number, each in enumerate(sets, 1):
+                outputs = outputs_of(each)
+                value = measured.of[split][each] = judge.of(outputs)
+                if last:
+                    measured.drawn[each] = np.array([value, *judge.resampled(outputs)])
+                    self._party.tick(self._phase, 0, 1, number, len(sets))
+        return measured
+
+    def _outputs(
+        self, chunks: Sequence[Chunk], stand_in: Mapping[str, Tensor]
+    ) -> Callable[[Players], Tensor]:
+        me, scorer = self._party.name, self._scorer
+
+        def outputs(there: Players) -> Tensor:
+            if there:
+                return scorer.scored(replaced(chunks, me, there, stand_in)).outputs
+            # Of equal rows, which a product of matrices may round differently.
+            one = replaced([chunks[0].first()], me, there, stand_in)
+            return scorer.scored(one).outputs.expand(sum(each.rows for each in chunks), -1)
+
+        return outputs
+
+    def _quality(self, of: Players, measured: _Measured) -> SetQuality:
+        names = [each for each in self._players if each in of]
+        values = {split: _or_none(found[of]) for split, found in measured.of.items()}
+        return SetQuality(parties=names, **values)
+
+    def _shapley(
+        self, orders: Sequence[Sequence[str]], drawn: dict[Players, npt.NDArray[np.float64]]
+    ) -> dict[str, PartyValue]:
+        """Returns each party's value with its standard error: of the rows, by the bootstrap, and of
+        the orders, if some are drawn.
+        """
+        if not np.isfinite(drawn[frozenset()][0]):
+            return {}
+        spread: Values = {}
+        if orders:
+            added = of_orders(orders, drawn)
+            values = {name: each.mean(axis=0) for name, each in added.items()}
+            spread = {name: each[:, 0] for name, each in added.items()}
+        else:
+            values = exact(self._players, drawn)
+        return {
+            name: PartyValue(value=float(each[0]), error=_error(each[1:], spread.get(name)))
+            for name, each in values.items()
+        }
+
+
+def _error(drawn: npt.NDArray[np.float64], spread: npt.NDArray[np.float64] | None) -> float:
+    """Returns a standard error: of the rows, from the values for rows drawn anew, and of
+    ``spread``, what the party adds in each order.
+    """
+    # Rows of a single class have no AUC, say.
+    drawn = drawn[np.isfinite(drawn)]
+    of_rows = float(drawn.var(ddof=1)) if len(drawn) > 1 else 0.0
+    of_orders = 0.0 if spread is None else float(spread.var(ddof=1)) / len(spread)
+    return float(np.sqrt(of_rows + of_orders))
+
+
+def _or_none(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -1,0 +1,104 @@
+"""What stands in for the embeddings of a party that takes no part: the mean of those of its
+training rows, or zeros.
+
+The party that has the embeddings computes the mean, and sends it once, as one row. It leaves
+through the exchange of the evaluated rows, so with the same noise, defences and codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import StepKey
+from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import Rows
+from vfl_party.outbound.declared import Exchange, Occurrence
+from vfl_party.outbound.exchange import Answering, Asking
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import Chunk, chunks
+
+StandIn = Literal["mean", "zero"]
+
+
+@torch.no_grad()
+def mean_embedding(party: Party, rows: Rows) -> Tensor:
+    """Returns the mean of a party's own embeddings of ``rows`` in eval mode, float32 [1, D]; the
+    sum is float64.
+
+    Raises InputError if there are no rows.
+    """
+    if not len(rows):
+        text = f"{party.name}: there are no training rows whose mean could stand in for a party"
+        raise InputError(Code.CONFIG_INVALID, f'{text}; set absent = "zero"')
+    features = party.need_features()
+    party.models["encoder"].eval()
+    total_D = torch.zeros(party.embedding_size, dtype=torch.float64, device=party.device)
+    for chunk in features.expecting(chunks(rows)):
+        total_D += party.encode(*features.inputs(chunk)).double().sum(dim=0)
+    return (total_D / len(rows)).float()[None]
+
+
+def steps(kind: StandIn) -> int:
+    """Returns how many steps ``give`` and ``collect`` take."""
+    return int(kind == "mean")
+
+
+def give(side: Asking, party: Party, kind: StandIn, step: StepKey) -> None:
+    """Sends what stands in for a passive party, which knows the training rows; zeros are not sent.
+    Raises as ``Asking.swap``.
+    """
+    if kind == "mean":
+        side.swap(step, {"z": mean_embedding(party, party.rows("train"))})
+
+
+def collect(side: Answering, party: Party, kind: StandIn, step: StepKey) -> dict[str, Tensor]:
+    """Returns {party with features: what stands in for it, [1, D]}, the active party first. Raises
+    as ``Answering.collect``.
+    """
+    own: dict[str, Tensor] = {}
+    if kind == "zero":
+        if party.features is not None:
+            own[party.name] = torch.zeros(1, party.embedding_size, device=party.device)
+        return own | {
+            name: torch.zeros(1, width, device=party.device) for name, width in party.widths.items()
+        }
+    if party.features is not None:
+        own[party.name] = mean_embedding(party, party.rows("train"))
+    received = side.collect(step, rows=1)
+    side.acknowledge(step, received)
+    return own | {name: tensors["z"] for name, tensors in received.items()}
+
+
+def traffic(party: Party, exchange: Exchange, kind: StandIn, step: StepKey) -> Iterable[Occurrence]:
+    """Returns what ``give`` and ``collect`` exchange, for a forecast."""
+    return party.occurrences(exchange, step, rows=1) if kind == "mean" else []
+
+
+def replaced(
+    found: Iterable[Chunk], active: str, there: Collection[str], stand_in: Mapping[str, Tensor]
+) -> list[Chunk]:
+    """Returns chunks with the embeddings of the parties ``there``; of all others what stands in for
+    them, in each row.
+
+    Args:
+        found: all parties' embeddings.
+        active: the name of the active party, whose embeddings are ``Chunk.own``.
+        there: names of parties.
+        stand_in: as ``collect`` returns it.
+    """
+
+    def kept(name: str, z_BD: Tensor | None, rows: int) -> Tensor | None:
+        return z_BD if name in there else stand_in[name].expand(rows, -1)
+
+    return [
+        Chunk(
+            [z for each in chunk.own if (z := kept(active, each, chunk.rows)) is not None],
+            {name: kept(name, z, chunk.rows) for name, z in chunk.others.items()},
+            chunk.rows,
+        )
+        for chunk in found
+    ]
