@@ -10,6 +10,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.models import build_joint, build_top, check_encoder, seeded
+from vfl_party.models.top import stand_ins
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
 
@@ -60,6 +61,9 @@ def build_models(
                 if "tail" in models
                 else build_joint(recipe.model, widths, recipe.task.outputs)
             )
+        if course.learns == "party_dropout":
+            passives = {each.name: recipe.embedding_size(each.name) for each in recipe.passives}
+            models[stand_ins.NAME] = stand_ins.StandIns(passives)
     return models
 
 
