@@ -494,7 +494,7 @@ def _forward(
 ) -> Tensor:
     sent = _embedded(recipe, active, ordered, rows, at)
     with active.own_random_numbers():
-        return _top(active, recipe.model.combine, [z for z in sent if z is not None])
+        return top_of(active, recipe.model.combine, [z for z in sent if z is not None])
 
 
 def _embedded(
@@ -525,13 +525,13 @@ def _joint_loss(
 
     def loss(embeddings: list[Tensor]) -> Tensor:
         with active.own_random_numbers():
-            outputs = _top(active, recipe.model.combine, embeddings)
+            outputs = top_of(active, recipe.model.combine, embeddings)
         return loss_of(recipe, outputs, *active.wanted(rows))
 
     return loss_over_sets(recipe, active.models, place, own, others, loss)
 
 
-def _top(active: OneParty, rule: Combine, embeddings: list[Tensor]) -> Tensor:
+def top_of(active: OneParty, rule: Combine, embeddings: list[Tensor]) -> Tensor:
     """Combines the embeddings of the parties that are there, and passes them through the top."""
     top = active.models["top"]
     if rule == "concat":
