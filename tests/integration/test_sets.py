@@ -23,6 +23,10 @@ from tests.harness.sentences import raises
 from tests.integration import test_fedhssl, test_fedonce
 from tests.integration.test_exact import TOLERANCE, federated, largest_deviation
 from tests.integration.test_resume import held, kill
+from vfl.library.run import Run
+from vfl.simulation.inprocess import run_in_process
+from vfl.simulation.origin import Origin
+from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.forecast.count import forecast, outlook_of
@@ -220,3 +224,40 @@ def test_a_party_alone_has_nobody_to_miss(how: dict[str, Any], tmp_path: Path) -
     data = cases.columns("sklearn:digits", 1, limit=100)
     with raises(InputError, Code.CONFIG_INVALID):
         in_memory(tmp_path, recipe(how, parties=1), data)
+
+
+@pytest.mark.parametrize("how", [SUBSETS, DROPOUT], ids=str)
+def test_predictions_name_who_took_part_and_are_the_model_s_own(
+    how: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without p1 the scores are those that evaluation has measured without it."""
+    recipe_ = Recipe.model_validate(
+        recipe(how) | {"phases": [*recipe(how)["phases"], {"kind": "evaluate"}]}
+    )
+    run_in_process(
+        recipe_, {name: DataSettings(**each) for name, each in DATA.items()}, tmp_path / "run"
+    )
+    Origin(tmp_path, {name: DataSettings(**each) for name, each in DATA.items()}).note(
+        tmp_path / "run"
+    )
+    run = Run.load(tmp_path / "run")
+    whole, some = run.predict(), run.predict(without=["p1"])
+    assert ({*whole["parties"]}, {*some["parties"]}) == ({"p0, p1, p2"}, {"p0, p2"})
+    kept = run.predictions
+    for name, got in (("test", whole), ("test without p1", some)):
+        score = dict(zip(got["id"], got["score_3"], strict=True))
+        want = [
+            (id_, each)
+            for id_, split, each in zip(kept["id"], kept["split"], kept["score_3"], strict=True)
+            if split == name
+        ]
+        assert len(want) == 10
+        assert [score[id_] for id_, _ in want] == pytest.approx(
+            [each for _, each in want], abs=1e-6
+        )
+    alone = run.predict(without=["p1", "p2"])
+    assert {*alone["parties"]} == {"p0"}
+    assert alone["score_3"] != some["score_3"]
+    for wrong in (["p0"], ["p7"]):
+        with raises(InputError, Code.CONFIG_INVALID):
+            run.predict(without=wrong)

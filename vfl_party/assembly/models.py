@@ -53,7 +53,7 @@ def build_models(
         models["encoder"] = course.encoder(make_encoder)
     if name == recipe.active.name:
         models |= course.upper(seed)
-        widths = [recipe.embedding_size(party.name) for party in recipe.parties if party.features]
+        widths = [recipe.embedding_size(party.name) for party in recipe.modelled if party.features]
         with seeded(derive_seed(seed, "init", name, "top")):
             # A network that is cut in two has one embedding of a row, and nothing to combine.
             models["top"] = (
@@ -62,8 +62,9 @@ def build_models(
                 else build_joint(recipe.model, widths, recipe.task.outputs)
             )
         if course.learns == "party_dropout":
-            passives = {each.name: recipe.embedding_size(each.name) for each in recipe.passives}
-            models[stand_ins.NAME] = stand_ins.StandIns(passives)
+            passives = [each.name for each in recipe.modelled if each.role == "passive"]
+            widths_of = {each: recipe.embedding_size(each) for each in passives}
+            models[stand_ins.NAME] = stand_ins.StandIns(widths_of)
     return models
 
 

@@ -137,7 +137,8 @@ class SplitScorer:
             side.acknowledge(step, received)
             z_BD = {
                 each.name: received[each.name]["z"] if each.name in received else None
-                for each in party.recipe.passives
+                for each in party.recipe.modelled
+                if each.role == "passive"
             }
             yield Chunk(own, z_BD, len(chunk))
 
@@ -145,7 +146,9 @@ class SplitScorer:
     def scored(self, found: Iterable[Chunk]) -> Scored:
         """Returns the top model's scores for embeddings: the second half of ``score``."""
         party, policy = self._party, self._policy or self._party.course.without
-        rule, top, widths = party.recipe.model.combine, party.models["top"], party.widths
+        rule, top = party.recipe.model.combine, party.models["top"]
+        modelled = [each.name for each in party.recipe.modelled]
+        widths = {name: party.recipe.embedding_size(name) for name in modelled}
         stand_ins = learnt_stand_ins(party.models)
         top.eval()
         outputs, without = [], Counter[str]()
