@@ -153,6 +153,14 @@ BATCHES = 5
         ("skip", "mean", 5, {"subsets": True}),
         ("skip", "concat", 5, {"party_dropout": 0.3}),
     ],
+    ids=[
+        "zeros-sum-5",
+        "cached-concat-5",
+        "skip-attention-5",
+        "skip-mean-1000",
+        "subsets",
+        "party_dropout",
+    ],
 )
 def test_a_party_is_killed_and_comes_back_in_the_same_generation(
     policy: str, rule: str, checkpoint_every: int, sets: dict[str, Any], tmp_path: Path

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from tests.harness import (
@@ -18,10 +19,11 @@ from tests.harness import (
     reference_fedonce,
     reference_pipe,
 )
+from tests.harness.federation import Federation
 from tests.harness.memory import in_memory, in_process, run_here
 from tests.harness.sentences import raises
 from tests.integration import test_fedhssl, test_fedonce
-from tests.integration.test_exact import TOLERANCE, federated, largest_deviation
+from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_resume import held, kill
 from vfl.library.run import Run
 from vfl.simulation.inprocess import run_in_process
@@ -178,10 +180,28 @@ def test_processes_one_of_which_is_killed_give_what_one_process_gives(tmp_path: 
     assert largest_deviation(got, want) == 0.0
 
 
-def test_processes(tmp_path: Path) -> None:
-    tables = recipe(DROPOUT)
+def test_processes_train_and_predict_without_one_of_them(tmp_path: Path) -> None:
+    tables, whole = recipe(DROPOUT), tmp_path / "one" / "run"
     one = in_memory(tmp_path / "one", tables, DATA)
-    assert largest_deviation(federated(tmp_path / "many", tables, DATA), one) == 0.0
+    Origin(tmp_path, {name: DataSettings(**each) for name, each in DATA.items()}).note(whole)
+    want = Run.load(whole).predict(without=["p1"])
+    with Federation(tmp_path / "many", tables, DATA) as federation:
+        federation.start_all()
+        federation.finish()
+        many = {name: federation.parameters(name) for name in federation.names}
+    assert largest_deviation(many, one) == 0.0
+    run = f"runs/{federation.run_folder.name}"
+    federation.programs.clear()
+    federation.server_options = ("--predict", "--without", "p1")
+    with federation:
+        federation.start_server()
+        for name in ("p0", "p2"):
+            path = federation.write_party(name).name
+            more = ("--run", run, "--without", "p1", "--out", "some.parquet")
+            federation.start(name, "vfl-party", "predict", path, *more)
+        for name, program in federation.programs.items():
+            assert program.wait(60) == 0, f"{name}: {program.stderr}"
+    assert pyarrow.parquet.read_table(federation.folder / "some.parquet").to_pydict() == want
 
 
 @pytest.mark.parametrize(
