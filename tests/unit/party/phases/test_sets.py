@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,7 +29,8 @@ def sets(**settings: Any) -> Sets:
 
 def test_the_expected_loss_is_that_over_all_sets_by_their_sizes() -> None:
     """Each set J of the active party and others counts 1 / |J| on average."""
-    draws, found, drawn = 4000, Counter[frozenset[str]](), sets(subsets=True)
+    draws, drawn = 4000, sets(subsets=True)
+    found = defaultdict[frozenset[str], float](float)
     for batch in range(draws):
         for each in drawn.drawn(NAMES, 0, batch) or []:
             found[frozenset(each.there)] += each.weight / draws
