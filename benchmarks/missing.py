@@ -46,14 +46,18 @@ TASKS: dict[str, dict[str, Any]] = {
         "task": {"kind": "binary"},
         "data": {"source": "phishing.csv.gz", "id": ["id"]},
         "label": "y",
-        "scheme": "columns",
+        # A view would give some party the label, too.
+        "parts": [{"columns": [f"f{17 * part + n}" for n in range(17)]} for part in range(4)],
         "encoder": {"kind": "mlp", "hidden": [32]},
     },
     "mnist10k": {
         "task": {"kind": "multiclass", "classes": 10},
         "data": {"source": "mnist10k.npz", "scale": "minmax"},
         "label": "labels",
-        "scheme": "quadrants",
+        "parts": [
+            {"columns": ["images"], "view": {"scheme": "quadrants", "part": part, "parts": 4}}
+            for part in range(4)
+        ],
         "encoder": {"kind": "mlp", "hidden": [64]},
     },
 }
@@ -98,7 +102,7 @@ def _data(task: str, names: Sequence[str], folder: Path) -> dict[str, DataSettin
         name: DataSettings(
             **own
             | {"source": str((folder / own["source"]).absolute())}
-            | {"view": {"scheme": TASKS[task]["scheme"], "part": part, "parts": 4}}
+            | TASKS[task]["parts"][part]
             | (label if name == "p0" else {})
         )
         for part, name in enumerate(names)
