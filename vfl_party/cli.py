@@ -27,7 +27,7 @@ from vfl_common.process.program import (
     run_program,
 )
 from vfl_common.text import LINE, clean, to_json
-from vfl_party.predict.options import result_options
+from vfl_party.predict.options import result_options, without_option
 from vfl_party.serve.commands import serve, token
 
 _DEVICE = click.option(
@@ -183,6 +183,7 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     metavar="SELECT",
     help="Of a database: the rows to predict; replaces the party file's query.",
 )
+@without_option
 @result_options
 @click.option(
     "--deadline",
@@ -199,6 +200,7 @@ def predict(
     trained: str,
     data: str | None,
     query: str | None,
+    without: tuple[str, ...],
     output: Path,
     like_input: bool,
     spreadsheet: bool,
@@ -235,7 +237,7 @@ def predict(
     name = file.name
     meant = _run_meant(trained, file)
     try:
-        run_ = load_joint(meant, name)
+        run_ = load_joint(meant, name, without)
     except InputError:
         # The recipe that the file names says which server is to hear of it.
         with contextlib.ExitStack() as stack:

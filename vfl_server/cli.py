@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from vfl_common.config.party import Pin, TlsSettings
 from vfl_common.config.recipe import load_recipe
+from vfl_common.errors import Code, InputError
 from vfl_common.files import PLAIN_NAME
 from vfl_common.process.logs import Console, version
 from vfl_common.process.program import (
@@ -95,6 +96,13 @@ def cli() -> None:
     help="Coordinate one joint prediction (vfl-party predict), not training.",
 )
 @click.option(
+    "--without",
+    multiple=True,
+    metavar="PARTY",
+    help="With --predict: a passive party that takes no part; once for each. Every party gives the "
+    "same.",
+)
+@click.option(
     "--pin",
     "pins",
     multiple=True,
@@ -122,6 +130,7 @@ def serve(
     metrics: str,
     linger_s: float,
     predict: bool,
+    without: tuple[str, ...],
     passphrase: Path | None,
     pins: tuple[str, ...],
     rows_at_most: int,
@@ -137,6 +146,10 @@ def serve(
     from vfl_server.app import ServerApp
 
     loaded = load_recipe(recipe)
+    if without and not predict:
+        text = f"--without {without[0]}: is for a prediction, and training needs all parties"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; add --predict, or remove it")
+    loaded = loaded.without(without) if without else loaded
     if run_id and not PLAIN_NAME.fullmatch(run_id):
         raise click.BadParameter(
             "letters, digits, '.', '_' and '-', at most 200", param_hint="--run-id"

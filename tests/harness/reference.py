@@ -26,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import lr_scheduler as schedules
 
 from tests.harness import wiring
+from tests.harness.reference_sets import loss_over_sets, vectors_of, zero_gradients
 from tests.harness.reference_task import losses_of_rows, weights_of_rows
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import Combine
@@ -102,6 +103,9 @@ class OneParty:
                 first = [AttentionPooling(inputs)] if attends else []
                 top = build_top(recipe.model.top, inputs, recipe.task.outputs)
                 self.models["top"] = nn.Sequential(*first, top) if first else top
+            vectors = vectors_of(recipe, width_of)
+            if vectors is not None:
+                self.models["stand_ins"] = vectors
         self.models.to(device)
         self._random = (
             torch.Generator().manual_seed(derive_seed(recipe.seed, "torch", name)).get_state()
@@ -280,7 +284,7 @@ def train(
     """Returns {party: {"encoder.…": tensor}} after the recipe's only training phase; see
     ``trained``.
     """
-    parties = trained(recipe_tables, data, away, splits)
+    parties = trained(recipe_tables, data, away, splits, device)
     return {name: dict(party.models.state_dict()) for name, party in parties.items()}
 
 
@@ -289,6 +293,7 @@ def trained(
     data: dict[str, dict[str, Any]],
     away: Mapping[str, Away] = MappingProxyType({}),
     splits: Mapping[str, Any] = MappingProxyType({}),
+    device: str = "cpu",
 ) -> dict[str, OneParty]:
     """Returns the parties after the recipe's only training phase.
 
@@ -359,11 +364,13 @@ def _train(
             recipe.seed, phase, epoch, active.splits["train"], settings.get("batch_size", 64)
         )
         for batch, rows in enumerate(cut):
-            outputs = _forward(recipe, active, ordered, rows, (epoch, batch))
-            loss = loss_of(recipe, outputs, *active.wanted(rows))
+            own, *others = _embedded(recipe, active, ordered, rows, (epoch, batch))
+            loss = _joint_loss(recipe, active, rows, (epoch, batch), own, _named(ordered, others))
             for party in ordered:
                 party.optimizer.zero_grad()
             loss.backward()
+            for party in ordered:
+                zero_gradients(party.models)
             for party in ordered:
                 table = tables[party.name]
                 if "clip_norm" in table:
@@ -429,30 +436,32 @@ def _train_without(
                     parties[name].models.load_state_dict(weights)
                     parties[name].optimizer.load_state_dict(moments)
             gone = {name for name, of in away.items() if (epoch, batch) in of.steps}
-            embeddings = []
-            for party in ordered:
+            own, others = active.embed(rows), {}
+            for party in ordered[1:]:
                 name, z = names[id(party)], None
                 if name not in gone:
                     z = party.embed(rows)
+                elif policy == "skip" and "stand_ins" in active.models:
+                    place = [each.name for each in recipe.passives].index(name)
+                    z = [*active.models["stand_ins"].parameters()][place].repeat(len(rows), 1)
                 elif policy == "zeros" or (policy == "skip" and rule == "concat"):
                     z = torch.zeros(len(rows), width_of(recipe, name))
                 elif policy == "cached":
                     blank = torch.zeros(width_of(recipe, name))
                     z = torch.stack([last.get((name, int(row)), blank) for row in rows])
                 if z is not None:
-                    embeddings.append(z)
-                    if party is not active and name not in gone:
+                    others[name] = z
+                    if name not in gone:
                         last |= {
                             (name, int(row)): each
                             for row, each in zip(rows, z.detach(), strict=True)
                         }
-            loss = loss_of(
-                recipe, top_of(active, rule, embeddings), active.targets[torch.from_numpy(rows)]
-            )
+            loss = _joint_loss(recipe, active, rows, (epoch, batch), own, others)
             for party in ordered:
                 party.optimizer.zero_grad()
             loss.backward()
             for party in ordered:
+                zero_gradients(party.models)
                 if names[id(party)] not in gone:
                     party.optimizer.step()
 
@@ -502,10 +511,43 @@ def _forward(
     rows: np.ndarray[Any, Any],
     at: tuple[int, int] | None = None,
 ) -> Tensor:
-    sent = [_sent(recipe, party, active, party.embed(rows, at), at) for party in ordered]
-    embeddings = [z for z in sent if z is not None]
+    sent = _embedded(recipe, active, ordered, rows, at)
     with active.own_random_numbers():
-        return top_of(active, recipe.model.combine, embeddings)
+        return top_of(active, recipe.model.combine, [z for z in sent if z is not None])
+
+
+def _embedded(
+    recipe: Recipe,
+    active: OneParty,
+    ordered: list[OneParty],
+    rows: np.ndarray[Any, Any],
+    at: tuple[int, int] | None = None,
+) -> list[Tensor | None]:
+    return [_sent(recipe, party, active, party.embed(rows, at), at) for party in ordered]
+
+
+def _named(ordered: list[OneParty], others: list[Tensor | None]) -> dict[str, Tensor]:
+    """Returns {passive party: its embeddings}."""
+    found = zip(ordered[1:], others, strict=True)
+    return {party.name: z for party, z in found if z is not None}
+
+
+def _joint_loss(
+    recipe: Recipe,
+    active: OneParty,
+    rows: np.ndarray[Any, Any],
+    place: tuple[int, int],
+    own: Tensor | None,
+    others: Mapping[str, Tensor],
+) -> Tensor:
+    """Returns the loss of a batch, over sets of parties if the recipe asks for that."""
+
+    def loss(embeddings: list[Tensor]) -> Tensor:
+        with active.own_random_numbers():
+            outputs = top_of(active, recipe.model.combine, embeddings)
+        return loss_of(recipe, outputs, *active.wanted(rows))
+
+    return loss_over_sets(recipe, active.models, place, own, others, loss)
 
 
 def top_of(active: OneParty, rule: Combine, embeddings: list[Tensor]) -> Tensor:

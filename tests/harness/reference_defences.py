@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import one_hot
 
 from tests.harness import reference
+from tests.harness.reference_sets import loss_over_sets, zero_gradients
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches
@@ -230,8 +232,7 @@ def train(
     labels_loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     draw: Callable[[], Draw] | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Returns {party: its weights} after split training with a defence; ``concat``, a task of
-    classes.
+    """Returns {party: its weights} after split training with a defence, on a task of classes.
 
     ``up``: a passive party's defence; each has its own. ``down``: the active party's. ``own_loss``:
     a passive party's own, of z and x, whose gradient is added to what comes back. ``labels_loss``:
@@ -256,14 +257,14 @@ def train(
             for party in recipe.parties
         }
         active = parties[recipe.active.name]
-        passives = [parties[each.name] for each in recipe.passives]
+        names = [each.name for each in recipe.passives]
+        passives = [parties[name] for name in names]
         changed = down() if down is not None else None
         sent_by = [up() for _ in passives] if up is not None else []
         drawn_by = [draw() for _ in passives] if draw is not None else []
         for epoch in range(settings["epochs"]):
-            for rows in batches(
-                recipe.seed, phase, epoch, active.splits["train"], settings["batch_size"]
-            ):
+            cut = batches(recipe.seed, phase, epoch, active.splits["train"], settings["batch_size"])
+            for batch, rows in enumerate(cut):
                 own, y = active.embed(rows), active.targets[torch.from_numpy(rows)]
                 made = [party.embed(rows) for party in passives]
                 assert own is not None
@@ -277,27 +278,28 @@ def train(
                     assert z is not None
                     plain = z.detach()
                     came.append((sent_by[number](plain) if sent_by else plain).requires_grad_())
-                outputs = active.models["top"](torch.cat([own, *came], dim=1))
+                loss = partial(
+                    _loss, recipe, active, (epoch, batch), own, dict(zip(names, came, strict=True))
+                )
                 each_class = [
                     torch.autograd.grad(
-                        reference.loss_of(recipe, outputs, torch.full_like(y, c)),
+                        loss(torch.full_like(y, c)),
                         came,
                         retain_graph=True,
+                        materialize_grads=True,
                     )
                     for c in range(recipe.task.classes or 2)
                 ]
                 for party in parties.values():
                     party.optimizer.zero_grad()
-                reference.loss_of(recipe, outputs, y).backward()
+                loss(y).backward()
+                zero_gradients(active.models)
                 for number, (z, leaf) in enumerate(zip(made, came, strict=True)):
                     assert z is not None
-                    assert leaf.grad is not None
                     of_class = torch.stack([grads[number] for grads in each_class])
-                    back = (
-                        leaf.grad
-                        if changed is None
-                        else changed(leaf.grad, y.reshape(-1), of_class)
-                    )
+                    back = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                    if changed is not None:
+                        back = changed(back, y.reshape(-1), of_class)
                     features = passives[number].features
                     if own_loss is not None and features is not None:
                         alone = z.detach().double().requires_grad_()
@@ -315,3 +317,20 @@ def train(
                 for party in parties.values():
                     party.optimizer.step()
     return {name: dict(party.models.state_dict()) for name, party in parties.items()}
+
+
+def _loss(
+    recipe: Recipe,
+    active: reference.OneParty,
+    place: tuple[int, int],
+    own: Tensor,
+    others: Mapping[str, Tensor],
+    targets: Tensor,
+) -> Tensor:
+    """Returns the loss of a batch, over sets of parties if the recipe asks for that."""
+
+    def of_set(embeddings: list[Tensor]) -> Tensor:
+        outputs = reference.top_of(active, recipe.model.combine, embeddings)
+        return reference.loss_of(recipe, outputs, targets)
+
+    return loss_over_sets(recipe, active.models, place, own, others, of_set)

@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from tests.harness import wiring
 from tests.harness.reference import Updates, loss_of, one_thread, own_table, width_of
+from tests.harness.reference_sets import loss_over_sets, vectors_of
 from tests.harness.reference_task import weights_of_rows
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -91,15 +92,15 @@ def train(
             found[party.name] = {
                 f"{prefix}.{name}": tensor for name, tensor in encoder.state_dict().items()
             }
-        top = _host(recipe, head.name, head.settings, own, x_own, uploaded, y, weights)
+        host = _host(recipe, head.name, head.settings, own, x_own, uploaded, y, weights)
     with torch.no_grad():
         for place, party in enumerate(recipe.passives, 1):
             if party.name in late:
                 widths = [width_of(recipe, each.name) for each in recipe.parties]
                 at = sum(widths[:place])
-                top.get_parameter("0.weight")[:, at : at + widths[place]] = 0.0
+                host.get_parameter("top.0.weight")[:, at : at + widths[place]] = 0.0
     found[active] = {f"encoder.{name}": tensor for name, tensor in own.state_dict().items()}
-    found[active] |= {f"top.{name}": tensor for name, tensor in top.state_dict().items()}
+    found[active] |= host.state_dict()
     return found
 
 
@@ -185,17 +186,37 @@ def _host(
     """Runs lines 20 to 30: trains the aggregation model f_w, the active party's encoder and the
     layers after it.
     """
-    width = sum(width_of(recipe, each.name) for each in recipe.parties)
+    width = recipe.model.embedding_size
+    if recipe.model.combine == "concat":
+        width = sum(width_of(recipe, each.name) for each in recipe.parties)
     with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
-        top = build_top(recipe.model.top, width, recipe.task.outputs).to(x.device)
-    trained = [*own.parameters(), *top.parameters()]
+        top = build_top(recipe.model.top, width, recipe.task.outputs)
+    host = nn.ModuleDict({"top": top})
+    vectors = vectors_of(recipe, width_of)
+    if vectors is not None:
+        host["stand_ins"] = vectors
+    host.to(x.device)
+    trained = [*own.parameters(), *host.parameters()]
     optimizer = Updates(settings["optimizer"], trained, settings["epochs"])
     own.train()
+    names, step = [each.name for each in recipe.passives], 0
     for epoch in range(settings["epochs"]):
         for batch in batches(recipe.seed, phase, epoch, np.arange(len(y)), settings["batch_size"]):
             at = torch.from_numpy(batch)
-            output = top(torch.cat([own(x[at]), *(each[at] for each in r)], dim=1))
-            loss = loss_of(recipe, output, y[at], None if weights is None else weights[at])
-            optimizer.by(loss)
+
+            def loss(embeddings: list[Tensor], at: Tensor = at) -> Tensor:
+                outputs = top(
+                    torch.cat(embeddings, dim=1)
+                    if recipe.model.combine == "concat"
+                    else torch.stack(embeddings).mean(dim=0)
+                )
+                return loss_of(recipe, outputs, y[at], None if weights is None else weights[at])
+
+            others = {name: each[at] for name, each in zip(names, r, strict=True)}
+            found = loss_over_sets(recipe, host, (step,), own(x[at]), others, loss, phase=1)
+            # So that a vector without effect has a gradient of zeros.
+            nothing = sum((0 * each.sum() for each in host.parameters()), torch.zeros(()))
+            optimizer.by(found + nothing)
+            step += 1
         optimizer.end_epoch()
-    return top
+    return host

@@ -9,7 +9,7 @@ purpose: they must change nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import reduce
 from typing import Any
@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.harness.reference import OneParty, clip_gradients, loss_of, one_thread
+from tests.harness.reference_sets import loss_over_sets
 from tests.harness.reference_task import losses_of_rows
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches
 
 Rows = np.ndarray[Any, Any]
+Place = tuple[int, int]
 
 
 def train(
@@ -36,8 +38,8 @@ def train(
     recipe = Recipe.model_validate(recipe_tables)
     with one_thread():
         run = _Run(recipe, data)
-        for steps in _rounds(recipe, run.active):
-            run.round(steps)
+        for number, steps in enumerate(_rounds(recipe, run.active)):
+            run.round(number, steps)
     return {name: dict(party.models.state_dict()) for name, party in run.parties.items()}
 
 
@@ -78,10 +80,10 @@ class _Run:
         }
         # What the last update added to a party's parameters.
         self.last: dict[str, list[Tensor]] = {}
-        # All exchanges: rows, {z}, {dz}.
-        self.past: list[tuple[Rows, dict[str, Tensor], dict[str, Tensor]]] = []
+        # All exchanges: round and batch, rows, {z}, {dz}.
+        self.past: list[tuple[Place, Rows, dict[str, Tensor], dict[str, Tensor]]] = []
 
-    def round(self, steps: list[tuple[int, Rows]]) -> None:
+    def round(self, number: int, steps: list[tuple[int, Rows]]) -> None:
         in_flight = self.settings.get("in_flight", 1)
         # Of each batch: {party: (its encoder then, z)}.
         sent: list[dict[str, tuple[nn.Module, Tensor]]] = []
@@ -98,7 +100,7 @@ class _Run:
                 )
             self._rate(epoch)
             z = {name: each.detach() for name, (_, each) in sent[t].items()}
-            dz = self._update_active(rows, z)
+            dz = self._update_active((number, t), rows, z)
             for name, (encoder, each) in sent[t].items():
                 gradients = torch.autograd.grad(each, list(encoder.parameters()), dz[name])
                 parameters = list(self.passives[name].models.parameters())
@@ -107,7 +109,7 @@ class _Run:
                 self.last[name] = [
                     after.detach() - each for after, each in zip(parameters, before, strict=True)
                 ]
-            self.past.append((rows, z, dz))
+            self.past.append(((number, t), rows, z, dz))
             self._local_updates()
 
     def _local_updates(self) -> None:
@@ -123,8 +125,8 @@ class _Run:
                 self._local_update(held[0], cache.get("threshold", 0.5))
 
     def _local_update(self, s: int, threshold: float | None) -> None:
-        rows, z, dz = self.past[s]
-        self._update_active(rows, z, dz, threshold)
+        place, rows, z, dz = self.past[s]
+        self._update_active(place, rows, z, dz, threshold)
         for name, party in self.passives.items():
             now = party.embed(rows)
             assert now is not None
@@ -135,6 +137,7 @@ class _Run:
 
     def _update_active(
         self,
+        place: Place,
         rows: Rows,
         z: dict[str, Tensor],
         stale: dict[str, Tensor] | None = None,
@@ -145,24 +148,30 @@ class _Run:
         """
         leaves = {name: each.clone().requires_grad_() for name, each in z.items()}
         own = self.active.embed(rows)
-        combined = self._combine([*([] if own is None else [own]), *leaves.values()])
-        with self.active.own_random_numbers():
-            outputs = self.active.models["top"](combined)
         targets, of_rows = self.active.wanted(rows)
-        loss = loss_of(self.recipe, outputs, targets, of_rows)
-        found = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True)
+
+        def loss_of_set(embeddings: list[Tensor]) -> Tensor:
+            with self.active.own_random_numbers():
+                outputs = self.active.models["top"](self._combine(embeddings))
+            if threshold is None:
+                return loss_of(self.recipe, outputs, targets, of_rows)
+            each = losses_of_rows(self.recipe.task, outputs, targets)
+            return each if of_rows is None else each * of_rows
+
+        loss = loss_over_sets(self.recipe, self.active.models, place, own, leaves, loss_of_set)
+        found = torch.autograd.grad(
+            loss.mean(), list(leaves.values()), retain_graph=True, materialize_grads=True
+        )
         if threshold is not None and stale is not None:
             weights = _cosines(
                 torch.cat(found, dim=1),
                 torch.cat([stale[name] for name in leaves], dim=1),
                 threshold,
             )
-            each = losses_of_rows(self.recipe.task, outputs, targets)
-            loss = (weights * (each if of_rows is None else each * of_rows)).mean()
+            loss = (weights * loss).mean()
         parameters = list(self.active.models.parameters())
-        self._update(
-            self.active, dict(zip(parameters, torch.autograd.grad(loss, parameters), strict=True))
-        )
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        self._update(self.active, dict(zip(parameters, gradients, strict=True)))
         return dict(zip(leaves, found, strict=True))
 
     def _combine(self, embeddings: list[Tensor]) -> Tensor:
@@ -171,7 +180,7 @@ class _Run:
             return torch.cat(embeddings, dim=1)
         return reduce(torch.add, embeddings) / (len(embeddings) if rule == "mean" else 1)
 
-    def _update(self, party: OneParty, gradients: dict[Tensor, Tensor]) -> None:
+    def _update(self, party: OneParty, gradients: Mapping[Tensor, Tensor]) -> None:
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.clone()
         if "clip_norm" in self.optimizer:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -28,7 +30,13 @@ EPOCHS, ROWS = 120, 200
 DATA = cases.columns("sklearn:breast_cancer", 3, limit=ROWS)
 
 
-def recipe(policy: str, rule: str, checkpoint_every: int = 5, **run: float) -> dict[str, Any]:
+def recipe(
+    policy: str,
+    rule: str,
+    checkpoint_every: int = 5,
+    sets: Mapping[str, Any] = MappingProxyType({}),
+    **run: float,
+) -> dict[str, Any]:
     return cases.recipe(
         3,
         task={"kind": "binary"},
@@ -41,6 +49,7 @@ def recipe(policy: str, rule: str, checkpoint_every: int = 5, **run: float) -> d
             "optimizer": {"kind": "sgd", "lr": 0.02, "momentum": 0.9},
             "late_policy": policy,
             "deadline_s": 0.5,
+            **sets,
         },
         # A stopped party is not lost on a busy machine.
         run={"checkpoint_every": checkpoint_every, "lost_after_s": 60.0} | run,
@@ -134,19 +143,29 @@ BATCHES = 5
 
 
 @pytest.mark.parametrize(
-    ("policy", "rule", "checkpoint_every"),
-    # The last has none when it is killed.
+    ("policy", "rule", "checkpoint_every", "sets"),
+    # With 1000 it has no checkpoint when it is killed.
     [
-        ("zeros", "sum", 5),
-        ("cached", "concat", 5),
-        ("skip", "attention", 5),
-        ("skip", "mean", 1000),
+        ("zeros", "sum", 5, {}),
+        ("cached", "concat", 5, {}),
+        ("skip", "attention", 5, {}),
+        ("skip", "mean", 1000, {}),
+        ("skip", "mean", 5, {"subsets": True}),
+        ("skip", "concat", 5, {"party_dropout": 0.3}),
+    ],
+    ids=[
+        "zeros-sum-5",
+        "cached-concat-5",
+        "skip-attention-5",
+        "skip-mean-1000",
+        "subsets",
+        "party_dropout",
     ],
 )
 def test_a_party_is_killed_and_comes_back_in_the_same_generation(
-    policy: str, rule: str, checkpoint_every: int, tmp_path: Path
+    policy: str, rule: str, checkpoint_every: int, sets: dict[str, Any], tmp_path: Path
 ) -> None:
-    tables = recipe(policy, rule, checkpoint_every)
+    tables = recipe(policy, rule, checkpoint_every, sets)
     # p2 then knows its rows from its folder alone.
     if policy == "cached":
         tables["rows"]["split"] = "stratified"

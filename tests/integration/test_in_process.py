@@ -331,7 +331,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 "rounds": 2,
                 "batch_size": 24,
             },
-            split(late_policy="skip", deadline_s=60.0),
+            split(late_policy="skip", deadline_s=60.0, party_dropout=0.4),
             model={"encoder": MLP, "combine": "sum"},
         )
         | {
@@ -351,7 +351,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "attention, a top model of one's own, other rows' numbers in a row": (
         made(
             3,
-            split(late_policy="skip", deadline_s=60.0, augment={"corruption": 0.2}),
+            split(late_policy="skip", deadline_s=60.0, subsets=True, augment={"corruption": 0.2}),
             task=BINARY,
             model={"encoder": RATED, "combine": "attention", "top": TOP},
         ),

@@ -10,7 +10,7 @@ from vfl.report.run_argument import run_argument
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import LINE, clean
-from vfl_party.predict.options import result_options
+from vfl_party.predict.options import result_options, without_option
 
 
 @click.command(epilog=EXIT_CODES)
@@ -27,11 +27,13 @@ from vfl_party.predict.options import result_options
     metavar="NAME=SELECT",
     help="The new rows of the party NAME, if its source is a database.",
 )
+@without_option
 @result_options
 def predict(
     run: Path,
     data: tuple[str, ...],
     query: tuple[str, ...],
+    without: tuple[str, ...],
     output: Path,
     like_input: bool,
     spreadsheet: bool,
@@ -61,7 +63,7 @@ def predict(
     whole = Run.load(run)
     folder, written = whole.folder, Output(output, like_input, spreadsheet, replace)
     found = predict_rows(
-        folder, by_party(data) or None, written, _named(query, "--query", "SELECT")
+        folder, by_party(data) or None, written, _named(query, "--query", "SELECT"), without
     )
     active = next(each.name for each in whole.summary.parties if each.role == "active")
     scorings.note(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,11 +38,13 @@ def predict_rows(
     data: Mapping[str, Any] | None = None,
     output: Output | None = None,
     queries: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
 ) -> Result:
     """Predicts rows with the run in the folder ``run``; ``data`` is that of ``Run.predict``.
 
     ``output``: where and how the result is written, too; None: nowhere. ``queries``: {party: the
-    SELECT that gives its new rows}, of a database in ``data`` or of that of training.
+    SELECT that gives its new rows}, of a database in ``data`` or of that of training. ``without``:
+    passive parties that take no part.
 
     Raises VflError.
     """
@@ -56,7 +58,10 @@ def predict_rows(
 
     if output is not None:
         output.check()
-    origin = Origin.of(run)
+    whole = Origin.of(run)
+    origin = Origin(
+        whole.base, {name: each for name, each in whole.data.items() if name not in without}
+    )
     for name in origin.data:
         if not (run / name / "run.json").exists():
             text = f"{run}: the folder of {name} is not in it; all parties predict together"
@@ -75,6 +80,7 @@ def predict_rows(
             Path(place) / "prediction",
             load=loading(frames),
             modules=origin.base,
+            without=without,
         )
         table = pyarrow.parquet.read_table(result.path)
     notes += [text for text in [output.advice(table) if output is not None else ""] if text]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +150,11 @@ class Run:
         return found
 
     def predict(
-        self, data: Mapping[str, Any] | None = None, *, output: str | Path | None = None
+        self,
+        data: Mapping[str, Any] | None = None,
+        *,
+        output: str | Path | None = None,
+        without: Collection[str] = (),
     ) -> dict[str, Any]:
         """Predicts new rows, with all parties in this process.
 
@@ -161,6 +165,9 @@ class Run:
                 predicted. With ``rows.align = "psi"`` it is the rows that all parties hold that are
                 predicted.
             output: a new file for the result: CSV or Parquet, by its ending. Only you may read it.
+            without: passive parties that take no part; for a model that has learnt to do without a
+                party (``subsets`` or ``party_dropout``), whose results say in ``parties`` who took
+                part.
 
         Returns columns, with all rows of the active party, in their order: its own ids, under the
         names of their columns (with ``id_`` in front if a result has such a name itself), the ids
@@ -176,7 +183,7 @@ class Run:
 
         to = Output(Path(output)) if output is not None else None
         with with_plugins(self._plugins):
-            found = predict_rows(self.folder, data, to)
+            found = predict_rows(self.folder, data, to, without=without)
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
         return found.columns

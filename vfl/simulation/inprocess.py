@@ -11,7 +11,7 @@ import contextlib
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -151,6 +151,7 @@ def predict_in_process(
     *,
     load: Load | None = None,
     modules: Path | None = None,
+    without: Collection[str] = (),
 ) -> tuple[Predicted, str, list[str]]:
     """Predicts new rows with the models of a finished run, of which all parties' folders are in
     ``run``.
@@ -163,6 +164,7 @@ def predict_in_process(
         outputs: where the active party writes the result.
         folder: of the prediction's own files; it must not exist yet.
         load, modules: as in ``run_in_process``.
+        without: passive parties that take no part, which are not in ``data``.
 
     Raises VflError.
     """
@@ -173,7 +175,7 @@ def predict_in_process(
         from vfl_party.predict.results import Predicted, id_names, label_name, meaning
         from vfl_party.runtime import versions
 
-    trained = {name: load_joint(run, name) for name in data}
+    trained = {name: load_joint(run, name, without) for name in data}
     of = {
         name: RunFolder(each.path, each.run_id).facts().get("run_id")
         for name, each in trained.items()
@@ -199,7 +201,8 @@ def predict_in_process(
         settings = recipe.party(name)
         assert settings is not None  # noqa: S101 - its folder is in the run's
         own = prediction_data(data[name], None, trained[name].state)
-        work = Prediction(trained[name], settings, id_names(own), outputs)
+        says = trained[name].says_parties
+        work = Prediction(trained[name], settings, id_names(own), outputs, says_parties=says)
         opened = assembly.open_party(
             recipe, name, own, trained[name].encoder, load or assembly.load, work
         )

@@ -6,13 +6,13 @@ import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from vfl_common.config.base import Section, parse
 from vfl_common.config.kind_of_file import read_tables
@@ -29,7 +29,7 @@ from vfl_common.config.recipe_tables import (
     WireSettings,
 )
 from vfl_common.config.spelling import Spelling, leaves, without_newer
-from vfl_common.errors import VflError
+from vfl_common.errors import Code, InputError, VflError
 
 # The runner's own, in step keys and the ledger.
 RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})
@@ -83,6 +83,7 @@ class Recipe(Section):
     """What a prediction with a run of this recipe refuses."""
     simulate: SimulateSettings | None = None
     """The data of each party if all run on one machine. Not part of the digest."""
+    _modelled: tuple[PartySettings, ...] = PrivateAttr(())
 
     @model_validator(mode="before")
     @classmethod
@@ -232,9 +233,34 @@ class Recipe(Section):
             party.name for party in self.parties if party.features and party.name not in own
         )
 
+    @property
+    def modelled(self) -> tuple[PartySettings, ...]:
+        """The parties of the model: ``parties``, and those without which a prediction is made."""
+        return self._modelled or self.parties
+
+    def without(self, names: Collection[str]) -> Recipe:
+        """Returns the recipe of a prediction in which some passive parties take no part; its model
+        stays the one of all. Raises InputError.
+        """
+        passives = [party.name for party in self.passives]
+        for name in names:
+            if name == self.active.name:
+                text = f"--without {name}: the active party has the model, and no prediction can"
+                raise InputError(Code.CONFIG_INVALID, f"{text} do without it; give passive parties")
+            if name not in passives:
+                text = f"--without {name}: is no passive party of recipe {self.name}"
+                raise InputError(Code.CONFIG_INVALID, f"{text} (they are {', '.join(passives)})")
+        there = tuple(party for party in self.parties if party.name not in names)
+        if not any(party.features for party in there):
+            text = f"--without {', '.join(names)}: nobody is left who has columns"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; give fewer parties")
+        found = self.model_copy(update={"parties": there})
+        found._modelled = self.modelled
+        return found
+
     def embedding_size(self, name: str) -> int:
         """Returns the width of a party's embedding."""
-        place = self.party(name)
+        place = self._modelled_by_name.get(name)
         own = place.embedding_size if place is not None else None
         return self.model.embedding_size if own is None else own
 
@@ -245,6 +271,10 @@ class Recipe(Section):
     def by_name(self) -> dict[str, PartySettings]:
         """{party: its settings}."""
         return {party.name: party for party in reversed(self.parties)}
+
+    @cached_property
+    def _modelled_by_name(self) -> dict[str, PartySettings]:
+        return {party.name: party for party in reversed(self.modelled)}
 
     def canonical_json(self) -> str:
         """Returns the recipe without ``simulate``, with sorted keys and defaults: equal for equal

@@ -10,6 +10,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.models import build_joint, build_top, check_encoder, seeded
+from vfl_party.models.top import stand_ins
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
 
@@ -52,7 +53,7 @@ def build_models(
         models["encoder"] = course.encoder(make_encoder)
     if name == recipe.active.name:
         models |= course.upper(seed)
-        widths = [recipe.embedding_size(party.name) for party in recipe.parties if party.features]
+        widths = [recipe.embedding_size(party.name) for party in recipe.modelled if party.features]
         with seeded(derive_seed(seed, "init", name, "top")):
             # A network that is cut in two has one embedding of a row, and nothing to combine.
             models["top"] = (
@@ -60,6 +61,10 @@ def build_models(
                 if "tail" in models
                 else build_joint(recipe.model, widths, recipe.task.outputs)
             )
+        if course.learns == "party_dropout":
+            passives = [each.name for each in recipe.modelled if each.role == "passive"]
+            widths_of = {each: recipe.embedding_size(each) for each in passives}
+            models[stand_ins.NAME] = stand_ins.StandIns(widths_of)
     return models
 
 

@@ -36,27 +36,35 @@ class Combined:
     Args:
         embeddings: all that are combined, [B, D] each.
         received: those among them that came from another party, without gradient.
+        sets: sets of the embeddings, and of what stands in for others, each of which is combined by
+            itself. Default: all embeddings are combined once.
 
-    Under ``sum`` and ``mean``, d loss / d embedding is one tensor for all parties: that of the
-    total (of the mean, over n). So autograd need not make one for each.
+    ``values``: what each set gives. Under ``sum`` and ``mean`` of all embeddings, d loss / d
+    embedding is one tensor for all parties: that of the total (of the mean, over n). So autograd
+    need not make one for each.
     """
 
     def __init__(
-        self, rule: Combine, embeddings: Sequence[Tensor], received: Mapping[str, Tensor]
+        self,
+        rule: Combine,
+        embeddings: Sequence[Tensor],
+        received: Mapping[str, Tensor],
+        sets: Sequence[Sequence[Tensor]] | None = None,
     ) -> None:
         self.received = received
         self._total_BD: Tensor | None = None
-        if rule in ("sum", "mean"):
+        if sets is None and rule in ("sum", "mean"):
             self._total_BD = reduce(torch.add, embeddings)
             if self._total_BD.requires_grad:
                 self._total_BD.retain_grad()
             else:
                 self._total_BD.requires_grad_()
-            self.value = self._total_BD if rule == "sum" else self._total_BD / len(embeddings)
+            total_BD = self._total_BD
+            self.values = [total_BD if rule == "sum" else total_BD / len(embeddings)]
         else:
             for z_BD in received.values():
                 z_BD.requires_grad_()
-            self.value = combine(rule, embeddings)
+            self.values = [combine(rule, each) for each in (sets or [embeddings])]
 
     def gradients_of(self, losses: Sequence[Tensor]) -> dict[str, Tensor]:
         """Returns the gradients of several losses, [losses, B, D] for each received one; before

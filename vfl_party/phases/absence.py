@@ -17,6 +17,7 @@ from vfl_common.link import StepPassed
 from vfl_common.summary import Absence
 from vfl_party.base.devices import index_on
 from vfl_party.base.seeds import Rows
+from vfl_party.models.top.stand_ins import StandIns
 
 LatePolicy = Literal["wait", "zeros", "cached", "skip"]
 # Of a phase; further ones are added to their party's last.
@@ -29,22 +30,42 @@ def filled(
     own: Sequence[Tensor],
     z_BD: Mapping[str, Tensor | None],
     widths: Mapping[str, int],
+    stand_ins: StandIns | None = None,
 ) -> list[Tensor]:
     """Returns the embeddings [B, D] to combine for a batch: the active party's own, then the
     others' in roster order.
 
     None stands for a party that is absent. Under ``skip`` only the others are combined; a
-    concatenation has no narrower form, so there, and with the other policies, zeros take its place.
-    ``widths``: {passive party: D}.
+    concatenation has no narrower form, so there, and with the other policies, zeros take its place:
+    or what the model has learnt in ``stand_ins``, under every policy. ``widths``: {passive party:
+    D}.
     """
-    there = [*own, *(z for z in z_BD.values() if z is not None)]
-    if len(there) == len(own) + len(z_BD) or (policy == "skip" and rule != "concat"):
+    return [*own, *others(policy, rule, own, z_BD, widths, stand_ins).values()]
+
+
+def others(
+    policy: LatePolicy,
+    rule: Combine,
+    own: Sequence[Tensor],
+    z_BD: Mapping[str, Tensor | None],
+    widths: Mapping[str, int],
+    stand_ins: StandIns | None = None,
+) -> dict[str, Tensor]:
+    """Returns {passive party: its embeddings, or what stands in for them}; see ``filled``."""
+    there = {name: z for name, z in z_BD.items() if z is not None}
+    left_out = stand_ins is None and policy == "skip" and rule != "concat"
+    if len(there) == len(z_BD) or left_out:
         return there
-    rows = len(there[0])
-    return [
-        *own,
-        *(there[0].new_zeros(rows, widths[name]) if z is None else z for name, z in z_BD.items()),
-    ]
+    like = next(iter((*own, *there.values())))
+    rows = len(like)
+    return {
+        name: z
+        if z is not None
+        else stand_ins.of(name, rows)
+        if stand_ins is not None
+        else like.new_zeros(rows, widths[name])
+        for name, z in z_BD.items()
+    }
 
 
 class Cache:

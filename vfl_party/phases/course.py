@@ -28,6 +28,7 @@ from vfl_party.phases.check_task import check_chooses, check_follows, check_idle
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method
 from vfl_party.phases.scoring import Scorer
+from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivacyPlan, make_plan
 
 REGISTRY = Registry("vfl.methods", "phase of kind", "vfl_party.methods", "METHOD")
@@ -227,6 +228,23 @@ class Course:
         """
         found = (phase.method.late_policy(phase.settings) for phase in self.phases)
         return next((policy for policy in found if policy != "wait"), "wait")
+
+    @cached_property
+    @blaming()
+    def learns(self) -> Learnt:
+        """What the phases teach the model to do without a party; '' for nothing. Raises InputError
+        if two of them teach it different things.
+        """
+        found = [phase.method.learns(phase.settings) for phase in self.phases]
+        if "subsets" in found and "party_dropout" in found:
+            text = "recipe: phases: one trains with subsets and another one with party_dropout"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; take the same in both")
+        return next((each for each in found if each), "")
+
+    @property
+    def without(self) -> LatePolicy:
+        """What stands in for a party that is away when rows are scored."""
+        return "skip" if self.learns else self.late_policy
 
     @blaming()
     def privacy(self, rows: int) -> PrivacyPlan | None:

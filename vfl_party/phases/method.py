@@ -17,6 +17,7 @@ from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.scoring import Scorer
+from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivatePhase
 
 S = TypeVar("S", bound=Section)
@@ -189,6 +190,11 @@ class Method(Generic[S]):
         """
         _ = settings
         return "wait"
+
+    def learns(self, settings: S) -> Learnt:
+        """Returns what the phase teaches the model to do without a party; '' for nothing."""
+        _ = settings
+        return ""
 
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
         """Returns whether the recipe's ``preset`` changes what the phase does. ``written``: the

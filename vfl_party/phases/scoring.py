@@ -8,7 +8,7 @@ agree on them and on the first step before they call it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from vfl_common.errors import InternalError
 from vfl_common.link import Lenience, StepPassed
 from vfl_party.base.seeds import Rows
 from vfl_party.models import combine
+from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent, f32, noise
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.phases.absence import Following, LatePolicy, filled
@@ -70,9 +71,14 @@ class Chunk:
     others: dict[str, Tensor | None]
     rows: int = 0
 
+    def of(self, parties: Collection[str]) -> Chunk:
+        """Returns the embeddings as if no passive party but ``parties`` were there."""
+        others = {name: z if name in parties else None for name, z in self.others.items()}
+        return Chunk(self.own, others, self.rows)
+
     def without(self, party: str) -> Chunk:
         """Returns the embeddings as if ``party`` were absent."""
-        return Chunk(self.own, {**self.others, party: None}, self.rows)
+        return self.of([name for name in self.others if name != party])
 
     def first(self) -> Chunk:
         """Returns the embeddings of the first row alone."""
@@ -86,7 +92,7 @@ class SplitScorer:
     Args:
         exchange: as ``scoring`` declares it; opened here, for this party's role.
         policy: what stands in for absent parties (``cached`` means zeros here); None: that of the
-            first phase that goes on without one.
+            course. What the model has learnt comes before it.
         following: a passive party's place, if the others may go on without it.
     """
 
@@ -151,19 +157,23 @@ class SplitScorer:
             side.acknowledge(step, received)
             z_BD = {
                 each.name: received[each.name]["z"] if each.name in received else None
-                for each in party.recipe.passives
+                for each in party.recipe.modelled
+                if each.role == "passive"
             }
             yield Chunk(own, z_BD, len(chunk))
 
     @torch.no_grad()
     def scored(self, found: Iterable[Chunk]) -> Scored:
         """Returns the top model's scores for embeddings: the second half of ``score``."""
-        party, policy = self._party, self._policy or self._party.course.late_policy
-        rule, top, widths = party.recipe.model.combine, party.models["top"], party.widths
+        party, policy = self._party, self._policy or self._party.course.without
+        rule, top = party.recipe.model.combine, party.models["top"]
+        modelled = [each.name for each in party.recipe.modelled]
+        widths = {name: party.recipe.embedding_size(name) for name in modelled}
+        stand_ins = learnt_stand_ins(party.models)
         top.eval()
         outputs, without = [], Counter[str]()
         for each in found:
-            z_BD = combine(rule, filled(policy, rule, each.own, each.others, widths))
+            z_BD = combine(rule, filled(policy, rule, each.own, each.others, widths, stand_ins))
             outputs.append(outputs_of(party, z_BD))
             without.update({name: each.rows for name, z in each.others.items() if z is None})
         empty = torch.empty(0, party.recipe.task.outputs, device=party.device)

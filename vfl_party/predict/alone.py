@@ -24,6 +24,7 @@ from vfl_party.phases.context import Hooks
 from vfl_party.predict.prediction import Prediction, TrainedRun, load_trained, prediction_data
 from vfl_party.predict.results import (
     ALONE,
+    PARTIES,
     WAITING,
     Output,
     id_names,
@@ -49,6 +50,7 @@ class Alone:
 
     trained: TrainedRun
     opened: Opened
+    says_parties: bool = False
 
     @classmethod
     def load(
@@ -86,13 +88,15 @@ class Alone:
             raise InputError(Code.CONFIG_INVALID, text)
         data = prediction_data(settings, source, trained.state, query)
         work = Prediction(trained, recipe.active, id_names(data), (), ALONE)
-        return cls(trained, open_party(recipe, name, data, trained.encoder, work=work))
+        opened = open_party(recipe, name, data, trained.encoder, work=work)
+        return cls(trained, opened, joint.says_parties)
 
     def write(self, output: Output, device: torch.device) -> None:
         """Writes the scores of all rows, as a prediction with others would. Raises InputError."""
         opened, recipe = self.opened, self.trained.recipe
         data = opened.settings
-        work = Prediction(self.trained, recipe.active, id_names(data), (output,), ALONE)
+        ids, says = id_names(data), self.says_parties
+        work = Prediction(self.trained, recipe.active, ids, (output,), ALONE, says)
         party = assemble(replace(opened, work=work), expected_rows(opened), device=device)
         pipe = MemoryPipe(opened.name, ())
         party.connect(_Nobody(ExchangeHub(pipe, timeout_s=recipe.run.step_timeout_s)), Hooks())
@@ -115,4 +119,6 @@ def write_waiting(trained: TrainedRun, table: Table, ids: Sequence[str], output:
         name: pa.nulls(len(table), pa.array(values).type)
         for name, values in result_columns(trained.recipe, labels, none).items()
     }
+    if trained.says_parties:
+        columns = {PARTIES: pa.nulls(len(table), pa.string()), **columns}
     output.write(listed_rows(ids, table, columns, WAITING), table.own)

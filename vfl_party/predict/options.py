@@ -35,6 +35,15 @@ _OPTIONS = (
 )
 
 
+without_option = click.option(
+    "--without",
+    multiple=True,
+    metavar="PARTY",
+    help="A passive party that takes no part; once for each. The model must have learnt to do "
+    "without one.",
+)
+
+
 def result_options(command: C) -> C:
     """Adds them, in this order: ``output``, ``like_input``, ``spreadsheet``, ``replace``."""
     for option in reversed(_OPTIONS):

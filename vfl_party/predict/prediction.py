@@ -4,8 +4,8 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,7 +37,7 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.measure import decides
 from vfl_party.phases.scoring import Scorer, SplitScorer, scoring
-from vfl_party.predict.results import SCORED, Output, listed_rows, result_columns
+from vfl_party.predict.results import PARTIES, SCORED, Output, listed_rows, result_columns
 
 PHASE = "predict"
 
@@ -57,6 +57,12 @@ class TrainedRun:
     state: Tree
     path: Path
     plugins: Mapping[str, str]
+
+    @property
+    def says_parties(self) -> bool:
+        """Whether a result names who took part: the model can do without some."""
+        recipe = self.recipe
+        return recipe.modelled != recipe.parties or Course(recipe).learns != ""
 
 
 def load_trained(run: Path, name: str) -> TrainedRun:
@@ -95,9 +101,11 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     )
 
 
-def load_joint(run: Path, name: str) -> TrainedRun:
-    """Loads a run to predict with, as ``load_trained``. Raises InputError, also if no row has parts
-    at all parties.
+def load_joint(run: Path, name: str, without: Collection[str] = ()) -> TrainedRun:
+    """Loads a run to predict with, as ``load_trained``, and leaves parties out of its recipe.
+
+    Raises InputError, also if no row has parts at all parties, or if the model has not learnt to do
+    without a party.
     """
     found = load_trained(run, name)
     if found.recipe.rows.align == "none":
@@ -109,7 +117,18 @@ def load_joint(run: Path, name: str) -> TrainedRun:
             Code.CONFIG_INVALID,
             f"{text}; export the models of each party instead (vfl export model)",
         )
-    return found
+    if not without:
+        return found
+    if name in without:
+        text = f"--without {name}: {name} itself predicts here"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; start only the parties that take part")
+    if Course(found.recipe).without == "wait":
+        text = f"--without {', '.join(without)}: the model of {found.path} has not learnt to do"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{text} without a party; train it with subsets or party_dropout in its last phase",
+        )
+    return replace(found, recipe=found.recipe.without(without))
 
 
 def encoder_of(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
@@ -329,6 +348,9 @@ class ActivePredict(Phase):
                 Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes"
             )
         columns = result_columns(party.recipe, party.data.labels, outputs, decides(party))
+        if self._work.says_parties:
+            there = [each.name for each in party.recipe.parties if each.features]
+            columns = {PARTIES: [", ".join(there)] * len(outputs), **columns}
         found = listed_rows(self._work.ids, self._table, columns, self._work.state)
         for output in self._work.outputs:
             output.write(found, self._table.own)
@@ -342,8 +364,9 @@ class Prediction:
     """See ``vfl_party.assembly.party.Work``: the joint prediction of new rows with a trained run.
 
     ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``outputs``:
-    the files that the active party writes. ``state``: of the rows that have a score. ``written``:
-    the files that are written already.
+    the files that the active party writes. ``state``: of the rows that have a score.
+    ``says_parties``: whether they name who took part. ``written``: the files that are written
+    already.
     """
 
     trained: TrainedRun
@@ -351,6 +374,7 @@ class Prediction:
     ids: Sequence[str]
     outputs: Sequence[Output]
     state: str = SCORED
+    says_parties: bool = False
     written: list[Output] = field(default_factory=list)
 
     job: ClassVar[Job] = "predict"

@@ -39,12 +39,14 @@ _AT_ONCE = 1 << 14
 _SCORE = "score_"
 # Before the name of an id column: the id by which the parties have found the row.
 MATCHED = "matched_"
+# Who took part in a score.
+PARTIES = "parties"
 STATE, SCORED, ELSEWHERE = "state", "scored", "not at every party"
 # Of rows that have no joint score because a party was away: with a score of this party's own, or
 # with none.
 ALONE, WAITING = "alone", "waiting"
 # Columns of results; older ones have ``score``.
-_OURS = ("phase", "split", "truth", "score", "class", "value", "risk", "event", STATE)
+_OURS = ("phase", "split", "truth", "score", "class", "value", "risk", "event", STATE, PARTIES)
 # Text that a spreadsheet takes for a formula.
 _COMPUTED = r"^[=+\-@\t\r]"
 # Which does no harm.

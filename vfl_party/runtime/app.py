@@ -127,7 +127,8 @@ class PartyApp:
         """
         files = self.files
         with files.telling():
-            work = Prediction(trained, files.settings, id_names(data), (output,))
+            says = trained.says_parties
+            work = Prediction(trained, files.settings, id_names(data), (output,), says_parties=says)
             opened = self._to_predict(work, data)
         folders = Folders(
             Path(files.file.out),

@@ -83,12 +83,12 @@ class ActiveEvaluate(Phase):
         self, embedded: dict[str, tuple[Rows, list[Chunk]]]
     ) -> dict[str, tuple[Rows, Tensor]]:
         party = self._party
-        # If training may go on without a party, people want to know what the model is worth without
-        # it.
+        # If training may go on without a party, or prepares for it, people want to know what the
+        # model is worth without it.
         some = party.features is not None or len(party.recipe.passives) > 1
         away = (
             [each.name for each in party.recipe.passives]
-            if party.course.late_policy != "wait" and some
+            if party.course.without != "wait" and some
             else []
         )
         predictions: dict[str, tuple[Rows, Tensor]] = {}

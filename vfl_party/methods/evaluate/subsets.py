@@ -121,14 +121,19 @@ class Subsets:
     def _outputs(
         self, chunks: Sequence[Chunk], stand_in: Mapping[str, Tensor]
     ) -> Callable[[Players], Tensor]:
-        me, scorer = self._party.name, self._scorer
+        me, scorer, learns = self._party.name, self._scorer, self._party.course.learns
 
         def outputs(there: Players) -> Tensor:
             if there:
-                return scorer.scored(replaced(chunks, me, there, stand_in)).outputs
+                return scorer.scored(only(chunks, there)).outputs
             # Of equal rows, which a product of matrices may round differently.
-            one = replaced([chunks[0].first()], me, there, stand_in)
+            one = only([chunks[0].first()], there)
             return scorer.scored(one).outputs.expand(sum(each.rows for each in chunks), -1)
+
+        def only(found: Sequence[Chunk], there: Players) -> list[Chunk]:
+            parts = replaced(found, me, there, stand_in)
+            # A model that has learnt to do without passive parties does so.
+            return [each.of(there) for each in parts] if learns else parts
 
         return outputs
 

@@ -16,6 +16,7 @@ from vfl_party.methods.head.upload import traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.method import WHOLE_TASK, Method
+from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivatePhase
 
 
@@ -29,6 +30,9 @@ class Head(Method[HeadSettings]):
     def own_sizes(self, settings: HeadSettings) -> bool:
         _ = settings
         return True
+
+    def learns(self, settings: HeadSettings) -> Learnt:
+        return settings.learns
 
     def noise(self, settings: HeadSettings) -> float:
         return settings.noise

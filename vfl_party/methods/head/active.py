@@ -22,8 +22,10 @@ from vfl_party.methods.head.upload import upload, without, zeros
 from vfl_party.models import combine
 from vfl_party.models.metrics import loss_fn
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.top.stand_ins import NAME, learnt_stand_ins
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import embed
+from vfl_party.phases.sets import Sets, summed
 from vfl_party.privacy.steps import PrivateSteps
 from vfl_party.selfsup.augment.supervised import BatchViews
 
@@ -36,7 +38,8 @@ class ActiveHead(Phase):
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
         self.name, self.rounds = name, 2
         self._party, self._settings = party, settings
-        self._loss = loss_fn(party.recipe.task)
+        self._loss, self._sets = loss_fn(party.recipe.task), Sets(party, name, settings)
+        self._stand_ins = learnt_stand_ins(party.models)
         self._rows = party.rows("train")
         self._weights = party.row_weights(self._rows) if len(self._rows) else None
         where = f"recipe: phases: {name}"
@@ -105,7 +108,9 @@ class ActiveHead(Phase):
 
     @property
     def _trained(self) -> tuple[str, ...]:
-        return ("encoder", "top") if self._trains_encoder else ("top",)
+        first = ("encoder",) if self._trains_encoder else ()
+        last = (NAME,) if self._stand_ins is not None else ()
+        return (*first, "top", *last)
 
     def run_round(self, round_: int) -> RoundReport:
         if round_ == UPLOAD:
@@ -156,19 +161,21 @@ class ActiveHead(Phase):
             self._models["top"],
         )
         _, targets = party.need_labels()
-        y_N, r_ND = (
-            party.take(targets, self._rows),
-            [self._r[each.name] for each in party.recipe.passives],
-        )
+        y_N = party.take(targets, self._rows)
+        r_ND = {each.name: self._r[each.name] for each in party.recipe.passives}
         w_N = None if self._weights is None else party.take(self._weights, self._rows)
         own_ND = self._frozen()
         epochs = self._epochs
 
         def loss(batch: Rows) -> Tensor:
-            r_BD = [party.take(each, batch) for each in r_ND]
-            outputs = top(combine(rule, [*self._own(own_ND, batch, steps), *r_BD]))
+            r_BD = {name: party.take(each, batch) for name, each in r_ND.items()}
+            own_BD = self._own(own_ND, batch, steps)
+            sets = self._sets.drawn(r_BD, steps)
+            combined = self._sets.embeddings(sets, own_BD, r_BD) or [[*own_BD, *r_BD.values()]]
+            y_B = party.take(y_N, batch)
             weights_B = None if w_N is None else party.take(w_N, batch)
-            return self._loss(outputs, party.take(y_N, batch), weights_B)
+            losses = [self._loss(top(combine(rule, each)), y_B, weights_B) for each in combined]
+            return summed(losses, sets)
 
         steps, mean_loss = 0, 0.0
         self._models.train()
@@ -211,6 +218,8 @@ class ActiveHead(Phase):
     def _step(self, batch: Rows, loss: Callable[[Rows], Tensor]) -> Tensor:
         value = loss(batch)
         self._optimizer.zero_grad()
+        if self._stand_ins is not None:
+            self._stand_ins.zero_gradients()
         value.backward()  # type: ignore[no-untyped-call]
         clip(self._settings.optimizer, self._params)
         self._optimizer.step()

@@ -8,6 +8,7 @@ from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
 from vfl_party.methods.head.upload import upload
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import embed
+from vfl_party.phases.sets import check as check_sets
 
 
 class PassiveHead(Phase):
@@ -21,6 +22,7 @@ class PassiveHead(Phase):
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
         self.name, self.rounds, self._party = name, 2, party
+        check_sets(party, name, settings)
         self._upload = party.asking(
             name, upload(settings, party.course.protected), width=party.embedding_size
         )

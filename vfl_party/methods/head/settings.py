@@ -8,6 +8,7 @@ from pydantic import Field
 
 from vfl_party.models.training import TrainingSettings
 from vfl_party.outbound.noise import Amplifier
+from vfl_party.phases.sets import SetSettings
 from vfl_party.privacy.settings import DpSettings
 from vfl_party.selfsup.augment.settings import SupervisedAugment
 
@@ -15,7 +16,7 @@ from vfl_party.selfsup.augment.settings import SupervisedAugment
 UPLOAD, TRAIN = 0, 1
 
 
-class HeadSettings(TrainingSettings):
+class HeadSettings(TrainingSettings, SetSettings):
     """Training of the top model on representations that are received once. A step is one batch.
 
     If a party is left out, zeros replace its representations, and its part of the top model is zero
@@ -44,6 +45,13 @@ class HeadSettings(TrainingSettings):
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
+        self.check_sets()
+        if self.learns and self.deadline_s is not None:
+            text = "deadline_s ends what the model has learnt of a late party, and"
+            raise ValueError(f"{text} {self.learns} teaches it to do without; remove one of them")
+        if self.learns and self.dp is not None:
+            text = f"dp bounds what a row does to one output, and {self.learns} has other ways"
+            raise ValueError(f"{text} to combine a row; remove one of them")
         if self.dp is not None and self.optimizer.clip_norm is not None:
             raise ValueError(
                 "optimizer.clip_norm is not for dp, which clips the gradient of each row: "

@@ -15,6 +15,7 @@ from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import WHOLE_TASK, Method
+from vfl_party.phases.sets import Learnt
 
 
 class SplitNN(Method[SplitNNSettings]):
@@ -42,6 +43,9 @@ class SplitNN(Method[SplitNNSettings]):
 
     def late_policy(self, settings: SplitNNSettings) -> LatePolicy:
         return settings.late_policy
+
+    def learns(self, settings: SplitNNSettings) -> Learnt:
+        return settings.learns
 
 
 METHOD = SplitNN(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, encodes=True)

@@ -28,6 +28,7 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.drift import Drift
 from vfl_party.phases.measure import measured
 from vfl_party.phases.scoring import SplitScorer
+from vfl_party.phases.sets import Sets, summed
 
 
 class ActiveSplitNN(Phase):
@@ -45,7 +46,9 @@ class ActiveSplitNN(Phase):
         self._embedding = party.answering(
             name, embedding(settings), width=party.widths or party.embedding_size
         )
-        self._scorer = SplitScorer(party, name, validation(settings), policy=settings.late_policy)
+        policy = None if settings.learns else settings.late_policy
+        self._scorer = SplitScorer(party, name, validation(settings), policy=policy)
+        self._sets = Sets(party, name, settings)
         self._loss = loss_fn(party.recipe.task)
         self._weights = party.row_weights(party.rows("train"))
         knows = self._embedding.chains.down.knows
@@ -85,7 +88,9 @@ class ActiveSplitNN(Phase):
         self._absent = Absent(party, name, settings) if settings.late_policy != "wait" else None
         self.lenient = self._absent is not None
         # Further updates of a batch without an exchange: FedBCD and CELU-VFL.
-        self._local = ActiveLocal(party, settings, self._training) if settings.local else None
+        self._local = (
+            ActiveLocal(party, settings, self._training, self._sets) if settings.local else None
+        )
         stopping = settings.early_stopping
         self._judge = Judge(party, name, stopping, self._training) if stopping is not None else None
         # With ``mid`` two draws always differ, and their distance says nothing.
@@ -105,8 +110,8 @@ class ActiveSplitNN(Phase):
             swapped = []
             # The losses of a batch's parts add to the mean over the batch; one part is the rule.
             for rows in batch.parts:
-                step = StepKey(self.name, round_, exchanges)
-                part_loss, part = self._exchange(step, rows, len(rows) / len(batch.rows))
+                step, place = StepKey(self.name, round_, exchanges), (round_, number - 1)
+                part_loss, part = self._exchange(step, place, rows, len(rows) / len(batch.rows))
                 swapped.append(part)
                 loss += part_loss
                 exchanges += 1
@@ -119,11 +124,14 @@ class ActiveSplitNN(Phase):
         metrics = {"train": {"loss": loss.item() / max(1, len(batches))}}
         return self._report(StepKey(self.name, round_, exchanges), len(batches), metrics)
 
-    def _exchange(self, step: StepKey, rows: Rows, share: float) -> tuple[Tensor, Swapped]:
+    def _exchange(
+        self, step: StepKey, place: tuple[int, int], rows: Rows, share: float
+    ) -> tuple[Tensor, Swapped]:
         """Runs one exchange: takes embeddings, adds the gradient of the loss to the parameters',
         and answers with that of each party's embeddings.
 
-        Returns the loss, of which ``share`` counts, and what was exchanged.
+        ``place``: the round and the number of the batch. Returns the loss, of which ``share``
+        counts, and what was exchanged.
         """
         party = self._party
         _, targets = party.need_labels()
@@ -134,17 +142,27 @@ class ActiveSplitNN(Phase):
         lenience = self._absent.lenience if self._absent is not None else None
         received = self._embedding.collect(step, lenience=lenience, rows=len(rows))
         z_BD = {name: tensors["z"] for name, tensors in received.items()}
-        all_BD = [*own, *z_BD.values()]
+        others = z_BD
         if self._absent is not None:
-            all_BD = self._absent.fill(step, rows, own, z_BD)
-        combined = Combined(party.recipe.model.combine, all_BD, z_BD)
-        outputs = party.outputs(combined.value)
-        loss = self._loss(outputs, y_B, self._weights_of(rows))
-        if share < 1.0:
-            loss = loss * share
+            others = self._absent.fill(step, rows, own, z_BD)
+        sets = self._sets.drawn(others, *place)
+        combined = Combined(
+            party.recipe.model.combine,
+            [*own, *others.values()],
+            z_BD,
+            self._sets.embeddings(sets, own, others),
+        )
+        outputs = [party.outputs(each) for each in combined.values]
+        weights = self._weights_of(rows)
+
+        def loss_of(targets: Tensor) -> Tensor:
+            found = summed([self._loss(each, targets, weights) for each in outputs], sets)
+            return found if share == 1.0 else found * share
+
+        loss = loss_of(y_B)
         facts: Mapping[str, Tensors] = {}
         if self._facts is not None:
-            facts = self._facts.of(combined, outputs, y_B, share)
+            facts = self._facts.of(combined, y_B, loss_of)
         backward(loss)
         # The parties proceed while the top model is updated: each gradient is of the weights before
         # the update.
@@ -154,7 +172,7 @@ class ActiveSplitNN(Phase):
         self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()}, facts)
         if self._watch is not None:
             self._watch.batch(own, z_BD)
-        return loss.detach(), Swapped(rows, z_BD, dz_BD)
+        return loss.detach(), Swapped(rows, z_BD, dz_BD, place)
 
     def _weights_of(self, rows: Rows) -> Tensor | None:
         return None if self._weights is None else self._party.take(self._weights, rows)

@@ -19,17 +19,19 @@ from vfl_party.models import combine
 from vfl_party.models.backward import backward
 from vfl_party.models.metrics import loss_fn
 from vfl_party.phases.context import Party
+from vfl_party.phases.sets import Sets, summed
 
 
 @dataclass(frozen=True)
 class Swapped:
     """An exchange of a batch that has ended: rows, {party: its embeddings}, {party: their
-    gradients}, [B, D] each.
+    gradients}, [B, D] each; at the active party also the batch's round and number.
     """
 
     rows: Rows
     z: Mapping[str, Tensor]
     dz: Mapping[str, Tensor]
+    place: tuple[int, ...] = ()
 
 
 class Ring:
@@ -55,7 +57,12 @@ class Ring:
 
     def state(self) -> dict[str, Any]:
         slots = {
-            str(slot): {"rows": torch.from_numpy(each.rows), "z": dict(each.z), "dz": dict(each.dz)}
+            str(slot): {
+                "rows": torch.from_numpy(each.rows),
+                "z": dict(each.z),
+                "dz": dict(each.dz),
+                "place": list(each.place),
+            }
             for slot, each in self._slots.items()
         }
         return {"exchanges": self._exchanges, "slots": slots}
@@ -63,7 +70,9 @@ class Ring:
     def load_state(self, tree: dict[str, Any]) -> None:
         self._exchanges = tree["exchanges"]
         self._slots = {
-            int(slot): Swapped(each["rows"].cpu().numpy(), each["z"], each["dz"])
+            int(slot): Swapped(
+                each["rows"].cpu().numpy(), each["z"], each["dz"], tuple(each["place"])
+            )
             for slot, each in tree["slots"].items()
         }
 
@@ -81,6 +90,7 @@ class Local(ABC):
             rows,
             {name: z.detach() for name, z in _joined([each.z for each in parts]).items()},
             _joined([each.dz for each in parts]),
+            parts[0].place,
         )
         if self._ring is None:
             for _ in range(self._settings.local_updates - 1):
@@ -128,30 +138,42 @@ class ActiveLocal(Local):
     to all of them.
     """
 
-    def __init__(self, party: Party, settings: SplitNNSettings, training: OwnTraining) -> None:
+    def __init__(
+        self, party: Party, settings: SplitNNSettings, training: OwnTraining, sets: Sets
+    ) -> None:
         super().__init__(party, settings, training)
-        self._weights = party.row_weights(party.rows("train"))
+        self._weights, self._sets = party.row_weights(party.rows("train")), sets
 
     def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
         party = self._party
         y_B = party.take(party.need_labels()[1], swapped.rows)
         own = party.own_embeddings(swapped.rows)
-        z_BD = [z.detach().requires_grad_(threshold is not None) for z in swapped.z.values()]
-        outputs = party.outputs(combine(party.recipe.model.combine, [*own, *z_BD]))
-        weights = self._weights
-        loss = loss_fn(party.recipe.task)(
-            outputs, y_B, None if weights is None else party.take(weights, swapped.rows)
-        )
+        others = {name: z.detach() for name, z in swapped.z.items()}
+        sets = self._sets.drawn(others, *swapped.place)
+        rule, z_BD = party.recipe.model.combine, [*others.values()]
+        if threshold is not None:
+            for z in z_BD:
+                z.requires_grad_()
+        combined = [
+            combine(rule, each)
+            for each in self._sets.embeddings(sets, own, others) or [[*own, *z_BD]]
+        ]
+        outputs = [party.outputs(each) for each in combined]
+        loss_of = loss_fn(party.recipe.task)
+        weights = None if self._weights is None else party.take(self._weights, swapped.rows)
+        loss = summed([loss_of(each, y_B, weights) for each in outputs], sets)
         if threshold is None:
             loss.backward()  # type: ignore[no-untyped-call]
             return
         # The loss is a sum over rows: to weight a row's loss is to weight its row of this gradient.
-        (of_outputs_BO,) = torch.autograd.grad(loss, outputs)
-        now = torch.autograd.grad(outputs, z_BD, of_outputs_BO, retain_graph=True)
+        of_outputs = torch.autograd.grad(loss, outputs)
+        now = torch.autograd.grad(
+            outputs, z_BD, of_outputs, retain_graph=True, materialize_grads=True
+        )
         w_B1 = row_weights(
             torch.cat(now, dim=1), torch.cat(list(swapped.dz.values()), dim=1), threshold
         )
-        backward(outputs, w_B1 * of_outputs_BO)
+        backward(torch.cat(outputs), torch.cat([w_B1 * each for each in of_outputs]))
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:

@@ -21,6 +21,7 @@ from vfl_party.models.backward import backward
 from vfl_party.phases.absence import Following
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import SplitScorer
+from vfl_party.phases.sets import check as check_sets
 
 
 class PassiveSplitNN(Phase):
@@ -33,6 +34,7 @@ class PassiveSplitNN(Phase):
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
         self._party, self._settings = party, settings
         check_encoder(party, name, settings)
+        check_sets(party, name, settings)
         self._training = OwnTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
         self._embedding = party.asking(name, embedding(settings), width=party.embedding_size)

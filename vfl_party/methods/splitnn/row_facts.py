@@ -4,14 +4,13 @@ on labels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from vfl_common.config.models import TaskSettings
 from vfl_party.models import Combined
-from vfl_party.models.metrics import loss_fn
 from vfl_party.outbound.filter import Tensors
 
 LABELS, OF_CLASS = "labels", "class gradients"
@@ -26,23 +25,20 @@ class RowFacts:
     """
 
     def __init__(self, knows: frozenset[str], task: TaskSettings) -> None:
-        self._knows, self._task, self._loss = knows, task, loss_fn(task)
+        self._knows, self._task = knows, task
 
     def of(
-        self, combined: Combined, outputs: Tensor, y_B: Tensor, share: float
+        self, combined: Combined, y_B: Tensor, loss_of: Callable[[Tensor], Tensor]
     ) -> Mapping[str, Tensors]:
         """Returns {party: the facts of its rows}; before the loss's own backward pass.
 
-        ``share``: by which the loss of these rows counts, which may be a part of a batch.
+        ``loss_of``: gives the loss of these rows with other targets, as far as it counts.
         """
         known: dict[str, dict[str, Tensor]] = {}
         if LABELS in self._knows:
             known = {name: {LABELS: y_B} for name in combined.received}
         if OF_CLASS in self._knows:
-            losses = [
-                share * self._loss(outputs, torch.full_like(y_B, c))
-                for c in range(self._task.classes or 2)
-            ]
+            losses = [loss_of(torch.full_like(y_B, c)) for c in range(self._task.classes or 2)]
             for name, gradients in combined.gradients_of(losses).items():
                 known.setdefault(name, {})[OF_CLASS] = gradients
         return known

@@ -12,6 +12,7 @@ from vfl_common.config.recipe_tables import Seconds
 from vfl_party.models.training import OwnOptimizers, TrainingSettings
 from vfl_party.outbound.noise import Amplifier
 from vfl_party.phases.absence import LatePolicy
+from vfl_party.phases.sets import SetSettings
 from vfl_party.selfsup.augment.settings import SupervisedAugment
 
 
@@ -39,7 +40,7 @@ class CacheSettings(Section):
     """The least cosine between exchanged and present values with which a row counts (cos ξ)."""
 
 
-class SplitNNSettings(TrainingSettings, OwnOptimizers):
+class SplitNNSettings(TrainingSettings, OwnOptimizers, SetSettings):
     """A step is one batch; a round is ``validate_every`` epochs, then validation and a checkpoint.
 
     ``max_bytes`` counts the payload over all passive parties, and may end the phase within an epoch
@@ -126,6 +127,10 @@ class SplitNNSettings(TrainingSettings, OwnOptimizers):
                 'early_stopping needs late_policy = "wait": a party that is away hears no verdict'
             )
         self._check_plateaus()
+        self.check_sets()
+        if self.late_policy == "zeros" and self.learns:
+            text = f'late_policy = "zeros" is not what {self.learns} learns to do without a party'
+            raise ValueError(f'{text}; set it to "skip", or to "cached"')
         if self.late_policy != "wait" and not self.plain:
             text = 'in_flight, micro_batches, local_updates and cache need late_policy = "wait"'
             raise ValueError(f"{text}; remove them, or the policy")

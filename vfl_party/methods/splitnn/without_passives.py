@@ -16,7 +16,8 @@ from vfl_common.rpc.guard.rate import Rate
 from vfl_common.summary import Absence
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.phases.absence import Absences, Cache, filled
+from vfl_party.models.top.stand_ins import learnt_stand_ins
+from vfl_party.phases.absence import Absences, Cache, others
 from vfl_party.phases.context import Party
 
 # Between two words about a party, after the first five.
@@ -39,7 +40,7 @@ class Absent:
             party.recipe.model.combine,
         )
         self._names = [each.name for each in party.recipe.passives]
-        self._widths = party.widths
+        self._widths, self._stand_ins = party.widths, learnt_stand_ins(party.models)
         # An active party without features cannot learn from nobody.
         self._allowed = Lenience(
             settings.deadline_s or 0.0, at_least=0 if party.features is not None else 1
@@ -60,9 +61,8 @@ class Absent:
 
     def fill(
         self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]
-    ) -> list[Tensor]:
-        """Returns the embeddings [B, D] to combine for a batch: the own ones, those that came, and
-        what stands in.
+    ) -> dict[str, Tensor]:
+        """Returns {passive party: the embeddings [B, D] of a batch that came, or what stands in}.
 
         The first step of a generation had all parties: from now on the phase goes on without one.
         """
@@ -86,7 +86,7 @@ class Absent:
             self._show("back", name, step)
         if self._cache is not None:
             found = self._cache.filled(found, rows)
-        return filled(self._policy, self._rule, own, found, self._widths)
+        return others(self._policy, self._rule, own, found, self._widths, self._stand_ins)
 
     def _show(self, event: str, name: str, step: StepKey) -> None:
         """Shows who comes and goes; not each time if a party is late again and again."""

@@ -71,7 +71,7 @@ def test_no_gradient_goes_to_what_stands_in() -> None:
     combined = Combined(
         "sum", filled("zeros", "sum", [], {**received, "south": None}, WIDTHS), received
     )
-    combined.value.sum().backward()
+    combined.values[0].sum().backward()
     assert {name: dz.tolist() for name, dz in combined.gradients().items()} == {
         "north": [[1.0] * 3] * 2
     }

@@ -340,8 +340,8 @@ def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(
 
     received = {"p1": x.clone(), "p2": y.clone()}
     combined = Combined(rule, [*mine, *received.values()], received)
-    assert torch.equal(combined.value, combine(rule, [*mine, *received.values()]))
-    combined.value.tanh().sum().backward()
+    assert torch.equal(combined.values[0], combine(rule, [*mine, *received.values()]))
+    combined.values[0].tanh().sum().backward()
     found = combined.gradients()
     for name, leaf in leaves.items():
         assert leaf.grad is not None
