@@ -16,6 +16,7 @@ from vfl_common.errors import InternalError
 from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered
 from vfl_common.rpc.serving.service import Absent
 from vfl_party.models import combine
+from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.outbound.exchange import nonfinite
 from vfl_party.phases.absence import filled
 from vfl_party.phases.measure import decides
@@ -56,8 +57,9 @@ class OnlineScorer:
         """Scores rows by id, in their order. ``least``: the quality below which a row is refused.
 
         An id that the active party does not know has no score, if that party has features. A
-        passive party that does not know an id, or is not there in time, is replaced as
-        ``late_policy`` says: by zeros, or under ``skip`` by nothing.
+        passive party that does not know an id, or is not there in time, is
+        replaced as the model has learnt it, or as ``late_policy`` says: by zeros, or under ``skip``
+        by nothing.
         """
         held = self._store.held
         spelt = held.spelt(ids)
@@ -72,6 +74,7 @@ class OnlineScorer:
         present_NK = np.stack(
             [own_N if name == party.name else there[name] for name in names], axis=1
         )
+        stand_ins = learnt_stand_ins(party.models)
         has_own = party.features is not None
         parts: list[Part] = []
         number_N, state = np.zeros(len(ids), np.int64), np.empty(len(ids), object)
@@ -93,7 +96,7 @@ class OnlineScorer:
             own = [own_ND[at].to(party.device)] if has_own else []
             others = {name: z[name][at].to(party.device) if name in took else None for name in z}
             rule = party.recipe.model.combine
-            given = filled(party.course.late_policy, rule, own, others, party.widths)
+            given = filled(party.course.without, rule, own, others, party.widths, stand_ins)
             outputs[at.to(party.device)] = outputs_of(party, combine(rule, given))
         return Scores(columns_of(held, outputs), _states(state), parts, number_N)
 
