@@ -57,7 +57,8 @@ def watch(run: Path | None, port: int, beside: bool) -> None:
     try:
         listening = listen(port)
     except OSError as error:
-        text = f"--port {port}: cannot listen on 127.0.0.1 ({error.strerror}); choose another port"
+        why = os.strerror(error.errno or 0)
+        text = f"--port {port}: cannot listen on 127.0.0.1 ({why}); choose another port"
         raise InputError(Code.ADDRESS_IN_USE, text) from None
     with listening, stopping("the run goes on"):
         page = Page(Picture(path), listening)

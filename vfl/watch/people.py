@@ -54,6 +54,9 @@ class People:
     server: str = ""
     run: str = "starting"
     standings: dict[str, Standing] = field(default_factory=dict)
+    # When the state of the run began, and that of each process was said last.
+    _run_s: float = 0.0
+    _said_s: dict[str, float] = field(default_factory=dict)
 
     def expect(self, names: Iterable[str]) -> None:
         """Adds the names of the recipe."""
@@ -76,8 +79,9 @@ class People:
             for name, each in self.standings.items():
                 if each.status != AWAY:
                     self._set(name, HERE, at_s)
-        if event in _RUN:
-            self.run = _RUN[event]
+        # A process writes what it knew before it had a folder after the others have gone on.
+        if event in _RUN and at_s >= self._run_s:
+            self.run, self._run_s = _RUN[event], at_s
 
     def _wait(self, missing: Any, at_s: float) -> None:
         names = [str(name) for name in missing] if isinstance(missing, list) else []
@@ -90,7 +94,8 @@ class People:
 
     def _set(self, name: str, status: str, at_s: float, why: Any = "") -> None:
         # A log names nobody whom the recipe does not.
-        if name in self.standings:
+        if name in self.standings and at_s >= self._said_s.get(name, 0.0):
+            self._said_s[name] = at_s
             before = self.standings[name]
             since_s = before.since_s if before.status == status else at_s
             self.standings[name] = Standing(status, clean(str(why), _MOST), since_s)

@@ -18,30 +18,38 @@ class Picture:
     """The run in ``path``: a run's folder, a process's folder in it, or a folder of runs, of which
     it is the newest. Whatever is there at each reading counts: a run may come, go and be another.
 
-    ``version``: the number of the last reading. Not thread-safe.
+    ``version``: the number of the last reading that found something new. Not thread-safe.
     """
 
     path: Path
     version: int = 0
     _run: RunFollower | None = None
+    _state: dict[str, Any] = field(default_factory=dict)
     # As of this reading it is another run, or none.
     _begun: int = 0
     _said: dict[int, str] = field(default_factory=dict)
 
     def read(self) -> None:
         """Reads what is new."""
-        self.version += 1
-        self._said.clear()
+        version = self.version + 1
         folder = run_in(self.path)
         run = self._run
         if run is not None and (folder != run.folder or run.replaced()):
             run = None
         if run is None and folder is not None:
-            run = RunFollower(folder, self.version)
-        if run is not self._run:
-            self._run, self._begun = run, self.version
-        if run is not None:
-            run.read(self.version)
+            run = RunFollower(folder)
+        another = run is not self._run
+        grown = run is not None and run.read(version)
+        state = run.state() if run is not None else self._none()
+        if not (another or grown or state != self._state):
+            return
+        self._begun = version if another else self._begun
+        self.version, self._run, self._state = version, run, state
+        self._said.clear()
+
+    def _none(self) -> dict[str, Any]:
+        there = "no run is there yet" if self.path.is_dir() else "the folder is not there"
+        return {"state": "none", "why": f"{there}; this page waits for one"}
 
     def since(self, version: int) -> str:
         """Returns, as JSON, what a page lacks that knows all as of ``version``; 0: nothing. The
@@ -54,13 +62,11 @@ class Picture:
     def _news(self, version: int) -> dict[str, Any]:
         anew = version < self._begun or version == 0
         known = 0 if anew else version
-        news: dict[str, Any] = {"version": self.version, "anew": anew}
-        run = self._run
+        run, news = self._run, {"version": self.version, "anew": anew, "state": self._state}
         if run is None:
-            there = "no run is there yet" if self.path.is_dir() else "the folder is not there"
-            return news | {"state": {"state": "none", "why": f"{there}; this page waits for one"}}
+            return news
         log = [line for at, line in run.log if at > known]
-        return news | {"state": run.state(), "curves": run.curves.since(known), "log": log}
+        return news | {"curves": run.curves.since(known), "log": log}
 
 
 def run_in(path: Path) -> Path | None:

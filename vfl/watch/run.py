@@ -44,11 +44,10 @@ _OVER = (FINISHED, FAILED, STOPPED, LEFT, LOST, AWAY, ENDED)
 class RunFollower:
     """One run: ``state()`` is all but the curves and the log, which grow.
 
-    ``first``: the reading with which it began. ``log``: (reading, line) of the last lines.
+    ``log``: (reading, line) of the last lines.
     """
 
     folder: Path
-    first: int
     processes: dict[str, Watched] = field(default_factory=dict)
     curves: Curves = field(default_factory=Curves)
     people: People = field(default_factory=People)
@@ -64,16 +63,19 @@ class RunFollower:
         """Whether the run's files are gone, or others."""
         return any(each.replaced() for each in self.processes.values())
 
-    def read(self, version: int) -> None:
-        """Reads what is new in all folders; ``version``: the number of this reading."""
+    def read(self, version: int) -> bool:
+        """Reads what is new in all folders; ``version``: the number of this reading. Returns
+        whether there are new lines.
+        """
         found = sorted(path.parent for path in self.folder.glob("*/run.json"))
         for folder in found[:MOST_PROCESSES]:
             self.processes.setdefault(folder.name, Watched(folder))
         self._read_recipe()
-        lines = []
+        lines, rounds = [], 0
         for name, process in self.processes.items():
             news = process.read()
             lines += [(time_of(line), name, line) for line in news.log]
+            rounds += len(news.rounds)
             for each in news.rounds:
                 self.curves.take(version, name, each)
                 phase = clean(each.phase, MOST_NAME)
@@ -85,6 +87,7 @@ class RunFollower:
             self.people.take(name, line)
             if line.get("event") not in _SHOWN:
                 self.log.append((version, _shown(name, line)))
+        return bool(lines or rounds)
 
     def _read_recipe(self) -> None:
         """Reads the recipe once, from the first process that has a copy."""

@@ -54,9 +54,11 @@ class Reader:
     async def viewing(self) -> AsyncIterator[None]:
         """Counts a viewer; the first one has the reading begin, and the last one has it end."""
         self.viewers += 1
-        if self._task is None:
-            self._task = asyncio.create_task(self._go_on())
         try:
+            if self._task is None:
+                news, self._task = self._news, asyncio.create_task(self._go_on())
+                # What was read for earlier viewers may be old.
+                await news.wait()
             yield
         finally:
             self.viewers -= 1
