@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import click
 
+from vfl.card.commands import card
 from vfl.certs.commands import certs
 from vfl.export.commands import export
 from vfl.forecasting.commands import forecast
@@ -81,12 +82,14 @@ def cli() -> None:
       vfl report                            the newest run again, with charts
       vfl watch                             a page that shows a run while it goes on
       vfl predict --data bank=new.csv --data shop=new-shop.csv
+      vfl card                              a model card of the newest run
       vfl export tensorboard runs/20260101-120000-digits-1f2e
       vfl certs ca
     """
 
 
 for command in (
+    card,
     certs,
     compare,
     demo,

@@ -218,7 +218,11 @@ def test_the_files_say_what_they_are_and_nothing_of_this_machine(tmp_path: Path)
         "c1": ["3", "5", "ü"],
     }
     assert about["inputs"]["numbers"]["columns"] == ["n0", "n1", "n2", "n3"]
-    assert (about["opset"], about["encoder"], about["output"]) == (OPSET, "tabular", "embedding of p0")
+    assert (about["opset"], about["encoder"], about["output"]) == (
+        OPSET,
+        "tabular",
+        "embedding of p0",
+    )
     shape = model.graph.output[0].type.tensor_type.shape.dim
     assert (shape[0].dim_param, shape[1].dim_value) == ("rows", D)
     for name in ("p0.onnx", "p0-top.onnx"):
