@@ -15,7 +15,7 @@ from vfl.report.notes import encryption, unprotected
 from vfl.report.table import size
 from vfl_common.text import to_json
 
-_TAGS = ("vertical-federated-learning", "tabular", "pytorch")
+_TAGS = ("vertical-federated-learning", "pytorch")
 _ABSENT = "Not known here: only the server and the active party have the summary of a run."
 _SPLITS = ("train", "validation", "test")
 
@@ -81,13 +81,14 @@ def _details(known: Known) -> str:
     classes = f", {task.classes} classes" if getattr(task, "classes", 0) else ""
     summary = known.summary
     method = summary.method if summary is not None else recipe.method
+    encoder = _dict(known.facts.get("encoder")) if known.party else {}
     rows = [
         ("task", prose(f"{task.kind}{classes}")),
         ("method", prose(method)),
         ("embedding", f"{recipe.model.embedding_size} numbers a party and row"),
         ("combination", code(_kind(recipe.model.combine))),
         ("top model", _settings(recipe.model.top.model_dump(mode="json"))),
-        ("encoder of this party", _settings(known.facts.get("encoder") or {})),
+        ("encoder of this party", _settings(encoder)),
         ("recipe digest", code(recipe.digest())),
     ]
     return table(("what", "is"), [row for row in rows if row[1]])
@@ -105,8 +106,8 @@ def _settings(found: Mapping[str, Any]) -> str:
 def _limits(known: Known) -> str:
     parties = len(known.recipe.parties)
     lines = [
-        f"- A score needs all {parties} parties, unless the recipe says otherwise: rows that one of "
-        "them lacks have none, or one of less worth.",
+        f"- A score needs all {parties} parties, unless the recipe says otherwise: rows that one "
+        "of them lacks have none, or one of less worth.",
         "- The model knows only rows like those of training; a column that drifts shows in "
         "`vfl drift`.",
     ]
@@ -142,9 +143,9 @@ def _data(known: Known) -> str:
         lines.append((code(each.name), each.role, has, own, common))
     split = recipe.rows
     shares = (
-        f"Validation rows: {split.validation:.0%}, test rows: {split.test:.0%}, by a split that "
+        f"Validation rows: {split.validation:.0%}, test rows: {split.test:.0%}, by a split "
+        f"({code(str(split.split))}) that follows from seed {recipe.seed}."
     )
-    shares += f"follows from seed {recipe.seed} ({code(str(split.split))})."
     head = ("party", "role", "has", "rows", "rows that all have")
     return f"{table(head, lines)}\n\n{shares}"
 
@@ -175,12 +176,8 @@ def _privacy(known: Known) -> Iterator[str]:
         yield table(("phase", "chain"), rows)
         return
     rows = [
-        tuple(
-            map(
-                prose, (each.phase, each.sender, each.receiver, each.carries, each.chain, each.when)
-            )
-        )
-        for each in summary.exchanges
+        tuple(prose(text) for text in (e.phase, e.sender, e.receiver, e.carries, e.chain, e.when))
+        for e in summary.exchanges
     ]
     yield table(("phase", "from", "to", "what", "chain", "when"), rows) or "Nothing left a party."
     total = summary.bytes.total
@@ -264,8 +261,12 @@ def _worth(worth: Mapping[str, Any]) -> Iterator[str]:
         yield table(("parties", "validation", "test"), rows)
 
 
+def _dict(found: Any) -> dict[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
 def _get(found: Any, key: str) -> Any:
-    return found.get(key) if isinstance(found, dict) else None
+    return _dict(found).get(key)
 
 
 def _number(value: Any) -> str:
