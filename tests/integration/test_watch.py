@@ -295,6 +295,30 @@ def test_viewers_that_take_nothing_or_ask_for_nothing_hold_up_nobody(tmp_path: P
                 assert half.recv(100) == b""
 
 
+def test_a_defect_in_reading_ends_the_page_and_is_told(tmp_path: Path) -> None:
+    class Defect(Picture):
+        def read(self) -> None:
+            raise ZeroDivisionError
+
+    with serve.listen(0) as listening:
+        page = serve.Page(Defect(tmp_path), listening)
+        told = list[BaseException]()
+
+        def run() -> None:
+            try:
+                page.serve()
+            except ZeroDivisionError as error:
+                told.append(error)
+
+        serving = threading.Thread(target=run)
+        serving.start()
+        with Viewer(page.link) as viewer:
+            while viewer.take():
+                pass
+        serving.join(20)
+        assert len(told) == 1
+
+
 def test_the_page_says_who_is_here_late_or_away(tmp_path: Path) -> None:
     # Twenty kilobytes an epoch.
     tables = cases.recipe(2, model={"embedding_size": 64}, phase={"epochs": 3})

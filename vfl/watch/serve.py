@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
@@ -28,6 +29,8 @@ MOST_CONNECTIONS = 200
 REQUEST_S, STALLED_S = 10.0, 60.0
 # A line that says nothing keeps proxies and browsers from closing a silent stream.
 _BEAT_S = 15.0
+# Of the number of a reading.
+_MOST_DIGITS = 18
 # For a browser to come back after the stream has ended.
 _RETRY_MS = 2_000
 _FILES = {
@@ -46,7 +49,10 @@ class Reader:
         self.nonce = secrets.token_hex(4)
         self.viewers = 0
         self.ended = False
-        self._lock = asyncio.Lock()
+        self.failure: BaseException | None = None
+        self.failed = asyncio.Event()
+        # Nobody asks while a reading goes on; and a reading whose viewers have left ends by itself.
+        self._lock, self._alone = asyncio.Lock(), threading.Lock()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -67,14 +73,27 @@ class Reader:
                 self._task = None
 
     async def _go_on(self) -> None:
-        while True:
-            await self._read()
-            await asyncio.sleep(EVERY_S)
+        try:
+            while True:
+                await self._read()
+                await asyncio.sleep(EVERY_S)
+        # A defect: it ends the program, and not only the reading.
+        except Exception as error:  # noqa: BLE001 - ``Page.serve`` raises it
+            self.failure = error
+            self.failed.set()
 
     async def _read(self) -> None:
         async with self._lock:
-            await asyncio.to_thread(self._picture.read)
+            await asyncio.to_thread(self._read_alone)
         self._wake()
+
+    def _read_alone(self) -> None:
+        with self._alone:
+            self._picture.read()
+
+    def _since(self, version: int) -> tuple[str, int]:
+        with self._alone:
+            return self._picture.since(version), self._picture.version
 
     def _wake(self) -> None:
         self._news.set()
@@ -83,21 +102,22 @@ class Reader:
     async def end(self) -> None:
         """Reads a last time for those who look, and ends their streams."""
         self.ended = True
-        if self.viewers:
+        if self.viewers and self.failure is None:
             await self._read()
         self._wake()
 
     async def messages(self, last: str) -> AsyncIterator[str]:
         """Yields server-sent events for a viewer; ``last``: the id of the last that it has."""
         nonce, _, number = last.partition("-")
-        version = int(number) if nonce == self.nonce and number.isdecimal() else 0
+        known = nonce == self.nonce and number.isdecimal() and len(number) < _MOST_DIGITS
+        version = int(number) if known else 0
         yield f"retry: {_RETRY_MS}\n\n"
         async with self.viewing():
             while not self.ended or version < self._picture.version:
                 news = self._news
                 if version < self._picture.version:
                     async with self._lock:
-                        text, version = self._picture.since(version), self._picture.version
+                        text, version = self._since(version)
                     # JSON has no line breaks.
                     yield f"id: {self.nonce}-{version}\ndata: {text}\n\n"
                     continue
@@ -203,6 +223,8 @@ class Page:
             ending.cancel()
             with suppress(asyncio.CancelledError):
                 await ending
+        if reader.failure is not None:
+            raise reader.failure
 
 
 class _Server(uvicorn.Server):
@@ -218,7 +240,12 @@ class _Server(uvicorn.Server):
 
 
 async def _end(ended: asyncio.Event, reader: Reader, server: uvicorn.Server) -> None:
-    await ended.wait()
+    waiting = [asyncio.create_task(each.wait()) for each in (ended, reader.failed)]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
     await reader.end()
     server.should_exit = True
 
