@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
@@ -124,7 +125,8 @@ def test_what_a_party_is_worth_stands_in_the_card_if_it_was_measured(
     assert "| `p0` | 0.75 | 0.5 |\n| none |  | 0.25 |" in text
     assert "<img" not in rendered(text)
     # What is not as expected is left out.
-    for damaged in ([], {"shapley": {"p0": 7}, "subsets": [3]}, {"shapley": 1, "subsets": 2}):
+    odd: list[Any] = [[], {"shapley": {"p0": 7}, "subsets": [3]}, {"shapley": 1, "subsets": 2}]
+    for damaged in odd:
         (copy / "summary.json").write_text(json.dumps(summary | {"worth": damaged}))
         card(known(copy, None))
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +29,7 @@ from vfl_common.files import part_names
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m" + "x" * 10_000
 
 
-def metrics(round_: int, generation: int = 1, **values: float) -> str:
+def metrics(round_: int, generation: int = 1, /, **values: float) -> str:
     line = {
         "time": f"2026-01-01T12:{generation:02d}:{round_:02d}.250Z",
         "generation": generation,
@@ -255,6 +256,10 @@ def test_the_files_are_read_once_for_all_and_only_while_somebody_looks(tmp_path:
         assert picture.readings > count
 
 
+def ends_with(text: str, viewer: Viewer) -> bool:
+    return bool(viewer.log) and viewer.log[-1]["text"] == text
+
+
 def still(picture: Counted, count: int) -> int:
     """The readings after four intervals."""
     threading.Event().wait(0.2)
@@ -287,7 +292,7 @@ def test_viewers_that_take_nothing_or_ask_for_nothing_hold_up_nobody(tmp_path: P
             for number in range(5):
                 text = f"{number} " + "x" * 1_900
                 add(bank / "log.jsonl", said("note", text) * 200)
-                viewer.until(lambda seen, text=text: seen.log and seen.log[-1]["text"] == text)
+                viewer.until(partial(ends_with, text))
         # Half a request is not waited for.
         for half in halves:
             half.settimeout(10)

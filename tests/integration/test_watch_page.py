@@ -38,14 +38,12 @@ def browser() -> Iterator[Chrome]:
 
 
 def text(browser: Chrome, place: str) -> str:
-    found: str = browser.execute_script(  # type: ignore[no-untyped-call]
-        f"return document.getElementById('{place}').textContent"
-    )
+    found: str = browser.execute_script(f"return document.getElementById('{place}').textContent")
     return found
 
 
 def run(browser: Chrome, script: str) -> Any:
-    return browser.execute_script(script)  # type: ignore[no-untyped-call]
+    return browser.execute_script(script)
 
 
 def emulate(browser: Chrome, width: int, scheme: str) -> None:
@@ -94,5 +92,5 @@ def test_the_page_shows_text_as_text_and_goes_on_by_itself(browser: Chrome, tmp_
         shutil.rmtree(tmp_path / "run")
         wait_until(lambda: text(browser, "state"), lambda found: found == "no run yet")
         assert text(browser, "log") == ""
-        assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]
+        assert browser.get_log("browser") == []
     wait_until(lambda: text(browser, "connection"), lambda found: "The watch has ended" in found)

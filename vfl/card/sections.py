@@ -171,15 +171,15 @@ def _privacy(known: Known) -> Iterator[str]:
         ]
         yield f"What {code(known.party)} has sent, by its own count:"
         yield table(("to", "phase", "kind", "bytes"), rows)
-        rows = [(code(each.name), _chain(each)) for each in known.recipe.phases]
+        chains = [(code(each.name), _chain(each)) for each in known.recipe.phases]
         yield "What the recipe asks to be done to what leaves (a party's own policy may add to it):"
-        yield table(("phase", "chain"), rows)
+        yield table(("phase", "chain"), chains)
         return
-    rows = [
-        tuple(prose(text) for text in (e.phase, e.sender, e.receiver, e.carries, e.chain, e.when))
+    left = [
+        [prose(text) for text in (e.phase, e.sender, e.receiver, e.carries, e.chain, e.when)]
         for e in summary.exchanges
     ]
-    yield table(("phase", "from", "to", "what", "chain", "when"), rows) or "Nothing left a party."
+    yield table(("phase", "from", "to", "what", "chain", "when"), left) or "Nothing left a party."
     total = summary.bytes.total
     yield f"In all {size(total.message_bytes)} in {total.messages:,} messages."
     if summary.privacy is not None:

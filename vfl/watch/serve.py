@@ -202,7 +202,7 @@ class Page:
     async def _serve(self, until: Callable[[Callable[[], None]], None] | None) -> None:
         reader = Reader(self._picture)
         config = uvicorn.Config(
-            Guard(application(reader), self._token, self._port),  # type: ignore[arg-type]
+            Guard(application(reader), self._token, self._port),
             http=Patient,
             ws="none",
             lifespan="off",
@@ -215,7 +215,11 @@ class Page:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         server = _Server(config, ended)
         if until is not None:
-            until(lambda: loop.call_soon_threadsafe(ended.set))
+
+            def end() -> None:
+                loop.call_soon_threadsafe(ended.set)
+
+            until(end)
         ending = asyncio.create_task(_end(ended, reader, server))
         try:
             await server.serve(sockets=[self._socket])
