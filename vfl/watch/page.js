@@ -51,7 +51,8 @@ function span(seconds) {
 
 function number(value, digits = 4) {
   if (value === null) return "not a number";
-  return Number.isInteger(value) && Math.abs(value) < 1e6 ? String(value) : Number(value).toPrecision(digits);
+  if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
+  return Math.abs(value) < 1e-3 ? value.toExponential(digits - 2) : value.toPrecision(digits);
 }
 
 const clock = (atS) => (atS ? new Date(atS * 1000).toLocaleTimeString() : "");
