@@ -313,7 +313,8 @@ def _compare(
         want = module(*fewer).numpy()
     fed = {name: each.numpy() for name, each in zip(inputs, fewer, strict=True)}
     with _quietly():
-        got = np.asarray(ReferenceEvaluator(model).run(None, fed)[0])
+        results: Any = ReferenceEvaluator(model).run(None, fed)
+    got = np.asarray(results[0])
     most = max(1.0, float(np.abs(want).max(initial=0.0)))
     if got.shape != want.shape or not np.allclose(got, want, rtol=0.0, atol=TOLERANCE * most):
         text = f"{what} computes something else as ONNX than in torch; export it as safetensors"
