@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import click
 
+from vfl.card.commands import card
 from vfl.certs.commands import certs
 from vfl.export.commands import export
 from vfl.forecasting.commands import forecast
@@ -16,6 +17,7 @@ from vfl.production.commands import compare, drift, models, prune
 from vfl.report.commands import report, runs
 from vfl.simulation.commands import demo, simulate
 from vfl.studies.commands import study
+from vfl.watch.commands import watch
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES, NAMES, run_program
 
@@ -78,13 +80,16 @@ def cli() -> None:
       vfl leaks examples/breast-cancer.toml what the others could read from what was sent
       vfl runs                              a table of your runs
       vfl report                            the newest run again, with charts
+      vfl watch                             a page that shows a run while it goes on
       vfl predict --data bank=new.csv --data shop=new-shop.csv
+      vfl card                              a model card of the newest run
       vfl export tensorboard runs/20260101-120000-digits-1f2e
       vfl certs ca
     """
 
 
 for command in (
+    card,
     certs,
     compare,
     demo,
@@ -100,6 +105,7 @@ for command in (
     runs,
     simulate,
     study,
+    watch,
 ):
     cli.add_command(command)
 

@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -206,3 +207,57 @@ def read_lines(path: Path) -> list[str]:
     """Returns the lines of ``path`` and of its older parts, the oldest first. Raises OSError."""
     parts = [part for part in reversed(part_names(path)) if part.is_file()]
     return [line for part in parts for line in part.read_text(encoding="utf-8").splitlines()]
+
+
+@dataclass
+class Growing:
+    """Reads a file that another process appends to, and its older parts, as they grow.
+
+    ``path``: as in ``append``. ``most``: of what was written before the first reading, the last
+    bytes that are read; None: all.
+    """
+
+    path: Path
+    most: int | None = None
+    # The inode of the file that was read last: its name changes when it is full.
+    _part: int = 0
+    _offset: int = 0
+
+    def new(self) -> Iterator[tuple[bytes, float]]:
+        """Yields (new complete lines, time of writing) of each file, the oldest first. Raises
+        OSError, FileNotFoundError if there is no file.
+        """
+        with contextlib.ExitStack() as stack:
+            files = {}
+            # From the newest: a file that is renamed meanwhile comes again, and none is missed.
+            for part in part_names(self.path):
+                with contextlib.suppress(FileNotFoundError):
+                    file = stack.enter_context(part.open("rb"))
+                    files[os.fstat(file.fileno()).st_ino] = file
+            if not files:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            inodes = [*reversed(files)]
+            if self._part in files:
+                inodes = inodes[inodes.index(self._part) :]
+            elif self.most is not None:
+                inodes = inodes[-1:]
+            for inode in inodes:
+                file = files[inode]
+                if inode != self._part:
+                    size = os.fstat(file.fileno()).st_size
+                    self._offset = 0 if self.most is None else max(0, size - self.most)
+                    self._part = inode
+                file.seek(self._offset)
+                data = file.read()
+                whole = data[: data.rfind(b"\n") + 1]
+                self._offset += len(whole)
+                yield whole, os.fstat(file.fileno()).st_mtime
+
+    def replaced(self) -> bool:
+        """Whether the file that was read last is gone, or is shorter than what was read of it."""
+        for part in part_names(self.path) if self._part else ():
+            with contextlib.suppress(OSError):
+                found = part.stat()
+                if found.st_ino == self._part:
+                    return found.st_size < self._offset
+        return self._part != 0

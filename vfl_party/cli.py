@@ -16,6 +16,7 @@ from vfl_common.config.data import shown
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import load_recipe, naming
 from vfl_common.errors import Code, InputError
+from vfl_common.process.beside import WATCH, watched
 from vfl_common.process.logs import Console
 from vfl_common.process.program import (
     EXIT_CODES,
@@ -69,6 +70,7 @@ def cli() -> None:
 @click.option(
     "--report", is_flag=True, help="Active party: draw the charts of `vfl report` after the run."
 )
+@WATCH
 def run(
     party: Path,
     device: str | None,
@@ -77,6 +79,7 @@ def run(
     metrics: str,
     linger_s: float,
     report: bool,
+    watch: bool,
 ) -> None:
     """Take part in a training run, as the party that the file PARTY describes.
 
@@ -113,7 +116,7 @@ def run(
         if ranks is not None and ranks.rank:
             lend(files, ranks)
             return
-        with naming(Path(files.file.recipe)):
+        with watched(Path(files.file.out), wanted=watch), naming(Path(files.file.recipe)):
             app = PartyApp(files, console, wait_s, metrics=metrics, linger_s=linger_s, ranks=ranks)
             _, folder = app.train(fresh=fresh)
     if report:

@@ -40,6 +40,7 @@ _VARIABLE = [
     (re.compile(r"https://errors\.pydantic\.dev/\S+"), "<pydantic>"),
     (re.compile(r"/tmp/(vfl|pg)-\w+"), "<tmp>"),  # noqa: S108
     (re.compile(r"&port=\d+"), "&port=<port>"),
+    (re.compile(r"--port \d+"), "--port <port>"),
     (re.compile(r"/dev/shm/[\w.-]+"), "<tmp>"),  # noqa: S108
     (re.compile(r"(127\.0\.0\.1|localhost|\[::1\]|0\.0\.0\.0):\d{4,5}"), r"\1:<port>"),
     (re.compile(r"\b\d{8}-\d{6}-[\w.-]*?-[0-9a-f]{4}\b"), "<run>"),

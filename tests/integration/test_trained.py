@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pandas as pd
 import polars as pl
 import pytest
@@ -76,6 +77,32 @@ def test_an_exported_file_makes_the_same_model_elsewhere(once: vfl.Run, tmp_path
         found.save(tmp_path / "bank.pt")
     with raises(InputError, Code.FILE_INVALID):
         vfl.Model.load(path, "shop")
+
+
+def test_two_onnx_files_and_a_third_compute_what_the_run_predicts(
+    once: vfl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in NEW:
+        args = ["export", "model", str(once.folder), "--party", name, "--format", "onnx"]
+        done = CliRunner().invoke(cli, args)
+        assert done.exit_code == 0, done.output
+    assert done.output == "shop.onnx\nshop.json\n"
+
+    def computed(file: str, inputs: dict[str, Any]) -> Any:
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        return session.run(None, inputs)[0]
+
+    z = {}
+    for name, rows in NEW.items():
+        about = json.loads(Path(f"{name}.json").read_text())[f"{name}.onnx"]
+        columns = about["inputs"]["numbers"]["columns"]
+        numbers = rows[columns].to_numpy(np.float32)
+        z[f"embedding of {name}"] = computed(f"{name}.onnx", {"numbers": numbers})
+        want = once.model(name).embed(rows).numpy()
+        np.testing.assert_allclose(z[f"embedding of {name}"], want, rtol=0, atol=1e-5)
+    scores = 1 / (1 + np.exp(-computed("bank-top.onnx", z).flatten()))
+    np.testing.assert_allclose(scores, once.predict(NEW)["score_1"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["polars", "arrow", "arrays", "more columns", "shuffled"])

@@ -135,26 +135,44 @@ def _staged(sources: Sequence[Source]) -> tuple[Source, Stage]:
     "--out",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A new file, whose name ends in .safetensors. [default: NAME.safetensors]",
+    help="A new file, whose name ends in .safetensors, or in .onnx. [default: NAME.safetensors, or "
+    "NAME.onnx]",
 )
-def model(run: Path, party: str | None, out: Path | None) -> None:
-    """Write a party's encoder, and the active party's top model, as safetensors. RUN is as for the
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["safetensors", "onnx"]),
+    default="safetensors",
+    show_default=True,
+    help="safetensors: weights, for Python with vfl. onnx: what computes them, for any program "
+    "with an ONNX runtime.",
+)
+def model(run: Path, party: str | None, out: Path | None, kind: str) -> None:
+    """Write a party's encoder, and the active party's top model, to files. RUN is as for the
     others.
 
-    Tensors have their names in the modules, after encoder. or top.; `vfl.Model.load(FILE)` makes
-    the modules again, and prepares rows for them. The file holds column names, categories and
-    statistics too: private, only you may read it.
+    Of safetensors, tensors have their names in the modules, after encoder. or top.;
+    `vfl.Model.load(FILE)` makes the modules again, and prepares rows for them. Of ONNX, NAME.onnx
+    takes the party's own columns and gives the embedding, NAME-top.onnx takes the embeddings of all
+    parties, and NAME.json says what inputs and outputs are. The files hold column names, categories
+    and statistics too: private, only you may read them.
 
     \b
-    Example:
+    Examples:
       vfl export model runs/20260101-120000-churn-1f2e --party shop
+      vfl export model runs/20260101-120000-churn-1f2e --party shop --format onnx
     """
     from vfl.library.model import Model
 
     found = Model.load(run, party)
-    out = out or Path(f"{found.party}.safetensors")
-    found.save(out)
-    click.echo(out)
+    out = out or Path(f"{found.party}.{kind}")
+    paths = [out]
+    if kind == "onnx":
+        paths = found.to_onnx(out)
+    else:
+        found.save(out)
+    for path in paths:
+        click.echo(path)
 
 
 def copy(run: Path, open_sink: Callable[[Source], Sink], *, follow: bool) -> list[Source]:

@@ -94,6 +94,20 @@ class Model:
         """
         self._trained.save(Path(path))
 
+    def to_onnx(self, path: str | Path) -> list[Path]:
+        """Writes the encoder as ONNX: it takes the party's own columns, as they are. Returns the
+        new files, which only you may read.
+
+        ``path``: a new file, NAME.onnx. The active party's top model is NAME-top.onnx, which takes
+        the embeddings of all parties. NAME.json, and the files' metadata, say what inputs and
+        outputs are; any number of rows is taken at once. Column names, categories and statistics
+        are in them: private. Needs the extra ``onnx``. Raises VflError, also if the encoder cannot
+        be written so.
+        """
+        from vfl_party.predict.to_onnx import export
+
+        return export(self._trained, Path(path))
+
     def __repr__(self) -> str:
         has = [name for name in ("encoder", "tail", "top") if getattr(self, name) is not None]
         return f"Model({self.party!r} of {self.run_id}: {', '.join(has)})"

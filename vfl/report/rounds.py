@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import part_names
+from vfl_common.files import Growing, part_names
 from vfl_common.text import number
 
 FILE = "metrics.jsonl"
@@ -96,17 +92,18 @@ class History:
 
     source: Source
     rounds: list[RoundLine] = field(default_factory=list)
-    # The inode of the file that was read last: its name changes when it is full.
-    _part: int = 0
-    _offset: int = 0
+    _file: Growing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._file = Growing(self.source.folder / FILE)
 
     def update(self) -> list[RoundLine]:
         """Reads the new complete lines, of older files too, and returns them. Raises InputError if
         a file cannot be read.
         """
-        path, new = self.source.folder / FILE, list[RoundLine]()
+        new = list[RoundLine]()
         try:
-            for data, written_s in self._new(path):
+            for data, written_s in self._file.new():
                 for line in data.splitlines():
                     found = parse(line, written_s)
                     if found is not None:
@@ -114,31 +111,9 @@ class History:
                         new.append(found)
         except OSError as error:
             raise InputError(
-                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})"
+                Code.FILE_INVALID, f"{self._file.path}: cannot be read ({error.strerror})"
             ) from None
         return new
-
-    def _new(self, path: Path) -> Iterator[tuple[bytes, float]]:
-        """Yields (new complete lines, time of writing) of each file, the oldest first."""
-        with ExitStack() as stack:
-            files = {}
-            # From the newest: a file that is renamed meanwhile comes again, and none is missed.
-            for part in part_names(path):
-                with suppress(FileNotFoundError):
-                    file = stack.enter_context(part.open("rb"))
-                    files[os.fstat(file.fileno()).st_ino] = file
-            if not files:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            inodes = [*reversed(files)]
-            for inode in inodes[inodes.index(self._part) if self._part in files else 0 :]:
-                if inode != self._part:
-                    self._part, self._offset = inode, 0
-                file = files[inode]
-                file.seek(self._offset)
-                data = file.read()
-                whole = data[: data.rfind(b"\n") + 1]
-                self._offset += len(whole)
-                yield whole, os.fstat(file.fileno()).st_mtime
 
     def _append(self, new: RoundLine) -> None:
         if self.rounds and new.generation != self.rounds[-1].generation:

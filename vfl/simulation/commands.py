@@ -8,6 +8,7 @@ import click
 
 from vfl.report.run_argument import out_option
 from vfl.simulation.baselines import BASELINES
+from vfl_common.process.beside import WATCH
 from vfl_common.process.program import EXIT_CODES, stopping
 from vfl_common.text import to_json
 
@@ -26,7 +27,8 @@ _keep = click.option(
 @_json
 @_seed
 @_keep
-def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
+@WATCH
+def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool, watch: bool) -> None:
     """Run a built-in federation: a server and four parties, as five processes with mutual TLS and
     real gRPC.
 
@@ -38,7 +40,7 @@ def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
       vfl demo
       vfl demo --json | jq .metrics.test.accuracy
     """
-    _simulate((DEMO,), out, as_json, seed, keep_going, None)
+    _simulate((DEMO,), out, as_json, seed, keep_going, None, watch)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -53,6 +55,7 @@ def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool) -> None:
 @_json
 @_seed
 @_keep
+@WATCH
 @click.option(
     "--baseline",
     type=click.Choice(BASELINES),
@@ -66,6 +69,7 @@ def simulate(
     as_json: bool,
     seed: int | None,
     keep_going: bool,
+    watch: bool,
     baseline: str | None,
 ) -> None:
     """Run the server and all parties of RECIPE as processes on this machine.
@@ -90,7 +94,7 @@ def simulate(
       vfl simulate bank.toml ../shop/shop.toml        what do our tables give together?
       vfl simulate bank.toml --baseline alone         what does my own table give? (the active party's file)
     """  # noqa: E501
-    _simulate(files, out, as_json, seed, keep_going, baseline)
+    _simulate(files, out, as_json, seed, keep_going, baseline, watch)
 
 
 def _simulate(
@@ -100,12 +104,19 @@ def _simulate(
     seed: int | None,
     keep_going: bool,
     baseline: str | None,
+    watch: bool,
 ) -> None:
     from vfl.simulation.run import simulate as run
 
     with stopping("the same command begins a new run"):
         folder = run(
-            files[0], out, others=files[1:], seed=seed, keep_going=keep_going, baseline=baseline
+            files[0],
+            out,
+            others=files[1:],
+            seed=seed,
+            keep_going=keep_going,
+            baseline=baseline,
+            watch=watch,
         )
     if as_json:
         import json

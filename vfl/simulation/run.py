@@ -27,6 +27,7 @@ from vfl_common.config.division import divide, settings_of
 from vfl_common.config.kind_of_file import kind_of, read_tables
 from vfl_common.config.recipe import Recipe, naming
 from vfl_common.files import require_folder
+from vfl_common.process.beside import watched
 from vfl_common.process.logs import NOTICED, noticed
 from vfl_common.psi import MOST_ROWS
 
@@ -52,6 +53,7 @@ def simulate(
     seed: int | None = None,
     keep_going: bool = False,
     baseline: str | None = None,
+    watch: bool = False,
 ) -> Path:
     """Runs a recipe and returns the run's folder, which holds ``summary.json``.
 
@@ -63,6 +65,7 @@ def simulate(
         seed: replaces the recipe's seed.
         keep_going: restart a party that was killed, so that it rejoins.
         baseline: one of ``vfl.simulation.baselines.BASELINES``, run instead of the federation.
+        watch: show the run in a browser while it goes on.
 
     Raises InputError if the recipe cannot be used, ProcessFailed if a process of the federation
     failed.
@@ -85,7 +88,7 @@ def simulate(
         # While the launcher imports what every party needs.
         check_phases(recipe, recipe_path)
         require_folder(out)
-        with view(recipe) as screen:
+        with watched(folder, wanted=watch), view(recipe) as screen:
             screen.say(f"run {folder.name}: all its files are in {folder}")
             run_federation(tables, recipe, base, folder, screen, launcher, keep_going=keep_going)
     return folder

@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 _MOST_EARLY = 1_000
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+# The keys that every line of a log has, and those of an error.
+_ALWAYS = frozenset(
+    {"time", "level", "version", "run", "party", "message", "event", "exception", "code"}
+)
 _WARNINGS = frozenset({"lost", "away", "interrupted", "server_away", "set_aside"})
 
 
@@ -257,6 +261,21 @@ def noticed(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "party": party,
         "note": f"{party}: {_sentence('vfl-party', event, dict(facts))}",
     }
+
+
+def worded(line: Mapping[str, Any]) -> str:
+    """Words a line of a log for a person: its message, or the sentence of an event that has none
+    of its own.
+    """
+    event, message = str(line.get("event", "")), str(line.get("message", ""))
+    if message != event:
+        return message
+    # See ``JsonLines``.
+    facts = {key.removesuffix("_"): value for key, value in line.items() if key not in _ALWAYS}
+    try:
+        return _sentence("", event, facts).strip()
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return event
 
 
 def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:

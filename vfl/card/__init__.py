@@ -1,0 +1,1 @@
+"""`vfl card`: a model card of a trained run, filled in as far as its files say."""

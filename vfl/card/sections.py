@@ -1,0 +1,302 @@
+"""The sections of a card: those of Hugging Face's model card, with the Model Card Toolkit's
+questions to the owner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vfl.card.known import Known
+from vfl.card.markdown import block, code, prose, table
+from vfl.card.marks import yours
+from vfl.report.notes import encryption, unprotected
+from vfl.report.table import size
+from vfl_common.text import to_json
+
+_TAGS = ("vertical-federated-learning", "pytorch")
+_ABSENT = "Not known here: only the server and the active party have the summary of a run."
+_SPLITS = ("train", "validation", "test")
+
+
+def card(known: Known) -> str:
+    """Returns the whole card as Markdown, with places for what a person must write."""
+    return "\n\n".join(part for part in _parts(known) if part)
+
+
+def _parts(known: Known) -> Iterator[str]:
+    recipe = known.recipe
+    yield _front(known)
+    yield f"# Model card: {code(recipe.name)}"
+    yield _told_by(known)
+    yield "## Model details"
+    yield yours("summary", "what the model does, for whom, in two sentences.")
+    yield _details(known)
+    yield yours("owners", "who is responsible, how to reach them, and the license of the model.")
+    yield "## Uses"
+    yield "### Direct use"
+    yield yours("direct-use", "what decisions the scores are for, and who takes them.")
+    yield "### Out-of-scope use"
+    yield yours("out-of-scope", "for what and for whom the model must not be used.")
+    yield "## Bias, risks and limitations"
+    yield yours("risks", "groups for whom it may be wrong, harms, and what was done against them.")
+    yield _limits(known)
+    yield "## How to get started"
+    yield block(_commands(known), "sh")
+    yield "## Training details"
+    yield "### Training data"
+    yield yours("data", "where the rows come from, their time, consent, and who is missing.")
+    yield _data(known)
+    yield "### Training procedure"
+    yield _procedure(known)
+    yield "### Privacy: what left each party"
+    yield from _privacy(known)
+    yield "## Evaluation"
+    yield yours("evaluation", "whether the test rows are like those of use, and which errors cost.")
+    yield from _evaluation(known)
+    yield "## Environment"
+    yield _environment(known)
+    yield "## How to run it again"
+    yield from _again(known)
+
+
+def _front(known: Known) -> str:
+    """The metadata that model hubs read; without any name of ours or the parties'."""
+    tags = "\n".join(f"- {tag}" for tag in (*_TAGS, known.recipe.task.kind))
+    return f"---\nlibrary_name: vfl\ntags:\n{tags}\n---"
+
+
+def _told_by(known: Known) -> str:
+    whom = code(known.party) if known.party else "the machine that has all of the run's files"
+    return (
+        f"Run {code(known.folder.name)}, told by {whom} from its own files. It has no names, "
+        "categories or statistics of columns."
+    )
+
+
+def _details(known: Known) -> str:
+    recipe = known.recipe
+    task = recipe.task
+    classes = f", {task.classes} classes" if getattr(task, "classes", 0) else ""
+    summary = known.summary
+    method = summary.method if summary is not None else recipe.method
+    encoder = _dict(known.facts.get("encoder")) if known.party else {}
+    rows = [
+        ("task", prose(f"{task.kind}{classes}")),
+        ("method", prose(method)),
+        ("embedding", f"{recipe.model.embedding_size} numbers a party and row"),
+        ("combination", code(_kind(recipe.model.combine))),
+        ("top model", _settings(recipe.model.top.model_dump(mode="json"))),
+        ("encoder of this party", _settings(encoder)),
+        ("recipe digest", code(recipe.digest())),
+    ]
+    return table(("what", "is"), [row for row in rows if row[1]])
+
+
+def _kind(value: Any) -> str:
+    return value if isinstance(value, str) else str(getattr(value, "kind", value))
+
+
+def _settings(found: Mapping[str, Any]) -> str:
+    parts = (f"{key} = {to_json(value)}" for key, value in found.items() if value is not None)
+    return ", ".join(code(part) for part in parts)
+
+
+def _limits(known: Known) -> str:
+    parties = len(known.recipe.parties)
+    lines = [
+        f"- A score needs all {parties} parties, unless the recipe says otherwise: rows that one "
+        "of them lacks have none, or one of less worth.",
+        "- The model knows only rows like those of training; a column that drifts shows in "
+        "`vfl drift`.",
+    ]
+    if known.summary is not None:
+        for absence in known.summary.absences:
+            what = f"{code(absence.phase)} had {absence.steps:,} steps without"
+            lines.append(f"- Training: {what} {code(absence.party)}.")
+        lines += [
+            f"- Training: {code(name)} came too late, and the model has not seen its data."
+            for name in known.summary.without
+        ]
+    return "\n".join(lines)
+
+
+def _commands(known: Known) -> str:
+    run = known.folder.name
+    lines = ["pip install vfl"]
+    lines.append(f"vfl-party predict PARTY.toml --run {run}     # every party, at the same time")
+    lines.append(f"vfl export model runs/{run} --party NAME     # a party's own half")
+    return "\n".join(lines)
+
+
+def _data(known: Known) -> str:
+    recipe, summary = known.recipe, known.summary
+    rows = {each.name: each for each in summary.parties} if summary is not None else {}
+    lines = []
+    for each in recipe.parties:
+        found = rows.get(each.name)
+        own = f"{found.rows:,}" if found is not None and found.rows else ""
+        common = f"{found.common_rows:,}" if found is not None and found.common_rows else ""
+        has = "columns and labels" if each.role == "active" else "columns"
+        has = has if each.features else "labels"
+        lines.append((code(each.name), each.role, has, own, common))
+    split = recipe.rows
+    shares = (
+        f"Validation rows: {split.validation:.0%}, test rows: {split.test:.0%}, by a split "
+        f"({code(str(split.split))}) that follows from seed {recipe.seed}."
+    )
+    head = ("party", "role", "has", "rows", "rows that all have")
+    return f"{table(head, lines)}\n\n{shares}"
+
+
+def _procedure(known: Known) -> str:
+    rows = [
+        (code(each.name), code(each.kind), _settings(each.settings)) for each in known.recipe.phases
+    ]
+    found = table(("phase", "kind", "settings"), rows)
+    if known.summary is not None:
+        summary = known.summary
+        found += f"\n\n{summary.steps:,} steps in {summary.wall_s:.1f} s; {summary.interruptions} "
+        found += f"interruptions; precision {code(known.recipe.model.precision)}."
+    return found
+
+
+def _privacy(known: Known) -> Iterator[str]:
+    summary = known.summary
+    if summary is None:
+        rows = [
+            (code(peer), code(phase), code(kind), size(count))
+            for (peer, phase, kind), count in sorted(known.sent.items())
+        ]
+        yield f"What {code(known.party)} has sent, by its own count:"
+        yield table(("to", "phase", "kind", "bytes"), rows)
+        chains = [(code(each.name), _chain(each)) for each in known.recipe.phases]
+        yield "What the recipe asks to be done to what leaves (a party's own policy may add to it):"
+        yield table(("phase", "chain"), chains)
+        return
+    left = [
+        [prose(text) for text in (e.phase, e.sender, e.receiver, e.carries, e.chain, e.when)]
+        for e in summary.exchanges
+    ]
+    yield table(("phase", "from", "to", "what", "chain", "when"), left) or "Nothing left a party."
+    total = summary.bytes.total
+    yield f"In all {size(total.message_bytes)} in {total.messages:,} messages."
+    if summary.privacy is not None:
+        promised = summary.privacy
+        yield (
+            f"Differential privacy: ε = {promised.epsilon:.3g} at δ = {promised.delta:.3g}. "
+            f"{prose(promised.statement)}"
+        )
+    else:
+        yield "No phase trained with differential privacy."
+    yield from map(prose, (*unprotected(summary), *encryption(summary)))
+
+
+def _chain(phase: Any) -> str:
+    names = [_kind(each) for each in phase.transforms]
+    return " → ".join(code(name) for name in (*names, _kind(phase.codec)))
+
+
+def _evaluation(known: Known) -> Iterator[str]:
+    summary = known.summary
+    if summary is None:
+        yield _ABSENT
+        rows = [
+            (code(phase), code(split), code(name), _number(value))
+            for phase, splits in known.own.items()
+            for split, named in splits.items()
+            for name, value in named.items()
+        ]
+        yield table(("phase", "of", "metric", "last round"), rows)
+        return
+    splits = [each for each in _SPLITS if each in summary.metrics]
+    splits += sorted(set(summary.metrics) - set(_SPLITS))
+    names = list(dict.fromkeys(name for split in splits for name in summary.metrics[split]))
+    yield table(
+        ("metric", *(code(split) for split in splits)),
+        [
+            (code(name), *(_number(summary.metrics[split].get(name)) for split in splits))
+            for name in names
+        ],
+    )
+    if known.baselines:
+        yield "Beside it, baselines of the same recipe and seed, on the test rows:"
+        tested = summary.metrics.get("test", {})
+        kinds = {"together": tested}
+        kinds |= {kind: each.metrics.get("test", {}) for kind, each in known.baselines.items()}
+        yield table(
+            ("run", *map(code, tested)),
+            [
+                (code(kind), *(_number(found.get(name)) for name in tested))
+                for kind, found in kinds.items()
+            ],
+        )
+    else:
+        yield "No baseline is known here: `vfl simulate … --baseline alone` runs one."
+    yield from _worth(known.worth)
+
+
+def _worth(worth: Mapping[str, Any]) -> Iterator[str]:
+    """What each party is worth; nothing of a part that is not as expected."""
+    shares, subsets = worth.get("shapley"), worth.get("subsets")
+    metric = code(str(worth.get("metric", "")))
+    if isinstance(shares, dict):
+        rows = [
+            (code(name), _number(_get(each, "value")), _number(_get(each, "error")))
+            for name, each in shares.items()
+        ]
+        yield f"What each party is worth (Shapley values of {metric}):"
+        yield table(("party", "value", "error"), rows)
+    if isinstance(subsets, list):
+        rows = [
+            (
+                ", ".join(code(str(name)) for name in _get(each, "parties") or ()) or "none",
+                _number(_get(each, "validation")),
+                _number(_get(each, "test")),
+            )
+            for each in subsets
+        ]
+        yield f"{metric} with some of the parties:"
+        yield table(("parties", "validation", "test"), rows)
+
+
+def _dict(found: Any) -> dict[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _get(found: Any, key: str) -> Any:
+    return _dict(found).get(key)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    return f"{value:.4g}" if math.isfinite(value) else "not a number"
+
+
+def _environment(known: Known) -> str:
+    summary = known.summary
+    if summary is None:
+        return "The energy of training was not measured."
+    rows: list[Sequence[str]] = [
+        (
+            code(each.name),
+            code(each.device),
+            prose(each.device_name),
+            code(each.version),
+            f"{each.wall_s:.1f}" if each.role != "server" else "",
+        )
+        for each in summary.parties
+    ]
+    head = ("process", "device", "hardware", "version of vfl", "seconds")
+    return f"{table(head, rows)}\n\nThe energy of training was not measured."
+
+
+def _again(known: Known) -> Iterator[str]:
+    yield (
+        f"The recipe, with its defaults, has the digest {code(known.recipe.digest())}. With the "
+        "same rows, versions and devices it gives the same model, unless a party draws its initial "
+        "weights from a secret."
+    )
+    yield block(known.recipe.model_dump_json(indent=1), "json")

@@ -1,0 +1,109 @@
+"""Who is here, late or away, as the processes' logs say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from vfl_common.text import clean
+
+EXPECTED, HERE, AWAITED, AWAY, LOST = "expected", "here", "awaited", "away", "lost"
+FINISHED, FAILED, STOPPED, LEFT = "finished", "failed", "stopped", "left"
+ENDED = "ended"
+# Of these a process has to come back.
+_AMISS = (LOST, AWAY, FAILED, STOPPED, ENDED)
+# Characters of a reason.
+_MOST = 300
+# {event: the status of the party that it is about}.
+_ABOUT = {"joined": HERE, "back": HERE, "left": LEFT, "lost": LOST, "away": AWAY}
+# {event: the status of the process that writes it}.
+_OWN = {
+    "program": HERE,
+    "ready": HERE,
+    "completed": FINISHED,
+    "failed": FAILED,
+    "stopped": STOPPED,
+}
+# {event: the state of the run that it begins}.
+_RUN = {
+    "ready": "starting",
+    "waiting": "waiting",
+    "interrupted": "waiting",
+    "started": "running",
+    "completed": "finished",
+}
+
+
+@dataclass
+class Standing:
+    """What is known of one process. ``why``: as it was said; ``since_s``: Unix time."""
+
+    status: str = EXPECTED
+    why: str = ""
+    since_s: float = 0.0
+
+
+@dataclass
+class People:
+    """All processes of a run, by name. ``run``: the state of the run, as far as the logs have said
+    it. ``server``: the server's name.
+    """
+
+    server: str = ""
+    run: str = "starting"
+    standings: dict[str, Standing] = field(default_factory=dict)
+    # When the state of the run began, and that of each process was said last.
+    _run_s: float = 0.0
+    _said_s: dict[str, float] = field(default_factory=dict)
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Adds the names of the recipe."""
+        for name in names:
+            self.standings.setdefault(name, Standing())
+
+    def take(self, writer: str, line: Mapping[str, Any]) -> None:
+        """Takes a line of a process's log; one that says nothing of anybody changes nothing."""
+        event, at_s = str(line.get("event", "")), time_of(line)
+        if event in _OWN:
+            why = line.get("message", "") if event == "failed" else ""
+            self._set(writer, _OWN[event], at_s, why)
+        if event in _ABOUT:
+            self._set(str(line.get("party_", "")), _ABOUT[event], at_s, line.get("how", ""))
+        if event in ("server_away", "server_back"):
+            self._set(self.server, AWAY if event == "server_away" else HERE, at_s)
+        if event == "waiting":
+            self._wait(line.get("missing"), at_s)
+        if event == "started":
+            for name, each in self.standings.items():
+                if each.status != AWAY:
+                    self._set(name, HERE, at_s)
+        # A process writes what it knew before it had a folder after the others have gone on.
+        if event in _RUN and at_s >= self._run_s:
+            self.run, self._run_s = _RUN[event], at_s
+
+    def _wait(self, missing: Any, at_s: float) -> None:
+        names = [str(name) for name in missing] if isinstance(missing, list) else []
+        for name, each in self.standings.items():
+            if name in names and each.status not in (*_AMISS, AWAITED):
+                self._set(name, AWAITED, at_s)
+            # Who waits is here, and so are those it does not wait for.
+            elif name not in names and each.status in (AWAITED, LOST):
+                self._set(name, HERE, at_s)
+
+    def _set(self, name: str, status: str, at_s: float, why: Any = "") -> None:
+        # A log names nobody whom the recipe does not.
+        if name in self.standings and at_s >= self._said_s.get(name, 0.0):
+            self._said_s[name] = at_s
+            before = self.standings[name]
+            since_s = before.since_s if before.status == status else at_s
+            self.standings[name] = Standing(status, clean(str(why), _MOST), since_s)
+
+
+def time_of(line: Mapping[str, Any]) -> float:
+    """Returns the time of a line of a log, in seconds since 1970; 0 if it says none."""
+    try:
+        return datetime.fromisoformat(str(line.get("time", ""))).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0

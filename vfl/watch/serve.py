@@ -1,0 +1,259 @@
+"""Serves the page on 127.0.0.1. Imports FastAPI and uvicorn, and is the only module that does."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from importlib.resources import files
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import Response, StreamingResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from vfl.watch.guard import TOKEN, Guard
+from vfl.watch.picture import Picture
+
+LOOPBACK = "127.0.0.1"
+# Between two readings, while somebody looks.
+EVERY_S = 1.0
+# Connections at once; a browser has up to six.
+MOST_CONNECTIONS = 200
+# For a request to come whole, and for a viewer to take what waits for it.
+REQUEST_S, STALLED_S = 10.0, 60.0
+# A line that says nothing keeps proxies and browsers from closing a silent stream.
+_BEAT_S = 15.0
+# Of the number of a reading.
+_MOST_DIGITS = 18
+# For a browser to come back after the stream has ended.
+_RETRY_MS = 2_000
+_FILES = {
+    "page.html": "text/html; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+}
+
+
+class Reader:
+    """Reads the files for all viewers while there are any, and wakes them if there is news."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+        # Viewers of this process; a page that comes back to another one knows nothing.
+        self.nonce = secrets.token_hex(4)
+        self.viewers = 0
+        self.ended = False
+        self.failure: BaseException | None = None
+        self.failed = asyncio.Event()
+        # Nobody asks while a reading goes on; and a reading whose viewers have left ends by itself.
+        self._lock, self._alone = asyncio.Lock(), threading.Lock()
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def viewing(self) -> AsyncIterator[None]:
+        """Counts a viewer; the first one has the reading begin, and the last one has it end."""
+        self.viewers += 1
+        try:
+            if self._task is None:
+                news, self._task = self._news, asyncio.create_task(self._go_on())
+                # What was read for earlier viewers may be old.
+                await news.wait()
+            yield
+        finally:
+            self.viewers -= 1
+            if not self.viewers and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def _go_on(self) -> None:
+        try:
+            while True:
+                await self._read()
+                await asyncio.sleep(EVERY_S)
+        # A defect: it ends the program, and not only the reading.
+        except Exception as error:  # noqa: BLE001 - ``Page.serve`` raises it
+            self.failure = error
+            self.failed.set()
+
+    async def _read(self) -> None:
+        async with self._lock:
+            await asyncio.to_thread(self._read_alone)
+        self._wake()
+
+    def _read_alone(self) -> None:
+        with self._alone:
+            self._picture.read()
+
+    def _since(self, version: int) -> tuple[str, int]:
+        with self._alone:
+            return self._picture.since(version), self._picture.version
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def end(self) -> None:
+        """Reads a last time for those who look, and ends their streams."""
+        self.ended = True
+        if self.viewers and self.failure is None:
+            await self._read()
+        self._wake()
+
+    async def messages(self, last: str) -> AsyncIterator[str]:
+        """Yields server-sent events for a viewer; ``last``: the id of the last that it has."""
+        nonce, _, number = last.partition("-")
+        known = nonce == self.nonce and number.isdecimal() and len(number) < _MOST_DIGITS
+        version = int(number) if known else 0
+        yield f"retry: {_RETRY_MS}\n\n"
+        async with self.viewing():
+            while not self.ended or version < self._picture.version:
+                news = self._news
+                if version < self._picture.version:
+                    async with self._lock:
+                        text, version = self._since(version)
+                    # JSON has no line breaks.
+                    yield f"id: {self.nonce}-{version}\ndata: {text}\n\n"
+                    continue
+                try:
+                    await asyncio.wait_for(news.wait(), _BEAT_S)
+                except TimeoutError:
+                    yield ": \n\n"
+            yield "event: end\ndata: {}\n\n"
+
+
+class Patient(H11Protocol):
+    """Closes a connection that asks for nothing, or takes nothing: both would keep a place."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._silence: asyncio.TimerHandle | None = self.loop.call_later(REQUEST_S, self._unasked)
+        self._stall: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._silence, self._stall):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def _unasked(self) -> None:
+        # No request has come whole.
+        if self.cycle is None:
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        self._stall = self.loop.call_later(STALLED_S, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+        super().resume_writing()
+
+
+def application(reader: Reader) -> FastAPI:
+    """Makes the application: the page's three files, and the stream of events."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    folder = files("vfl.watch")
+    content = {name: (folder / name).read_bytes() for name in _FILES}
+
+    @app.get("/")
+    async def page() -> Response:
+        return Response(content["page.html"], media_type=_FILES["page.html"])
+
+    @app.get("/{name}.{kind}")
+    async def part(name: str, kind: str) -> Response:
+        found = content.get(f"{name}.{kind}")
+        if found is None:
+            return Response(status_code=404)
+        return Response(found, media_type=_FILES[f"{name}.{kind}"])
+
+    @app.get("/events")
+    async def events(request: Request) -> StreamingResponse:
+        last = request.headers.get("last-event-id", "")
+        return StreamingResponse(reader.messages(last), media_type="text/event-stream")
+
+    return app
+
+
+class Page:
+    """A page of ``picture``, from ``listening`` on; ``link``: with its token, for the one who may
+    see it.
+    """
+
+    def __init__(self, picture: Picture, listening: socket.socket) -> None:
+        self._picture, self._socket = picture, listening
+        self._token = secrets.token_urlsafe(24)
+        self._port = listening.getsockname()[1]
+        self.link = f"http://{LOOPBACK}:{self._port}/?{TOKEN}={self._token}"
+
+    def serve(self, until: Callable[[Callable[[], None]], None] | None = None) -> None:
+        """Serves until a signal comes, which is raised, or ``until`` calls what it is given, from
+        any thread.
+        """
+        asyncio.run(self._serve(until))
+
+    async def _serve(self, until: Callable[[Callable[[], None]], None] | None) -> None:
+        reader = Reader(self._picture)
+        config = uvicorn.Config(
+            Guard(application(reader), self._token, self._port),
+            http=Patient,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=3,
+        )
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        server = _Server(config, ended)
+        if until is not None:
+
+            def end() -> None:
+                loop.call_soon_threadsafe(ended.set)
+
+            until(end)
+        ending = asyncio.create_task(_end(ended, reader, server))
+        try:
+            await server.serve(sockets=[self._socket])
+        finally:
+            ending.cancel()
+            with suppress(asyncio.CancelledError):
+                await ending
+        if reader.failure is not None:
+            raise reader.failure
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams, too, when a signal comes."""
+
+    def __init__(self, config: uvicorn.Config, ended: asyncio.Event) -> None:
+        super().__init__(config)
+        self._ended = ended
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._ended.set()
+
+
+async def _end(ended: asyncio.Event, reader: Reader, server: uvicorn.Server) -> None:
+    waiting = [asyncio.create_task(each.wait()) for each in (ended, reader.failed)]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
+    await reader.end()
+    server.should_exit = True
+
+
+def listen(port: int) -> socket.socket:
+    """Listens on the loopback interface. Raises OSError."""
+    return socket.create_server((LOOPBACK, port), backlog=128)
