@@ -38,17 +38,20 @@ def predict_rows(
     data: Mapping[str, Any] | None = None,
     output: Output | None = None,
     queries: Mapping[str, str] | None = None,
+    *,
+    solo: bool = False,
 ) -> Result:
     """Predicts rows with the run in the folder ``run``; ``data`` is that of ``Run.predict``.
 
     ``output``: where and how the result is written, too; None: nowhere. ``queries``: {party: the
-    SELECT that gives its new rows}, of a database in ``data`` or of that of training.
+    SELECT that gives its new rows}, of a database in ``data`` or of that of training. ``solo``:
+    the active party scores its rows by itself, with the run's student.
 
     Raises VflError.
     """
     import pyarrow.parquet
 
-    from vfl.simulation.inprocess import predict_in_process
+    from vfl.simulation.inprocess import predict_in_process, predict_solo
     from vfl.simulation.origin import Origin
     from vfl_common.run_folder import RunFolder
     from vfl_party.data import loading
@@ -64,21 +67,26 @@ def predict_rows(
     recipe = RunFolder(run / next(iter(origin.data)), run.name).recipe()
     if queries:
         data = _asked(data or {}, queries, origin)
+    if solo:
+        origin = _of_one(origin, recipe.active.name)
     settings, frames = _own_rows(run, origin) if data is None else new_rows(recipe, data, origin)
     with tempfile.TemporaryDirectory(prefix="vfl-") as place:
         result = Output(Path(place) / "predictions.parquet")
         outputs = [result] if output is None else [result, output]
-        rows, meaning, notes = predict_in_process(
-            run,
-            settings,
-            outputs,
-            Path(place) / "prediction",
-            load=loading(frames),
-            modules=origin.base,
+        with_others = (run, settings, outputs, Path(place) / "prediction")
+        rows, meaning, notes = (
+            predict_solo(run, settings, outputs, loading(frames), origin.base)
+            if solo
+            else predict_in_process(*with_others, load=loading(frames), modules=origin.base)
         )
         table = pyarrow.parquet.read_table(result.path)
     notes += [text for text in [output.advice(table) if output is not None else ""] if text]
     return Result(table.to_pydict(), rows, meaning, notes)
+
+
+def _of_one(origin: Origin, party: str) -> Origin:
+    """Returns where the data of ``party`` alone came from."""
+    return type(origin)(origin.base, {party: origin.data[party]})
 
 
 def _own_rows(run: Path, origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:

@@ -150,7 +150,11 @@ class Run:
         return found
 
     def predict(
-        self, data: Mapping[str, Any] | None = None, *, output: str | Path | None = None
+        self,
+        data: Mapping[str, Any] | None = None,
+        *,
+        output: str | Path | None = None,
+        solo: bool = False,
     ) -> dict[str, Any]:
         """Predicts new rows, with all parties in this process.
 
@@ -161,6 +165,8 @@ class Run:
                 predicted. With ``rows.align = "psi"`` it is the rows that all parties hold that are
                 predicted.
             output: a new file for the result: CSV or Parquet, by its ending. Only you may read it.
+            solo: whether the student that the run has trained scores the rows: then ``data`` has
+                the active party's alone.
 
         Returns columns, with all rows of the active party, in their order: its own ids, under the
         names of their columns (with ``id_`` in front if a result has such a name itself), the ids
@@ -176,7 +182,7 @@ class Run:
 
         to = Output(Path(output)) if output is not None else None
         with with_plugins(self._plugins):
-            found = predict_rows(self.folder, data, to)
+            found = predict_rows(self.folder, data, to, solo=solo)
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
         return found.columns

@@ -12,6 +12,7 @@ from vfl_party.base.seeds import derive_seed
 from vfl_party.models import build_joint, build_top, check_encoder, seeded
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
+from vfl_party.phases.scoring import SOLO
 
 
 def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
@@ -60,6 +61,8 @@ def build_models(
                 if "tail" in models
                 else build_joint(recipe.model, widths, recipe.task.outputs)
             )
+        solo = course.solo(make_encoder) if make_encoder is not None else None
+        models |= {SOLO: solo} if solo is not None else {}
     return models
 
 

@@ -24,7 +24,7 @@ class RoundReport:
     """The result of one round.
 
     ``metrics``: {split: {name: value}}, from the side that has labels; ``done``: the phase ends
-    with this round (the same on all sides); ``kept``: the metrics of the weights that the phase
+    with this round (the same on all sides, but for a side that is alone in it); ``kept``: the metrics of the weights that the phase
     ends with, if these are an earlier round's; ``note``: a sentence for people; ``checkpoint``: one
     is written now, whatever ``run.checkpoint_every`` says (the same on all sides); ``without``:
     parties that the model was trained without, because their data came too late; ``absences``: all

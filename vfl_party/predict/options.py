@@ -30,13 +30,19 @@ _OPTIONS = (
         help="CSV with ' before text that a spreadsheet would compute.",
     ),
     click.option(
+        "--solo",
+        is_flag=True,
+        help="Score all rows of the active party with the run's student, without the others.",
+    ),
+    click.option(
         "--replace", is_flag=True, help="Replace a result of this name, once the new one is whole."
     ),
 )
 
 
 def result_options(command: C) -> C:
-    """Adds them, in this order: ``output``, ``like_input``, ``spreadsheet``, ``replace``."""
+    """Adds them, in this order: ``output``, ``like_input``, ``spreadsheet``, ``solo``, ``replace``.
+    """
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
