@@ -62,6 +62,7 @@ def train(
             if party.role == "active":
                 own_x, own_spec, name = features.x, features.spec, party.name
                 labels = Labels.fit(table.labels, recipe.task, splits["train"], source="reference")
+                assert table.labels is not None
                 y = labels.encode(table.labels)
         h = torch.cat(z, dim=1)
         top = build_top(recipe.model.top, h.shape[1], recipe.task.outputs)

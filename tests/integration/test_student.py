@@ -63,7 +63,7 @@ def student_of(weights: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("task", list(TASKS))
 def test_the_whole_course_has_the_weights_of_one_process(task: str, tmp_path: Path) -> None:
-    more = {} if task == "regression" else {"temperature": 2.0}
+    more: dict[str, Any] = {} if task == "regression" else {"temperature": 2.0}
     tables = recipe(task, weight=0.7, match=0.3, top={"hidden": [4]}, **more)
     _, federation = run_here(tmp_path, tables, data(task))
     joint = reference.train(tables, data(task))

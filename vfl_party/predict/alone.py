@@ -91,7 +91,9 @@ class Alone:
         if trained.state["labels"] != joint.state["labels"]:
             text = f"predict.alone: {run}: has other labels than {joint.path}; train it again"
             raise InputError(Code.CONFIG_INVALID, text)
-        return cls.opened_for(trained, name, prediction_data(settings, source, trained.state, query))
+        return cls.opened_for(
+            trained, name, prediction_data(settings, source, trained.state, query)
+        )
 
     @classmethod
     def opened_for(

@@ -41,8 +41,7 @@ _OPTIONS = (
 
 
 def result_options(command: C) -> C:
-    """Adds them, in this order: ``output``, ``like_input``, ``spreadsheet``, ``solo``, ``replace``.
-    """
+    """Adds them, in this order: ``output``, ``like_input``, ``spreadsheet``, ``solo``, ``replace``."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -319,9 +319,7 @@ class ActivePredict(Phase):
     def __init__(self, party: Party, work: Prediction, table: Table) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
         self._work, self._table = work, table
-        self._scorer: Scorer = (
-            SoloScorer(party, party.models[SOLO]) if work.solo else scorer(party)
-        )
+        self._scorer: Scorer = SoloScorer(party, party.models[SOLO]) if work.solo else scorer(party)
 
     def run_round(self, round_: int) -> RoundReport:
         party = self._party

@@ -153,9 +153,7 @@ class ActiveStudent(Phase):
         found = {f"{split} {who}": each for split, each in self._outputs(who, splits).items()}
         return measured(self._party, found)
 
-    def _words(
-        self, epochs: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]
-    ) -> str:
+    def _words(self, epochs: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]) -> str:
         """Says with which weights the models end, and how much of the gap the student closes."""
         early = [f"{who} {count}" for who, count in epochs.items()]
         said = f"{self.name} keeps the weights after epochs: {', '.join(early)}"

@@ -6,7 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vfl_common.config.models import EncoderSettings, PositiveInt, Temperature, TopKinds, TopSettings
+from vfl_common.config.models import (
+    EncoderSettings,
+    PositiveInt,
+    Temperature,
+    TopKinds,
+    TopSettings,
+)
 from vfl_party.models.training import EarlyStopping, TrainingSettings
 
 # Round 0: what the others are asked for. All that follows, the active party does alone.
