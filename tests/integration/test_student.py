@@ -213,8 +213,8 @@ def test_the_active_party_predicts_by_itself(apart: Federation) -> None:
     # The run stands in for the others, too.
     apart.extra = {"p0": {"predict": {"deadline_s": 0.5, "alone": f"runs/{folder.name}"}}}
     path = apart.write_party("p0").name
-    arguments = ("--run", f"runs/{folder.name}", "--out", "away.csv", "--wait", "0.5")
-    program = apart.start("p0", "vfl-party", "predict", path, *arguments)
+    away = ("--run", f"runs/{folder.name}", "--out", "away.csv", "--wait", "0.5")
+    program = apart.start("p0", "vfl-party", "predict", path, *away)
     assert program.wait() == 5, program.stderr
     assert (apart.folder / "away.csv").read_text() == (apart.folder / "solo.csv").read_text()
     apart.extra = {}

@@ -41,7 +41,7 @@ _OPTIONS = (
 
 
 def result_options(command: C) -> C:
-    """Adds them, in this order: ``output``, ``like_input``, ``spreadsheet``, ``solo``, ``replace``."""
+    """Adds ``output``, ``like_input``, ``spreadsheet``, ``solo`` and ``replace``, in this order."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

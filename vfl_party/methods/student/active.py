@@ -117,7 +117,7 @@ class ActiveStudent(Phase):
         self._learners[STUDENT].answers = self._answers
 
     def _acknowledge(self) -> None:
-        """Tells the others, once a checkpoint holds the answers: a party that hears it may leave."""
+        """Tells the others that a checkpoint holds the answers: a party that hears it may leave."""
         # This generation began after the answers.
         if not self._owed:
             return
