@@ -46,7 +46,8 @@ def predict(
     file, or whatever else a party file may name; of a database the query of training is asked, if
     --query gives no other. It needs the columns that the party had in training, and no label. The
     result has a row for each row of the active party's table, in its order, with its own ids.
-    With --solo only the active party's rows are wanted: the student of the run scores them. Between organisations, every party runs `vfl-party predict`.
+    With --solo only the active party's rows are wanted: the student of the run scores them. Between
+    organisations, every party runs `vfl-party predict`.
 
     \b
     Examples:

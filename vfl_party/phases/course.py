@@ -161,7 +161,7 @@ class Course:
     @property
     def own_labels(self) -> bool:
         """Whether a phase learns from the labels of rows that only the active party has."""
-        return any(phase.method.own_labels for phase in self.phases)
+        return any(phase.says("solo") for phase in self.phases)
 
     @blaming()
     def own_models(self) -> dict[str, nn.Module]:

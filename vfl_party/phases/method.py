@@ -45,7 +45,6 @@ class Method(Generic[S]):
         trains: whether rows leave a trace in the models.
         encodes: whether all its forward passes are ``Party.encode`` and ``Party.outputs``. These
             apply the recipe's precision and use all of a party's GPUs.
-        own_labels: whether its active side learns from the labels of rows that only it has.
         protocol: the oldest protocol (``vfl_common.link.PROTOCOL``) with which it can be run,
             in training and prediction.
     """
@@ -58,7 +57,6 @@ class Method(Generic[S]):
     model: Literal["shared", "own", "none"] = "shared"
     trains: bool = True
     encodes: bool = False
-    own_labels: bool = False
     protocol: int = OLDEST
 
     def __new__(cls, *args: Any, **named: Any) -> Method[S]:
@@ -112,6 +110,8 @@ class Method(Generic[S]):
     def solo(self, settings: S, make: MakeEncoder) -> nn.Module | None:
         """Makes the model with which the active party scores rows by itself, from the inputs of its
         encoder to outputs [B, O]; the phase trains it, and the run keeps it. None: it makes none.
+
+        Who overrides it learns from the labels of rows that only the active party has, too.
 
         Raises InputError.
         """

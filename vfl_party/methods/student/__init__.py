@@ -38,4 +38,4 @@ class SoloStudent(Method[StudentSettings]):
         return traffic(party, phase, settings)
 
 
-METHOD = SoloStudent(StudentSettings, ActiveStudent, PassiveStudent, encodes=True, own_labels=True)
+METHOD = SoloStudent(StudentSettings, ActiveStudent, PassiveStudent, encodes=True)
