@@ -101,7 +101,7 @@ def train(
     return dict(model.state_dict())
 
 
-def _apart(kind: str, s: Tensor, t: Tensor, T: float) -> Tensor:  # noqa: N803 - as in the loss
+def _apart(kind: str, s: Tensor, t: Tensor, T: float) -> Tensor:
     """T² · KL(teacher ‖ student) of one row's outputs, or their squared distance."""
     if kind == "regression":
         return ((s - t) ** 2).mean()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.csv
 import pytest
 import torch
@@ -22,6 +23,8 @@ from vfl.cli import cli
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.summary import load_summary
+from vfl_party.align import Aligned
+from vfl_party.assembly.party import assemble, open_party
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import against
 
@@ -87,6 +90,42 @@ def test_each_row_counts_with_what_is_known_of_it(rows: dict[str, Any], tmp_path
     other = recipe("binary", {"aligned": rows["aligned"], "labelled": 10}, embedding_size=4)
     another = reference_student.train(other, data("binary"), found)
     assert largest_deviation({"p0": student_of(found)}, {"p0": another}) > 100 * TOLERANCE
+
+
+def test_rows_that_the_others_lack_count_with_their_labels_under_psi(tmp_path: Path) -> None:
+    tables = recipe("binary", {"align": "psi"})
+    rng = np.random.default_rng(5)
+    x_NF = rng.normal(size=(90, 4)).round(3)
+    own = [f"r{n},{x[0]},{x[1]},{int(x.sum() > 0)}\n" for n, x in enumerate(x_NF)]
+    other = [f"r{n},{x[2]},{x[3]}\n" for n, x in enumerate(x_NF) if n % 3]
+    (tmp_path / "own.csv").write_text("id,a,b,y\n" + "".join(own))
+    (tmp_path / "other.csv").write_text("id,c,d\n" + "".join(other))
+    said: dict[str, Any] = {
+        "p0": {"source": str(tmp_path / "own.csv"), "id": "id", "label": "y"},
+        "p1": {"source": str(tmp_path / "other.csv"), "id": "id"},
+    }
+    _, federation = run_here(tmp_path / "all", tables, said)
+    found = student_of(parameters(federation))
+    # The same without the labels of those 30 rows: nothing is learnt from them.
+    fewer = recipe("binary", {"align": "psi", "labelled": 48})
+    _, without = run_here(tmp_path / "fewer", fewer, said)
+    assert not torch.equal(
+        found["encoder.1.weight"], student_of(parameters(without))["encoder.1.weight"]
+    )
+    opened = open_party(
+        Recipe.model_validate(tables), "p0", DataSettings(**said["p0"]), _mlp(tables)
+    )
+    common = tuple(row for row in opened.table.ids if int(row[1:]) % 3)
+    party = assemble(opened, Aligned(common)).party
+    assert len(party.rows("own")) == 30
+    _, targets = party.need_labels()
+    lacking = [n for n in range(90) if n % 3 == 0]
+    want = [float(x_NF[n].sum() > 0) for n in sorted(lacking, key=lambda n: f"r{n}")]
+    assert sorted(party.take(targets, party.rows("own")).reshape(-1).tolist()) == sorted(want)
+
+
+def _mlp(tables: dict[str, Any]) -> Any:
+    return Recipe.model_validate(tables).model.encoder
 
 
 def compared() -> dict[str, Any]:
@@ -196,12 +235,19 @@ def test_an_active_party_that_dies_in_training_goes_on_as_if_it_had_not(tmp_path
         assert sum(each.payload_bytes for each in sent) == 4 * 3 * 80
 
 
+def _ended(federation: Federation, party: str, path: str, *arguments: str) -> tuple[int, str]:
+    """Predicts at one party, when nobody else is there; its exit code and what it said."""
+    federation.programs.clear()
+    with federation:
+        program = federation.start(party, "vfl-party", "predict", path, *arguments)
+        return program.wait(), program.stderr
+
+
 def test_the_active_party_predicts_by_itself(apart: Federation) -> None:
     folder = apart.run_folder
     path = apart.write_party("p0").name
     arguments = ("--run", f"runs/{folder.name}", "--out", "solo.csv", "--solo")
-    program = apart.start("p0", "vfl-party", "predict", path, *arguments)
-    assert program.wait() == 0, program.stderr
+    assert _ended(apart, "p0", path, *arguments)[0] == 0
     found = pyarrow.csv.read_csv(apart.folder / "solo.csv")
     assert set(found["state"].to_pylist()) == {"alone"}
     kept = pyarrow.parquet.read_table(folder / "p0" / "predictions.parquet")
@@ -214,8 +260,7 @@ def test_the_active_party_predicts_by_itself(apart: Federation) -> None:
     apart.extra = {"p0": {"predict": {"deadline_s": 0.5, "alone": f"runs/{folder.name}"}}}
     path = apart.write_party("p0").name
     away = ("--run", f"runs/{folder.name}", "--out", "away.csv", "--wait", "0.5")
-    program = apart.start("p0", "vfl-party", "predict", path, *away)
-    assert program.wait() == 5, program.stderr
+    assert _ended(apart, "p0", path, *away)[0] == 5
     assert (apart.folder / "away.csv").read_text() == (apart.folder / "solo.csv").read_text()
     apart.extra = {}
 
@@ -265,20 +310,17 @@ def test_only_the_active_party_of_a_run_with_a_student_predicts_alone(
     apart: Federation, tmp_path: Path
 ) -> None:
     path = apart.write_party("p1").name
-    program = apart.start(
-        "p1", "vfl-party", "predict", path, "--run", f"runs/{apart.run_folder.name}", "--solo"
-    )
-    assert program.wait() == 2
-    assert "p1 is a passive party" in program.stderr
+    code, said = _ended(apart, "p1", path, "--run", f"runs/{apart.run_folder.name}", "--solo")
+    assert code == 2
+    assert "p1 is a passive party" in said
     tables = cases.recipe(2, task=TASKS["binary"], phase={"epochs": 1})
     _, without = run_here(tmp_path, tables, data("binary"))
     # Nobody listens there, and nobody is asked.
     without.address = apart.address
     path = without.write_party("p0").name
-    with without:
-        program = without.start("p0", "vfl-party", "predict", path, "--run", "runs/here", "--solo")
-        assert program.wait() == 2
-        assert "kind student" in program.stderr
+    code, said = _ended(without, "p0", path, "--run", "runs/here", "--solo")
+    assert code == 2
+    assert "kind student" in said
 
 
 def test_on_one_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
