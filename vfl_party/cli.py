@@ -207,6 +207,7 @@ def predict(
     output: Path,
     like_input: bool,
     spreadsheet: bool,
+    solo: bool,
     replace: bool,
     deadline_s: float | None,
     device: str | None,
@@ -219,12 +220,14 @@ def predict(
     party gets and writes the result: a row for each row of its table, in its order, with its own
     ids. At the end every party says how many of its rows are predicted, and why the others are left
     out. If a party is away past the deadline, the active one writes its rows without a joint score,
-    and ends with exit code 5.
+    and ends with exit code 5. With --solo the active party asks nobody, not even the server: the
+    student that the run has trained scores all of its rows.
 
     \b
     Examples:
       vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --out churn.csv
       vfl-party predict bank.toml --run production --data new.csv --out churn.csv --replace
+      vfl-party predict bank.toml --run production --data new.csv --out churn.csv --solo
     """  # noqa: E501
     from vfl_common.production import scorings
     from vfl_common.production.registry import WORDS
@@ -239,6 +242,12 @@ def predict(
     file = load_party(party)
     name = file.name
     meant = _run_meant(trained, file)
+    if solo and without:
+        text = "--solo: the active party scores by itself, so --without means nothing; give one"
+        raise InputError(Code.CONFIG_INVALID, f"{text} of them")
+    if solo:
+        written = Output(output, like_input, spreadsheet, replace)
+        return _predict_solo(party, meant, data, query, written, device)
     try:
         run_ = load_joint(meant, name, without)
     except InputError:
@@ -289,6 +298,46 @@ def predict(
         return NO_JOINT_SCORE
     do_last(folder.finishing())
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
+    return 0
+
+
+def _predict_solo(
+    party: Path,
+    run: Path,
+    data: str | None,
+    query: str | None,
+    written: Any,
+    device: str | None,
+) -> int:
+    """Scores the active party's rows with its student, without server and passive parties."""
+    from vfl_common.production import scorings
+    from vfl_party.assembly.files import read_files
+    from vfl_party.predict.alone import Alone, load_solo
+    from vfl_party.predict.prediction import prediction_data, unseen
+
+    name = load_party(party).name
+    trained = load_solo(run, name)
+    files = read_files(party, device=device, recipe=trained.recipe)
+    rows = prediction_data(files.file.data, data, trained.state, query)
+    written.check(rows)
+    alone = Alone.opened_for(trained, name, rows)
+    console = Console("vfl-party")
+    for text in unseen(trained, alone.opened.table):
+        console.show("unseen", said=f"{alone.opened.table.source}: {text}")
+    found = alone.write([written], files.device)
+    scorings.note(
+        Path(files.file.out),
+        party=name,
+        recipe=trained.recipe.name,
+        model=trained.run_id,
+        run="",
+        rows=found.rows,
+        scored=found.written,
+        output=str(written.path.absolute()),
+    )
+    facts = {key: value for key, value in asdict(found).items() if value != ""}
+    console.emit("predicted", **facts, output=str(written.path), said=str(found))
+    console.show("scores", said=alone.meaning)
     return 0
 
 

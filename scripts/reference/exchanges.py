@@ -33,6 +33,7 @@ PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a 
     "contrastive": {"rounds": 1, "batch_size": 16, "ssl": "simclr"},
     "fedonce": {"epochs": 1},
     "head": {"epochs": 1, "deadline_s": 10},
+    "student": {"epochs": 1},
     "gbdt": {},
     "secureboost": {
         "early_stopping": 1,
@@ -44,6 +45,8 @@ PHASES: dict[str, dict[str, Any]] = {  # settings with which all exchanges of a 
 }
 # Each party has rows of its own. A probe needs what the other phase has trained.
 _OWN_ROWS = ("mocosfl", "probe")
+# Phases that need others before them.
+_COURSES = dict.fromkeys(_OWN_ROWS, _OWN_ROWS) | {"student": ("splitnn", "student")}
 
 
 def rows() -> list[Row]:
@@ -78,9 +81,7 @@ def _recipe(kind: str, align: str) -> Recipe:
             2, active_features=False, model={"encoder": {"kind": "cnn", "channels": [4, 8]}}
         )
         align = "none"
-    phases = [
-        {"kind": each, **PHASES[each]} for each in (_OWN_ROWS if kind in _OWN_ROWS else (kind,))
-    ]
+    phases = [{"kind": each, **PHASES[each]} for each in _COURSES.get(kind, (kind,))]
     some = {} if align == "none" else {"aligned": 0.6}  # the others are a party's own
     return Recipe.model_validate(
         made | {"phases": phases, "rows": {**made["rows"], "align": align, **some}}

@@ -37,6 +37,7 @@ def predict(
     output: Path,
     like_input: bool,
     spreadsheet: bool,
+    solo: bool,
     replace: bool,
 ) -> None:
     """Predict with a run of `vfl simulate`, or of the library, on this machine, with all parties in
@@ -47,7 +48,8 @@ def predict(
     file, or whatever else a party file may name; of a database the query of training is asked, if
     --query gives no other. It needs the columns that the party had in training, and no label. The
     result has a row for each row of the active party's table, in its order, with its own ids.
-    Between organisations, every party runs `vfl-party predict`.
+    With --solo only the active party's rows are wanted: the student of the run scores them. Between
+    organisations, every party runs `vfl-party predict`.
 
     \b
     Examples:
@@ -63,7 +65,12 @@ def predict(
     whole = Run.load(run)
     folder, written = whole.folder, Output(output, like_input, spreadsheet, replace)
     found = predict_rows(
-        folder, by_party(data) or None, written, _named(query, "--query", "SELECT"), without
+        folder,
+        by_party(data) or None,
+        written,
+        _named(query, "--query", "SELECT"),
+        without,
+        solo=solo,
     )
     active = next(each.name for each in whole.summary.parties if each.role == "active")
     scorings.note(

@@ -39,18 +39,21 @@ def predict_rows(
     output: Output | None = None,
     queries: Mapping[str, str] | None = None,
     without: Collection[str] = (),
+    *,
+    solo: bool = False,
 ) -> Result:
     """Predicts rows with the run in the folder ``run``; ``data`` is that of ``Run.predict``.
 
     ``output``: where and how the result is written, too; None: nowhere. ``queries``: {party: the
     SELECT that gives its new rows}, of a database in ``data`` or of that of training. ``without``:
-    passive parties that take no part.
+    passive parties that take no part. ``solo``: the active party scores its rows by itself, with
+    the run's student.
 
     Raises VflError.
     """
     import pyarrow.parquet
 
-    from vfl.simulation.inprocess import predict_in_process
+    from vfl.simulation.inprocess import predict_in_process, predict_solo
     from vfl.simulation.origin import Origin
     from vfl_common.run_folder import RunFolder
     from vfl_party.data import loading
@@ -58,6 +61,9 @@ def predict_rows(
 
     if output is not None:
         output.check()
+    if solo and without:
+        text = "solo: the active party scores by itself, so without means nothing; give one of them"
+        raise InputError(Code.CONFIG_INVALID, text)
     whole = Origin.of(run)
     origin = Origin(
         whole.base, {name: each for name, each in whole.data.items() if name not in without}
@@ -69,22 +75,28 @@ def predict_rows(
     recipe = RunFolder(run / next(iter(origin.data)), run.name).recipe()
     if queries:
         data = _asked(data or {}, queries, origin)
+    if solo:
+        origin = _of_one(origin, recipe.active.name)
     settings, frames = _own_rows(run, origin) if data is None else new_rows(recipe, data, origin)
     with tempfile.TemporaryDirectory(prefix="vfl-") as place:
         result = Output(Path(place) / "predictions.parquet")
         outputs = [result] if output is None else [result, output]
-        rows, meaning, notes = predict_in_process(
-            run,
-            settings,
-            outputs,
-            Path(place) / "prediction",
-            load=loading(frames),
-            modules=origin.base,
-            without=without,
+        with_others = (run, settings, outputs, Path(place) / "prediction")
+        rows, meaning, notes = (
+            predict_solo(run, settings, outputs, loading(frames), origin.base)
+            if solo
+            else predict_in_process(
+                *with_others, load=loading(frames), modules=origin.base, without=without
+            )
         )
         table = pyarrow.parquet.read_table(result.path)
     notes += [text for text in [output.advice(table) if output is not None else ""] if text]
     return Result(table.to_pydict(), rows, meaning, notes)
+
+
+def _of_one(origin: Origin, party: str) -> Origin:
+    """Returns where the data of ``party`` alone came from."""
+    return type(origin)(origin.base, {party: origin.data[party]})
 
 
 def _own_rows(run: Path, origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:

@@ -155,6 +155,7 @@ class Run:
         *,
         output: str | Path | None = None,
         without: Collection[str] = (),
+        solo: bool = False,
     ) -> dict[str, Any]:
         """Predicts new rows, with all parties in this process.
 
@@ -168,6 +169,8 @@ class Run:
             without: passive parties that take no part; for a model that has learnt to do without a
                 party (``subsets`` or ``party_dropout``), whose results say in ``parties`` who took
                 part.
+            solo: whether the student that the run has trained scores the rows: then ``data`` has
+                the active party's alone.
 
         Returns columns, with all rows of the active party, in their order: its own ids, under the
         names of their columns (with ``id_`` in front if a result has such a name itself), the ids
@@ -183,7 +186,7 @@ class Run:
 
         to = Output(Path(output)) if output is not None else None
         with with_plugins(self._plugins):
-            found = predict_rows(self.folder, data, to, without=without)
+            found = predict_rows(self.folder, data, to, without=without, solo=solo)
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
         return found.columns

@@ -115,10 +115,10 @@ def _by_itself(recipe: Recipe, made: Tables, kind: str) -> Tables:
 
 def by_oneself(phases: list[Tables], name: str) -> list[Tables]:
     """Returns phases for the party ``name`` alone: with the optimizer that they have for it, and
-    without what they say of tensors that cross between parties.
+    without what they say of tensors that cross between parties. A student has nobody to learn from.
     """
     found = []
-    for phase in phases:
+    for phase in (each for each in phases if each["kind"] != "student"):
         own = phase.get("optimizers", {}).get(name)
         kept = {key: value for key, value in phase.items() if key not in _BETWEEN}
         found.append(kept if own is None else kept | {"optimizer": own})

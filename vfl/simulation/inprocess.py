@@ -143,6 +143,37 @@ def run_in_process(
         return federation.run(cast, {"job": "train"})
 
 
+def predict_solo(
+    run: Path,
+    data: Mapping[str, DataSettings],
+    outputs: Sequence[Output],
+    load: Load,
+    modules: Path,
+) -> tuple[Predicted, str, list[str]]:
+    """Predicts rows of the active party with the student of a finished run, as
+    ``predict_in_process``; ``data``: {the active party: the data of training, with these rows}.
+
+    Raises VflError.
+    """
+    from vfl_party.assembly.trial import modules_of
+    from vfl_party.base.devices import resolve_device
+    from vfl_party.base.turns import alone as torch_alone
+    from vfl_party.predict.alone import Alone, load_solo
+    from vfl_party.predict.prediction import prediction_data, unseen
+
+    ((name, settings),) = data.items()
+    for output in outputs:
+        output.check(settings)
+    trained = load_solo(run, name)
+    device = resolve_device("cpu")
+    with _one_at_a_time(), modules_of(modules), torch_alone(1, [device]):
+        rows = prediction_data(settings, None, trained.state)
+        alone = Alone.opened_for(trained, name, rows, load)
+        notes = [f"{name}: {text}" for text in unseen(trained, alone.opened.table)]
+        found = alone.write(outputs, device)
+    return found, alone.meaning, notes
+
+
 def predict_in_process(
     run: Path,
     data: Mapping[str, DataSettings],

@@ -13,6 +13,7 @@ from vfl_party.models import build_joint, build_top, check_encoder, seeded
 from vfl_party.models.top import stand_ins
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
+from vfl_party.phases.scoring import SOLO
 
 
 def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
@@ -65,6 +66,8 @@ def build_models(
             passives = [each.name for each in recipe.modelled if each.role == "passive"]
             widths_of = {each: recipe.embedding_size(each) for each in passives}
             models[stand_ins.NAME] = stand_ins.StandIns(widths_of)
+        solo = course.solo(make_encoder) if make_encoder is not None else None
+        models |= {SOLO: solo} if solo is not None else {}
     return models
 
 

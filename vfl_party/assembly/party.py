@@ -99,6 +99,7 @@ class Training:
             [each for each in rest if each is not None],
             aligned.division,
             tabular=opened.course.lone_phase is None,
+            own_labels=opened.course.own_labels,
         )
 
     def begin(self, models: dict[str, nn.Module]) -> None:

@@ -24,16 +24,17 @@ class RoundReport:
     """The result of one round.
 
     ``metrics``: {split: {name: value}}, from the side that has labels; ``done``: the phase ends
-    with this round (the same on all sides); ``kept``: the metrics of the weights that the phase
-    ends with, if these are an earlier round's; ``note``: a sentence for people; ``checkpoint``: one
-    is written now, whatever ``run.checkpoint_every`` says (the same on all sides); ``without``:
-    parties that the model was trained without, because their data came too late; ``absences``: all
-    steps of the phase so far that were computed without a party; ``predictions``: those behind the
-    metrics of a trained model, which this party keeps in its folder and never sends; ``drift``:
-    {party: how far its embeddings have moved since the validation before}, which stays in this
-    party's ``metrics.jsonl``; ``passed``: steps that the others computed without this party;
-    ``judged``: the metric of the validation rows by which the phase ends; '' if by none; ``worth``:
-    the quality of each set of parties, from the side that has labels.
+    with this round (the same on all sides, but for a side that is alone in it); ``kept``: the
+    metrics of the weights that the phase ends with, if these are an earlier round's; ``note``: a
+    sentence for people; ``checkpoint``: one is written now, whatever ``run.checkpoint_every`` says
+    (the same on all sides); ``without``: parties that the model was trained without, because their
+    data came too late; ``absences``: all steps of the phase so far that were computed without a
+    party; ``predictions``: those behind the metrics of a trained model, which this party keeps in
+    its folder and never sends; ``drift``: {party: how far its embeddings have moved since the
+    validation before}, which stays in this party's ``metrics.jsonl``; ``passed``: steps that the
+    others computed without this party; ``judged``: the metric of the validation rows by which the
+    phase ends; '' if by none; ``worth``: the quality of each set of parties, from the side that has
+    labels.
     """
 
     steps: int

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from vfl_common.config.data import DataSettings
@@ -250,13 +251,16 @@ def prepare(
     division: bytes | None = None,
     *,
     tabular: bool = True,
+    own_labels: bool = False,
 ) -> Prepared:
     """Splits the rows and learns statistics, vocabularies and classes from the training rows.
     Raises InputError.
 
     ``unaligned``: rows that not all parties have; they come after those of ``table``, in the split
     ``local``. ``division``: the active party's, see ``division_of``; None: drawn here.
-    ``tabular``: whether the columns are for an encoder.
+    ``tabular``: whether the columns are for an encoder. ``own_labels``: at the active party,
+    whether the labels of rows that not all parties have are wanted: their rows are the split
+    ``own``, if ``rows.labelled`` does not say that fewer labels are known.
     """
     if recipe.rows.align == "none" and unaligned:
         text = (
@@ -313,7 +317,31 @@ def prepare(
         check_classes(recipe.task, labels)
         if settings.weight is not None:
             weights = checked_weights(table.source, settings.weight, table.beside[settings.weight])
+        if own_labels and targets is not None and recipe.rows.labelled is None:
+            known = [more for more in unaligned if more.labels is not None]
+            targets, weights = _followed(recipe, settings, labels, known, targets, weights)
+            own = np.setdiff1d(splits["local"], splits["aligned"])
+            splits["own"] = own[own < len(targets)]
     return Prepared(table, preprocessor, features, labels, targets, splits, division, weights)
+
+
+def _followed(
+    recipe: Recipe,
+    settings: DataSettings,
+    labels: Labels,
+    more: Sequence[Table],
+    targets: Tensor,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Returns targets and weights, followed by those of the rows of ``more``. Raises InputError."""
+    for table in more:
+        raw = _all_labels(table, settings, recipe.task.kind)
+        assert raw is not None  # noqa: S101 - of tables with labels
+        targets = torch.cat([targets, labels.encode(raw)])
+        if weights is not None and settings.weight is not None:
+            column = table.beside[settings.weight]
+            weights = torch.cat([weights, checked_weights(table.source, settings.weight, column)])
+    return targets, weights
 
 
 def _check_beside(recipe: Recipe, table: Table, settings: DataSettings) -> None:

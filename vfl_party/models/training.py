@@ -1,4 +1,6 @@
-"""The training budget of a supervised phase, and the optimizers of single parties."""
+"""The training budget of a supervised phase, when it ends early, and the optimizers of single
+parties.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, PositiveInt
 
-from vfl_common.config.base import Section
+from vfl_common.config.base import KindName, Section
 from vfl_common.config.models import OptimizerSettings, UnjudgedOptimizer
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -38,6 +40,17 @@ class TrainingSettings(Section):
         # See vfl_party.base.seeds.batches.
         a_step = rest > 1 or (rest == 1 and (whole == 0 or self.batch_size == 1))
         return -(-self.steps // max(1, whole + a_step))
+
+
+class EarlyStopping(Section):
+    """Ends the phase when a metric on the validation rows has not improved for some time."""
+
+    patience: PositiveInt = 5
+    """Validations without a better value after which the phase ends. All parties then restore their
+    best weights.
+    """
+    metric: KindName = "loss"
+    """The metric on the validation rows."""
 
 
 class OwnOptimizers(Section):

@@ -106,7 +106,8 @@ class PartyData:
 
     Args:
         splits: {name: row numbers}, see ``vfl_party.base.seeds.split_rows``; ``local`` may end with
-            rows that only this party has.
+            rows that only this party has. ``own``, if a phase learns from them: those of them
+            whose labels this party knows.
         features: the encoders' inputs; None at an active party with labels only.
         labels: the classes, or the scale of a regression; None at a passive party.
         targets: the encoded labels of all rows at the active party, in training.
@@ -352,6 +353,11 @@ class Party:
 
     # -- models and rows
     # ----------------------------------------------------------------------
+
+    @property
+    def joint(self) -> dict[str, nn.Module]:
+        """The models that work together with those of the others."""
+        return {name: model for name, model in self.models.items() if name != "solo"}
 
     @property
     def embedding_size(self) -> int:

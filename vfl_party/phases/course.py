@@ -152,6 +152,19 @@ class Course:
         return {}
 
     @blaming()
+    def solo(self, make: MakeEncoder) -> nn.Module | None:
+        """Makes the model with which the active party scores rows by itself, by the first method
+        that makes one; None if no phase trains one. Raises InputError.
+        """
+        found = (phase.method.solo(phase.settings, make) for phase in self.phases)
+        return next((each for each in found if each is not None), None)
+
+    @property
+    def own_labels(self) -> bool:
+        """Whether a phase learns from the labels of rows that only the active party has."""
+        return any(phase.says("solo") for phase in self.phases)
+
+    @blaming()
     def own_models(self) -> dict[str, nn.Module]:
         """Makes the models of the recipe's method that are neither encoder nor top; mostly none."""
         found: dict[str, nn.Module] = {}

@@ -108,6 +108,17 @@ class Method(Generic[S]):
         _ = settings, recipe, seed
         return {}
 
+    def solo(self, settings: S, make: MakeEncoder) -> nn.Module | None:
+        """Makes the model with which the active party scores rows by itself, from the inputs of its
+        encoder to outputs [B, O]; the phase trains it, and the run keeps it. None: it makes none.
+
+        Who overrides it learns from the labels of rows that only the active party has, too.
+
+        Raises InputError.
+        """
+        _ = settings, make
+        return None
+
     def own_models(self) -> dict[str, nn.Module]:
         """Makes the models of every party, {name: model}, if ``model`` is ``own``."""
         return {}

@@ -14,13 +14,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import InternalError
 from vfl_common.link import Lenience, StepPassed
 from vfl_party.base.seeds import Rows
-from vfl_party.models import combine
+from vfl_party.models import combine, forward
 from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent, f32, noise
 from vfl_party.outbound.exchange import Answering, Asking
@@ -30,6 +30,8 @@ from vfl_party.phases.context import Party
 CHUNK_ROWS = 1024
 # A matrix product takes the rows in blocks of so many, and the last, smaller ones otherwise.
 _BLOCK = 8
+# Among a party's models: that with which the active party scores rows by itself.
+SOLO = "solo"
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,39 @@ class SplitScorer:
                     raise
                 following.skip(step, passed)
         return len(chunks(rows))
+
+
+class SoloScorer:
+    """The ``Scorer`` of a model on the active party's own columns: nothing crosses.
+
+    ``model``: from the encoder's inputs to outputs [B, O], in eval mode here.
+    """
+
+    def __init__(self, party: Party, model: nn.Module) -> None:
+        self._party, self._model = party, model
+
+    @torch.no_grad()
+    def outputs(self, rows: Rows) -> Tensor:
+        """Returns the model's outputs for ``rows``, [N, O]."""
+        party, features = self._party, self._party.need_features()
+        self._model.eval()
+        precision = party.recipe.model.precision
+        found = [
+            forward(self._model, *features.inputs(chunk), precision=precision)
+            for chunk in features.expecting(chunks(rows))
+        ]
+        empty = torch.empty(0, party.recipe.task.outputs, device=party.device)
+        return torch.cat(found) if found else empty
+
+    def score(self, rows: Rows, first: StepKey) -> Scored:
+        """See ``Scorer.score``; without steps."""
+        _ = first
+        return Scored(self.outputs(rows), {}, 0)
+
+    def answer(self, rows: Rows, first: StepKey) -> int:
+        """Nobody is asked. Raises InternalError."""
+        _ = rows, first
+        raise InternalError(f"{self._party.name}: a model of one party asks nobody")
 
 
 def scoring(

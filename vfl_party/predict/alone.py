@@ -1,5 +1,5 @@
-"""What the active party writes of a prediction if another party is away: scores of its own model,
-or none.
+"""What the active party writes of a prediction without the others, because one is away or because
+it does not ask them: scores of a model of its own, or none.
 """
 
 from __future__ import annotations
@@ -17,18 +17,23 @@ from vfl_common.errors import Code, InputError, LostError, VflError
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryPipe
-from vfl_party.assembly.party import Opened, assemble, expected_rows, open_party
+from vfl_party.assembly.party import Load, Opened, assemble, expected_rows, open_party
+from vfl_party.assembly.party import load as load_rows
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Labels, Table
 from vfl_party.phases.context import Hooks
+from vfl_party.phases.scoring import SOLO
 from vfl_party.predict.prediction import Prediction, TrainedRun, load_trained, prediction_data
 from vfl_party.predict.results import (
     ALONE,
     PARTIES,
     WAITING,
     Output,
+    Predicted,
     id_names,
+    label_name,
     listed_rows,
+    meaning,
     result_columns,
 )
 
@@ -62,7 +67,8 @@ class Alone:
         source: str | None,
         query: str | None,
     ) -> Alone:
-        """Loads a run of ``--baseline alone``, and reads the rows to predict.
+        """Loads a run of ``--baseline alone``, or one that has trained a student, and reads the
+        rows to predict.
 
         Args:
             run: its folder.
@@ -70,38 +76,84 @@ class Alone:
             name: of the active party.
             settings, source, query: as in ``prediction_data``.
 
-        Raises InputError, also if the model was trained with others, or for other labels.
+        Raises InputError, also if the model was trained for other labels, or with others and
+        without a student.
         """
         try:
             trained = load_trained(run, name)
         except InputError as error:
             raise InputError(error.code, f"predict.alone: {error}") from None
         recipe = trained.recipe
-        if recipe.passives:
+        if recipe.passives and not has_student(trained):
             text = (
-                f"predict.alone: {run}: was trained with {recipe.passives[0].name}; give the run "
-                f"of {name} by itself (vfl simulate {name}.toml --baseline alone)"
+                f"predict.alone: {run}: was trained with {recipe.passives[0].name} and without a "
+                f"phase of kind student; give the run of {name} by itself (vfl simulate {name}.toml"
             )
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(Code.CONFIG_INVALID, f"{text} --baseline alone)")
         if trained.state["labels"] != joint.state["labels"]:
             text = f"predict.alone: {run}: has other labels than {joint.path}; train it again"
             raise InputError(Code.CONFIG_INVALID, text)
-        data = prediction_data(settings, source, trained.state, query)
-        work = Prediction(trained, recipe.active, id_names(data), (), ALONE)
-        opened = open_party(recipe, name, data, trained.encoder, work=work)
-        return cls(trained, opened, joint.says_parties)
+        found = cls.opened_for(
+            trained, name, prediction_data(settings, source, trained.state, query)
+        )
+        return replace(found, says_parties=joint.says_parties)
 
-    def write(self, output: Output, device: torch.device) -> None:
-        """Writes the scores of all rows, as a prediction with others would. Raises InputError."""
+    @classmethod
+    def opened_for(
+        cls, trained: TrainedRun, name: str, data: DataSettings, load: Load = load_rows
+    ) -> Alone:
+        """Reads the rows ``data``, as ``prediction_data`` gives them, for a trained run. ``name``:
+        of the active party. Raises InputError.
+        """
+        work = _work(trained, data, ())
+        return cls(trained, open_party(trained.recipe, name, data, trained.encoder, load, work))
+
+    @property
+    def meaning(self) -> str:
+        """What the numbers of the result are, in one line."""
+        labels = Labels.from_state(self.trained.state["labels"])
+        return meaning(labels, label_name(self.opened.settings))
+
+    def write(self, outputs: Sequence[Output], device: torch.device) -> Predicted:
+        """Writes the scores of all rows, as a prediction with others would, and counts them. Raises
+        InputError.
+        """
         opened, recipe = self.opened, self.trained.recipe
-        data = opened.settings
-        ids, says = id_names(data), self.says_parties
-        work = Prediction(self.trained, recipe.active, ids, (output,), ALONE, says)
+        work = replace(
+            _work(self.trained, opened.settings, outputs), says_parties=self.says_parties
+        )
         party = assemble(replace(opened, work=work), expected_rows(opened), device=device)
         pipe = MemoryPipe(opened.name, ())
         party.connect(_Nobody(ExchangeHub(pipe, timeout_s=recipe.run.step_timeout_s)), Hooks())
         (phase,) = party.phases
         phase.run_round(0)
+        return Predicted.of(opened.table, len(opened.table))
+
+
+def _work(trained: TrainedRun, data: DataSettings, outputs: Sequence[Output]) -> Prediction:
+    solo = has_student(trained)
+    return Prediction(trained, trained.recipe.active, id_names(data), outputs, ALONE, solo)
+
+
+def has_student(trained: TrainedRun) -> bool:
+    """Whether the run has trained a model with which the active party scores by itself."""
+    return SOLO in trained.state["models"]
+
+
+def load_solo(run: Path, name: str) -> TrainedRun:
+    """Loads the active party's part of a run with a student. Raises InputError if it has none, or
+    if ``name`` is a passive party.
+    """
+    found = load_trained(run, name)
+    if name != found.recipe.active.name:
+        text = f"--solo: {name} is a passive party, and has no labels to learn from; only"
+        raise InputError(
+            Code.CONFIG_INVALID, f"{text} {found.recipe.active.name} can predict by itself"
+        )
+    if not has_student(found):
+        text = f"--solo: {found.path}: the run has trained no student; add a phase of kind student"
+        raise InputError(Code.CONFIG_INVALID, f"{text} to the recipe, and train again")
+    return found
 
 
 def is_away(error: VflError) -> bool:

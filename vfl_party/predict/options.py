@@ -30,6 +30,11 @@ _OPTIONS = (
         help="CSV with ' before text that a spreadsheet would compute.",
     ),
     click.option(
+        "--solo",
+        is_flag=True,
+        help="Score all rows of the active party with the run's student, without the others.",
+    ),
+    click.option(
         "--replace", is_flag=True, help="Replace a result of this name, once the new one is whole."
     ),
 )
@@ -45,7 +50,7 @@ without_option = click.option(
 
 
 def result_options(command: C) -> C:
-    """Adds them, in this order: ``output``, ``like_input``, ``spreadsheet``, ``replace``."""
+    """Adds ``output``, ``like_input``, ``spreadsheet``, ``solo`` and ``replace``, in this order."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

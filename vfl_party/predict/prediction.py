@@ -36,7 +36,7 @@ from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.measure import decides
-from vfl_party.phases.scoring import Scorer, SplitScorer, scoring
+from vfl_party.phases.scoring import SOLO, Scorer, SoloScorer, SplitScorer, scoring
 from vfl_party.predict.results import PARTIES, SCORED, Output, listed_rows, result_columns
 
 PHASE = "predict"
@@ -338,7 +338,7 @@ class ActivePredict(Phase):
     def __init__(self, party: Party, work: Prediction, table: Table) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
         self._work, self._table = work, table
-        self._scorer = scorer(party)
+        self._scorer: Scorer = SoloScorer(party, party.models[SOLO]) if work.solo else scorer(party)
 
     def run_round(self, round_: int) -> RoundReport:
         party = self._party
@@ -364,9 +364,9 @@ class Prediction:
     """See ``vfl_party.assembly.party.Work``: the joint prediction of new rows with a trained run.
 
     ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``outputs``:
-    the files that the active party writes. ``state``: of the rows that have a score.
-    ``says_parties``: whether they name who took part. ``written``: the files that are written
-    already.
+    the files that the active party writes. ``state``: of the rows that have a score. ``solo``:
+    whether the active party scores by itself, with the run's student. ``says_parties``: whether
+    they name who took part. ``written``: the files that are written already.
     """
 
     trained: TrainedRun
@@ -374,6 +374,7 @@ class Prediction:
     ids: Sequence[str]
     outputs: Sequence[Output]
     state: str = SCORED
+    solo: bool = False
     says_parties: bool = False
     written: list[Output] = field(default_factory=list)
 

@@ -147,7 +147,7 @@ class PartyApp:
                 raise
             log.warning("%s", error, extra={"event": "without_others"})
             if alone is not None:
-                alone.write(output, files.device)
+                alone.write([output], files.device)
             else:
                 write_waiting(trained, opened.table, work.ids, output)
             state = WAITING if alone is None else ALONE

@@ -79,7 +79,10 @@ class PhaseRounds:
         due = report.checkpoint or (rounds % self._every == 0 and self._changed)
         if self._folder.checkpoints is None or not (done or due):
             return ""
-        self._save(self._phase.rounds if done else rounds, rounds, final=done)
+        # Who is alone may end a phase early without the others, who count all of its rounds.
+        free, whole = self._phase.alone_from, self._phase.rounds
+        alone = done and free is not None and self._round >= free
+        self._save(whole if done else rounds, whole if alone else rounds, final=done)
         # What this party does next tells others that it is on the disk.
         if done or report.checkpoint:
             self.flush()

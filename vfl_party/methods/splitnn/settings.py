@@ -6,25 +6,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from vfl_common.config.base import KindName, Section
+from vfl_common.config.base import Section
 from vfl_common.config.models import OptimizerSettings
 from vfl_common.config.recipe_tables import Seconds
+from vfl_party.models.training import EarlyStopping as EarlyStopping
 from vfl_party.models.training import OwnOptimizers, TrainingSettings
 from vfl_party.outbound.noise import Amplifier
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.sets import SetSettings
 from vfl_party.selfsup.augment.settings import SupervisedAugment
-
-
-class EarlyStopping(Section):
-    """Ends the phase when a metric on the validation rows has not improved for some time."""
-
-    patience: PositiveInt = 5
-    """Validations without a better value after which the phase ends. All parties then restore their
-    best weights.
-    """
-    metric: KindName = "loss"
-    """The metric on the validation rows."""
 
 
 class CacheSettings(Section):

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from vfl_common.bundle import Kind, StepKey
-from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import RoundReport
-from vfl_party.methods.splitnn.settings import EarlyStopping
 from vfl_party.methods.splitnn.training import OwnTraining
-from vfl_party.models.metrics import lower_is_better
+from vfl_party.models.training import EarlyStopping
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent, u8
 from vfl_party.phases.context import Party
+from vfl_party.phases.stopping import check_stopping, is_better, judged_value
 
 # Bits of the verdict on a round.
 _BEST, _STOP = 1, 2
@@ -34,20 +33,7 @@ class Judge:
         self._party, self._phase, self._rule, self._training = party, phase, rule, training
         # Of the best round: value, round, metrics.
         self.best: dict[str, Any] | None = None
-        task = party.recipe.task
-        if rule.metric not in task.all_metrics:
-            text = (
-                f"recipe: phases: {phase}: early_stopping.metric: a {task.kind} task has no "
-                f"{rule.metric}"
-            )
-            text = f"{text} (it has {', '.join(task.all_metrics)}; task.metrics adds others)"
-            raise InputError(Code.CONFIG_INVALID, text)
-        if len(party.rows("validation")) == 0:
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"phases: {phase}: early_stopping needs validation rows; set "
-                "rows.validation, or data.split",
-            )
+        check_stopping(party, phase, rule)
         self._verdicts = party.answering(phase, VERDICT)
 
     def judged(self, report: RoundReport, step: StepKey, rounds: int) -> RoundReport:
@@ -58,9 +44,9 @@ class Judge:
         """
         round_, training = step.round, self._training
         report = replace(report, judged=self._rule.metric)
-        value = self._value(report)
+        value = judged_value(self._phase, self._rule, report.metrics["validation"])
         best = self.best
-        if best is None or self._is_better(value, best["value"]):
+        if best is None or is_better(self._party.recipe.task, self._rule, value, best["value"]):
             best = self.best = {"value": value, "round": round_, "metrics": report.metrics}
         is_best = best["round"] == round_
         training.judged(best=is_best)
@@ -75,22 +61,6 @@ class Judge:
             f"and keeps the weights of round {best['round'] + 1}"
         )
         return replace(report, done=stop, kept=best["metrics"], note=note)
-
-    def _value(self, report: RoundReport) -> float:
-        found = report.metrics["validation"]
-        value = found.get(self._rule.metric)
-        if value is None:
-            text = (
-                f"phases: {self._phase}: early_stopping.metric: this task has no "
-                f"{self._rule.metric} (it has {', '.join(found)})"
-            )
-            raise InputError(Code.CONFIG_INVALID, text)
-        return value
-
-    def _is_better(self, value: float, best: float) -> bool:
-        if lower_is_better(self._party.recipe.task, self._rule.metric):
-            return value < best
-        return value > best
 
 
 class Judged:

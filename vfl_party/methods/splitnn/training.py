@@ -37,7 +37,7 @@ class OwnTraining:
                 f"{text} a late party ends the run; lower it, or raise the other",
             )
         self.batches, batch_size = Batches(party, phase, settings), settings.batch_size
-        self._models, self._validation = nn.ModuleDict(party.models), party.rows("validation")
+        self._models, self._validation = nn.ModuleDict(party.joint), party.rows("validation")
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(batch_size, len(party.rows("train"))) < 2:
             text = f"party {party.name}: batch normalisation needs batches of at least two rows"

@@ -1,0 +1,224 @@
+"""The active side: one pass of the joint model, whose answers then teach a model on this party's
+own columns.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import StepKey
+from vfl_common.config.task import ThresholdRule
+from vfl_common.errors import Code, InputError
+from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.base.seeds import Rows
+from vfl_party.methods.student.exchanges import KEPT, asked, embeddings, kept_at
+from vfl_party.methods.student.model import Student
+from vfl_party.methods.student.settings import ASK, StudentSettings
+from vfl_party.methods.student.training import Answers, Learner, rounds_of
+from vfl_party.models import combine
+from vfl_party.models.metrics import lower_is_better
+from vfl_party.phases.context import Party
+from vfl_party.phases.measure import measured
+from vfl_party.phases.scoring import SOLO, SoloScorer, SplitScorer
+from vfl_party.phases.stopping import check_stopping
+
+# Who is evaluated, as the metrics name them.
+STUDENT, ALONE, TOGETHER = "student", "alone", "together"
+
+
+class ActiveStudent(Phase):
+    """The first round asks the others; each further one is ``validate_every`` epochs alone."""
+
+    alone_from = ASK + 1
+
+    def __init__(self, party: Party, name: str, settings: StudentSettings) -> None:
+        _check(party, name, settings)
+        self.name, self.rounds = name, rounds_of(party, settings)
+        self._party, self._settings = party, settings
+        self._scorer = SplitScorer(party, name, embeddings(party))
+        self._kept = party.answering(name, KEPT)
+        # Whether the others are still to hear that a checkpoint holds the answers.
+        self._owed = False
+        self._answers: Answers | None = None
+        # {split: the joint model's outputs}.
+        self._together: dict[str, Tensor] = {}
+        own = party.data.splits.get("own", np.empty(0, np.int64))
+        labelled = np.union1d(party.rows("train"), own)
+        student = party.models[SOLO]
+        assert isinstance(student, Student)  # noqa: S101 - the method has made it
+        rows = np.union1d(party.rows("aligned"), own)
+        self._learners = {STUDENT: Learner(party, name, settings, student, rows, labelled)}
+        if settings.alone:
+            model, passes = copy.deepcopy(student), -(-len(rows) // len(labelled))
+            self._learners[ALONE] = Learner(
+                party, name, settings, model, labelled, labelled, passes=passes
+            )
+
+    def run_round(self, round_: int) -> RoundReport:
+        if round_ == ASK:
+            return self._ask()
+        self._acknowledge()
+        metrics: dict[str, dict[str, float]] = {}
+        steps, tick = 0, self._party.ticker(self.name, round_, self.rounds, self._left())
+        for who, learner in self._learners.items():
+            if learner.over:
+                continue
+            done, loss = learner.run(tick)
+            steps += done
+            metrics[f"train {who}"] = {"loss": loss}
+            found = self._measured(who, ("validation",))
+            metrics |= found
+            if found:
+                learner.judge(found[f"validation {who}"])
+        if all(learner.over for learner in self._learners.values()):
+            return self._ended(steps, metrics)
+        return RoundReport(steps, metrics, judged=self._judged)
+
+    @property
+    def _judged(self) -> str:
+        rule = self._settings.early_stopping
+        return rule.metric if rule is not None else ""
+
+    def _left(self) -> int:
+        """Returns how many epochs of all models the round has at most."""
+        most = self._settings.validate_every
+        return sum(not learner.over for learner in self._learners.values()) * most
+
+    @torch.no_grad()
+    def _ask(self) -> RoundReport:
+        """Has the joint model answer, once, for the rows that all parties hold."""
+        party, step = self._party, StepKey(self.name, ASK, 0)
+        for name, rows in asked(party, self._settings).items():
+            chunks = [*self._scorer.embeddings(rows, step)]
+            step = StepKey(step.phase, ASK, step.batch + len(chunks))
+            outputs = self._scorer.scored(chunks).outputs
+            if name != "aligned":
+                self._together[name] = outputs
+                continue
+            joint: Tensor | None = None
+            if self._settings.match:
+                rule = party.recipe.model.combine
+                all_BD = [
+                    [*each.own, *(z for z in each.others.values() if z is not None)]
+                    for each in chunks
+                ]
+                joint = torch.cat([combine(rule, each) for each in all_BD])
+            self._answers = Answers(rows, outputs, joint)
+        self._teach()
+        self._owed = True
+        return RoundReport(0, checkpoint=True)
+
+    def _teach(self) -> None:
+        self._learners[STUDENT].answers = self._answers
+
+    def _acknowledge(self) -> None:
+        """Tells the others that a checkpoint holds the answers: a party that hears it may leave."""
+        # This generation began after the answers.
+        if not self._owed:
+            return
+        self._owed, step = False, kept_at(self._party, self.name, self._settings)
+        self._kept.acknowledge(step, self._kept.collect(step))
+
+    def _ended(self, steps: int, metrics: dict[str, dict[str, float]]) -> RoundReport:
+        """Ends the phase: measures all with the weights that they keep."""
+        epochs = {who: learner.restore_best() for who, learner in self._learners.items()}
+        predictions: dict[str, tuple[Rows, Tensor]] = {}
+        names = {STUDENT: self._outputs(STUDENT)} | (
+            {ALONE: self._outputs(ALONE)} if ALONE in self._learners else {}
+        )
+        if self._settings.together:
+            names[TOGETHER] = {s: (self._party.rows(s), y) for s, y in self._together.items()}
+        for who, found in names.items():
+            predictions |= {f"{s} {who}": each for s, each in found.items() if len(each[0])}
+        metrics |= measured(self._party, predictions)
+        note = self._words(epochs, metrics)
+        return RoundReport(
+            steps, metrics, done=True, note=note, predictions=predictions, judged=self._judged
+        )
+
+    def _outputs(
+        self, who: str, splits: tuple[str, ...] | None = None
+    ) -> dict[str, tuple[Rows, Tensor]]:
+        """Returns {split: (its rows, the outputs of a model for them)}."""
+        scorer = SoloScorer(self._party, self._learners[who].model)
+        rows = {split: self._party.rows(split) for split in splits or self._settings.splits}
+        return {split: (each, scorer.outputs(each)) for split, each in rows.items()}
+
+    def _measured(self, who: str, splits: tuple[str, ...]) -> dict[str, dict[str, float]]:
+        found = {f"{split} {who}": each for split, each in self._outputs(who, splits).items()}
+        return measured(self._party, found)
+
+    def _words(self, epochs: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]) -> str:
+        """Says with which weights the models end, and how much of the gap the student closes."""
+        early = [f"{who} {count}" for who, count in epochs.items()]
+        said = f"{self.name} keeps the weights after epochs: {', '.join(early)}"
+        of = [metrics.get(f"test {who}", {}) for who in (ALONE, STUDENT, TOGETHER)]
+        if not all(of):
+            return said
+        name = next((each for each in ("auc", "accuracy", "rmse") if each in of[0]), "loss")
+        alone, student, together = (each[name] for each in of)
+        task = self._party.recipe.task
+        gap = (alone - together) if lower_is_better(task, name) else (together - alone)
+        gained = (alone - student) if lower_is_better(task, name) else (student - alone)
+        said = f"{said}; test {name}: alone {alone:.4g}, student {student:.4g}, together"
+        said = f"{said} {together:.4g}"
+        if gap <= 0:
+            return said
+        closed = f"closes {gained / gap:.0%} of the gap" if gained > 0 else "closes no gap"
+        return f"{said}: the student {closed}"
+
+    def state(self) -> Tree:
+        answers = self._answers
+        alone = self._learners.get(ALONE)
+        return {
+            "outputs": None if answers is None else answers.outputs,
+            "joint": None if answers is None else answers.joint,
+            "together": self._together,
+            "learners": {who: learner.state() for who, learner in self._learners.items()},
+            "alone": None if alone is None else dict(alone.model.state_dict()),
+        }
+
+    def load_state(self, tree: Tree) -> None:
+        device = self._party.device
+        if tree["outputs"] is not None:
+            joint = tree["joint"]
+            joint = None if joint is None else joint.to(device)
+            rows = self._party.rows("aligned")
+            self._answers = Answers(rows, tree["outputs"].to(device), joint)
+            self._teach()
+        self._together = {split: each.to(device) for split, each in tree["together"].items()}
+        for who, state in tree["learners"].items():
+            self._learners[who].load_state(state)
+        if tree["alone"] is not None:
+            self._learners[ALONE].model.load_state_dict(tree["alone"])
+
+
+def _check(party: Party, name: str, settings: StudentSettings) -> None:
+    """Raises InputError if there is nothing to teach, or nobody to learn from."""
+    where = f"recipe: phases: {name}"
+    text = ""
+    phases = party.course.phases
+    at = next(place for place, each in enumerate(phases) if each.name == name)
+    if not any(each.method.follows(each.settings) is not None for each in phases[:at]):
+        text = "no phase before it trains the joint model that is to teach; put splitnn, head or"
+        text = f"{text} fedcvt before it"
+    elif any(each.kind == phases[at].kind for each in phases[:at]):
+        text = "a run keeps one student, and an earlier phase trains it; remove one of them"
+    elif party.features is None:
+        text = f"{party.name} has no features, so it cannot predict by itself; remove the phase"
+    elif len(party.rows("train")) == 0:
+        text = "there are no labelled training rows"
+    elif party.recipe.task.kind == "regression" and settings.temperature != 1.0:
+        text = "temperature is for classes, and the task is a regression; remove it"
+    elif isinstance(party.recipe.task.threshold, ThresholdRule):
+        text = "the rule of task.threshold chooses for the joint model alone, and a student would"
+        text = f"{text} need a threshold of its own; give a number, or remove the phase"
+    if text:
+        raise InputError(Code.CONFIG_INVALID, f"{where}: {text}")
+    if settings.early_stopping is not None:
+        check_stopping(party, name, settings.early_stopping)

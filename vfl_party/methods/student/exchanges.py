@@ -1,0 +1,44 @@
+"""What the active party asks the others for, once: the embeddings by which the joint model answers
+for the rows that all hold.
+"""
+
+from __future__ import annotations
+
+from vfl_common.bundle import StepKey
+from vfl_party.base.seeds import Rows
+from vfl_party.methods.student.settings import ASK, StudentSettings
+from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Traffic
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import chunks, scoring, scoring_traffic
+
+# Says that a checkpoint of the active party holds the answers: a passive party may leave.
+KEPT = Exchange("kept", NOTHING, NOTHING, when="once")
+
+
+def embeddings(party: Party) -> Exchange:
+    """Declares the exchange of embeddings, with the noise of the phases before."""
+    course = party.course
+    return scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
+
+
+def asked(party: Party, settings: StudentSettings) -> dict[str, Rows]:
+    """Returns the rows for which the joint model answers: the aligned ones, and those of the
+    splits if ``together`` is set. {name: rows}, in the order in which they are asked for.
+    """
+    more = settings.splits if settings.together else ()
+    return {"aligned": party.rows("aligned")} | {split: party.rows(split) for split in more}
+
+
+def kept_at(party: Party, phase: str, settings: StudentSettings) -> StepKey:
+    """Returns the step of ``KEPT``, the one after the embeddings."""
+    steps = sum(len(chunks(rows)) for rows in asked(party, settings).values())
+    return StepKey(phase, ASK, steps)
+
+
+def traffic(party: Party, phase: str, settings: StudentSettings) -> Traffic:
+    """See ``Method.traffic``."""
+    exchange, step, found = embeddings(party), 0, list[Occurrence]()
+    for rows in asked(party, settings).values():
+        found += scoring_traffic(party, phase, exchange, ASK, step, rows)
+        step += len(chunks(rows))
+    return Traffic([*found, Occurrence.of(KEPT, kept_at(party, phase, settings))])

@@ -1,0 +1,39 @@
+"""How far a student's answers are from its teacher's: the distance that distillation makes small.
+
+Hinton, Vinyals and Dean 2015 (arXiv 1503.02531, section 2), with the joint model as the teacher: it
+has seen columns that the student never has, which is learning with privileged information
+(Lopez-Paz et al. 2015, arXiv 1511.03643; Semi-VFL, arXiv 2209.15635; APC-VFL, arXiv 2410.17648).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - as everywhere
+
+from vfl_common.config.task import TaskSettings
+
+
+def distance(task: TaskSettings, temperature: float, s_BO: Tensor, t_BO: Tensor) -> Tensor:
+    """Returns the distance of each row's answer from the teacher's, float32 [B].
+
+    Classes: T² · KL(softmax(t/T) ‖ softmax(s/T)). Two classes, or several labels: the same of
+    sigmoids, as a mean over the labels. Regression: (s − t)², both scaled; of logarithms if the
+    task counts. T² keeps the gradient's size when T changes.
+
+    Args:
+        task: multiclass, binary, multilabel or regression.
+        temperature: T.
+        s_BO: the student's outputs; ``t_BO``: the teacher's; logits, or values.
+    """
+    if task.kind == "regression":
+        return (s_BO - t_BO).square().mean(dim=1)
+    s_BO, t_BO = s_BO / temperature, t_BO / temperature
+    if task.kind == "multiclass":
+        log_t_BO = t_BO.log_softmax(dim=1)
+        each_B = (log_t_BO.exp() * (log_t_BO - s_BO.log_softmax(dim=1))).sum(dim=1)
+    else:
+        each_B = (
+            t_BO.sigmoid() * (F.logsigmoid(t_BO) - F.logsigmoid(s_BO))
+            + (-t_BO).sigmoid() * (F.logsigmoid(-t_BO) - F.logsigmoid(-s_BO))
+        ).mean(dim=1)
+    return temperature**2 * each_B

@@ -1,0 +1,62 @@
+"""The student: an encoder of the active party's own columns, and a model on its embedding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from vfl_common.config.models import PluginCombination
+from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import derive_seed
+from vfl_party.methods.student.settings import StudentSettings
+from vfl_party.models import build_top, check_encoder, combined_size, seeded
+from vfl_party.models.precision import Precision, forward
+from vfl_party.phases.context import MakeEncoder
+
+
+class Student(nn.Module):
+    """Outputs [B, O] for the encoder's inputs. ``match``: a linear map of its embedding to the
+    joint representation, only for training; None without ``StudentSettings.match``.
+    """
+
+    def __init__(self, encoder: nn.Module, top: nn.Module, match: nn.Module | None) -> None:
+        super().__init__()
+        self.encoder, self.top, self.match = encoder, top, match
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        found: Tensor = self.top(self.encoder(*inputs))
+        return found
+
+    def parts(self, precision: Precision, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the outputs, and the embedding as ``match`` maps it, both in ``precision``."""
+        z_BD = forward(self.encoder, *inputs, precision=precision)
+        mapped = None if self.match is None else forward(self.match, z_BD, precision=precision)
+        return forward(self.top, z_BD, precision=precision), mapped
+
+
+def build_student(settings: StudentSettings, make: MakeEncoder) -> Student:
+    """Makes a student on the CPU, with initial weights that follow from the party's seeds. Raises
+    InputError if the encoder does not fit the party's inputs, or if nothing can be matched.
+    """
+    recipe = make.recipe
+    if settings.encoder is not None:
+        check_encoder(settings.encoder, "recipe: phases: student: encoder")
+        make = replace(make, settings=settings.encoder)
+    width = settings.embedding_size or make.width
+    encoder = make("solo", width=width)
+    root = recipe.seed if make.secret is None else make.secret
+    with seeded(derive_seed(root, "init", make.party, "solo top")):
+        top = build_top(settings.top, width, recipe.task.outputs)
+        if not settings.match:
+            return Student(encoder, top, None)
+        rule = recipe.model.combine
+        if rule == "attention" or isinstance(rule, PluginCombination):
+            text = f"recipe: phases: student: match: with model.combine = {str(rule)!r} the top"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{text} model combines the embeddings, so there is no joint representation; "
+                "remove match, or take another combine",
+            )
+        widths = [recipe.embedding_size(each.name) for each in recipe.parties if each.features]
+        return Student(encoder, top, nn.Linear(width, combined_size(rule, widths)))

@@ -1,0 +1,185 @@
+"""The training of one model on the active party's own columns, with a teacher or without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from vfl_common.errors import Code, InputError
+from vfl_party.base.phase import Tree
+from vfl_party.base.seeds import Rows, batches, derive_seed
+from vfl_party.methods.student.loss import distance
+from vfl_party.methods.student.model import Student
+from vfl_party.methods.student.settings import StudentSettings
+from vfl_party.models import seeded
+from vfl_party.models.metrics import loss_fn
+from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.phases.context import Party
+from vfl_party.phases.stopping import is_better, judged_value
+
+
+def epochs_of(party: Party, settings: StudentSettings) -> int:
+    """Returns the epochs of the phase: all parties can count the rows that all hold."""
+    return settings.epochs_over(len(party.rows("aligned")))
+
+
+def rounds_of(party: Party, settings: StudentSettings) -> int:
+    """Returns the most rounds of the phase: one in which the others answer, and the training."""
+    return 1 + -(-epochs_of(party, settings) // settings.validate_every)
+
+
+class Answers:
+    """What the joint model says of the rows that all parties hold: the teacher.
+
+    ``rows``: ascending, [N]; ``outputs``: [N, O]; ``joint``: the joint representations [N, D] if
+    the student matches them, else None.
+    """
+
+    def __init__(self, rows: Rows, outputs: Tensor, joint: Tensor | None) -> None:
+        self.rows, self.outputs, self.joint = rows, outputs, joint
+
+
+class Learner:
+    """Trains ``model`` on ``rows``, epoch by epoch.
+
+    Args:
+        labelled: the rows whose labels count, ascending.
+        answers: the teacher's; None: there is none, and all ``rows`` are labelled.
+        passes: how often an epoch goes over ``rows``.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        phase: str,
+        settings: StudentSettings,
+        model: Student,
+        rows: Rows,
+        labelled: Rows,
+        *,
+        passes: int = 1,
+    ) -> None:
+        self._party, self._phase, self._settings = party, phase, settings
+        self.model, self._rows, self._passes = model, rows, passes
+        self._labelled, self._weights = labelled, party.row_weights(labelled)
+        norms = any(isinstance(module, _BatchNorm) for module in model.modules())
+        if norms and min(settings.batch_size, len(rows)) < 2:
+            text = f"recipe: phases: {phase}: batch normalisation needs batches of at least two"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text} rows; give more rows, or a larger batch_size"
+            )
+        self._params = list(model.parameters())
+        self._optimizer = build_optimizer(settings.optimizer, self._params)
+        self._epochs = epochs_of(party, settings)
+        self._schedule = build_schedule(settings.optimizer, self._optimizer, self._epochs)
+        self._loss = loss_fn(party.recipe.task)
+        self.answers: Answers | None = None
+        # How many epochs are done; of the best validation, its value and the epochs before it.
+        self.done, self._best_weights = 0, dict[str, Tensor]()
+        self._best: dict[str, Any] = {}
+        self._stopped = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the training has ended, by its epochs or early."""
+        return self._stopped or self.done >= self._epochs
+
+    def run(self, tick: Callable[[], None]) -> tuple[int, float]:
+        """Trains the next ``validate_every`` epochs, at most those that are left. Returns how many
+        steps that were, and the mean loss of a step.
+        """
+        steps, total = 0, torch.zeros((), device=self._party.device)
+        self.model.train()
+        for _ in range(min(self._settings.validate_every, self._epochs - self.done)):
+            # Dropout follows from the epoch: nothing else that draws can change it.
+            with seeded(derive_seed(self._party.own_seed, self._phase, "dropout", self.done)):
+                for batch in self._batches():
+                    total += self._step(batch)
+                    steps += 1
+            self.done += 1
+            self._schedule.step()
+            tick()
+        return steps, total.item() / max(1, steps)
+
+    def _batches(self) -> list[Rows]:
+        root, first = self._party.own_seed, self.done * self._passes
+        size = self._settings.batch_size
+        epochs = range(first, first + self._passes)
+        return [rows for e in epochs for rows in batches(root, self._phase, e, self._rows, size)]
+
+    def _step(self, batch: Rows) -> Tensor:
+        loss = self.loss(batch)
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        clip(self._settings.optimizer, self._params)
+        self._optimizer.step()
+        return loss.detach()
+
+    def loss(self, batch: Rows) -> Tensor:
+        """Returns the loss of a batch of rows: see ``StudentSettings``."""
+        party, settings = self._party, self._settings
+        inputs = party.need_features().inputs(batch)
+        outputs, mapped = self.model.parts(party.recipe.model.precision, *inputs)
+        total = outputs.new_zeros(())
+        at = np.flatnonzero(np.isin(batch, self._labelled))
+        if len(at):
+            _, targets = party.need_labels()
+            w_B = None if self._weights is None else party.take(self._weights, batch[at])
+            loss = self._loss(party.take(outputs, at), party.take(targets, batch[at]), w_B)
+            total = total + loss * (len(at) / len(batch))
+        if self.answers is None:
+            return total
+        at = np.flatnonzero(np.isin(batch, self.answers.rows))
+        places = np.searchsorted(self.answers.rows, batch[at])
+        if settings.weight:
+            given = party.take(self.answers.outputs, places)
+            task, mine = party.recipe.task, party.take(outputs, at)
+            each = distance(task, settings.temperature, mine, given)
+            total = total + settings.weight * each.sum() / len(batch)
+        if mapped is not None and self.answers.joint is not None:
+            joint = party.take(self.answers.joint, places)
+            each = (party.take(mapped, at) - joint).square().mean(dim=1)
+            total = total + settings.match * each.sum() / len(batch)
+        return total
+
+    def judge(self, found: Mapping[str, float]) -> None:
+        """Judges a validation, whose metrics are ``found``, and keeps the best weights."""
+        rule = self._settings.early_stopping
+        if rule is None:
+            return
+        value = judged_value(self._phase, rule, found)
+        task = self._party.recipe.task
+        if not self._best or is_better(task, rule, value, self._best["value"]):
+            self._best = {"value": value, "epochs": self.done}
+            self._best_weights = {
+                name: each.detach().clone() for name, each in self.model.state_dict().items()
+            }
+        waited = -(-(self.done - self._best["epochs"]) // self._settings.validate_every)
+        self._stopped = waited >= rule.patience
+
+    def restore_best(self) -> int:
+        """Gives the model its best weights. Returns the epochs after which it had them."""
+        if self._best:
+            self.model.load_state_dict(self._best_weights)
+        return self._best["epochs"] if self._best else self.done
+
+    def state(self) -> Tree:
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "done": self.done,
+            "best": self._best,
+            "best_weights": self._best_weights,
+            "stopped": self._stopped,
+        }
+
+    def load_state(self, tree: Tree) -> None:
+        self._optimizer.load_state_dict(tree["optimizer"])
+        self._schedule.load_state_dict(tree["schedule"])
+        self.done, self._best, self._stopped = tree["done"], tree["best"], tree["stopped"]
+        self._best_weights = tree["best_weights"]

@@ -1,0 +1,42 @@
+"""By what early stopping judges a validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vfl_common.config.task import TaskSettings
+from vfl_common.errors import Code, InputError
+from vfl_party.models.metrics import lower_is_better
+from vfl_party.models.training import EarlyStopping
+from vfl_party.phases.context import Party
+
+
+def check_stopping(party: Party, phase: str, rule: EarlyStopping) -> None:
+    """Raises InputError if there is nothing that ``rule`` could judge by."""
+    task = party.recipe.task
+    if rule.metric not in task.all_metrics:
+        text = f"recipe: phases: {phase}: early_stopping.metric: a {task.kind} task has no"
+        text = f"{text} {rule.metric} (it has {', '.join(task.all_metrics)}; task.metrics adds"
+        raise InputError(Code.CONFIG_INVALID, f"{text} others)")
+    if len(party.rows("validation")) == 0:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"phases: {phase}: early_stopping needs validation rows; set rows.validation, or "
+            "data.split",
+        )
+
+
+def judged_value(phase: str, rule: EarlyStopping, found: Mapping[str, float]) -> float:
+    """Returns the value by which a validation is judged. Raises InputError if ``found``, the
+    metrics of the validation rows, lacks it.
+    """
+    value = found.get(rule.metric)
+    if value is None:
+        text = f"phases: {phase}: early_stopping.metric: this task has no {rule.metric}"
+        raise InputError(Code.CONFIG_INVALID, f"{text} (it has {', '.join(found)})")
+    return value
+
+
+def is_better(task: TaskSettings, rule: EarlyStopping, value: float, best: float) -> bool:
+    """Returns whether ``value`` of the rule's metric is better than the best so far."""
+    return value < best if lower_is_better(task, rule.metric) else value > best
