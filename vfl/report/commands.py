@@ -13,18 +13,35 @@ from vfl_common.text import to_json
 
 @click.command(epilog=EXIT_CODES)
 @run_argument
-def report(run: Path) -> None:
-    """Print the table of RUN again, and draw its learning curves and bytes as PNG into its folder.
+@click.option(
+    "--baselines",
+    is_flag=True,
+    help="Train the baselines that are missing first. Only where the run was made on this machine.",
+)
+@click.option(
+    "--threshold",
+    metavar="RULE",
+    help="Show the decisions of another threshold: a number, or f1, rate=0.1, cost=1:5, which "
+    "choose by the validation rows.",
+)
+def report(run: Path, baselines: bool, threshold: str | None) -> None:
+    """Print the table of RUN again, and write a page about it, report.html, with pictures as PNG.
 
     RUN is the folder of a run, or a party's folder in it, or its summary.json; if it is left out,
     the newest finished run of a federation, not of a baseline, in the folder runs. A passive party
     gets no summary, and nobody has one before the run ends: the table shows the party's own counts.
 
+    The page is one file without scripts: what the model does, how good it is, what the other
+    parties add, what left each party, what it cost. Baselines of the same rows stand beside it.
+
     \b
-    Example:
+    Examples:
       vfl report runs/20260101-120000-digits-1f2e
+      vfl report --baselines                 train alone and in one place first, to compare
+      vfl report --threshold cost=1:5        a missed row costs five times a false alarm
     """
     from vfl.report.charts import draw
+    from vfl.report.page.command import page_of_run
     from vfl.report.reading import find, importance, initial, own_notes
     from vfl.report.table import show, show_own
 
@@ -51,6 +68,7 @@ def report(run: Path) -> None:
     for line in [*importance(run), *initial(run)]:
         click.echo(line)
     paths = draw(found)
+    click.echo(page_of_run(found, baselines=baselines, threshold=threshold))
     for path in paths:
         click.echo(path)
     if not any(path.name == "learning-curves.png" for path in paths):
