@@ -1,4 +1,4 @@
-"""The baselines of a run: what else was trained on the same rows, and how to make what is missing."""
+"""The baselines of a run: what else was trained on the same rows; how to make what is missing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vfl_common.text import LINE, clean
 # {as ``vfl simulate --baseline`` names it: what it is}. In the order in which they are shown.
 KINDS = {
     "alone": "{active} alone",
-    "gbdt-alone": "{active} alone, boosted trees",
-    "combined": "all columns in one place",
-    "gbdt": "all columns in one place, boosted trees",
+    "gbdt-alone": "{active} alone, with trees",
+    "combined": "all in one place",
+    "gbdt": "all in one place, with trees",
 }
 _ALONE = ("alone", "gbdt-alone")
 # The party that has all columns, as baselines name it.

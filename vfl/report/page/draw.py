@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 from vfl.report.page.curves import calibration, confusion, precision_recall, roc, tenths, thinned
 from vfl.report.page.intervals import Floats
@@ -116,13 +117,13 @@ def _binary(kept: Kept, threshold: float | None) -> list[Picture]:
         axes.set_ylabel("times as many as at random")
         axes.grid(axis="x", visible=False)
 
-    best = f"{parts[0].gain:.0%} of all {positive} are in the tenth with the highest scores"
+    best = f"{100 * parts[0].gain:.0f} % of all {positive} are in the tenth with the highest scores"
     return [
         picture(
             "roc",
             "ROC curve",
-            f"ROC curve; the largest distance (KS) is "
-            f"{true_T[at] - false_T[at]:.3f}, where {true_T[at]:.0%} of {positive} are found",
+            f"ROC curve; the largest distance (KS) is {true_T[at] - false_T[at]:.3f}, where "
+            f"{100 * true_T[at]:.0f} % of {positive} are found",
             draw_roc,
         ),
         picture(
@@ -251,9 +252,7 @@ def _matrix(axes: Axes, kept: Kept) -> None:
     axes.grid(visible=False)
 
 
-def _cell(x: int, y: int, color: str, alpha: float) -> object:
-    from matplotlib.patches import Rectangle
-
+def _cell(x: int, y: int, color: str, alpha: float) -> Rectangle:
     return Rectangle((x - 0.5, y - 0.5), 1, 1, color=color, alpha=alpha, linewidth=0)
 
 

@@ -1,4 +1,4 @@
-"""What the folder of a run says: its summary, recipe, predictions, columns, and what lies beside."""
+"""What the folder of a run says: its summary, recipe, predictions, columns."""
 
 from __future__ import annotations
 

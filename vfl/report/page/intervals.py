@@ -36,7 +36,10 @@ class Spread:
 
     def minus(self, other: Spread) -> Spread:
         """Returns the difference of two metrics of the same rows."""
-        return Spread(self.value - other.value, self.psi_N - other.psi_N)
+        known_N = np.isfinite(self.psi_N) & np.isfinite(other.psi_N)
+        psi_N = np.full(len(known_N), np.inf)
+        np.subtract(self.psi_N, other.psi_N, out=psi_N, where=known_N)
+        return Spread(self.value - other.value, psi_N)
 
 
 def auc_spread(is_positive_N: npt.NDArray[np.bool_], scores_N: Floats) -> Spread:
@@ -68,7 +71,7 @@ def _scaled(placements: Floats) -> Floats:
     count = len(placements)
     if count == 1:
         return np.full(1, np.inf)
-    return (placements - placements.mean()) / np.sqrt(count * (count - 1))
+    return np.asarray((placements - placements.mean()) / np.sqrt(count * (count - 1)))
 
 
 def mean_spread(each: list[Spread]) -> Spread:

@@ -233,7 +233,8 @@ def _ranking(kept: Kept) -> Statistic:
     from sklearn.metrics import ndcg_score
 
     assert kept.more_N is not None  # noqa: S101 - of queries
-    values, first_N = [], np.zeros(len(kept), np.int64)
+    values: list[float] = []
+    first_N = np.zeros(len(kept), np.int64)
     for query in dict.fromkeys(kept.more_N.tolist()):
         rows = np.flatnonzero(kept.more_N == query)
         if len(rows) > 1 and (kept.truth_N[rows] > 0).any():

@@ -6,6 +6,7 @@ import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from vfl.report.charts import curves_by_phase, draw_curve, draw_own_curves, has_curve
@@ -26,6 +27,8 @@ from vfl_common.production.registry import when_began
 from vfl_common.text import listed, percent
 from vfl_party.models.metrics import threshold_of
 
+# Baselines that stand at the top.
+_TILES = ("alone", "combined")
 # Lines of a table of leaks.
 _MOST_LEAKS = 40
 
@@ -139,7 +142,7 @@ def _tiles(facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[Beside]) -
         note = f"{interval} (95 %)" if interval else ""
         found.append(Tile(f"{name_of(metric)}, {facts.judged} rows", value(one.value), note))
         tones = {"better": "good", "worse": "bad"}
-        for each in pairs[:2]:
+        for each in (each for each in pairs if each.kind in _TILES):
             gain = each.gain[metric]
             outcome = gain.better(metric)
             note = f"{value(each.theirs[metric].value)}; together is {outcome}"
@@ -263,34 +266,17 @@ def _learning(facts: Facts) -> Part:
     part = Part("learning", "How it learned")
     rounds, own = curves_by_phase(facts.run)
     for at, (phase, found) in enumerate(rounds.items()):
+        title = f"{phase}: loss"
         if phase in own:
-            part.pictures.append(
-                picture(
-                    f"own{at}",
-                    f"{phase}: loss",
-                    f"Losses of each party by round of {phase}",
-                    lambda axes, p=phase: draw_own_curves(axes, own[p]),
-                )
-            )  # type: ignore[misc]
+            draw = partial(draw_own_curves, parties=own[phase])
+            part.pictures.append(picture(f"own{at}", title, f"{title} of each party", draw))
         elif has_curve(found):
-            part.pictures.append(
-                picture(
-                    f"loss{at}",
-                    f"{phase}: loss",
-                    f"Mean loss by round of {phase}",
-                    lambda axes, f=found: draw_curve(axes, f, ["loss"]),
-                )
-            )  # type: ignore[misc]
+            draw = partial(draw_curve, rounds=found, names=["loss"])
+            part.pictures.append(picture(f"loss{at}", title, f"{title} by round", draw))
         for name in _curved(found):
             title = f"{phase}: {name_of(name)}"
-            part.pictures.append(
-                picture(
-                    f"{name}{at}",
-                    title,
-                    f"{title} by round",
-                    lambda axes, f=found, n=name: draw_curve(axes, f, [n]),
-                )
-            )  # type: ignore[misc]
+            draw = partial(draw_curve, rounds=found, names=[name])
+            part.pictures.append(picture(f"{name}{at}", title, f"{title} by round", draw))
     return part
 
 
@@ -316,7 +302,7 @@ def _rows(facts: Facts) -> Part:
         cells = [
             [
                 name,
-                f"{share:.1%}" if rows.split != "column" else "by a column",
+                tables.share(share) if rows.split != "column" else "by a column",
                 f"{len(kept[name]):,}" if name in kept else "–",
             ]
             for name, share in shares.items()

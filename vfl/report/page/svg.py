@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -24,7 +25,7 @@ YELLOW, GREY, INK = "#e69f00", "#767676", "#1a1a1a"
 COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY)
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _LONGEST = 22
-_RC = {
+_RC: dict[Any, Any] = {
     # Text stays text: small, and read aloud.
     "svg.fonttype": "none",
     "svg.hashsalt": "vfl",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vfl.report.page.curves import Decisions, Tenth, confusion
@@ -83,6 +83,11 @@ def value(number: float) -> str:
     return f"{number:.4f}" if abs(number) < 10 else f"{number:,.4g}"
 
 
+def share(part: float) -> str:
+    """Writes a share in percent."""
+    return "–" if part != part else f"{100 * part:.1f} %"
+
+
 def between(found: Estimate, sign: str = "") -> str:
     """Words an interval; '' if there is none."""
     if found.low != found.low or abs(found.high) == float("inf"):
@@ -147,8 +152,8 @@ def lifts(found: Sequence[Tenth], positive: str) -> Table:
             f"{each.rows:,}",
             f"{each.least:.4f}",
             f"{each.hits:,}",
-            f"{each.rate:.1%}",
-            f"{each.gain:.1%}",
+            share(each.rate),
+            share(each.gain),
             f"{each.lift:.2f}",
         ]
         for place, each in enumerate(found, 1)
@@ -205,11 +210,13 @@ def by_phase(summary: Summary, phases: Sequence[str]) -> Table:
                 for link in summary.bytes.by_link
                 if (link.sender if direction == "sent" else link.receiver) == party.name
             ]
-            each = [sum(l.message_bytes for l in own if l.phase == phase) for phase in order]
+            each = [
+                sum(link.message_bytes for link in own if link.phase == phase) for phase in order
+            ]
             tensors = sum(link.payload_bytes for link in own)
             cells = [size(count) if count else "–" for count in (*each, sum(each), tensors)]
             rows.append([f"{party.name} {direction}", *cells])
-    heads = ["party", *order, "all", "of it tensors"]
+    heads = ["party", *order, "all", "tensors of it"]
     return Table(
         "Bytes by party and phase",
         heads,
@@ -270,33 +277,35 @@ def left(summary: Summary) -> list[Table]:
 
 def _left(summary: Summary, name: str, role: str) -> Table:
     whose = {name, "every party", *(["passive parties"] if role == "passive" else [])}
+    # What crosses is counted by phase and kind.
+    found: dict[tuple[str, str], list[ExchangeSummary]] = {}
+    for each in summary.exchanges:
+        if each.sender in whose:
+            found.setdefault((each.phase, each.sent.split(" ")[0].rstrip(":")), []).append(each)
     rows = []
-    for each in (each for each in summary.exchanges if each.sender in whose):
-        kind = each.sent.split(" ")[0].rstrip(":")
+    for (phase, kind), exchanges in found.items():
         links = [
             link
             for link in summary.bytes.by_link
-            if (link.sender, link.phase, link.kind) == (name, each.phase, kind)
+            if (link.sender, link.phase, link.kind) == (name, phase, kind)
         ]
         rows.append(
             [
-                f"{each.phase}: {each.exchange}",
-                each.receiver,
-                each.sent,
-                defence(each),
-                each.when,
+                f"{phase}: {_each(one.exchange for one in exchanges)}",
+                _each(one.receiver for one in exchanges),
+                _each(one.sent for one in exchanges),
+                _each(defence(one) for one in exchanges),
+                _each(one.when for one in exchanges),
                 f"{sum(link.messages for link in links):,}" if links else "–",
                 size(sum(link.message_bytes for link in links)) if links else "–",
             ]
         )
     heads = ["phase and exchange", "to", "what", "defence", "when", "messages", "bytes"]
-    return Table(
-        f"What left {name}",
-        heads,
-        rows,
-        frozenset(range(5)),
-        "Exchanges of one phase and kind are counted together.",
-    )
+    return Table(f"What left {name}", heads, rows, frozenset(range(5)))
+
+
+def _each(words: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(words))
 
 
 def defence(each: ExchangeSummary) -> str:

@@ -39,7 +39,7 @@ class Beside:
         mine, theirs, gain = self.mine[metric], self.theirs[metric], self.gain[metric]
         outcome = gain.better(metric)
         numbers = f"{name_of(metric)} {value(mine.value)} against {value(theirs.value)}"
-        interval = f"a difference of {gain.value:+.4g} (95 % interval {between(gain, '+')})"
+        interval = f"a difference of {gain.value:+.4f} (95 % interval {between(gain, '+')})"
         on = f"on the same {self.rows:,} rows"
         if outcome == "no difference shown":
             return f"No difference from {self.title} is shown {on}: {numbers}, {interval}."
@@ -81,7 +81,6 @@ def part_of(facts: Facts, pairs: Sequence[Beside], found: Mapping[str, Baseline]
 
 
 def _baselines(part: Part, pairs: Sequence[Beside], metric: str) -> None:
-    part.text += [each.says(metric) for each in pairs]
     name = name_of(metric)
     first = pairs[0]
     lines = [("together", *_three(first.mine[metric]), BLUE)]
@@ -96,36 +95,28 @@ def _baselines(part: Part, pairs: Sequence[Beside], metric: str) -> None:
     less = " (below 0 is better)" if metric in LOWER else ""
     what = f"Together minus each: difference of {name}"
     part.pictures.append(intervals("gain-of", what, what, gains, f"{name}{less}", zero=True))
-    names = list(dict.fromkeys(m for each in pairs for m in each.gain))
-    rows = [
-        [
-            f"{each.title}: {name_of(m)}",
-            value(each.mine[m].value),
-            value(each.theirs[m].value),
-            f"{each.gain[m].value:+.4f}",
-            between(each.gain[m], "+"),
-            each.gain[m].better(m) if m != "bias" else "",
-            f"{each.rows:,}",
+    part.tables.append(_table(pairs))
+
+
+def _table(pairs: Sequence[Beside]) -> Table:
+    """Returns a row for each metric, and a column for each baseline."""
+    first = pairs[0]
+    rows = []
+    for metric in dict.fromkeys(m for each in pairs for m in each.gain if m != "bias"):
+        cells = [
+            f"{each.gain[metric].value:+.4f} ({between(each.gain[metric], '+')})"
+            if metric in each.gain
+            else ""
+            for each in pairs
         ]
-        for each in pairs
-        for m in names
-        if m in each.gain and m in each.mine and m in each.theirs
-    ]
-    heads = ["baseline and metric", "together", "baseline", "difference", "95 % interval"]
-    few = [each for each in pairs if each.rows < each.of]
-    note = "Intervals are paired: both models on the same rows. "
-    note += f"Baselines: {', '.join(each.run_id for each in pairs)}."
-    if few:
-        note += f" {few[0].of:,} rows were judged; a baseline has tested only some of them."
-    part.tables.append(
-        Table(
-            "Together and its baselines",
-            [*heads, "together is", "rows"],
-            rows,
-            frozenset({0, 5}),
-            note,
-        )
-    )
+        own = first.mine.get(metric)
+        rows.append([name_of(metric), value(own.value) if own is not None else "", *cells])
+    note = "Intervals of 95 %, paired: both models on the same rows. "
+    note += "; ".join(f"{each.title}: {each.rows:,} rows, {each.run_id}" for each in pairs) + "."
+    if any(each.rows < each.of for each in pairs):
+        note += f" {first.of:,} rows were judged; a baseline has tested only some of them."
+    heads = ["metric", "together", *(f"minus {each.title}" for each in pairs)]
+    return Table("Together, and its difference from each baseline", heads, rows, note=note)
 
 
 def _three(found: Estimate) -> tuple[float, float, float]:
@@ -141,8 +132,8 @@ def _missing(part: Part, facts: Facts, missing: Sequence[str]) -> None:
         part.commands.append((f"Not yet trained on these rows: {names}. To do it, run:", command))
     else:
         what = (
-            f"{facts.active} has not yet trained alone beside this run. To do it, run, with its own "
-            "party file (it takes the file's folder of runs):"
+            f"{facts.active} has not yet trained alone beside this run. To do it, run with its own "
+            "party file, and with --out if the runs are elsewhere:"
         )
         part.commands.append((what, command))
 
