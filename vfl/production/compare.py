@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from vfl.report.page.intervals import auc_spread, percentiles, resampled
+from vfl.report.quality.intervals import auc_spread, percentiles, resampled
 from vfl_common.config.models import class_text
 from vfl_common.errors import Code, InputError
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vfl.report.page.baselines import find_baselines, make, possible
 from vfl.report.page.facts import Facts
-from vfl.report.page.render import write
+from vfl.report.page.party_page import party_page
+from vfl.report.page.render import FILE, write
 from vfl.report.page.run_page import run_page
+from vfl.report.page.several import several_page
+from vfl.report.page.study_page import study_page
 from vfl.report.reading import RunRecord
 from vfl_common.config.task import ThresholdRule
 from vfl_common.errors import Code, InputError
 
 Threshold = ThresholdRule | float
+# The page of several runs, in the folder of runs.
+COMPARISON = "comparison.html"
 
 
 def page_of_run(run: RunRecord, *, baselines: bool = False, threshold: str | None = None) -> Path:
@@ -30,7 +36,26 @@ def page_of_run(run: RunRecord, *, baselines: bool = False, threshold: str | Non
     if baselines:
         there = find_baselines(facts)
         make(facts, [kind for kind in possible(facts) if kind not in there])
-    return write(run_page(facts, find_baselines(facts), rule), run.folder)
+    return write(run_page(facts, find_baselines(facts), rule), run.folder / FILE)
+
+
+def page_of_party(folder: Path) -> Path:
+    """Writes ``report.html`` into a passive party's own folder, and returns its path. Raises
+    InputError.
+    """
+    return write(party_page(folder), folder / FILE)
+
+
+def page_of_study(folder: Path) -> Path:
+    """Writes ``report.html`` into a study's folder, and returns its path. Raises InputError."""
+    return write(study_page(folder), folder / FILE)
+
+
+def page_of_runs(runs: Sequence[RunRecord]) -> Path:
+    """Writes ``comparison.html`` beside the first of several runs, and returns its path. Raises
+    InputError.
+    """
+    return write(several_page([Facts(each) for each in runs]), runs[0].folder.parent / COMPARISON)
 
 
 def threshold_named(text: str) -> Threshold:

@@ -8,9 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from vfl.report.page.curves import calibration, confusion, precision_recall, roc, tenths, thinned
-from vfl.report.page.intervals import Floats
-from vfl.report.page.kept import Kept
 from vfl.report.page.svg import (
     BLUE,
     COLORS,
@@ -23,6 +20,9 @@ from vfl.report.page.svg import (
     panel,
     short,
 )
+from vfl.report.quality.curves import calibration, confusion, precision_recall, roc, tenths, thinned
+from vfl.report.quality.intervals import Floats
+from vfl.report.quality.kept import Kept
 
 # Points of a cloud, classes of a picture, bins of a distribution.
 _MOST_POINTS, _MOST_CLASSES, _BINS = 1_200, 8, 30
@@ -73,13 +73,13 @@ def _binary(kept: Kept, threshold: float | None) -> list[Picture]:
         axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="guessing")
         axes.plot(*thinned(false_T, true_T), color=BLUE, label="this model")
         axes.plot([false_T[at]] * 2, [false_T[at], true_T[at]], ":", color=ORANGE, label="KS")
-        _square(axes, f"others taken for {positive}", f"found of {positive}")
+        square(axes, f"others taken for {positive}", f"found of {positive}")
         axes.legend(loc="lower right")
 
     def draw_precision(axes: Axes) -> None:
         axes.axhline(share, linestyle="--", color=GREY, linewidth=1, label="guessing")
         axes.plot(*thinned(recall_T, precision_T), color=BLUE, label="this model")
-        _square(axes, "recall (found of all)", "precision (right of those chosen)")
+        square(axes, "recall (found of all)", "precision (right of those chosen)")
         axes.legend(loc="lower left")
 
     def draw_calibration(axes: Axes) -> None:
@@ -96,7 +96,7 @@ def _binary(kept: Kept, threshold: float | None) -> list[Picture]:
             capsize=2,
             label="tenths of the rows",
         )
-        _square(axes, "mean score", f"share that is {positive}")
+        square(axes, "mean score", f"share that is {positive}")
         axes.legend(loc="upper left")
 
     def draw_gain(axes: Axes) -> None:
@@ -105,7 +105,7 @@ def _binary(kept: Kept, threshold: float | None) -> list[Picture]:
         axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="at random")
         axes.plot([0, share, 1], [0, 1, 1], ":", color=GREEN, label="perfect")
         axes.plot(share_T, gain_T, "o-", color=BLUE, markersize=4, label="this model")
-        _square(axes, "rows, highest scores first", f"found of all {positive}")
+        square(axes, "rows, highest scores first", f"found of all {positive}")
         axes.legend(loc="lower right")
 
     def draw_lift(axes: Axes) -> None:
@@ -212,7 +212,7 @@ def _multiclass(kept: Kept) -> list[Picture]:
                 capsize=2,
                 label="tenths of the rows",
             )
-            _square(axes, "probability of the decided class", "share that is right")
+            square(axes, "probability of the decided class", "share that is right")
             axes.legend(loc="upper left")
 
         found.append(
@@ -264,7 +264,7 @@ def _rocs(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> Picture:
             axes.plot(
                 *thinned(*curve), style, color=COLORS[at % len(COLORS)], label=short(name, 14)
             )
-        _square(axes, "others taken for it", "found of it")
+        square(axes, "others taken for it", "found of it")
         axes.legend(loc="lower right", fontsize=8)
 
     return picture("rocs", "ROC curves", title, draw, note=f"{title}.")
@@ -428,7 +428,8 @@ def bars(
     return picture(key, title, alt, draw, size=(4.6, 0.9 + 0.32 * len(lines)))
 
 
-def _square(axes: Axes, x: str, y: str) -> None:
+def square(axes: Axes, x: str, y: str) -> None:
+    """Gives a panel both axes from 0 to 1."""
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel(x)

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vfl.report.page.kept import Kept, read_kept
+from vfl.report.quality.kept import Kept, read_kept
 from vfl.report.reading import RunRecord
 from vfl_common.config.base import read_toml
 from vfl_common.config.recipe import Recipe, recorded_recipe

@@ -55,11 +55,10 @@ def render(page: Page) -> str:
     )
 
 
-def write(page: Page, folder: Path) -> Path:
-    """Writes a page into a folder, for its owner only: it shows scores of people. Returns its path.
-    Raises InputError.
+def write(page: Page, path: Path) -> Path:
+    """Writes a page, for its owner only: it shows scores of people. Returns its path. Raises
+    InputError.
     """
-    path = folder / FILE
     with private_file(path) as file:
         file.write(render(page).encode())
     return path

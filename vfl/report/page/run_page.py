@@ -13,14 +13,14 @@ from vfl.report.charts import curves_by_phase, draw_curve, draw_own_curves, has_
 from vfl.report.notes import encryption, unprotected
 from vfl.report.page import tables
 from vfl.report.page.baselines import Baseline, how_to_get
-from vfl.report.page.curves import decisions, tenths
 from vfl.report.page.draw import picture, quality
 from vfl.report.page.facts import Facts
-from vfl.report.page.kept import Kept
-from vfl.report.page.measures import FIRST, Estimate, measured
 from vfl.report.page.render import Page
 from vfl.report.page.tables import Part, Table, Tile, name_of, value
 from vfl.report.page.worth import Beside, beside, part_of
+from vfl.report.quality.curves import decisions, tenths
+from vfl.report.quality.kept import Kept
+from vfl.report.quality.measures import FIRST, Estimate, measured
 from vfl.report.table import size, splits
 from vfl_common.config.task import ThresholdRule
 from vfl_common.production.registry import when_began

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vfl.report.page.curves import Decisions, Tenth, confusion
-from vfl.report.page.kept import Kept
-from vfl.report.page.measures import DELONG, Estimate
+from vfl.report.quality.curves import Decisions, Tenth, confusion
+from vfl.report.quality.kept import Kept
+from vfl.report.quality.measures import DELONG, Estimate
 from vfl.report.table import in_order, size
 from vfl_common.summary import ExchangeSummary, Summary
 

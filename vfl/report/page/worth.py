@@ -9,9 +9,9 @@ from typing import Any
 from vfl.report.page.baselines import KINDS, Baseline, how_to_get, possible
 from vfl.report.page.draw import bars, intervals
 from vfl.report.page.facts import Facts, read_json
-from vfl.report.page.measures import FIRST, LOWER, Estimate, differences, measured
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
 from vfl.report.page.tables import Part, Table, between, name_of, value
+from vfl.report.quality.measures import FIRST, LOWER, Estimate, differences, measured
 
 # Columns in a picture of importance.
 _MOST_COLUMNS = 20

@@ -4,6 +4,7 @@ scores.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from vfl_common.bundle import StepKey
 from vfl_common.config.base import Section
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
+from vfl_party.methods.evaluate.telling import Telling, Told, telling_traffic
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import measured
@@ -41,6 +43,7 @@ class ActiveEvaluate(Phase):
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party))
+        self._telling = Telling(party, name, settings.splits)
 
     def run_round(self, round_: int) -> RoundReport:
         party, batch = self._party, 0
@@ -65,7 +68,9 @@ class ActiveEvaluate(Phase):
             }
             for name, each in of.items():
                 predictions[name] = rows, self._scorer.scored(each).outputs
-        return RoundReport(0, measured(party, predictions), predictions=predictions)
+        metrics = measured(party, predictions)
+        self._telling.tell(StepKey(self.name, round_, batch), metrics)
+        return RoundReport(0, metrics, predictions=predictions)
 
 
 class PassiveEvaluate(Phase):
@@ -75,12 +80,17 @@ class PassiveEvaluate(Phase):
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party))
+        self._told = Told(party, name, settings.splits)
+
+    def keep(self, folder: Path) -> None:
+        self._told.keep(folder)
 
     def run_round(self, round_: int) -> RoundReport:
         batch = 0
         for split in self._settings.splits:
             first = StepKey(self.name, round_, batch)
             batch += self._scorer.answer(self._party.rows(split), first)
+        self._told.hear(StepKey(self.name, round_, batch))
         return RoundReport(0)
 
 
@@ -102,6 +112,7 @@ class Evaluate(Method[EvaluateSettings]):
             rows = party.rows(split)
             found += scoring_traffic(party, phase, exchange, 0, steps, rows)
             steps += len(chunks(rows))
+        found += telling_traffic(party, StepKey(phase, 0, steps), settings.splits)
         return Traffic(found)
 
 

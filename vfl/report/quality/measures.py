@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vfl.report.page.intervals import (
+from vfl.report.quality.intervals import (
     Floats,
     Spread,
     auc_spread,
@@ -17,7 +17,7 @@ from vfl.report.page.intervals import (
     percentiles,
     resampled,
 )
-from vfl.report.page.kept import Kept
+from vfl.report.quality.kept import Kept
 
 # Resamples of the bootstrap.
 RESAMPLES = 1_000

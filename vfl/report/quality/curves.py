@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vfl.report.page.intervals import Z
-from vfl.report.page.kept import Kept
+from vfl.report.quality.intervals import Z
+from vfl.report.quality.kept import Kept
 
 Floats = npt.NDArray[np.float64]
 # Points of a curve in a picture: more do not show.
