@@ -188,5 +188,5 @@ def _about(source: Source, recipe: Recipe | None) -> Part:
         rows += [["parties", listed([each.name for each in recipe.parties])]]
     rows += [["digest of the recipe", str(facts.get("recipe_digest", "unknown"))]]
     rows += [["finished", "yes" if source.finished else "no"]]
-    part.tables.append(Table("This run", ["what", "is"], rows, frozenset({0, 1})))
+    part.tables.append(Table("Facts of this run", ["what", "is"], rows, frozenset({0, 1})))
     return part

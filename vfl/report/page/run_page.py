@@ -417,7 +417,7 @@ def _again(facts: Facts) -> Part:
         ["version of vfl", listed(versions) or "unknown"],
         ["interruptions", f"{summary.interruptions}"],
     ]
-    part.tables.append(Table("This run", ["what", "is"], rows, frozenset({0, 1})))
+    part.tables.append(Table("Facts of this run", ["what", "is"], rows, frozenset({0, 1})))
     if facts.party_files:
         files = " ".join(shlex.quote(str(path)) for path in facts.party_files)
         part.commands.append(("With the tables on this machine:", f"vfl simulate {files}"))

@@ -17,7 +17,7 @@ from vfl.report.page.render import Page
 from vfl.report.page.svg import BLUE, COLORS, GREEN, GREY, ORANGE, short
 from vfl.report.page.tables import Part, Table, Tile, between, name_of, value
 from vfl.report.quality.curves import roc, thinned
-from vfl.report.quality.measures import FIRST, Estimate, differences, measured
+from vfl.report.quality.measures import FIRST, LOWER, Estimate, differences, measured
 from vfl.report.table import size
 from vfl_common.text import listed
 
@@ -34,6 +34,12 @@ class One:
     @property
     def run_id(self) -> str:
         return self.facts.run.summary.run_id
+
+    @property
+    def called(self) -> str:
+        """The id without its date, for a picture."""
+        name = self.run_id
+        return name.split("-", 2)[2] if name[:8].isdigit() and name.count("-") > 2 else name
 
     @cached_property
     def group(self) -> str:
@@ -86,7 +92,16 @@ def several_page(found: Sequence[Facts]) -> Page:
 
 def _lead(groups: dict[str, list[One]], metric: str) -> list[str]:
     text = f"Runs of one recipe with different seeds stand as mean ± deviation of {name_of(metric)}"
-    return [f"{text}, on the rows by which each is judged.", f"There are {len(groups)} recipes."]
+    found = [f"{text}, on the rows by which each is judged."]
+    means = {
+        name: mean(run.estimates[metric].value for run in own)
+        for name, own in groups.items()
+        if all(metric in run.estimates for run in own)
+    }
+    if len(means) > 1:
+        best = (min if metric in LOWER else max)(means, key=lambda name: means[name])
+        found.append(f"{best} has the best mean: {value(means[best])}.")
+    return found
 
 
 def _seeds(own: Sequence[One]) -> str:
@@ -131,16 +146,17 @@ def _pairs(runs: Sequence[One], metric: str) -> Part:
         rows.append(
             [run.run_id, f"{gain.value:+.4f}", between(gain, "+"), outcome, f"{len(both[0]):,}"]
         )
-        lines.append((run.run_id, gain.value, gain.low, gain.high, colors[outcome]))
+        lines.append((run.called, gain.value, gain.low, gain.high, colors[outcome]))
     if lines:
         what = f"{name_of(metric)} minus that of {first.run_id}"
+        title = f"Difference of {name_of(metric)}"
         part.pictures.append(
-            intervals("pairs", what, what, lines[:_MOST_LINES], name_of(metric), True)
+            intervals("pairs", title, what, lines[:_MOST_LINES], name_of(metric), True)
         )
     heads = ["run", "difference", "95 % interval", "is it better?", "rows"]
     note = (
-        f"Each run against {first.run_id}, on the rows that both have tested; paired intervals, each "
-        "by itself."
+        f"Each run against {first.run_id}, on the rows that both have tested; paired intervals, "
+        "each by itself."
     )
     part.tables.append(
         Table(f"Differences of {name_of(metric)}", heads, rows, frozenset({0, 3}), note)
@@ -151,7 +167,7 @@ def _pairs(runs: Sequence[One], metric: str) -> Part:
 def _each(runs: Sequence[One], metric: str) -> Part:
     part = Part("runs", "Each run")
     lines = [
-        (run.run_id, one.value, one.low, one.high, BLUE)
+        (run.called, one.value, one.low, one.high, BLUE)
         for run in runs
         if (one := run.estimates.get(metric)) is not None
     ]
@@ -159,7 +175,7 @@ def _each(runs: Sequence[One], metric: str) -> Part:
         what = f"{name_of(metric)} with 95 % intervals"
         part.pictures.append(intervals("each", what, what, lines[:_MOST_LINES], name_of(metric)))
     curves = [
-        (run.run_id, roc(kept.is_positive_N, kept.scores_N))
+        (run.called, roc(kept.is_positive_N, kept.scores_N))
         for run in runs[:_MOST_CURVES]
         if (kept := run.facts.kept.get(run.facts.judged)) is not None
         and kept.kind == "binary"
@@ -170,7 +186,7 @@ def _each(runs: Sequence[One], metric: str) -> Part:
         def draw(axes: Axes) -> None:
             axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
             for (name, curve), color in zip(curves, COLORS, strict=False):
-                axes.plot(*thinned(*curve), color=color, label=short(name[-12:]))
+                axes.plot(*thinned(*curve), color=color, label=short(name))
             square(axes, "others taken for positive", "found of positive")
             axes.legend(loc="lower right", fontsize=8)
 
