@@ -132,7 +132,10 @@ def test_metrics_of_numbers_are_scikit_learn_s() -> None:
 def test_queries_are_ordered_as_scikit_learn_says() -> None:
     draw = np.random.default_rng(3)
     queries = np.repeat([f"q{k}" for k in range(12)], 6)
-    relevance_N, scores_N = draw.integers(0, 3, 72).astype(np.float64), draw.normal(size=72)
+    relevance_N, scores_N = (
+        draw.integers(0, 3, 72).astype(np.float64),
+        draw.normal(size=72).round(0),
+    )
     # A query without a relevant row counts for nothing.
     relevance_N[:6] = 0
     kept = Kept("test", "ranking", keys(72), (), relevance_N, scores_N[:, None], more_N=queries)

@@ -49,14 +49,17 @@ def study_page(folder: Path) -> Page:
         f"{name}: methods compared",
         f"Study {name}: {len(lines)} runs, {len(seeds)} seeds.",
         lead=["Each method stands as mean ± standard deviation of its runs, on their test rows."],
-        tiles=[
-            Tile(_called(key), _words(_values(own, metric)), f"{name_of(metric)}, {len(own)} runs")
-            for key, own in list(groups.items())[:8]
-        ],
+        tiles=[_tile(key, _values(own, metric), metric) for key, own in list(groups.items())[:8]],
         made=f"Made by vfl report of the study {name}.",
     )
     page.parts = [_methods(groups, metrics, metric), _differences(folder)]
     return page
+
+
+def _tile(key: tuple[str, str], values: Sequence[float], metric: str) -> Tile:
+    middle = value(mean(values)) if values else "–"
+    sd = f"± {stdev(values):.4f}, " if len(values) > 1 else ""
+    return Tile(_called(key), middle, f"{sd}{name_of(metric)} of {len(values)} runs")
 
 
 def _methods(

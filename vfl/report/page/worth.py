@@ -11,7 +11,7 @@ from vfl.report.page.draw import bars, intervals
 from vfl.report.page.facts import Facts, read_json
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
 from vfl.report.page.tables import Part, Table, between, name_of, value
-from vfl.report.quality.measures import FIRST, LOWER, Estimate, differences, measured
+from vfl.report.quality.measures import FIRST, LOWER, Estimate, compared, measured
 
 # Columns in a picture of importance.
 _MOST_COLUMNS = 20
@@ -46,8 +46,12 @@ class Beside:
         return f"Together is {outcome} than {self.title} {on}: {numbers}, {interval}."
 
 
-def beside(facts: Facts, found: Mapping[str, Baseline]) -> list[Beside]:
-    """Compares a run with its baselines on the rows by which it is judged."""
+def beside(
+    facts: Facts, found: Mapping[str, Baseline], own: Mapping[str, Estimate]
+) -> list[Beside]:
+    """Compares a run with its baselines on the rows by which it is judged. ``own``: its metrics
+    there.
+    """
     kept = facts.kept.get(facts.judged)
     if kept is None:
         return []
@@ -57,8 +61,8 @@ def beside(facts: Facts, found: Mapping[str, Baseline]) -> list[Beside]:
         both = None if other is None else kept.beside(other)
         if both is None:
             continue
-        mine, theirs = (measured(each) for each in both)
-        gain = differences(*both)
+        mine = own if len(both[0]) == len(kept) else measured(both[0])
+        theirs, gain = compared(*both)
         if FIRST[kept.kind] in gain:
             title = KINDS[kind].format(active=facts.active)
             run_id = baseline.folder.name
@@ -147,17 +151,12 @@ def _without(part: Part, facts: Facts) -> None:
             continue
         metric = FIRST[kept.kind]
         both = whole.beside(kept)
-        found = {} if both is None else differences(*both)
+        if both is None:
+            continue
+        own, found = compared(*both)
         if metric in found:
-            own = measured(kept)[metric]
-            rows.append(
-                [
-                    split,
-                    value(own.value),
-                    f"{found[metric].value:+.4f}",
-                    between(found[metric], "+"),
-                ]
-            )
+            cells = [value(own[metric].value), f"{found[metric].value:+.4f}"]
+            rows.append([split, *cells, between(found[metric], "+")])
     if rows and whole is not None:
         name = name_of(FIRST[whole.kind])
         heads = ["rows", name, "with all minus this", "95 % interval"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -88,23 +89,31 @@ def c_index_spread(times_N: Floats, events_N: Floats, risks_N: Floats) -> Spread
         times_N, events_N: when each row ended, and whether by the event (1) or out of sight (0).
         risks_N: any numbers, of which more means sooner.
     """
+    # Of the same time, who is out of sight then was still there when others ended.
+    order = np.lexsort((-events_N, times_N))
+    risk_N, ended_N = risks_N[order], events_N[order] == 1
+    steps_N = np.append(np.diff(times_N[order]) > 0, True)
+    # The first row that is later than a row that has ended: after the last that ended then.
+    last_N = np.flatnonzero(steps_N | np.append(ended_N[:-1] & ~ended_N[1:], True)) + 1
+    ends = np.flatnonzero(ended_N)
+    starts = last_N[np.searchsorted(last_N, ends, side="right")]
     count = len(times_N)
     right_N, pairs_N = np.zeros(count), np.zeros(count)
-    for row in range(count):
-        if events_N[row] != 1:
-            continue
-        later_N = (times_N > times_N[row]) | ((times_N == times_N[row]) & (events_N == 0))
-        ahead_N = (risks_N[row] > risks_N) + 0.5 * (risks_N[row] == risks_N)
-        won_N = later_N * ahead_N
-        right_N[row] += won_N.sum()
-        pairs_N[row] += later_N.sum()
-        right_N += won_N
-        pairs_N += later_N
+    for row, start in zip(ends.tolist(), starts.tolist(), strict=True):
+        later = risk_N[start:]
+        won = (later < risk_N[row]).astype(np.float64)
+        won += 0.5 * (later == risk_N[row])
+        right_N[row] += won.sum()
+        right_N[start:] += won
+        pairs_N[row] += count - start
+    pairs_N += np.cumsum(np.bincount(starts, minlength=count + 1))[:count]
     pairs = pairs_N.sum()
     if not pairs:
         return None
     value = float(right_N.sum() / pairs)
-    return Spread(value, 2 * (right_N - value * pairs_N) / pairs)
+    psi_N = np.empty(count)
+    psi_N[order] = 2 * (right_N - value * pairs_N) / pairs
+    return Spread(value, psi_N)
 
 
 def resampled(rows: int, of: Callable[[Floats], Floats], resamples: int) -> Floats:
@@ -112,12 +121,19 @@ def resampled(rows: int, of: Callable[[Floats], Floats], resamples: int) -> Floa
 
     ``of``: takes how often each row is drawn, [N], and returns T numbers.
     """
-    random = np.random.default_rng(_SEED)
     found = [of(np.ones(rows))]
-    for _ in range(resamples):
-        times_N = np.bincount(random.integers(0, rows, rows), minlength=rows)
-        found.append(of(times_N.astype(np.float64)))
+    found += [of(times_N.astype(np.float64)) for times_N in _draws(rows, resamples)]
     return np.stack(found)
+
+
+@lru_cache(maxsize=2)
+def _draws(rows: int, resamples: int) -> npt.NDArray[np.uint16]:
+    """Returns how often each row is in each resample, [R, N]: metrics of the same rows share it."""
+    random = np.random.default_rng(_SEED)
+    found_RN = np.empty((resamples, rows), np.uint16)
+    for times_N in found_RN:
+        times_N[:] = np.bincount(random.integers(0, rows, rows), minlength=rows)
+    return found_RN
 
 
 def percentiles(values_R: Floats) -> tuple[float, float]:
