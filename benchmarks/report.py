@@ -3,7 +3,7 @@ baselines, of each kind of task.
 
     python -m benchmarks.report [--predictions 27000]
 
-Fails if a page is larger than 1.5 MB, or takes longer than 5 s.
+Fails if a page is larger than 1.5 MB, or takes more than 5 s of CPU: a busy machine takes longer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
         print(
             f"{kind:11} {rows:,} predictions: {size / 1e6:.2f} MB, {took_s:.1f} s ({cpu_s:.1f} s of CPU)"
         )
-        slow += [kind] if size > MOST_BYTES or took_s > MOST_S else []
+        slow += [kind] if size > MOST_BYTES or cpu_s > MOST_S else []
     if slow:
         raise SystemExit(f"larger or slower than promised: {', '.join(slow)}")
 

@@ -225,7 +225,7 @@ def summary_of(
         preset="",
         seed=seed,
         recipe_digest="0" * 64,
-        metrics={"test": {"loss": 0.4, _METRIC.get(kind, "loss"): 0.9}},
+        metrics={"test": {"loss": 0.4, "accuracy": 0.9, _METRIC.get(kind, "loss"): 0.9}},
         steps=30,
         wall_s=2.5,
         bytes=Bytes(total=count, by_phase={"splitnn": count}, by_link=links, tcp=[], agrees=True),
