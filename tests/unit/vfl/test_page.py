@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
+from fnmatch import fnmatch
 from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree
@@ -151,7 +153,7 @@ def test_a_page_says_whether_asking_the_others_was_worth_it(tmp_path: Path) -> N
     }
     html = page_of(folder)
     assert "Together is better than bank alone on the same 100 rows" in html
-    assert "No difference from all in one place is shown on the same 100 rows" in html
+    assert "Beside all in one place, no difference is shown on the same 100 rows" in html
     facts = Facts(find(folder))
     own = measured(facts.kept["test"])
     pairs = {each.kind: each for each in beside(facts, found, own)}
@@ -313,3 +315,15 @@ def test_a_threshold_is_a_number_or_a_rule(text: str, rule: command.Threshold) -
 def test_what_is_no_threshold_is_refused(text: str) -> None:
     with raises(InputError, Code.CONFIG_INVALID):
         command.threshold_named(text)
+
+
+def test_a_wheel_has_the_templates() -> None:
+    repo = Path(__file__).parents[3]
+    project = tomllib.loads((repo / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["vfl.report.page"]
+    room = repo / "vfl" / "report" / "page"
+    needed = [
+        str(path.relative_to(room)) for path in room.rglob("*") if path.suffix in (".html", ".css")
+    ]
+    assert len(needed) == 2
+    assert all(any(fnmatch(name, pattern) for pattern in patterns) for name in needed)

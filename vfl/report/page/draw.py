@@ -399,7 +399,7 @@ def intervals(
             )
         if zero:
             axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(range(len(lines)), [short(each[0], 26) for each in lines])
+        axes.set_yticks(range(len(lines)), [short(each[0], 32) for each in lines])
         axes.set_ylim(len(lines) - 0.5, -0.7)
         axes.margins(x=0.12)
         axes.set_xlabel(label)

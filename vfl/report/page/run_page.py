@@ -111,8 +111,9 @@ def _was_it_worth(facts: Facts, metric: str, pairs: Sequence[Beside]) -> list[st
             f"Nobody has trained {facts.active} alone on these rows yet, so this page cannot say "
             "what the others add; the next section says how to find out."
         )
-    if "combined" in by_kind:
-        found.append(by_kind["combined"].says(metric))
+    pooled = by_kind.get("combined") or by_kind.get("gbdt")
+    if pooled is not None:
+        found.append(pooled.says(metric))
     return found
 
 

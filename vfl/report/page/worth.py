@@ -42,7 +42,7 @@ class Beside:
         interval = f"a difference of {gain.value:+.4f} (95 % interval {between(gain, '+')})"
         on = f"on the same {self.rows:,} rows"
         if outcome == "no difference shown":
-            return f"No difference from {self.title} is shown {on}: {numbers}, {interval}."
+            return f"Beside {self.title}, no difference is shown {on}: {numbers}, {interval}."
         return f"Together is {outcome} than {self.title} {on}: {numbers}, {interval}."
 
 
