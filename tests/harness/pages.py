@@ -49,6 +49,7 @@ def predictions(
     draw, noise = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     splits = ["validation"] * (rows // 2) + ["test"] * (rows - rows // 2)
     ids = [f"id{row:05d}" for row in range(rows)]
+    y_N: Any
     columns: dict[str, Any] = {"phase": ["evaluate"] * rows, "split": splits, "id": ids}
     columns["matched_id"] = ids
     if kind == "binary":

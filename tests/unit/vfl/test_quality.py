@@ -15,7 +15,7 @@ from tests.harness.reference_task import c_index_of
 from vfl.report.page.draw import kaplan_meier
 from vfl.report.quality import curves
 from vfl.report.quality.intervals import auc_spread, c_index_spread
-from vfl.report.quality.kept import Kept
+from vfl.report.quality.kept import KeptRows
 from vfl.report.quality.measures import LOWER, differences, measured
 
 Floats = npt.NDArray[np.float64]
@@ -26,30 +26,30 @@ def keys(rows: int) -> tuple[str, ...]:
     return tuple(f"r{row}" for row in range(rows))
 
 
-def binary(seed: int = 0, rows: int = 300, ties: int | None = None, more: float = 0.0) -> Kept:
+def binary(seed: int = 0, rows: int = 300, ties: int | None = None, more: float = 0.0) -> KeptRows:
     draw = np.random.default_rng(seed)
     y_N = (draw.random(rows) < 0.35).astype(np.int64)
     noise_N = np.random.default_rng(seed + 100).normal(0, 1.4 + more, rows)
     p_N = 1 / (1 + np.exp(-(2 * y_N - 1 + noise_N)))
     p_N = p_N if ties is None else p_N.round(ties)
-    return Kept(
+    return KeptRows(
         "test", "binary", keys(rows), ("no", "yes"), y_N, p_N[:, None], (p_N > 0.5).astype(np.int64)
     )
 
 
-def classes(seed: int = 0, rows: int = 200, count: int = 4) -> Kept:
+def classes(seed: int = 0, rows: int = 200, count: int = 4) -> KeptRows:
     draw = np.random.default_rng(seed)
     y_N = draw.integers(0, count - 1, rows)
     logits = draw.normal(0, 1.0, (rows, count)) + 1.3 * np.eye(count)[y_N]
     p_NC = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     names = tuple(f"c{k}" for k in range(count))
-    return Kept("test", "multiclass", keys(rows), names, y_N, p_NC, p_NC.argmax(axis=1))
+    return KeptRows("test", "multiclass", keys(rows), names, y_N, p_NC, p_NC.argmax(axis=1))
 
 
-def numbers(seed: int = 0, rows: int = 150, far: float = 1e6) -> Kept:
+def numbers(seed: int = 0, rows: int = 150, far: float = 1e6) -> KeptRows:
     draw = np.random.default_rng(seed)
     y_N = far + draw.normal(0, 3, rows)
-    return Kept(
+    return KeptRows(
         "test", "regression", keys(rows), (), y_N, (y_N + draw.normal(0.3, 1, rows))[:, None]
     )
 
@@ -97,7 +97,7 @@ def test_metrics_of_several_labels_are_means_of_scikit_learn_s() -> None:
     parts = [binary(seed) for seed in range(3)]
     y_NL = np.stack([each.truth_N for each in parts], axis=1)
     p_NL = np.stack([each.scores_N for each in parts], axis=1)
-    kept = Kept("test", "multilabel", keys(len(y_NL)), ("a", "b", "c"), y_NL, p_NL)
+    kept = KeptRows("test", "multilabel", keys(len(y_NL)), ("a", "b", "c"), y_NL, p_NL)
     found = {name: each.value for name, each in measured(kept, 2).items()}
     assert found == pytest.approx(
         {
@@ -138,7 +138,7 @@ def test_queries_are_ordered_as_scikit_learn_says() -> None:
     )
     # A query without a relevant row counts for nothing.
     relevance_N[:6] = 0
-    kept = Kept("test", "ranking", keys(72), (), relevance_N, scores_N[:, None], more_N=queries)
+    kept = KeptRows("test", "ranking", keys(72), (), relevance_N, scores_N[:, None], more_N=queries)
     each = [
         sk.ndcg_score([relevance_N[queries == q]], [scores_N[queries == q]])
         for q in dict.fromkeys(queries.tolist())

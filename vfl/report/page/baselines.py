@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.report.page.facts import Facts, read_json
-from vfl.report.quality.kept import Kept, read_kept
+from vfl.report.quality.kept import KeptRows, read_kept
 from vfl_common.errors import Code, InputError
 from vfl_common.text import LINE, clean
 
@@ -35,7 +35,7 @@ class Baseline:
 
     kind: str
     folder: Path
-    kept: Mapping[str, Kept]
+    kept: Mapping[str, KeptRows]
 
 
 def find_baselines(facts: Facts) -> dict[str, Baseline]:

@@ -22,7 +22,7 @@ from vfl.report.page.svg import (
 )
 from vfl.report.quality.curves import calibration, confusion, precision_recall, roc, tenths, thinned
 from vfl.report.quality.intervals import Floats
-from vfl.report.quality.kept import Kept
+from vfl.report.quality.kept import KeptRows
 
 # Points of a cloud, classes of a picture, bins of a distribution.
 _MOST_POINTS, _MOST_CLASSES, _BINS = 1_200, 8, 30
@@ -30,7 +30,7 @@ _FEW_CLASSES = 30
 Draw = Callable[[Axes], None]
 
 
-def quality(kept: Kept, threshold: float | None) -> list[Picture]:
+def quality(kept: KeptRows, threshold: float | None) -> list[Picture]:
     """Returns the pictures of one split, by its kind of task; none of too few rows."""
     if len(kept) < 2:
         return []
@@ -61,7 +61,7 @@ def picture(
         return Picture(title, alt, inline(figure, key), wide=size[0] > 5, **more)
 
 
-def _binary(kept: Kept, threshold: float | None) -> list[Picture]:
+def _binary(kept: KeptRows, threshold: float | None) -> list[Picture]:
     y_N, s_N = kept.is_positive_N, kept.scores_N
     positive, share = short(kept.classes[1]), float(y_N.mean())
     false_T, true_T = roc(y_N, s_N)
@@ -155,7 +155,7 @@ def _binary(kept: Kept, threshold: float | None) -> list[Picture]:
     ]
 
 
-def _two_distributions(axes: Axes, kept: Kept, threshold: float | None) -> None:
+def _two_distributions(axes: Axes, kept: KeptRows, threshold: float | None) -> None:
     edges = np.linspace(0, 1, _BINS + 1)
     for is_positive, color in ((False, GREY), (True, BLUE)):
         own_N = kept.scores_N[kept.is_positive_N == is_positive]
@@ -172,7 +172,7 @@ def _two_distributions(axes: Axes, kept: Kept, threshold: float | None) -> None:
     axes.legend()
 
 
-def _multiclass(kept: Kept) -> list[Picture]:
+def _multiclass(kept: KeptRows) -> list[Picture]:
     found = []
     count = len(kept.classes)
     if count <= _FEW_CLASSES:
@@ -227,7 +227,7 @@ def _multiclass(kept: Kept) -> list[Picture]:
     return found
 
 
-def _matrix(axes: Axes, kept: Kept) -> None:
+def _matrix(axes: Axes, kept: KeptRows) -> None:
     cells = confusion(kept)
     shares = cells / np.maximum(1, cells.sum(axis=1, keepdims=True))
     count = len(cells)
@@ -270,7 +270,7 @@ def _rocs(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> Picture:
     return picture("rocs", "ROC curves", title, draw, note=f"{title}.")
 
 
-def _multilabel(kept: Kept) -> list[Picture]:
+def _multilabel(kept: KeptRows) -> list[Picture]:
     both = [k for k in range(len(kept.classes)) if 0 < kept.truth_N[:, k].sum() < len(kept)]
     curves = {
         kept.classes[k]: roc(kept.truth_N[:, k] == 1, kept.scores_NO[:, k])
@@ -279,7 +279,7 @@ def _multilabel(kept: Kept) -> list[Picture]:
     return [_rocs(curves, "Each label")] if curves else []
 
 
-def _regression(kept: Kept) -> list[Picture]:
+def _regression(kept: KeptRows) -> list[Picture]:
     step = max(1, -(-len(kept) // _MOST_POINTS))
     true_N, said_N = kept.truth_N[::step], kept.scores_N[::step]
     note = f"{len(true_N):,} of {len(kept):,} rows." if step > 1 else ""
@@ -326,7 +326,7 @@ def _regression(kept: Kept) -> list[Picture]:
     ]
 
 
-def _by_score(kept: Kept) -> list[Picture]:
+def _by_score(kept: KeptRows) -> list[Picture]:
     """Of survival and rankings, whose scores mean something beside each other alone."""
 
     def draw(axes: Axes) -> None:
@@ -340,7 +340,7 @@ def _by_score(kept: Kept) -> list[Picture]:
     return found
 
 
-def _survival(kept: Kept) -> Picture:
+def _survival(kept: KeptRows) -> Picture:
     """Kaplan and Meier's curves of the thirds of the rows by risk."""
     order = np.argsort(-kept.scores_N, kind="stable")
 

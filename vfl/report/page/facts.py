@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vfl.report.quality.kept import Kept, read_kept
+from vfl.report.quality.kept import KeptRows, read_kept
 from vfl.report.reading import RunRecord
 from vfl_common.config.base import read_toml
 from vfl_common.config.recipe import Recipe, recorded_recipe
@@ -54,7 +54,7 @@ class Facts:
         return None
 
     @cached_property
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, KeptRows]:
         """The predictions of each split, in the usual order; empty if the active party's folder is
         not here. Raises InputError if they are damaged.
         """

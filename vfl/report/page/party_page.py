@@ -13,7 +13,7 @@ from vfl.report.page.facts import columns_of, read_json
 from vfl.report.page.render import Page
 from vfl.report.page.tables import NAMES, Part, Table, Tile, name_of, value
 from vfl.report.page.worth import importance
-from vfl.report.reading import Rounds, history
+from vfl.report.reading import OWN, Rounds, history
 from vfl.report.rounds import Source
 from vfl.report.table import size
 from vfl_common.config.recipe import Recipe
@@ -148,7 +148,8 @@ def _columns(party: str, columns: list[str], folder: Path) -> Part:
 def _learning(party: str, by_phase: Mapping[str, Rounds]) -> Part:
     part = Part("learning", "How it learned")
     for at, (phase, rounds) in enumerate(by_phase.items()):
-        if has_curve(rounds):
+        losses = any("loss" in named.get(split, {}) for named in rounds.values() for split in OWN)
+        if has_curve(rounds) and losses:
             draw = partial(draw_own_curves, parties={party: rounds})
             title = f"{phase}: own loss"
             part.pictures.append(picture(f"own{at}", title, f"{title} by round", draw))

@@ -19,7 +19,7 @@ from vfl.report.page.render import Page
 from vfl.report.page.tables import Part, Table, Tile, name_of, value
 from vfl.report.page.worth import Beside, beside, part_of
 from vfl.report.quality.curves import decisions, tenths
-from vfl.report.quality.kept import Kept
+from vfl.report.quality.kept import KeptRows
 from vfl.report.quality.measures import FIRST, Estimate, measured
 from vfl.report.table import size, splits
 from vfl_common.config.task import ThresholdRule
@@ -208,7 +208,7 @@ def _quality(
 
 
 def _decided(
-    facts: Facts, kept: Kept, threshold: float | None, rule: ThresholdRule | float | None
+    facts: Facts, kept: KeptRows, threshold: float | None, rule: ThresholdRule | float | None
 ) -> Table:
     """Shows what the run's own threshold decides, and what others would."""
     lines = [("the run's own", decisions(kept, threshold))]
@@ -236,10 +236,10 @@ def _said(rule: ThresholdRule) -> str:
     return "highest F1"
 
 
-def _by_label(kept: Kept) -> Table:
+def _by_label(kept: KeptRows) -> Table:
     rows = []
     for at, name in enumerate(kept.classes):
-        own = Kept(
+        own = KeptRows(
             kept.split,
             "binary",
             kept.keys,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vfl.report.quality.curves import Decisions, Tenth, confusion
-from vfl.report.quality.kept import Kept
+from vfl.report.quality.kept import KeptRows
 from vfl.report.quality.measures import DELONG, Estimate
 from vfl.report.table import in_order, size
 from vfl_common.summary import ExchangeSummary, Summary
@@ -97,7 +97,7 @@ def between(found: Estimate, sign: str = "") -> str:
     return f"{found.low:{sign},.4g} to {found.high:{sign},.4g}"
 
 
-def quality(by_split: Mapping[str, Mapping[str, Estimate]], kept: Mapping[str, Kept]) -> Table:
+def quality(by_split: Mapping[str, Mapping[str, Estimate]], kept: Mapping[str, KeptRows]) -> Table:
     """Returns a row for each metric, and for each split its value and interval."""
     names = list(dict.fromkeys(name for found in by_split.values() for name in found))
     heads = ["metric"]
@@ -170,7 +170,7 @@ def lifts(found: Sequence[Tenth], positive: str) -> Table:
     return Table("Gain and lift: rows by score, the highest first", heads, rows)
 
 
-def by_class(kept: Kept) -> list[Table]:
+def by_class(kept: KeptRows) -> list[Table]:
     """Returns a line for each class, and the confusion matrix if it can be read."""
     cells = confusion(kept)
     rows = []

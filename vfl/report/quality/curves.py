@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl.report.quality.intervals import Z
-from vfl.report.quality.kept import Kept
+from vfl.report.quality.kept import KeptRows
 
 Floats = npt.NDArray[np.float64]
 # Points of a curve in a picture: more do not show.
@@ -134,7 +134,7 @@ def tenths(is_positive_N: npt.NDArray[np.bool_], scores_N: Floats) -> list[Tenth
     return found
 
 
-def decisions(kept: Kept, threshold: float | None) -> Decisions:
+def decisions(kept: KeptRows, threshold: float | None) -> Decisions:
     """Counts what a threshold decides; None: what the model has decided."""
     said_N = kept.scores_N > threshold if threshold is not None else kept.decided_N == 1
     true_N = kept.is_positive_N
@@ -143,7 +143,7 @@ def decisions(kept: Kept, threshold: float | None) -> Decisions:
     return Decisions(0.5 if threshold is None else threshold, hits, false, missed, left)
 
 
-def confusion(kept: Kept) -> npt.NDArray[np.int64]:
+def confusion(kept: KeptRows) -> npt.NDArray[np.int64]:
     """Counts rows by true class (first axis) and decided class, [C, C]."""
     count = len(kept.classes)
     assert kept.decided_N is not None  # noqa: S101 - of classes

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRows:
     """Rows of one split with their truth and scores.
 
     ``keys``: their ids, as the parties have matched them. ``classes``: of ``binary``, the negative
@@ -56,7 +56,7 @@ class Kept:
     def is_positive_N(self) -> npt.NDArray[np.bool_]:  # noqa: N802
         return np.asarray(self.truth_N == 1)
 
-    def taken(self, rows: Sequence[int]) -> Kept:
+    def taken(self, rows: Sequence[int]) -> KeptRows:
         """Returns some rows."""
         at = np.asarray(rows, np.int64)
         return replace(
@@ -68,7 +68,7 @@ class Kept:
             more_N=None if self.more_N is None else self.more_N[at],
         )
 
-    def beside(self, other: Kept) -> tuple[Kept, Kept] | None:
+    def beside(self, other: KeptRows) -> tuple[KeptRows, KeptRows] | None:
         """Returns the rows that both have, in the same order; None if they are fewer than two, or
         of another task.
         """
@@ -81,7 +81,7 @@ class Kept:
         return self.taken([a for a, _ in pairs]), other.taken([b for _, b in pairs])
 
 
-def read_kept(folder: Path, kind: Kind) -> dict[str, Kept]:
+def read_kept(folder: Path, kind: Kind) -> dict[str, KeptRows]:
     """Reads the predictions in a party's folder: {split: its rows}; empty if it keeps none.
 
     Of a split that two phases have measured, the later phase counts, as in the summary. Raises
@@ -107,7 +107,7 @@ def read_kept(folder: Path, kind: Kind) -> dict[str, Kept]:
     return found
 
 
-def _kept(table: pa.Table, split: str, kind: Kind) -> Kept:
+def _kept(table: pa.Table, split: str, kind: Kind) -> KeptRows:
     ids = [name for name in table.column_names if name.startswith(_MATCHED)]
     cells = [table.column(name).to_pylist() for name in ids]
     keys = tuple(SEPARATOR.join(map(str, each)) for each in zip(*cells, strict=True))
@@ -117,7 +117,7 @@ def _kept(table: pa.Table, split: str, kind: Kind) -> Kept:
         names = [n.removeprefix(_SCORE) for n in table.column_names if n.startswith(_SCORE)]
         truth_NL = np.stack([_numbers(table, f"{_TRUTH}{n}") for n in names], axis=1).astype(int)
         scores_NL = np.stack([_numbers(table, f"{_SCORE}{n}") for n in names], axis=1)
-        return Kept(split, kind, keys, tuple(names), truth_NL, scores_NL)
+        return KeptRows(split, kind, keys, tuple(names), truth_NL, scores_NL)
     name = {"regression": "value", "survival": "risk", "ranking": "score"}[kind]
     more_N: npt.NDArray[Any] | None = None
     if kind == "survival":
@@ -125,10 +125,10 @@ def _kept(table: pa.Table, split: str, kind: Kind) -> Kept:
     elif kind == "ranking":
         more_N = np.array(list(map(str, table.column("group").to_pylist())))
     truth_N, scores_NO = _numbers(table, "truth"), _numbers(table, name)[:, None]
-    return Kept(split, kind, keys, (), truth_N, scores_NO, more_N=more_N)
+    return KeptRows(split, kind, keys, (), truth_N, scores_NO, more_N=more_N)
 
 
-def _of_classes(table: pa.Table, split: str, kind: Kind, keys: tuple[str, ...]) -> Kept:
+def _of_classes(table: pa.Table, split: str, kind: Kind, keys: tuple[str, ...]) -> KeptRows:
     names = [n.removeprefix(_SCORE) for n in table.column_names if n.startswith(_SCORE)]
     scores_NO = np.stack([_numbers(table, f"{_SCORE}{n}") for n in names], axis=1)
     truth, chosen = (
@@ -143,7 +143,7 @@ def _of_classes(table: pa.Table, split: str, kind: Kind, keys: tuple[str, ...]) 
         classes = tuple(names)
         at = {name: place for place, name in enumerate(names)}
     truth_N, decided_N = (np.array([at[each] for each in of], np.int64) for of in (truth, chosen))
-    return Kept(split, kind, keys, classes, truth_N, scores_NO, decided_N)
+    return KeptRows(split, kind, keys, classes, truth_N, scores_NO, decided_N)
 
 
 def _numbers(table: pa.Table, name: str) -> Floats:

@@ -17,7 +17,7 @@ from vfl.report.quality.intervals import (
     percentiles,
     resampled,
 )
-from vfl.report.quality.kept import Kept
+from vfl.report.quality.kept import KeptRows
 
 # Resamples of the bootstrap; of many rows fewer, because each takes longer.
 _RESAMPLES, _FEWER, _MANY_ROWS = 1_000, 400, 5_000
@@ -59,7 +59,7 @@ class Estimate:
         return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
 
 
-def measured(kept: Kept, resamples: int | None = None) -> dict[str, Estimate]:
+def measured(kept: KeptRows, resamples: int | None = None) -> dict[str, Estimate]:
     """Returns the metrics of one split with their intervals; those that are undefined are left
     out.
     """
@@ -67,7 +67,7 @@ def measured(kept: Kept, resamples: int | None = None) -> dict[str, Estimate]:
 
 
 def compared(
-    kept: Kept, base: Kept, resamples: int | None = None
+    kept: KeptRows, base: KeptRows, resamples: int | None = None
 ) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
     """Returns the metrics of ``base``, and those of ``kept`` minus them, with paired intervals; the
     two are of the same rows in the same order.
@@ -93,16 +93,18 @@ def compared(
     return _of_spreads(base, others) | theirs, gain
 
 
-def differences(kept: Kept, base: Kept, resamples: int | None = None) -> dict[str, Estimate]:
+def differences(
+    kept: KeptRows, base: KeptRows, resamples: int | None = None
+) -> dict[str, Estimate]:
     """Returns the second of what ``compared`` does."""
     return compared(kept, base, resamples)[1]
 
 
-def _how(kept: Kept) -> str:
+def _how(kept: KeptRows) -> str:
     return INFLUENCE if kept.kind in ("multiclass", "survival") else DELONG
 
 
-def _of_spreads(kept: Kept, spreads: Mapping[str, Spread]) -> dict[str, Estimate]:
+def _of_spreads(kept: KeptRows, spreads: Mapping[str, Spread]) -> dict[str, Estimate]:
     found = {}
     for name, spread in spreads.items():
         low, high = spread.interval
@@ -110,7 +112,7 @@ def _of_spreads(kept: Kept, spreads: Mapping[str, Spread]) -> dict[str, Estimate
     return found
 
 
-def _bootstrapped(kept: Kept, of: Statistic, resamples: int | None) -> dict[str, Estimate]:
+def _bootstrapped(kept: KeptRows, of: Statistic, resamples: int | None) -> dict[str, Estimate]:
     rows = len(kept)
     resamples = resamples or (_FEWER if rows > _MANY_ROWS else _RESAMPLES)
     names = list(of(np.ones(rows)))
@@ -129,7 +131,7 @@ def _bootstrapped(kept: Kept, of: Statistic, resamples: int | None) -> dict[str,
     }
 
 
-def _spreads(kept: Kept) -> dict[str, Spread]:
+def _spreads(kept: KeptRows) -> dict[str, Spread]:
     """Returns the metrics that compare rows with each other, whose variance has a formula."""
     if kept.kind == "binary" and 0 < kept.truth_N.sum() < len(kept):
         return {"auc": auc_spread(kept.is_positive_N, kept.scores_N)}
@@ -148,9 +150,9 @@ def _spreads(kept: Kept) -> dict[str, Spread]:
     return {}
 
 
-def _statistic(kept: Kept) -> Statistic:
+def _statistic(kept: KeptRows) -> Statistic:
     """Returns what computes the other metrics of the rows, each counted as often as it is drawn."""
-    made: Mapping[str, Callable[[Kept], Statistic]] = {
+    made: Mapping[str, Callable[[KeptRows], Statistic]] = {
         "binary": _binary,
         "multiclass": _multiclass,
         "multilabel": _multilabel,
@@ -160,7 +162,7 @@ def _statistic(kept: Kept) -> Statistic:
     return made[kept.kind](kept) if kept.kind in made else lambda _times: {}
 
 
-def _binary(kept: Kept) -> Statistic:
+def _binary(kept: KeptRows) -> Statistic:
     y_N, p_N = kept.truth_N.astype(np.float64), kept.scores_N
     assert kept.decided_N is not None  # noqa: S101 - of classes
     d_N = kept.decided_N.astype(np.float64)
@@ -187,7 +189,7 @@ def _binary(kept: Kept) -> Statistic:
     return of
 
 
-def _multiclass(kept: Kept) -> Statistic:
+def _multiclass(kept: KeptRows) -> Statistic:
     count, rows = len(kept.classes), np.arange(len(kept))
     assert kept.decided_N is not None  # noqa: S101 - of classes
     cell_N = kept.truth_N * count + kept.decided_N
@@ -214,7 +216,7 @@ def _multiclass(kept: Kept) -> Statistic:
     return of
 
 
-def _multilabel(kept: Kept) -> Statistic:
+def _multilabel(kept: KeptRows) -> Statistic:
     y_NL, d_NL = kept.truth_N.astype(np.float64), (kept.scores_NO > 0.5).astype(np.float64)
     right_N = (y_NL == d_NL).mean(axis=1)
     brier_N = ((kept.scores_NO - y_NL) ** 2).mean(axis=1)
@@ -229,7 +231,7 @@ def _multilabel(kept: Kept) -> Statistic:
     return of
 
 
-def _regression(kept: Kept) -> Statistic:
+def _regression(kept: KeptRows) -> Statistic:
     y_N = kept.truth_N.astype(np.float64)
     e_N = kept.scores_N - y_N
     # Of a label far from 0 the squares would lose the digits of its spread.
@@ -249,7 +251,7 @@ def _regression(kept: Kept) -> Statistic:
     return of
 
 
-def _ranking(kept: Kept) -> Statistic:
+def _ranking(kept: KeptRows) -> Statistic:
     """NDCG of each query of two rows or more of which one is relevant; the rows of a query are
     drawn together.
     """
