@@ -82,8 +82,9 @@ def _recipe(kind: str, align: str) -> Recipe:
         {"kind": each, **PHASES[each]} for each in (_OWN_ROWS if kind in _OWN_ROWS else (kind,))
     ]
     some = {} if align == "none" else {"aligned": 0.6}  # the others are a party's own
+    told = {"report": {"tell_passives": ["auc"]}} if kind == "evaluate" else {}
     return Recipe.model_validate(
-        made | {"phases": phases, "rows": {**made["rows"], "align": align, **some}}
+        made | told | {"phases": phases, "rows": {**made["rows"], "align": align, **some}}
     )
 
 

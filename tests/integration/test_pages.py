@@ -14,10 +14,11 @@ from tests.harness import pages
 from tests.harness.browser import NARROW, WIDE, Browser, browser
 from tests.harness.federation import launcher
 from tests.harness.here import vfl_here
-from tests.harness.memory import in_process
+from tests.harness.memory import in_process, run_here
 from tests.harness.sentences import raises
 from tests.integration import test_ranking as ranking
 from tests.integration import test_task
+from tests.integration.test_resume import held, kill
 from tests.integration.test_task import (
     AMOUNT,
     BINARY,
@@ -121,6 +122,18 @@ def test_passive_parties_are_told_the_metrics_that_the_recipe_names(
     assert told(tmp_path / "here") == told(tmp_path / "apart")
     html = command.page_of_party(tmp_path / "here" / "p1").read_text()
     assert "p0 has told how good the model is on the test rows" in html
+
+
+@pytest.mark.slow
+def test_a_run_that_is_disturbed_tells_the_same(tables: Path, tmp_path: Path) -> None:
+    """Real programs, one of which is killed: hence the seconds."""
+    made = {key: value for key, value in told_recipe(tables).items() if key != "simulate"}
+    of = data(tables, **YES)
+    _, ours = run_here(tmp_path / "ours", made, of)
+    with held(tmp_path / "theirs", made, of, received=6_000) as (federation, proxy):
+        kill(federation, proxy, "p2")
+        assert federation.finish()["interruptions"] == 1
+        assert told(federation.run_folder) == told(ours.run_folder)
 
 
 def test_nothing_is_told_without_being_asked_for(tables: Path, tmp_path: Path) -> None:

@@ -174,8 +174,8 @@ def _crossed(entries: list[Entry]) -> Part:
             heads = ["phase and kind", "peer", "messages", "tensors", "bytes"]
             part.tables.append(Table(title, heads, rows, frozenset({0, 1})))
     part.text.append(
-        "Control is the session with the server. Your party file says which policy decides what "
-        "may leave."
+        "Control is the session with the server. What each exchange carries, and which defences "
+        "it passes, vfl-party check prints with your party file."
     )
     return part
 
