@@ -138,8 +138,9 @@ def test_numbers_stand_on_the_page_with_their_intervals(tmp_path: Path) -> None:
 
 def test_a_page_says_whether_asking_the_others_was_worth_it(tmp_path: Path) -> None:
     folder = pages.finished_run(tmp_path / "20260101-120000-churn-0001")
-    assert "Nobody has trained bank alone on these rows yet" in page_of(folder)
-    assert "vfl simulate bank.toml --baseline alone" in page_of(folder)
+    html = page_of(folder)
+    assert "Nobody has trained bank alone on these rows yet" in html
+    assert "vfl simulate bank.toml --baseline alone" in html
     alone(tmp_path / "20260101-120001-churn-alone-0001")
     alone(tmp_path / "20260101-120002-churn-combined-0001", name="combined", good=1.5)
     alone(tmp_path / "20260101-120003-churn-gbdt-0001", name="combined", kind="gbdt", good=1.4)
@@ -204,6 +205,14 @@ def test_what_each_party_is_worth_is_shown_where_the_run_has_measured_it(tmp_pat
     html = page_of(folder)
     assert "The key worth of summary.json cannot be read." in html
     assert "importance.json of shop cannot be read." in html
+
+
+def test_a_page_of_many_parties_stays_small_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    parties = ("bank", *(f"shop{at}" for at in range(300)))
+    html = page_of(pages.finished_run(tmp_path / "run", parties=parties))
+    assert len(html) < 1_500_000
+    assert "Of 301 parties the first 24 are shown; summary.json has all." in html
+    assert re.search(r"\d+ more rows are not shown", html)
 
 
 def test_a_run_without_predictions_still_has_a_page(tmp_path: Path) -> None:

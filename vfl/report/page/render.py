@@ -19,6 +19,8 @@ from vfl_common.text import clean
 FILE = "report.html"
 # Characters of a name, and of a sentence.
 _LONGEST, _SENTENCE = 80, 1_000
+# Rows of a table.
+_MOST_ROWS = 200
 
 
 @dataclass
@@ -87,6 +89,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.globals["most"] = _MOST_ROWS
     found.filters |= {"word": word, "sentence": sentence}
     return found
 

@@ -29,6 +29,8 @@ from vfl_party.models.metrics import threshold_of
 
 # Baselines that stand at the top.
 _TILES = ("alone", "combined")
+# Parties whose exchanges have a table.
+_MOST_PARTIES = 24
 # Lines of a table of leaks.
 _MOST_LEAKS = 40
 
@@ -335,7 +337,12 @@ def _left(facts: Facts) -> Part:
     said = encryption(summary)
     if said:
         part.text.append(said)
-    part.tables += tables.left(summary)
+    found = tables.left(summary)
+    part.tables += found[:_MOST_PARTIES]
+    if len(found) > _MOST_PARTIES:
+        part.text.append(
+            f"Of {len(found):,} parties the first {_MOST_PARTIES} are shown; summary.json has all."
+        )
     if part.tables:
         part.text.append(
             "These exchanges were declared before the run and counted during it. Tables never "
