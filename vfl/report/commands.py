@@ -60,7 +60,7 @@ def report(runs: tuple[Path, ...], baselines: bool, threshold: str | None) -> No
         click.echo(page.page_of_study(run))
     elif own is not None:
         _show_own(run, own)
-        if own.role != "server":
+        if own.role == "passive":
             click.echo(page.page_of_party(own.folder))
     else:
         _show_run(run, baselines, threshold)
