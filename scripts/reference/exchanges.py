@@ -83,8 +83,9 @@ def _recipe(kind: str, align: str) -> Recipe:
         align = "none"
     phases = [{"kind": each, **PHASES[each]} for each in _COURSES.get(kind, (kind,))]
     some = {} if align == "none" else {"aligned": 0.6}  # the others are a party's own
+    told = {"report": {"tell_passives": ["auc"]}} if kind == "evaluate" else {}
     return Recipe.model_validate(
-        made | {"phases": phases, "rows": {**made["rows"], "align": align, **some}}
+        made | told | {"phases": phases, "rows": {**made["rows"], "align": align, **some}}
     )
 
 

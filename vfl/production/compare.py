@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from vfl.report.quality.intervals import auc_spread, percentiles, resampled
 from vfl_common.config.models import class_text
 from vfl_common.errors import Code, InputError
 
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Outcome = Literal["better", "worse", "no difference"]
 
-# Resamples of the bootstrap, and its seed: the same comparison gives the same interval.
-_RESAMPLES, _SEED = 2_000, 0
-_LEVEL = 0.95
-# The quantile of the normal distribution for that level.
-_Z = 1.959963984540054
+# Resamples of the bootstrap.
+_RESAMPLES = 2_000
 # So that a logarithm is finite.
 _LEAST = 1e-7
 _NAMES = {
@@ -256,30 +254,9 @@ def auc_difference(is_positive_N: npt.NDArray[np.bool_], old_N: Floats, new_N: F
     Args:
         is_positive_N: the truth, [N], of both classes.
         old_N, new_N: scores of the same rows.
-
-    The placements are found by midranks, so that it takes n log n steps (Sun and Xu 2014).
     """
-    from scipy.stats import rankdata
-
-    aucs, of_positive, of_negative = [], [], []
-    m, n = int(is_positive_N.sum()), int((~is_positive_N).sum())
-    for scores_N in (old_N, new_N):
-        positive_M, negative_N = scores_N[is_positive_N], scores_N[~is_positive_N]
-        whole = rankdata(np.concatenate([positive_M, negative_N]))
-        over_M = (whole[:m] - rankdata(positive_M)) / n
-        under_N = 1 - (whole[m:] - rankdata(negative_N)) / m
-        aucs.append(float(over_M.mean()))
-        of_positive.append(over_M)
-        of_negative.append(under_N)
-
-    def spread(pair: list[Floats], count: int) -> float:
-        return float(np.var(pair[1] - pair[0], ddof=1)) / count if count > 1 else float("inf")
-
-    deviation = float(np.sqrt(spread(of_positive, m) + spread(of_negative, n)))
-    difference = aucs[1] - aucs[0]
-    return Measure(
-        "auc", aucs[0], aucs[1], difference - _Z * deviation, difference + _Z * deviation
-    )
+    old, new = (auc_spread(is_positive_N, each) for each in (old_N, new_N))
+    return Measure("auc", old.value, new.value, *new.minus(old).interval)
 
 
 def _bootstrapped(losses: Mapping[str, list[Floats]]) -> list[Measure]:
@@ -289,18 +266,13 @@ def _bootstrapped(losses: Mapping[str, list[Floats]]) -> list[Measure]:
     ``losses``: {metric: the rows' terms of the old and of the new model}.
     """
     terms_NT = np.stack([each for pair in losses.values() for each in pair], axis=1)
-    rows, random = len(terms_NT), np.random.default_rng(_SEED)
-    means_RT = np.empty((_RESAMPLES + 1, terms_NT.shape[1]))
-    means_RT[0] = terms_NT.mean(axis=0)
-    for resample in range(1, _RESAMPLES + 1):
-        times_N = np.bincount(random.integers(0, rows, rows), minlength=rows)
-        means_RT[resample] = times_N @ terms_NT / rows
+    rows = len(terms_NT)
+    means_RT = resampled(rows, lambda times_N: times_N @ terms_NT / rows, _RESAMPLES)
     found = []
     for at, metric in enumerate(losses):
         old_R, new_R = means_RT[:, 2 * at], means_RT[:, 2 * at + 1]
         if metric == "rmse":
             old_R, new_R = np.sqrt(old_R), np.sqrt(new_R)
-        tail = (1 - _LEVEL) / 2
-        low, high = np.quantile((new_R - old_R)[1:], (tail, 1 - tail)).tolist()
+        low, high = percentiles((new_R - old_R)[1:])
         found.append(Measure(metric, float(old_R[0]), float(new_R[0]), low, high))
     return found

@@ -82,8 +82,17 @@ def draw_curves(
 
 def figure_of(run: RunRecord) -> Figure:
     """Returns the learning curves of a run, as ``draw`` writes them."""
+    return curves_of(run.summary, *curves_by_phase(run))
+
+
+def curves_by_phase(
+    run: RunRecord,
+) -> tuple[dict[str, Rounds], dict[str, dict[str, Rounds]]]:
+    """Returns {phase: the active party's rounds}, in the order of the recipe, and {phase: {party:
+    its rounds}} of phases with a loss at each party.
+    """
     rounds, own = curves(run), own_curves(run)
-    return curves_of(run.summary, _in_phases(run, rounds, own), own)
+    return _in_phases(run, rounds, own), own
 
 
 def _in_phases(
@@ -115,14 +124,14 @@ def curves_of(
     axes = figure.subplots(len(shown), columns, squeeze=False)
     for row, (name, rounds) in zip(axes, shown.items(), strict=True):
         if name in own:
-            _own_curves(row[0], own[name])
+            draw_own_curves(row[0], own[name])
         else:
-            _curve(row[0], rounds, ["loss"])
+            draw_curve(row[0], rounds, ["loss"])
         row[0].set_title(f"{name}: loss", loc="left")
         if columns == 2:
             names = _metric_names(rounds, least)
             if names:
-                _curve(row[1], rounds, names)
+                draw_curve(row[1], rounds, names)
                 row[1].set_title(
                     f"{name}: {' and '.join(_short(metric) for metric in names)}", loc="left"
                 )
@@ -156,7 +165,7 @@ def _metric_names(rounds: Rounds, least: int) -> list[str]:
     return [name for name in _SHOWN if any(points[split, name] >= least for split in _COLORS)][:2]
 
 
-def _curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
+def draw_curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
     """Draws the metrics ``names``, with a colour for each split, and a line style and marker for
     each metric.
     """
@@ -186,7 +195,7 @@ def _curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
         axes.legend(frameon=False)
 
 
-def _own_curves(axes: Axes, parties: Mapping[str, Rounds]) -> None:
+def draw_own_curves(axes: Axes, parties: Mapping[str, Rounds]) -> None:
     """Draws each party's own losses, with a colour for each party and a line style for each step
     (local, cross).
     """

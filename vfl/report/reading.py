@@ -132,7 +132,7 @@ class Own:
     """What one process has noted of a run of which there is no summary.
 
     ``role``: passive if its folder does not say. ``goes_on``: the run has not ended, or was
-    interrupted; ``end``: how.
+    interrupted; ``end``: how. ``folder``: its own.
     """
 
     name: str
@@ -141,6 +141,7 @@ class Own:
     entries: list[Entry]
     last: RoundLine | None
     end: End
+    folder: Path
 
 
 def own_notes(path: Path) -> Own | None:
@@ -160,15 +161,16 @@ def own_notes(path: Path) -> Own | None:
     last = rounds[-1] if rounds else None
     return Own(
         source.party,
-        _role(source),
+        role_of(source),
         _goes_on(source),
         read_entries(ledgers[0]),
         last,
         end_of([source]),
+        source.folder,
     )
 
 
-def _role(source: Source) -> str:
+def role_of(source: Source) -> str:
     """Returns the role that the run's recipe gives to the process; passive if the copy of it cannot
     be read.
     """

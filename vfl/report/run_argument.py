@@ -14,6 +14,13 @@ RUNS = Path("runs")
 
 
 def _or_newest(_context: click.Context, _parameter: click.Parameter, given: Path | None) -> Path:
+    return or_newest(given)
+
+
+def or_newest(given: Path | None) -> Path:
+    """Returns the folder of the run that a person names, see ``meant``, or of the newest one, which
+    it names. Raises InputError.
+    """
     if given is not None:
         return meant(given)
     from vfl.report.runs import newest

@@ -103,8 +103,8 @@ def _by_itself(recipe: Recipe, made: Tables, kind: str) -> Tables:
     """Returns the recipe of one party, ``made``, with the phases of the baseline ``kind`` and no
     earlier run.
     """
-    # A baseline owes nothing to an earlier run, and nothing crosses.
-    for key in ("start", "wire"):
+    # A baseline owes nothing to an earlier run, nothing crosses, and nobody is told.
+    for key in ("start", "wire", "report"):
         made.pop(key, None)
     if kind.startswith("gbdt"):
         # Trees are grown in float32.

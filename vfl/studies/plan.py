@@ -266,13 +266,16 @@ def _chain(
             tables = alone(tables, recipe, method.alone, folder, where)
         else:
             tables = combined(tables, recipe, folder, where)
-        tables.pop("wire", None)
+        for key in ("wire", "report"):
+            tables.pop(key, None)
     name = f"{study.name}.{method.name}.s{seed}" + ("" if fold is None else f".k{fold}")
     tuning = tables | {"phases": _written(method.finetune) or shared}
     pretrain: PlannedRun | None = None
     if method.pretrain:
         phases = _written(method.pretrain)
         first = tables | {"phases": phases}
+        # Nothing is measured yet that others could be told.
+        first.pop("report", None)
         # One pretraining serves all label counts, so it must not depend on `rows.labelled`.
         if study.labels:
             first["rows"] = {

@@ -22,6 +22,7 @@ from vfl_common.config.recipe_tables import (
     PartySettings,
     PhaseSettings,
     PredictSettings,
+    ReportSettings,
     RowsSettings,
     RunSettings,
     SimulateSettings,
@@ -81,6 +82,8 @@ class Recipe(Section):
     """Deadlines and intervals."""
     predict: PredictSettings = PredictSettings()
     """What a prediction with a run of this recipe refuses."""
+    report: ReportSettings = ReportSettings()
+    """What the passive parties learn of the result."""
     simulate: SimulateSettings | None = None
     """The data of each party if all run on one machine. Not part of the digest."""
     _modelled: tuple[PartySettings, ...] = PrivateAttr(())
@@ -162,7 +165,21 @@ class Recipe(Section):
             if name in RESERVED_PHASES:
                 raise ValueError(f"phases: the name {name!r} is reserved; take another")
         self._check_wire(phase_names)
+        self._check_told()
         return self
+
+    def _check_told(self) -> None:
+        """Raises ValueError if the passive parties could not be told what they are to be."""
+        told, known = self.report.tell_passives, self.task.all_metrics
+        where = "report: tell_passives"
+        for name in told:
+            if name not in known:
+                text = f"a {self.task.kind} task has no {name}"
+                raise ValueError(f"{where}: {text} (it has {', '.join(known)})")
+        if len(set(told)) < len(told):
+            raise ValueError(f"{where}: a metric is named twice; remove one")
+        if told and all(phase.kind != _MEASURES for phase in self.phases):
+            raise ValueError(f'{where}: add a phase of kind = "{_MEASURES}", which tells them')
 
     def _check_own_size(self, party: PartySettings) -> None:
         """Raises ValueError if the party cannot have embeddings of a width of its own."""

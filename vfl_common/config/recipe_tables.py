@@ -287,6 +287,15 @@ class PredictSettings(Section):
     """
 
 
+class ReportSettings(Section):
+    """What the passive parties learn of the result."""
+
+    tell_passives: tuple[KindName, ...] = ()
+    """Metrics that the active party tells every passive party at the end of a phase of kind
+    ``evaluate``, for its own report, such as ``["auc"]``. Default: it tells them nothing.
+    """
+
+
 class SimulateSettings(Section):
     """The data of each party, if all run on one machine. For ``vfl simulate`` only; not part of the
     digest.

@@ -14,6 +14,7 @@ from vfl_party.methods.evaluate.exchanges import embeddings
 from vfl_party.methods.evaluate.quality import Judge, metric_of
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.methods.evaluate.subsets import Subsets
+from vfl_party.methods.evaluate.telling import Telling, telling_steps
 from vfl_party.phases import stand_in
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import measured
@@ -29,6 +30,7 @@ class ActiveEvaluate(Phase):
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party, settings))
+        self._telling = Telling(party, name, settings.splits)
         self._subsets: Subsets | None = None
         if settings.subsets:
             self._subsets = Subsets(party, name, settings, self._scorer)
@@ -54,6 +56,8 @@ class ActiveEvaluate(Phase):
         predictions = self._predictions(embedded)
         # First, because a rule of the recipe may choose the threshold by it.
         metrics = measured(party, predictions)
+        self._telling.tell(StepKey(self.name, round_, batch), metrics)
+        batch += telling_steps(party)
         absent: dict[str, Tensor] = {}
         if self._subsets is not None:
             step, kind = StepKey(self.name, round_, batch), self._settings.absent

@@ -10,7 +10,7 @@ from vfl_party.models.metrics.measures import (
     lower_is_better,
 )
 from vfl_party.models.metrics.plugin_loss import LossOfRows
-from vfl_party.models.metrics.threshold import choose, decided
+from vfl_party.models.metrics.threshold import choose, decided, threshold_of
 
 __all__ = [
     "PLUGINS",
@@ -25,4 +25,5 @@ __all__ = [
     "loss_fn",
     "lower_is_better",
     "scores",
+    "threshold_of",
 ]

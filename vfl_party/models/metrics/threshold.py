@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -55,3 +57,12 @@ def choose(rule: ThresholdRule, outputs_N1: Tensor, targets_N1: Tensor) -> float
     worth_K = worth_K.masked_fill(ends_K[:-1] == ends_K[1:], -torch.inf)
     cut = int(worth_K.argmax())
     return min(max(float((ends_K[cut] + ends_K[cut + 1]) / 2), _LEAST), 1.0 - _LEAST)
+
+
+def threshold_of(
+    rule: ThresholdRule, scores_N: npt.NDArray[np.float64], truth_N: npt.NDArray[np.int64]
+) -> float:
+    """Chooses a threshold by the probabilities of rows and their labels, as ``choose`` does by
+    logits.
+    """
+    return choose(rule, torch.from_numpy(scores_N.copy()).logit(), torch.from_numpy(truth_N.copy()))

@@ -1,0 +1,338 @@
+"""Pages of `vfl report`: what they say, of whatever run, and that nothing gets into them."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from fnmatch import fnmatch
+from html import unescape
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from tests.harness import pages
+from tests.harness.sentences import raises
+from vfl.cli import cli
+from vfl.report.page import command
+from vfl.report.page.baselines import find_baselines, how_to_get, make, possible
+from vfl.report.page.facts import Facts
+from vfl.report.page.run_page import run_page
+from vfl.report.page.study_page import is_study
+from vfl.report.page.worth import beside
+from vfl.report.quality.measures import measured
+from vfl.report.reading import find
+from vfl_common.config.task import Kind, ThresholdRule
+from vfl_common.errors import Code, InputError
+
+WRITTEN = re.compile(
+    r"<script|onerror=\S*alert\(1\)>|\x1b|style=\"|https?://(?!www\.w3\.org)", re.IGNORECASE
+)
+
+
+def page_of(folder: Path, **how: str) -> str:
+    return command.page_of_run(find(folder), threshold=how.get("threshold")).read_text()
+
+
+def alone(
+    folder: Path, *, name: str = "bank", kind: str = "splitnn", good: float = 0.2, seed: int = 0
+) -> Path:
+    """A baseline of one party, whose phase is of this kind."""
+    recipe = pages.recipe_of("binary", (name,), phases=[{"kind": kind, "name": kind}], seed=seed)
+    table = pages.predictions("binary", 200, good=good)
+    return pages.finished_run(folder, parties=(name,), recipe=recipe, table=table, seed=seed)
+
+
+@pytest.mark.parametrize("kind", pages.KINDS)
+def test_a_page_of_each_kind_of_task_is_one_file_without_anything_from_elsewhere(
+    kind: Kind, tmp_path: Path
+) -> None:
+    html = page_of(pages.finished_run(tmp_path / "20260101-120000-churn-1f2e", kind))
+    assert not WRITTEN.search(html)
+    assert "default-src 'none'" in unescape(html)
+    assert html.count("<svg") == html.count("</svg>") >= 2
+    # Each picture has words, each table a caption and headers.
+    assert html.count('role="img" aria-label="') == html.count("<figure")
+    assert html.count("<caption>") == html.count("<table>") >= 6
+    ids = re.findall(r' id="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    for link in re.findall(r'(?:href="|url\()#([^")]+)', html):
+        assert link in ids, link
+
+
+@pytest.mark.parametrize("kind", ["binary", "multiclass", "multilabel"])
+def test_words_of_others_are_escaped_and_cut(kind: Kind, tmp_path: Path) -> None:
+    folder = pages.finished_run(tmp_path / "run", kind, hostile=True)
+    (folder / "leaks.json").write_text(
+        json.dumps(
+            {
+                "rehearsal": pages.HOSTILE[0],
+                "recipes": [
+                    {
+                        "lines": [
+                            {
+                                "attack": pages.HOSTILE[1],
+                                "attacker": "bank",
+                                "of": "x",
+                                "place": "",
+                                "unit": "R2",
+                                "value": {"mean": 0.5},
+                            }
+                        ]
+                    }
+                ],
+            }
+        )
+    )
+    worth = {
+        "metric": "auc",
+        "subsets": [{"parties": [pages.HOSTILE[0]], "test": 0.5}],
+        "shapley": {pages.HOSTILE[1]: {"value": 0.1, "error": 0.0}},
+    }
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"worth": worth}))
+    columns = [{"name": name, "value": 0.1, "error": 0.01} for name in pages.HOSTILE]
+    (folder / "shop" / "importance.json").write_text(
+        json.dumps({"metric": "auc", "columns": columns})
+    )
+    (folder / "shop" / "ledger.json").write_text(json.dumps({"entries": [], "tcp": []}))
+    for html in (page_of(folder), command.page_of_party(folder / "shop").read_text()):
+        assert "&lt;script&gt;alert(1)" in html
+        assert not WRITTEN.search(html)
+        assert "<img" not in html
+        # Jinja did not compute it, and nobody reads 10,000 letters.
+        assert "{{ 7 * 7 }}" in html
+        assert "x" * 1_001 not in html
+        assert len(html) < 600_000
+
+
+def test_pictures_have_no_style_and_are_xml(tmp_path: Path) -> None:
+    html = page_of(pages.finished_run(tmp_path / "run"))
+    for picture in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        for element in ElementTree.fromstring(picture).iter():  # noqa: S314 - our own
+            assert "style" not in element.attrib
+            assert not element.tag.endswith("}style")
+
+
+def test_numbers_stand_on_the_page_with_their_intervals(tmp_path: Path) -> None:
+    folder = pages.finished_run(tmp_path / "run")
+    html = page_of(folder, threshold="cost=1:5")
+    facts = Facts(find(folder))
+    found = run_page(facts, {}, None)
+    auc = found.tiles[0]
+    assert auc.name == "AUC, test rows"
+    assert re.search(rf"{auc.value}.*{auc.note.split(' (')[0]}", html, re.DOTALL)
+    for words in (
+        "least cost (1 : 5)",
+        "found of all so far",
+        "Who took part",
+        "clipped_gaussian",
+        "0" * 64,
+        "leave without a defence",
+        "67 % of bank",
+    ):
+        assert words in html, words
+
+
+def test_a_page_says_whether_asking_the_others_was_worth_it(tmp_path: Path) -> None:
+    folder = pages.finished_run(tmp_path / "20260101-120000-churn-0001")
+    html = page_of(folder)
+    assert "Nobody has trained bank alone on these rows yet" in html
+    assert "vfl simulate bank.toml --baseline alone" in html
+    alone(tmp_path / "20260101-120001-churn-alone-0001")
+    alone(tmp_path / "20260101-120002-churn-combined-0001", name="combined", good=1.5)
+    alone(tmp_path / "20260101-120003-churn-gbdt-0001", name="combined", kind="gbdt", good=1.4)
+    # Of another seed, and of another recipe.
+    alone(tmp_path / "20260101-120004-churn-alone-0002", seed=1)
+    found = find_baselines(Facts(find(folder)))
+    assert {kind: each.folder.name[-18:] for kind, each in found.items()} == {
+        "alone": "0001-churn-alone-0001"[-18:],
+        "combined": "0002-churn-combined-0001"[-18:],
+        "gbdt": "0003-churn-gbdt-0001"[-18:],
+    }
+    html = page_of(folder)
+    assert "Together is better than bank alone on the same 100 rows" in html
+    assert "Beside all in one place, no difference is shown on the same 100 rows" in html
+    facts = Facts(find(folder))
+    own = measured(facts.kept["test"])
+    pairs = {each.kind: each for each in beside(facts, found, own)}
+    gain = pairs["alone"].gain["auc"]
+    assert gain.low > 0.05
+    assert gain.value == pytest.approx(
+        pairs["alone"].mine["auc"].value - pairs["alone"].theirs["auc"].value
+    )
+    assert possible(Facts(find(folder))) == ["alone", "gbdt-alone", "combined", "gbdt"]
+
+
+def test_baselines_are_made_only_where_all_tables_are(tmp_path: Path) -> None:
+    facts = Facts(find(pages.finished_run(tmp_path / "run")))
+    with raises(InputError, Code.CONFIG_INVALID):
+        make(facts, ["alone"])
+    (tmp_path / "run" / "federation").mkdir()
+    for name in ("bank", "shop"):
+        (tmp_path / "run" / "federation" / f"{name}.toml").write_text("")
+    assert how_to_get(facts) == f"vfl report {tmp_path / 'run'} --baselines"
+
+
+def test_what_each_party_is_worth_is_shown_where_the_run_has_measured_it(tmp_path: Path) -> None:
+    folder = pages.finished_run(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    worth = {
+        "metric": "auc",
+        "subsets": [
+            {"parties": [], "validation": 0.5, "test": 0.5},
+            {"parties": ["bank", "shop"], "validation": 0.8, "test": 0.81},
+        ],
+        "shapley": {"bank": {"value": 0.21, "error": 0.0}, "shop": {"value": 0.1, "error": 0.02}},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary | {"worth": worth}))
+    columns = [
+        {"name": "visits", "value": 0.05, "error": 0.01},
+        {"name": "income", "value": 0.07, "error": 0.01},
+    ]
+    (folder / "shop" / "importance.json").write_text(
+        json.dumps({"metric": "auc", "columns": columns})
+    )
+    html = page_of(folder)
+    for words in ("Shapley", "+0.2100", "bank, shop", "0.8100", "Columns of shop", "income"):
+        assert words in html, words
+    (folder / "summary.json").write_text(
+        json.dumps(summary | {"worth": {"metric": "auc", "shapley": {"bank": 3}}})
+    )
+    (folder / "shop" / "importance.json").write_text('{"metric": "auc", "columns": [3]}')
+    html = page_of(folder)
+    assert "The key worth of summary.json cannot be read." in html
+    assert "importance.json of shop cannot be read." in html
+
+
+def test_a_page_of_many_parties_stays_small_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    parties = ("bank", *(f"shop{at}" for at in range(300)))
+    html = page_of(pages.finished_run(tmp_path / "run", parties=parties))
+    assert len(html) < 1_500_000
+    assert "Of 301 parties the first 24 are shown; summary.json has all." in html
+    assert re.search(r"\d+ more rows are not shown", html)
+
+
+def test_a_run_without_predictions_still_has_a_page(tmp_path: Path) -> None:
+    folder = pages.finished_run(tmp_path / "run")
+    (folder / "bank" / "predictions.parquet").unlink()
+    assert "No predictions were kept, so there are no curves." in page_of(folder)
+    (folder / "bank" / "predictions.parquet").write_bytes(b"PAR1")
+    with raises(InputError, Code.FILE_INVALID):
+        page_of(folder)
+
+
+def test_a_class_without_rows_makes_no_curves(tmp_path: Path) -> None:
+    table = pages.predictions("binary", 40)
+    only = table.set_column(table.column_names.index("truth"), "truth", [["no"] * 40])
+    html = page_of(pages.finished_run(tmp_path / "run", table=only))
+    assert "ROC curve" not in html
+    assert "accuracy" in html
+
+
+def test_a_passive_party_has_its_own_page(tmp_path: Path) -> None:
+    folder = pages.finished_run(tmp_path / "run")
+    (folder / "summary.json").unlink()
+    shop = folder / "shop"
+    entry = {
+        "peer": "bank",
+        "phase": "splitnn",
+        "kind": "embedding",
+        "direction": "sent",
+        "payload_bytes": 4_000,
+        "message_bytes": 4_100,
+        "messages": 9,
+    }
+    (shop / "ledger.json").write_text(json.dumps({"entries": [entry], "tcp": []}))
+    done = CliRunner().invoke(cli, ["report", str(shop)], catch_exceptions=False)
+    assert str(shop / "report.html") in done.output
+    html = (shop / "report.html").read_text()
+    assert "bank has told no metric" in html
+    assert "4.1 kB" in html
+    assert "visits" in html
+    # Nothing of what lies at the active party.
+    assert "ROC" not in html
+    (shop / "told.json").write_text(json.dumps({"test": {"auc": 0.8125, "accuracy": None}}))
+    html = command.page_of_party(shop).read_text()
+    assert "AUC 0.8125" in html
+
+
+def test_several_runs_are_compared_in_one_page(tmp_path: Path) -> None:
+    for seed in range(3):
+        table = pages.predictions("binary", 200, seed)
+        pages.finished_run(
+            tmp_path / f"20260101-12000{seed}-churn-000{seed}", table=table, seed=seed
+        )
+    alone(tmp_path / "20260101-120009-churn-alone-0001")
+    runs = sorted(map(str, tmp_path.iterdir()))
+    done = CliRunner().invoke(cli, ["report", *runs], catch_exceptions=False)
+    assert done.output.split() == [str(tmp_path / "comparison.html")]
+    html = (tmp_path / "comparison.html").read_text()
+    values = [Facts(find(Path(run))) for run in runs]
+    assert len(values) == 4
+    assert re.search(r"0\.\d{4} ± 0\.\d{4}", html)
+    assert "churn: splitnn has the best mean" in html
+    assert "bank by itself" in html
+    assert "worse" in html
+    assert not WRITTEN.search(html)
+
+
+def test_a_study_has_its_page(tmp_path: Path) -> None:
+    head = "study,method,seed,group,labels,test_loss,test_auc,pretrain_bytes,finetune_bytes,pretrain_s,finetune_s"
+    lines = [
+        f"s,{method},{seed},{group},,0.4,0.{8 + seed},0,1000,0,2.5"
+        for method, group in (("together", "federated"), ("alone", "alone"))
+        for seed in range(2)
+    ]
+    (tmp_path / "results.csv").write_text("\n".join([head, *lines]) + "\n")
+    (tmp_path / "differences.csv").write_text(
+        "study,method,against,labels,metric,pairs,difference,low,high,p,comparisons,verdict\n"
+        "s,alone,together,,auc,3,-0.1,-0.2,-0.05,0.01,1,worse\n"
+    )
+    assert is_study(tmp_path)
+    done = CliRunner().invoke(cli, ["report", str(tmp_path)], catch_exceptions=False)
+    assert done.output.split() == [str(tmp_path / "report.html")]
+    html = (tmp_path / "report.html").read_text()
+    for words in ("0.8500 ± 0.0707", "-0.1000", "-0.2000 to -0.0500", "worse", "1 kB"):
+        assert words in html, words
+    (tmp_path / "results.csv").write_text("a,b\n1,2\n")
+    with raises(InputError, Code.FILE_INVALID):
+        command.page_of_study(tmp_path)
+    (tmp_path / "results.csv").write_text("study,method,seed\n")
+    with raises(InputError, Code.FILE_INVALID):
+        command.page_of_study(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("0.3", 0.3),
+        ("f1", ThresholdRule(rule="f1")),
+        ("rate=0.1", ThresholdRule(rule="rate", rate=0.1)),
+        ("cost=1:5", ThresholdRule(rule="cost", false_positive=1, false_negative=5)),
+    ],
+)
+def test_a_threshold_is_a_number_or_a_rule(text: str, rule: command.Threshold) -> None:
+    assert command.threshold_named(text) == rule
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "f2", "rate=", "rate=2", "cost=1", "cost=a:b", "cost=-1:2"]
+)
+def test_what_is_no_threshold_is_refused(text: str) -> None:
+    with raises(InputError, Code.CONFIG_INVALID):
+        command.threshold_named(text)
+
+
+def test_a_wheel_has_the_templates() -> None:
+    repo = Path(__file__).parents[3]
+    project = tomllib.loads((repo / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["vfl.report.page"]
+    room = repo / "vfl" / "report" / "page"
+    needed = [
+        str(path.relative_to(room)) for path in room.rglob("*") if path.suffix in (".html", ".css")
+    ]
+    assert len(needed) == 2
+    assert all(any(fnmatch(name, pattern) for pattern in patterns) for name in needed)

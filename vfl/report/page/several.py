@@ -1,0 +1,208 @@
+"""The page that compares several runs: seeds become mean and deviation; pairs are tested on the
+rows that both have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import mean, stdev
+
+from matplotlib.axes import Axes
+
+from vfl.report.page.draw import intervals, picture, square
+from vfl.report.page.facts import Facts
+from vfl.report.page.render import Page
+from vfl.report.page.svg import BLUE, COLORS, GREEN, GREY, ORANGE, short
+from vfl.report.page.tables import Part, Table, Tile, between, name_of, value
+from vfl.report.quality.curves import roc, thinned
+from vfl.report.quality.measures import FIRST, LOWER, Estimate, differences, measured
+from vfl.report.table import size
+from vfl_common.text import listed
+
+# Lines of a picture, and curves.
+_MOST_LINES, _MOST_CURVES = 24, 7
+
+
+@dataclass(frozen=True)
+class One:
+    """A run among others."""
+
+    facts: Facts
+
+    @property
+    def run_id(self) -> str:
+        return self.facts.run.summary.run_id
+
+    @property
+    def called(self) -> str:
+        """The id without its date, for a picture."""
+        name = self.run_id
+        return name.split("-", 2)[2] if name[:8].isdigit() and name.count("-") > 2 else name
+
+    @cached_property
+    def group(self) -> str:
+        """What it has in common with runs of other seeds."""
+        summary = self.facts.run.summary
+        alone = f", {self.facts.active} by itself" if not self.facts.passives else ""
+        return f"{summary.name}: {summary.method}{alone}"
+
+    @cached_property
+    def estimates(self) -> dict[str, Estimate]:
+        """The metrics of the rows by which it is judged; without intervals if it kept no
+        predictions.
+        """
+        kept = self.facts.kept.get(self.facts.judged)
+        if kept is not None:
+            return measured(kept)
+        named = self.facts.run.summary.metrics.get("test", {})
+        nan = float("nan")
+        return {name: Estimate(one, nan, nan, "") for name, one in named.items() if name != "loss"}
+
+    @property
+    def first(self) -> str:
+        """The metric that decides."""
+        recipe = self.facts.recipe
+        wanted = FIRST[recipe.task.kind] if recipe is not None else ""
+        return wanted if wanted in self.estimates else next(iter(self.estimates), "")
+
+
+def several_page(found: Sequence[Facts]) -> Page:
+    """Returns the page of several runs; the first is the one that the others are compared with."""
+    runs = [One(each) for each in found]
+    metric = runs[0].first
+    groups: dict[str, list[One]] = {}
+    for run in runs:
+        groups.setdefault(run.group, []).append(run)
+    page = Page(
+        f"{len(runs)} runs compared",
+        f"{listed([each.run_id for each in runs])}.",
+        lead=_lead(groups, metric),
+        tiles=[
+            Tile(name, _mean_and_sd([run.estimates[metric].value for run in own]), _seeds(own))
+            for name, own in groups.items()
+            if all(metric in run.estimates for run in own)
+        ],
+        made="Made by vfl report. It shows scores of people: keep it to those who may see them.",
+    )
+    page.parts = [_groups(groups), _pairs(runs, metric), _each(runs, metric)]
+    return page
+
+
+def _lead(groups: dict[str, list[One]], metric: str) -> list[str]:
+    text = f"Runs of one recipe with different seeds stand as mean ± deviation of {name_of(metric)}"
+    found = [f"{text}, on the rows by which each is judged."]
+    means = {
+        name: mean(run.estimates[metric].value for run in own)
+        for name, own in groups.items()
+        if all(metric in run.estimates for run in own)
+    }
+    if len(means) > 1:
+        best = (min if metric in LOWER else max)(means, key=lambda name: means[name])
+        found.append(f"{best} has the best mean: {value(means[best])}.")
+    return found
+
+
+def _seeds(own: Sequence[One]) -> str:
+    seeds = sorted({each.facts.run.summary.seed for each in own})
+    return f"seed{'s' if len(seeds) > 1 else ''} {listed([str(seed) for seed in seeds])}"
+
+
+def _mean_and_sd(values: Sequence[float]) -> str:
+    return value(mean(values)) + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
+
+
+def _groups(groups: dict[str, list[One]]) -> Part:
+    part = Part("groups", "By recipe")
+    names = list(dict.fromkeys(n for own in groups.values() for run in own for n in run.estimates))
+    rows = []
+    for group, own in groups.items():
+        values = {n: [run.estimates[n].value for run in own if n in run.estimates] for n in names}
+        bytes_ = mean(run.facts.run.summary.bytes.total.message_bytes for run in own)
+        seconds = mean(run.facts.run.summary.wall_s for run in own)
+        cells = [_mean_and_sd(values[n]) if values[n] else "" for n in names]
+        rows.append([group, f"{len(own)}", *cells, size(round(bytes_)), f"{seconds:.1f}"])
+    heads = ["recipe", "runs", *map(name_of, names), "bytes", "seconds"]
+    part.tables.append(Table("Mean ± standard deviation over the seeds", heads, rows))
+    return part
+
+
+def _pairs(runs: Sequence[One], metric: str) -> Part:
+    part = Part("pairs", "On the same rows")
+    first = runs[0]
+    base = first.facts.kept.get(first.facts.judged)
+    colors = {"better": GREEN, "worse": ORANGE, "no difference shown": GREY}
+    rows, lines = [], []
+    for run in runs[1:]:
+        kept = run.facts.kept.get(run.facts.judged)
+        both = kept.beside(base) if kept is not None and base is not None else None
+        found = {} if both is None else differences(*both)
+        if metric not in found or both is None:
+            rows.append([run.run_id, "–", "", "no rows that both have tested", "0"])
+            continue
+        gain = found[metric]
+        outcome = gain.better(metric)
+        rows.append(
+            [run.run_id, f"{gain.value:+.4f}", between(gain, "+"), outcome, f"{len(both[0]):,}"]
+        )
+        lines.append((run.called, gain.value, gain.low, gain.high, colors[outcome]))
+    if lines:
+        what = f"{name_of(metric)} minus that of {first.run_id}"
+        title = f"Difference of {name_of(metric)}"
+        part.pictures.append(
+            intervals("pairs", title, what, lines[:_MOST_LINES], name_of(metric), True)
+        )
+    heads = ["run", "difference", "95 % interval", "is it better?", "rows"]
+    note = (
+        f"Each run against {first.run_id}, on the rows that both have tested; paired intervals, "
+        "each by itself."
+    )
+    part.tables.append(
+        Table(f"Differences of {name_of(metric)}", heads, rows, frozenset({0, 3}), note)
+    )
+    return part
+
+
+def _each(runs: Sequence[One], metric: str) -> Part:
+    part = Part("runs", "Each run")
+    lines = [
+        (run.called, one.value, one.low, one.high, BLUE)
+        for run in runs
+        if (one := run.estimates.get(metric)) is not None
+    ]
+    if lines:
+        what = f"{name_of(metric)} with 95 % intervals"
+        part.pictures.append(intervals("each", what, what, lines[:_MOST_LINES], name_of(metric)))
+    curves = [
+        (run.called, roc(kept.is_positive_N, kept.scores_N))
+        for run in runs[:_MOST_CURVES]
+        if (kept := run.facts.kept.get(run.facts.judged)) is not None
+        and kept.kind == "binary"
+        and 0 < kept.truth_N.sum() < len(kept)
+    ]
+    if curves:
+
+        def draw(axes: Axes) -> None:
+            axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
+            for (name, curve), color in zip(curves, COLORS, strict=False):
+                axes.plot(*thinned(*curve), color=color, label=short(name))
+            square(axes, "others taken for positive", "found of positive")
+            axes.legend(loc="lower right", fontsize=8)
+
+        part.pictures.append(picture("rocs", "ROC curves", "ROC curves of the runs", draw))
+    rows = [
+        [
+            run.run_id,
+            run.group,
+            f"{run.facts.run.summary.seed}",
+            value(run.estimates[metric].value) if metric in run.estimates else "–",
+            between(run.estimates[metric]) if metric in run.estimates else "",
+            size(run.facts.run.summary.bytes.total.message_bytes),
+            f"{run.facts.run.summary.wall_s:.1f}",
+        ]
+        for run in runs
+    ]
+    heads = ["run", "recipe", "seed", name_of(metric), "95 % interval", "bytes", "seconds"]
+    part.tables.append(Table("Runs", heads, rows, frozenset({0, 1})))
+    return part

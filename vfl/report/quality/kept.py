@@ -1,0 +1,150 @@
+"""The predictions that an active party has kept, as arrays: a split at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
+
+from vfl_common.config.models import class_text
+from vfl_common.config.task import Kind
+from vfl_common.errors import Code, InputError
+from vfl_party.data.ids import SEPARATOR
+from vfl_party.predict.results import KEPT
+
+_SCORE, _MATCHED, _TRUTH = "score_", "matched_", "truth_"
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """Rows of one split with their truth and scores.
+
+    ``keys``: their ids, as the parties have matched them. ``classes``: of ``binary``, the negative
+    and the positive one; of ``multiclass``, all; of ``multilabel``, the labels; else none.
+    ``truth_N``: 0 or 1 (binary), the class's place (multiclass), [N, L] (multilabel), the label
+    (regression, ranking), the time (survival). ``scores_NO``: the probability of the positive class
+    (binary, O = 1), of each class or label, or the predicted value. ``decided_N``: what the model
+    decided, as ``truth_N``; None without classes. ``more_N``: the event (survival), or the query
+    (ranking).
+    """
+
+    split: str
+    kind: Kind
+    keys: tuple[str, ...]
+    classes: tuple[str, ...]
+    truth_N: npt.NDArray[Any]  # noqa: N815 - the shape is part of the name
+    scores_NO: Floats  # noqa: N815
+    decided_N: npt.NDArray[np.int64] | None = None  # noqa: N815
+    more_N: npt.NDArray[Any] | None = None  # noqa: N815
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def scores_N(self) -> Floats:  # noqa: N802 - the shape is part of the name
+        """The only score of each row."""
+        return self.scores_NO[:, 0]
+
+    @property
+    def is_positive_N(self) -> npt.NDArray[np.bool_]:  # noqa: N802
+        return np.asarray(self.truth_N == 1)
+
+    def taken(self, rows: Sequence[int]) -> KeptRows:
+        """Returns some rows."""
+        at = np.asarray(rows, np.int64)
+        return replace(
+            self,
+            keys=tuple(self.keys[row] for row in rows),
+            truth_N=self.truth_N[at],
+            scores_NO=self.scores_NO[at],
+            decided_N=None if self.decided_N is None else self.decided_N[at],
+            more_N=None if self.more_N is None else self.more_N[at],
+        )
+
+    def beside(self, other: KeptRows) -> tuple[KeptRows, KeptRows] | None:
+        """Returns the rows that both have, in the same order; None if they are fewer than two, or
+        of another task.
+        """
+        if (self.kind, self.classes) != (other.kind, other.classes):
+            return None
+        at = {key: row for row, key in enumerate(other.keys)}
+        pairs = [(row, at[key]) for row, key in enumerate(self.keys) if key in at]
+        if len(pairs) < 2:
+            return None
+        return self.taken([a for a, _ in pairs]), other.taken([b for _, b in pairs])
+
+
+def read_kept(folder: Path, kind: Kind) -> dict[str, KeptRows]:
+    """Reads the predictions in a party's folder: {split: its rows}; empty if it keeps none.
+
+    Of a split that two phases have measured, the later phase counts, as in the summary. Raises
+    InputError if the file is damaged.
+    """
+    path = folder / KEPT
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error})") from None
+    try:
+        phases, splits = (np.array(table.column(n).to_pylist()) for n in ("phase", "split"))
+        found = {}
+        for split in dict.fromkeys(splits.tolist()):
+            last = phases[splits == split][-1]
+            rows = table.filter(pa.array((splits == split) & (phases == last)))
+            found[split] = _kept(rows, split, kind)
+    except (KeyError, ValueError, TypeError, pa.ArrowException) as error:
+        text = f"{path}: is not what this version keeps ({type(error).__name__})"
+        raise InputError(Code.FILE_INVALID, f"{text}; remove it, or train again") from None
+    return found
+
+
+def _kept(table: pa.Table, split: str, kind: Kind) -> KeptRows:
+    ids = [name for name in table.column_names if name.startswith(_MATCHED)]
+    cells = [table.column(name).to_pylist() for name in ids]
+    keys = tuple(SEPARATOR.join(map(str, each)) for each in zip(*cells, strict=True))
+    if kind in ("binary", "multiclass"):
+        return _of_classes(table, split, kind, keys)
+    if kind == "multilabel":
+        names = [n.removeprefix(_SCORE) for n in table.column_names if n.startswith(_SCORE)]
+        truth_NL = np.stack([_numbers(table, f"{_TRUTH}{n}") for n in names], axis=1).astype(int)
+        scores_NL = np.stack([_numbers(table, f"{_SCORE}{n}") for n in names], axis=1)
+        return KeptRows(split, kind, keys, tuple(names), truth_NL, scores_NL)
+    name = {"regression": "value", "survival": "risk", "ranking": "score"}[kind]
+    more_N: npt.NDArray[Any] | None = None
+    if kind == "survival":
+        more_N = _numbers(table, "event")
+    elif kind == "ranking":
+        more_N = np.array(list(map(str, table.column("group").to_pylist())))
+    truth_N, scores_NO = _numbers(table, "truth"), _numbers(table, name)[:, None]
+    return KeptRows(split, kind, keys, (), truth_N, scores_NO, more_N=more_N)
+
+
+def _of_classes(table: pa.Table, split: str, kind: Kind, keys: tuple[str, ...]) -> KeptRows:
+    names = [n.removeprefix(_SCORE) for n in table.column_names if n.startswith(_SCORE)]
+    scores_NO = np.stack([_numbers(table, f"{_SCORE}{n}") for n in names], axis=1)
+    truth, chosen = (
+        [class_text(each) for each in table.column(name).to_pylist()] for name in ("truth", "class")
+    )
+    if kind == "binary":
+        positive = names[0]
+        others = sorted({*truth, *chosen} - {positive})
+        classes = (others[0] if others else f"not {positive}", positive)
+        at = {each: int(each == positive) for each in {*truth, *chosen}}
+    else:
+        classes = tuple(names)
+        at = {name: place for place, name in enumerate(names)}
+    truth_N, decided_N = (np.array([at[each] for each in of], np.int64) for of in (truth, chosen))
+    return KeptRows(split, kind, keys, classes, truth_N, scores_NO, decided_N)
+
+
+def _numbers(table: pa.Table, name: str) -> Floats:
+    return np.asarray(table.column(name).to_numpy(), np.float64)

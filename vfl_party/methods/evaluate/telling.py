@@ -1,0 +1,110 @@
+"""Tells the passive parties the metrics that the recipe names, at the end of an evaluation: both
+sides.
+
+Metrics cross as the bytes of float64, which no codec rounds and no transform changes; one that the
+rows do not define is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.files import private_file
+from vfl_common.text import to_json
+from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, u8
+from vfl_party.phases.context import Party
+
+# In a passive party's folder of the run: {split: {metric: value}}.
+FILE = "told.json"
+_NUMBER = np.dtype("<f8")
+
+
+def telling(party: Party) -> Exchange | None:
+    """Declares the metrics that the active party tells the passive ones; None if it tells
+    nothing.
+    """
+    names = party.recipe.report.tell_passives
+    if not names or not party.recipe.passives:
+        return None
+    tensors = {"metrics": u8("splits", "metrics", _NUMBER.itemsize)}
+    down = Sent(Kind.VERDICT, tensors, how=f"float64 of {', '.join(names)}")
+    return Exchange("told", NOTHING, down, when="once")
+
+
+def telling_steps(party: Party) -> int:
+    """Returns how many steps telling takes."""
+    return int(telling(party) is not None)
+
+
+def telling_traffic(party: Party, step: StepKey, splits: Sequence[str]) -> list[Occurrence]:
+    """Returns the exchange at the step after the last embeddings; none if nothing is told."""
+    exchange = telling(party)
+    return [] if exchange is None else [Occurrence.of(exchange, step, **_sizes(party, splits))]
+
+
+def _sizes(party: Party, splits: Sequence[str]) -> dict[str, int]:
+    return {"splits": len(splits), "metrics": len(party.recipe.report.tell_passives)}
+
+
+class Telling:
+    """The active side."""
+
+    def __init__(self, party: Party, phase: str, splits: Sequence[str]) -> None:
+        self._splits, self._names = splits, party.recipe.report.tell_passives
+        exchange = telling(party)
+        self._side = None
+        if exchange is not None:
+            self._side = party.answering(phase, exchange, **_sizes(party, splits))
+
+    def tell(self, step: StepKey, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        """Tells all passive parties, if the recipe says so."""
+        if self._side is None:
+            return
+        found = [
+            [metrics.get(split, {}).get(name, np.nan) for name in self._names]
+            for split in self._splits
+        ]
+        content = np.array(found, _NUMBER)[..., None].view(np.uint8)
+        parties = self._side.collect(step)
+        self._side.reply_all(step, parties, {"metrics": torch.from_numpy(content.copy())})
+
+
+class Told:
+    """The passive side, which writes what it hears into its folder."""
+
+    def __init__(self, party: Party, phase: str, splits: Sequence[str]) -> None:
+        self._splits, self._names = splits, party.recipe.report.tell_passives
+        self._folder: Path | None = None
+        exchange = telling(party)
+        self._side = None
+        if exchange is not None:
+            self._side = party.asking(phase, exchange, **_sizes(party, splits))
+
+    def keep(self, folder: Path) -> None:
+        """Names the party's folder of the run."""
+        self._folder = folder
+
+    def hear(self, step: StepKey) -> None:
+        """Asks for the metrics, if the recipe says that they are told."""
+        if self._side is None:
+            return
+        content = self._side.swap(step, {})["metrics"].cpu().numpy()
+        values = np.ascontiguousarray(content).view(_NUMBER)[..., 0].tolist()
+        found = {
+            split: {
+                name: value for name, value in zip(self._names, row, strict=True) if value == value
+            }
+            for split, row in zip(self._splits, values, strict=True)
+        }
+        if self._folder is not None:
+            with private_file(self._folder / FILE) as file:
+                file.write(
+                    (
+                        to_json({split: each for split, each in found.items() if each}) + "\n"
+                    ).encode()
+                )
