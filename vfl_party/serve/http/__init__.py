@@ -1,1 +1,1 @@
-"""The active party's HTTP port: routes, tokens and limits. Beside `vfl/watch` the only room that imports FastAPI."""
+"""The active party's HTTP port: routes, tokens and limits, with FastAPI."""
