@@ -81,6 +81,37 @@ def test_other_protocols_give_the_same(served: Served, want: dict[str, Any]) -> 
     assert served.get("/v2/health/ready")["ready"] is True
 
 
+def test_own_columns_take_the_place_of_the_table(served: Served, want: dict[str, Any]) -> None:
+    ids, frame = list(want), read(served, "p0")
+    columns = {name: frame[name].tolist() for name in frame}
+    status, answer = served.ask("/v1/predict", {"ids": ids, "columns": columns})
+    assert status == 200, answer
+    assert scores(answer["rows"]) == want
+    # Somebody new to the active party, whom the others know.
+    one = {name: values[3:4] for name, values in columns.items()}
+    inputs = [{"name": "ids", "shape": [1], "datatype": "BYTES", "data": ["K-7"]}]
+    inputs += [
+        {"name": name, "shape": [1], "datatype": "FP64", "data": values}
+        for name, values in one.items()
+    ]
+    status, answer = served.ask("/v2/models/case/infer", {"inputs": inputs})
+    found = {each["name"]: each["data"] for each in answer["outputs"]}
+    assert found["state"] == ["scored"]
+    assert found["score_1"] != [want["K-7"][0]]
+    (row,) = served.rows("nobody", columns=one)
+    assert (row["state"], row["parties"]) == ("partly", ["p0"])
+    for wrong in (
+        {"c0": [1.0]},
+        {"c0": [1.0, 2.0], "c1": [1.0, 2.0]},
+        {**one, "c0": ["text"]},
+        {**one, "c0": [None]},
+        {**one, "c0": [1.0, "a"]},
+        {},
+    ):
+        status, answer = served.ask("/v1/predict", {"ids": ["K-1"], "columns": wrong})
+        assert status == 422, (wrong, answer)
+
+
 def read(served: Served, name: str) -> Any:
     """Returns a party's columns, in the order of the ids."""
     frame = pd.read_csv(served.federation.data[name]["source"])

@@ -22,6 +22,7 @@ from vfl_party.phases.absence import filled
 from vfl_party.phases.measure import decides
 from vfl_party.phases.scoring import outputs_of
 from vfl_party.predict.results import result_columns
+from vfl_party.serve.batching import Given
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.store import Held, Store
@@ -53,8 +54,14 @@ class OnlineScorer:
         self._quality = quality
 
     @torch.no_grad()
-    def score(self, ids: Sequence[str], least: float | None = None) -> Scores:
-        """Scores rows by id, in their order. ``least``: the quality below which a row is refused.
+    def score(
+        self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
+    ) -> Scores:
+        """Scores rows by id, in their order.
+
+        Args:
+            least: the quality below which a row is refused.
+            columns: the active party's columns of these rows, in place of those of its table.
 
         An id that the active party does not know has no score, if that party has features. A
         passive party that does not know an id, or is not there in time, is
@@ -66,7 +73,7 @@ class OnlineScorer:
         # An empty text is no id at any party.
         pending = self._ask([each or "" for each in spelt], self._timeout_s)
         party = held.party
-        own_N, own_ND = self._own(held, spelt)
+        own_N, own_ND = self._own(held, spelt, columns)
         there, why, z = self._arrived(held, len(ids), pending.wait())
         shape = (len(ids), party.recipe.task.outputs)
         outputs = torch.zeros(shape, device=party.device)
@@ -100,8 +107,14 @@ class OnlineScorer:
             outputs[at.to(party.device)] = outputs_of(party, combine(rule, given))
         return Scores(columns_of(held, outputs), _states(state), parts, number_N)
 
-    def _own(self, held: Held, ids: Sequence[str | None]) -> tuple[npt.NDArray[np.bool_], Tensor]:
-        """Returns which ids the active party knows, [N], and its embeddings [N, D]."""
+    def _own(
+        self, held: Held, ids: Sequence[str | None], columns: Given | None
+    ) -> tuple[npt.NDArray[np.bool_], Tensor]:
+        """Returns which ids the active party knows, [N], and its embeddings [N, D]. Raises
+        InputError for columns that are not those of training.
+        """
+        if columns is not None:
+            return np.ones(len(ids), bool), held.embed_given(columns, len(ids))
         rows = held.rows(ids)
         known = rows >= 0
         z_ND = torch.zeros(len(ids), held.party.embedding_size)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from vfl_party.phases.course import Course
 from vfl_party.phases.scoring import chunks, padded
 from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
 from vfl_party.predict.results import id_names
+from vfl_party.predict.trained import TrainedParty, of_state
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class Held:
         version: names this state of the table; it says nothing of what is in it.
         rules: how ids are spelt.
         columns: the names of the id columns.
+        preparing: prepares rows that a caller gives; None without features.
     """
 
     party: Party
@@ -61,6 +64,7 @@ class Held:
     version: str
     rules: tuple[str, ...]
     columns: tuple[str, ...]
+    preparing: TrainedParty | None
 
     def spelt(self, ids: Sequence[str]) -> list[str | None]:
         """Returns ids as the parties have matched them; None for what is no id.
@@ -97,6 +101,27 @@ class Held:
         ]
         empty = torch.empty(0, party.embedding_size)
         return torch.cat(found).cpu() if found else empty
+
+    @torch.no_grad()
+    def embed_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor:
+        """Returns the party's embeddings of ``n`` rows that a caller gives, float32 [N, D], on the
+        CPU. Raises InputError if the columns are not those of training.
+        """
+        if self.preparing is None:
+            text = f"columns: {self.party.name} has no features; leave columns out"
+            raise InputError(Code.DATA_INVALID, text)
+        try:
+            given = pa.table({name: pa.array(values) for name, values in columns.items()})
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            text = "columns: each must have values of one kind, and all the same number of values"
+            raise InputError(Code.DATA_INVALID, text) from None
+        if given.num_rows != n:
+            text = f"columns: they have {given.num_rows:,} rows, and there are {n:,} ids"
+            raise InputError(Code.DATA_INVALID, text)
+        party, whole = self.party, padded(np.arange(n))
+        at = torch.from_numpy(whole)
+        inputs = [each[at].to(party.device) for each in self.preparing.inputs(given)]
+        return party.encode(*inputs)[:n].cpu()
 
 
 class Store:
@@ -161,10 +186,17 @@ class Store:
         opened = open_party(trained.recipe, files.name, self._settings, trained.encoder, work=work)
         for said in unseen(trained, opened.table):
             self._say("unseen", said=said)
-        return _held(opened, files, work.ids)
+        preparing = None
+        if trained.state["preprocessor"] is not None:
+            preparing = of_state(
+                trained.run_id, files.name, trained.recipe, trained.encoder, trained.state
+            )
+        return _held(opened, files, work.ids, preparing)
 
 
-def _held(opened: Opened, files: PartyFiles, columns: Sequence[str]) -> Held:
+def _held(
+    opened: Opened, files: PartyFiles, columns: Sequence[str], preparing: TrainedParty | None
+) -> Held:
     made = assemble(opened, expected_rows(opened), device=files.device, policy=files.policy())
     party = made.party
     for model in party.models.values():
@@ -172,7 +204,7 @@ def _held(opened: Opened, files: PartyFiles, columns: Sequence[str]) -> Held:
     places = {each: at for at, each in enumerate(made.prepared.table.ids)}
     version = hashlib.sha256(f"{time.time_ns()} {id(made)}".encode()).hexdigest()[:16]
     rules = opened.settings.ruled(tuple(opened.recipe.rows.id_rules)).id_rules or ()
-    return Held(party, places, version, tuple(rules), tuple(columns))
+    return Held(party, places, version, tuple(rules), tuple(columns), preparing)
 
 
 def _look(settings: DataSettings) -> tuple[Any, ...]:

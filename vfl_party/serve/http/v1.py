@@ -20,6 +20,10 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     ids: Annotated[list[Id | list[Id]], Field(min_length=1)]
+    columns: dict[str, list[bool | int | float | str | None]] | None = Field(
+        None,
+        description="The active party's columns of these rows, in place of those of its table.",
+    )
     min_quality: float | None = Field(
         None, description="Refuse a row if the parties that know it give less quality than this."
     )
@@ -56,7 +60,7 @@ def routes(served: Served) -> APIRouter:
     async def predict(asked: Asked, request: Request) -> JSONResponse:
         token = served.allow(request.headers.get("authorization"))
         ids = [one_text(each) for each in asked.ids]
-        scores = await served.score(ids, token, asked.min_quality)
+        scores = await served.score(ids, token, asked.min_quality, asked.columns)
         answer = {
             "model": served.name,
             "run": served.run_id,
