@@ -46,7 +46,7 @@ def one(name: str, key: str) -> str:
 
 def test_there_is_one_for_each_program() -> None:
     timed = ["vfl-party@.service", "vfl-predict@.service", "vfl-server@.service"]
-    assert UNITS == [*timed[:2], "vfl-serve@.service", timed[2]]
+    assert [*timed[:2], "vfl-serve@.service", timed[2]] == UNITS
     assert [name.replace(".timer", ".service") for name in TIMERS] == timed
     assert {path.suffix for path in FOLDER.iterdir()} == {".service", ".timer"}
 
