@@ -126,7 +126,8 @@ def load_joint(run: Path, name: str, without: Collection[str] = ()) -> TrainedRu
         text = f"--without {', '.join(without)}: the model of {found.path} has not learnt to do"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text} without a party; train it with subsets or party_dropout in its last phase",
+            f"{text} without a party; train it with subsets or party_dropout in its phase splitnn "
+            "or head",
         )
     return replace(found, recipe=found.recipe.without(without))
 

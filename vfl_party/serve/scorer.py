@@ -5,6 +5,7 @@ time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,10 +88,11 @@ class OnlineScorer:
         number_N, state = np.zeros(len(ids), np.int64), np.empty(len(ids), object)
         for rows, mask in _alike(present_NK, why):
             part = self._part(party.name, names, mask, rows, why, has_own=has_own)
-            number_N[rows] = len(parts)
-            parts.append(part)
             took = set(part.parties)
-            if not took or (has_own and party.name not in took):
+            unknown = not took or (has_own and party.name not in took)
+            number_N[rows] = len(parts)
+            parts.append(replace(part, quality=None) if unknown else part)
+            if unknown:
                 state[rows] = "unknown"
                 continue
             if least is not None and (

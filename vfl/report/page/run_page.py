@@ -160,7 +160,7 @@ def _tiles(facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[Beside]) -
     if facts.passives:
         total = summary.bytes.total
         found.append(
-            Tile("Sent between parties", size(total.message_bytes), f"{total.messages:,} messages")
+            Tile("Sent in all", size(total.message_bytes), f"{total.messages:,} messages")
         )
     found.append(Tile("Time to train", _duration(summary.wall_s), f"{summary.steps:,} steps"))
     return found

@@ -59,6 +59,9 @@ def make_app(served: Served, id_columns: tuple[str, ...], hosts: frozenset[str] 
             f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}"
             for each in error.errors()[:3]
         ]
+        # The body as a whole is none: it is no JSON, or the caller does not say that it is.
+        if any(each["loc"] == ("body",) or each["type"] == "json_invalid" for each in error.errors()):
+            found = ["the body is no JSON object, or the header content-type: application/json lacks"]
         return JSONResponse({"error": clean("; ".join(found), LINE)}, 422)
 
     @app.exception_handler(HTTPException)
