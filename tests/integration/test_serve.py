@@ -98,8 +98,11 @@ def test_own_columns_take_the_place_of_the_table(served: Served, want: dict[str,
     found = {each["name"]: each["data"] for each in answer["outputs"]}
     assert found["state"] == ["scored"]
     assert found["score_1"] != [want["K-7"][0]]
+    # Whom nobody knows, the student scores.
     (row,) = served.rows("nobody", columns=one)
     assert (row["state"], row["parties"]) == ("partly", ["p0"])
+    solo = served.run.predict(solo=True)
+    assert row["score_1"] == solo["score_1"][solo["id"].index(ids[3])]
     for wrong in (
         {"c0": [1.0]},
         {"c0": [1.0, 2.0], "c1": [1.0, 2.0]},
