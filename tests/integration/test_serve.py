@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.harness.served import NAMES, ROWS, Served, trained
+from vfl_common.summary import Worth
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
@@ -48,6 +49,8 @@ def test_numbers_are_those_of_a_prediction_bit_for_bit(
     assert scores(rows) == want
     assert {(row["state"], *row["parties"]) for row in rows} == {("scored", *NAMES)}
     assert all(row["missing"] == {} for row in rows)
+    whole = next(each.test for each in worth(served).subsets if len(each.parties) == 3)
+    assert {row["expected_quality"] for row in rows} == {whole}
     # By itself, and beside others, in any order.
     with ThreadPoolExecutor(8) as callers:
         for each in callers.map(served.rows, ids):
@@ -98,8 +101,11 @@ def test_own_columns_take_the_place_of_the_table(served: Served, want: dict[str,
     found = {each["name"]: each["data"] for each in answer["outputs"]}
     assert found["state"] == ["scored"]
     assert found["score_1"] != [want["K-7"][0]]
+    # Whom nobody knows, the student scores.
     (row,) = served.rows("nobody", columns=one)
     assert (row["state"], row["parties"]) == ("partly", ["p0"])
+    solo = served.run.predict(solo=True)
+    assert row["score_1"] == solo["score_1"][solo["id"].index(ids[3])]
     for wrong in (
         {"c0": [1.0]},
         {"c0": [1.0, 2.0], "c1": [1.0, 2.0]},
@@ -110,6 +116,12 @@ def test_own_columns_take_the_place_of_the_table(served: Served, want: dict[str,
     ):
         status, answer = served.ask("/v1/predict", {"ids": ["K-1"], "columns": wrong})
         assert status == 422, (wrong, answer)
+
+
+def worth(served: Served) -> Worth:
+    found = served.run.summary.worth
+    assert found is not None
+    return found
 
 
 def read(served: Served, name: str) -> Any:
@@ -134,7 +146,7 @@ def test_who_is_unknown_has_no_score(served: Served) -> None:
         ("/v1/predict", {"ids": ["a"], "more": 1}, 422),
         ("/v1/predict", {"ids": ["a" * 1001]}, 422),
         ("/v1/predict", {"ids": ["a"] * 10_001}, 413),
-        ("/v1/predict", {"ids": ["a"], "min_quality": 0.5}, 422),
+        ("/v1/predict", {"ids": ["a"], "min_quality": "high"}, 422),
         ("/v1/predict", b"{", 422),
         ("/v1/predict", b"\xff\xfe", 422),
         ("/v1/predict", b"[" * 100_000, 400),
@@ -196,6 +208,13 @@ def test_a_party_that_is_killed_is_named_and_comes_back(
         {"p2": "away"},
     )
     assert row["score_1"] != want["K-1"][0]
+    # Its set was measured.
+    measured = {frozenset(each.parties): each.test for each in worth(served).subsets}
+    assert row["expected_quality"] == measured[frozenset(("p0", "p1"))]
+    above = 1.0 + row["expected_quality"]
+    (none,) = served.rows("K-1", min_quality=above)
+    assert (none["state"], none["score_1"]) == ("refused", None)
+    assert served.rows("K-1", min_quality=row["expected_quality"])[0]["state"] == "partly"
     # Zeros stand in for it.
     people = {name: read(served, name) for name in NAMES}
     z = [served.run.model(name).embed(people[name]) for name in NAMES]

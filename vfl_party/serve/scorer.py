@@ -4,7 +4,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from vfl_common.errors import InternalError
 from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered
 from vfl_common.rpc.serving.service import Absent
+from vfl_party.base.seeds import Rows
 from vfl_party.models import combine
 from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.outbound.exchange import nonfinite
@@ -39,6 +40,10 @@ class Asks(Protocol):
     """Asks the passive parties; see ``vfl_common.rpc.serving.service.ServingService.ask``."""
 
     def __call__(self, ids: Sequence[str], timeout_s: float) -> Waiting: ...
+
+
+# Returns the student's outputs for rows of a request, [N, O]; None without a student.
+Solo = Callable[[Rows], Tensor | None]
 
 
 class OnlineScorer:
@@ -65,16 +70,17 @@ class OnlineScorer:
             columns: the active party's columns of these rows, in place of those of its table.
 
         An id that the active party does not know has no score, if that party has features. A
-        passive party that does not know an id, or is not there in time, is
-        replaced as the model has learnt it, or as ``late_policy`` says: by zeros, or under ``skip``
-        by nothing.
+        passive party that does not know an id, or is not there in time, is replaced as the model
+        has learnt it, or as ``late_policy`` says: by zeros, or under ``skip`` by nothing. If no
+        passive party takes part, the run's student scores the row, if there is one and the model
+        has not learnt to do without them.
         """
         held = self._store.held
         spelt = held.spelt(ids)
         # An empty text is no id at any party.
         pending = self._ask([each or "" for each in spelt], self._timeout_s)
         party = held.party
-        own_N, own_ND = self._own(held, spelt, columns)
+        own_N, own_ND, solo = self._own(held, spelt, columns)
         there, why, z = self._arrived(held, len(ids), pending.wait())
         shape = (len(ids), party.recipe.task.outputs)
         outputs = torch.zeros(shape, device=party.device)
@@ -102,6 +108,11 @@ class OnlineScorer:
                 continue
             state[rows] = "partly" if part.missing else "scored"
             at = torch.from_numpy(rows)
+            if took == {party.name} and part.missing and not party.course.learns:
+                alone = solo(rows)
+                if alone is not None:
+                    outputs[at.to(party.device)] = alone
+                    continue
             own = [own_ND[at].to(party.device)] if has_own else []
             others = {name: z[name][at].to(party.device) if name in took else None for name in z}
             rule = party.recipe.model.combine
@@ -111,20 +122,26 @@ class OnlineScorer:
 
     def _own(
         self, held: Held, ids: Sequence[str | None], columns: Given | None
-    ) -> tuple[npt.NDArray[np.bool_], Tensor]:
-        """Returns which ids the active party knows, [N], and its embeddings [N, D]. Raises
-        InputError for columns that are not those of training.
+    ) -> tuple[npt.NDArray[np.bool_], Tensor, Solo]:
+        """Returns which ids the active party knows, [N], its embeddings [N, D], and what gives its
+        student's outputs. Raises InputError for columns that are not those of training.
         """
         if columns is not None:
-            return np.ones(len(ids), bool), held.embed_given(columns, len(ids))
+            n, given = len(ids), columns
+
+            def solo_given(at: Rows) -> Tensor | None:
+                found = held.solo_given(given, n)
+                return None if found is None else found[torch.from_numpy(at)]
+
+            return np.ones(n, bool), held.embed_given(columns, n), solo_given
         rows = held.rows(ids)
         known = rows >= 0
         z_ND = torch.zeros(len(ids), held.party.embedding_size)
         if held.party.features is None:
-            return np.zeros(len(ids), bool), z_ND
+            return np.zeros(len(ids), bool), z_ND, lambda _rows: None
         if known.any():
             z_ND[torch.from_numpy(known)] = held.embed(rows[known])
-        return known, z_ND
+        return known, z_ND, lambda at: held.solo(rows[at])
 
     def _arrived(
         self, held: Held, n: int, answers: Mapping[str, Answered | Absent]

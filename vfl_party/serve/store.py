@@ -26,9 +26,10 @@ from vfl_party.base.phase import Phase
 from vfl_party.base.seeds import Rows
 from vfl_party.data.ids import SEPARATOR, normalised
 from vfl_party.data.rows import Prepared
+from vfl_party.models import forward
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
-from vfl_party.phases.scoring import chunks, padded
+from vfl_party.phases.scoring import SOLO, SoloScorer, chunks, padded
 from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
 from vfl_party.predict.results import id_names
 from vfl_party.predict.trained import TrainedParty, of_state
@@ -102,11 +103,31 @@ class Held:
         empty = torch.empty(0, party.embedding_size)
         return torch.cat(found).cpu() if found else empty
 
+    def solo(self, rows: Rows) -> Tensor | None:
+        """Returns what the run's student gives for rows, [N, O]; None if it has trained none."""
+        student = self.party.models.get(SOLO)
+        return None if student is None else SoloScorer(self.party, student).outputs(rows)
+
+    @torch.no_grad()
+    def solo_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor | None:
+        """Returns what the run's student gives for rows of a caller; see ``solo`` and
+        ``embed_given``.
+        """
+        student = self.party.models.get(SOLO)
+        if student is None:
+            return None
+        precision = self.party.recipe.model.precision
+        return forward(student, *self._given(columns, n), precision=precision)[:n]
+
     @torch.no_grad()
     def embed_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor:
         """Returns the party's embeddings of ``n`` rows that a caller gives, float32 [N, D], on the
         CPU. Raises InputError if the columns are not those of training.
         """
+        return self.party.encode(*self._given(columns, n))[:n].cpu()
+
+    def _given(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
+        """Returns the encoder's inputs of rows of a caller, in whole blocks."""
         if self.preparing is None:
             text = f"columns: {self.party.name} has no features; leave columns out"
             raise InputError(Code.DATA_INVALID, text)
@@ -118,10 +139,8 @@ class Held:
         if given.num_rows != n:
             text = f"columns: they have {given.num_rows:,} rows, and there are {n:,} ids"
             raise InputError(Code.DATA_INVALID, text)
-        party, whole = self.party, padded(np.arange(n))
-        at = torch.from_numpy(whole)
-        inputs = [each[at].to(party.device) for each in self.preparing.inputs(given)]
-        return party.encode(*inputs)[:n].cpu()
+        at = torch.from_numpy(padded(np.arange(n)))
+        return [each[at].to(self.party.device) for each in self.preparing.inputs(given)]
 
 
 class Store:
