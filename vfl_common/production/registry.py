@@ -144,8 +144,8 @@ class ModelRegistry:
         """
         runs = self.trained()
         if word == LATEST:
-            oldest_first = sorted(reversed(runs), key=lambda each: not each.alone)
-            known = {each.recipe: each.run_id for each in oldest_first}
+            best_last = sorted(runs, key=lambda each: (not each.alone, each.began))
+            known = {each.recipe: each.run_id for each in best_last}
             what, remedy = "trained run", "train one first"
         else:
             known = {name: of.current for name, of in self.lines().items() if of.current}

@@ -159,9 +159,7 @@ def _tiles(facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[Beside]) -
         found.append(Tile("Rows in common", f"{common:,}", note))
     if facts.passives:
         total = summary.bytes.total
-        found.append(
-            Tile("Sent in all", size(total.message_bytes), f"{total.messages:,} messages")
-        )
+        found.append(Tile("Sent in all", size(total.message_bytes), f"{total.messages:,} messages"))
     found.append(Tile("Time to train", _duration(summary.wall_s), f"{summary.steps:,} steps"))
     return found
 
