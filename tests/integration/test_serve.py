@@ -19,6 +19,7 @@ import torch
 
 from tests.harness.served import NAMES, ROWS, Served, trained
 from vfl_common.summary import Worth
+from vfl_party.phases.stand_in import kept
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
@@ -106,6 +107,8 @@ def test_own_columns_take_the_place_of_the_table(served: Served, want: dict[str,
     assert (row["state"], row["parties"]) == ("partly", ["p0"])
     solo = served.run.predict(solo=True)
     assert row["score_1"] == solo["score_1"][solo["id"].index(ids[3])]
+    measured = served.run.metrics["test student"][worth(served).metric]
+    assert row["expected_quality"] == measured
     for wrong in (
         {"c0": [1.0]},
         {"c0": [1.0, 2.0], "c1": [1.0, 2.0]},
@@ -229,13 +232,14 @@ def test_a_party_that_is_killed_is_named_and_comes_back(
     (none,) = served.rows("K-1", min_quality=above)
     assert (none["state"], none["score_1"]) == ("refused", None)
     assert served.rows("K-1", min_quality=row["expected_quality"])[0]["state"] == "partly"
-    # Zeros stand in for it.
+    # The mean of its training rows stands in for it.
+    mean = kept(served.run.folder / "p0")["p2"]
     people = {name: read(served, name) for name in NAMES}
     z = [served.run.model(name).embed(people[name]) for name in NAMES]
     top = served.run.model("p0").top
     assert top is not None
     with torch.no_grad():
-        outputs = top(torch.cat([*z[:2], torch.zeros_like(z[2])], dim=1))
+        outputs = top(torch.cat([*z[:2], mean.expand_as(z[2])], dim=1))
     scores_N = outputs.double().sigmoid().float().flatten().tolist()
     ids = list(want)
     found = {each["id"]: each["score_1"] for each in served.rows(*ids)}

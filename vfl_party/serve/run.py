@@ -24,6 +24,7 @@ from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.attendance import Attendance
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_party.assembly.files import PartyFiles
+from vfl_party.phases import stand_in
 from vfl_party.predict.prediction import TrainedRun
 from vfl_party.serve.answering import Answers, DailyLimit, SentBefore
 from vfl_party.serve.batching import Batcher
@@ -148,7 +149,11 @@ class Serving:
             _, address = stack.enter_context(listens)
             stack.callback(service.close)
             scorer = OnlineScorer(
-                self.store, service.ask, settings.party_timeout_ms / 1000, quality
+                self.store,
+                service.ask,
+                settings.party_timeout_ms / 1000,
+                quality,
+                stand_in.kept(self.trained.path),
             )
             batcher = Batcher(scorer.score, self.most_at_once, settings.max_wait_ms / 1000)
             stack.callback(batcher.close)
