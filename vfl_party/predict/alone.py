@@ -90,7 +90,8 @@ class Alone:
                 f"phase of kind student; give the run of {name} by itself (vfl simulate {name}.toml"
             )
             raise InputError(Code.CONFIG_INVALID, f"{text} --baseline alone)")
-        if trained.state["labels"] != joint.state["labels"]:
+        own, whole = (Labels.from_state(each.state["labels"]) for each in (trained, joint))
+        if (own.kind, own.classes) != (whole.kind, whole.classes):
             text = f"predict.alone: {run}: has other labels than {joint.path}; train it again"
             raise InputError(Code.CONFIG_INVALID, text)
         found = cls.opened_for(

@@ -350,7 +350,8 @@ class ActivePredict(Phase):
             )
         columns = result_columns(party.recipe, party.data.labels, outputs, decides(party))
         if self._work.says_parties:
-            there = [each.name for each in party.recipe.parties if each.features]
+            of = [party.recipe.active] if self._work.solo else party.recipe.parties
+            there = [each.name for each in of if each.features]
             columns = {PARTIES: [", ".join(there)] * len(outputs), **columns}
         found = listed_rows(self._work.ids, self._table, columns, self._work.state)
         for output in self._work.outputs:
