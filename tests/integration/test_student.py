@@ -17,13 +17,14 @@ from torch import Tensor
 from tests.harness import cases, reference, reference_student
 from tests.harness.federation import Federation, refused
 from tests.harness.memory import run_here
+from tests.harness.sentences import raises
 from tests.harness.waiting import wait_until
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_resume import assert_equal, parameters, server_events
 from vfl.cli import cli
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import InputError
+from vfl_common.errors import Code, InputError
 from vfl_common.summary import load_summary
 from vfl_party.align import Aligned
 from vfl_party.assembly.party import assemble, open_party
@@ -362,5 +363,5 @@ def test_who_stands_in_for_the_others_is_named(tmp_path: Path) -> None:
         ("alone", "p0")
     }
     others = replace(joint, state=dict(joint.state) | {"labels": labels | {"classes": [1, 0]}})
-    with pytest.raises(InputError, match="has other labels than"):
+    with raises(InputError, Code.CONFIG_INVALID):
         Alone.load(run, others, "p0", own, None, None)
