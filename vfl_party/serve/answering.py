@@ -4,9 +4,10 @@ limits.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,8 +62,7 @@ class DailyLimit:
         """Counts an answer about each id, and returns which are within the limit, [N]."""
         day = datetime.now(UTC).strftime("%Y-%m-%d")
         found = np.zeros(len(ids), bool)
-        with self._lock:
-            self._file.execute("BEGIN IMMEDIATE")
+        with self._lock, self._transaction():
             self._file.execute("DELETE FROM answers WHERE day <> ?", (day,))
             for at, each in enumerate(ids):
                 (count,) = self._file.execute(
@@ -72,8 +72,18 @@ class DailyLimit:
                     (day, each, self._most),
                 ).fetchone()
                 found[at] = count <= self._most
-            self._file.execute("COMMIT")
         return found
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._file.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._file.execute("COMMIT")
+        finally:
+            # A disk that is full for a moment must not end all answers.
+            if self._file.in_transaction:
+                self._file.execute("ROLLBACK")
 
     def close(self) -> None:
         """Closes the file."""

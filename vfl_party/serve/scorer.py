@@ -91,13 +91,17 @@ class OnlineScorer:
             ):
                 state[rows] = "refused"
                 continue
-            state[rows] = "partly" if part.missing else "scored"
             at = torch.from_numpy(rows)
             own = [own_ND[at].to(party.device)] if has_own else []
             others = {name: z[name][at].to(party.device) if name in took else None for name in z}
             rule = party.recipe.model.combine
             given = filled(party.course.without, rule, own, others, party.widths, stand_ins)
-            outputs[at.to(party.device)] = outputs_of(party, combine(rule, given))
+            found = outputs_of(party, combine(rule, given))
+            # Embeddings may be finite, and yet too large for the top model.
+            finite = found.isfinite().all(dim=1)
+            outputs[at.to(party.device)] = found.where(finite[:, None], 0.0)
+            good = "partly" if part.missing else "scored"
+            state[rows] = np.where(finite.cpu().numpy(), good, "failed")
         return Scores(columns_of(held, outputs), _states(state), parts, number_N)
 
     def _own(self, held: Held, ids: Sequence[str | None]) -> tuple[npt.NDArray[np.bool_], Tensor]:

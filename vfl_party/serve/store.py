@@ -31,6 +31,10 @@ from vfl_party.phases.scoring import chunks, padded
 from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
 from vfl_party.predict.results import id_names
 
+# Of one id, which has any number of columns: in characters, as it is given and as it is spelt. So
+# many ids as are asked for at once fit into a message of gRPC.
+LONGEST_ID = 1_000
+
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +81,8 @@ class Held:
                 for at in range(len(self.columns))
             ]
         found: list[str | None] = normalised(cells, self.rules).to_pylist()
-        return found
+        # Unicode's normal form may be 18 times as long.
+        return [each if each is not None and len(each) <= LONGEST_ID else None for each in found]
 
     def rows(self, ids: Sequence[str | None]) -> Rows:
         """Returns the row of each id, -1 for one that is unknown, [N]."""

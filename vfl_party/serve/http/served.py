@@ -14,10 +14,10 @@ from vfl_party.serve.batching import Batcher, Busy
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
+from vfl_party.serve.store import LONGEST_ID
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
-# Of one id, which has any number of columns.
-LONGEST_ID = 1_000
+BUSY = "too many requests wait; try again later"
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,13 @@ class Served:
     ) -> Scores:
         """Scores rows by id. Raises Denied."""
         if not 0 < len(ids) <= self.most_rows:
-            raise Denied(413, f"give 1 to {self.most_rows:,} ids, and not {len(ids):,}")
+            text = f"give 1 to {self.most_rows:,} ids, and not {len(ids):,}"
+            raise Denied(413 if ids else 422, text)
         if any(len(each) > LONGEST_ID for each in ids):
             raise Denied(422, f"an id has at most {LONGEST_ID} characters")
+        # JSON can write half of a character. Nobody who is scored with it may fail.
+        if not all(map(_is_text, ids)):
+            raise Denied(422, "an id must be text of Unicode")
         if least is not None and not self.quality.metric:
             text = "min_quality: nothing was measured of this model by party"
             raise Denied(422, f"{text}; train it with evaluate.subsets, or leave min_quality out")
@@ -75,10 +79,18 @@ class Served:
                 for start in starts
             ]
         except Busy:
-            raise Denied(503, "too many requests wait; try again later") from None
+            raise Denied(503, BUSY) from None
         found = joined([await asyncio.wrap_future(each) for each in waiting])
         self.counts.scored(found, time.perf_counter() - began_s)
         return found
+
+
+def _is_text(given: str) -> bool:
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
