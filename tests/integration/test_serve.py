@@ -242,6 +242,24 @@ def test_a_table_that_changes_is_read_again(served: Served) -> None:
     assert served.rows(f"K-{ROWS - 1}")[0]["state"] == "scored"
 
 
+def test_a_table_is_read_when_it_has_stayed_as_it_is(served: Served, tmp_path: Path) -> None:
+    """Of half a table the last row has all its cells, and the last of them is another number."""
+    trained = load_joint(served.run.folder, "p1")
+    files = read_files(served.federation.folder / "p1.toml", recipe=trained.recipe)
+    path = tmp_path / "new.csv"
+    whole = Path(served.federation.data["p1"]["source"]).read_text()
+    path.write_text(whole)
+    store = Store(files, trained, lambda *_, **__: None, str(path))
+    old = store.held
+    for end in (len(whole) // 2, len(whole) // 2 + 300):
+        path.write_text(whole[:end])
+        assert not store.refresh()
+        assert store.held is old
+    path.write_text(whole[: whole.rindex("K-")])
+    assert [store.refresh() for _ in range(3)] == [False, True, False]
+    assert len(store.held.places) == ROWS - 1
+
+
 def scorer(served: Served, answer: Callable[[str, Sequence[str]], Answered]) -> OnlineScorer:
     """Scores in this process; the passive parties answer so."""
     folder = served.federation.folder
