@@ -266,7 +266,8 @@ def scorer(served: Served, answer: Callable[[str, Sequence[str]], Answered]) -> 
     trained = load_joint(served.run.folder, "p0")
     files = read_files(folder / "p0.toml", recipe=trained.recipe)
 
-    def ask(ids: Sequence[str], _timeout_s: float) -> Any:
+    def ask(ids: Sequence[str], timeout_s: float) -> Any:
+        _ = timeout_s
         return SimpleNamespace(wait=lambda: {name: answer(name, ids) for name in NAMES[1:]})
 
     return OnlineScorer(Store(files, trained, print), ask, 1.0, Quality())

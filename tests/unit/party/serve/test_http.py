@@ -7,9 +7,9 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
@@ -41,8 +41,21 @@ def score(ids: Any, _least: float | None) -> Scores:
     return Scores({"score": np.ones(n)}, ["scored"] * n, [Part(("bank",), {})], np.zeros(n, int))
 
 
+@dataclass(frozen=True)
+class Port:
+    """Where it listens, and what it has answered."""
+
+    host: str
+    port: int
+    counts: Counts
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.host, self.port
+
+
 @contextlib.contextmanager
-def port(tokens: Path | None = None) -> Iterator[SimpleNamespace]:
+def port(tokens: Path | None = None) -> Iterator[Port]:
     batcher, counts = Batcher(score, 8, 0.0), Counts()
     served = Served(
         name="case",
@@ -60,12 +73,12 @@ def port(tokens: Path | None = None) -> Iterator[SimpleNamespace]:
     made = http_app.make_app(served, ("id",), None)
     with listening(made, ServeSettings(http="127.0.0.1:0")) as url:
         where = urlsplit(url)
-        yield SimpleNamespace(address=(where.hostname, where.port), counts=counts)
+        yield Port(where.hostname or "", where.port or 0, counts)
     batcher.close()
 
 
-def ask(at: SimpleNamespace, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
-    line = http.client.HTTPConnection(*at.address, timeout=30)
+def ask(at: Port, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
+    line = http.client.HTTPConnection(at.host, at.port, timeout=30)
     with contextlib.closing(line):
         line.request("POST", path, body, JSON | headers)
         answer = line.getresponse()
