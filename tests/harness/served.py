@@ -114,6 +114,8 @@ def trained(folder: Path) -> Iterator[Served]:
     """Trains in this process, and yields the parties, which are not started yet."""
     data = write_tables(folder)
     recipe = cases.recipe(3, task={"kind": "binary"})
+    recipe["phases"].append({"kind": "student", "epochs": 2})
+    recipe["phases"].append({"kind": "evaluate", "subsets": True, "resamples": 2})
     with Federation(folder / "f", recipe, data) as federation:
         given = {
             name: vfl.Data(table["source"], id=table["id"], label=table.get("label"))

@@ -454,6 +454,7 @@ ELSEWHERE = {
         for kind in ("cnn0", "cnn1", "resnet50", "mobilenet_v2", "vgg13")
     },
     "kind = raw": "test_fedonce.py",
+    "kind = student": "test_student.py",
     "kind = identity": "the codec of all cases that name none",
     "kind = multilabel": "needs a table of one's own: see test_task.py",
     "kind = survival": "likewise",

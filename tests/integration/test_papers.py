@@ -365,8 +365,9 @@ def test_a_line_that_is_refused_without_a_reason_is_an_error(
     phases: list[dict[str, object]], changes: dict[str, object], why: str
 ) -> None:
     wrong = dataclasses.replace(TINY, lines=(Line("wrong", phases, changes=changes),))
-    with pytest.raises(UnexpectedError, match=why):
+    with pytest.raises(UnexpectedError) as caught:
         refused_without_data(wrong, "small")
+    assert why in str(caught.value)
 
 
 # -- the command

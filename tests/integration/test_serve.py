@@ -22,7 +22,9 @@ import torch
 
 from tests.harness.served import NAMES, ROWS, Served, trained
 from vfl_common.rpc.serving.answered import EMBEDDED, Answered
+from vfl_common.summary import Worth
 from vfl_party.assembly.files import read_files
+from vfl_party.phases.stand_in import kept
 from vfl_party.predict.prediction import load_joint
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scorer import OnlineScorer
@@ -59,6 +61,8 @@ def test_numbers_are_those_of_a_prediction_bit_for_bit(
     assert scores(rows) == want
     assert {(row["state"], *row["parties"]) for row in rows} == {("scored", *NAMES)}
     assert all(row["missing"] == {} for row in rows)
+    whole = next(each.test for each in worth(served).subsets if len(each.parties) == 3)
+    assert {row["expected_quality"] for row in rows} == {whole}
     # By itself, and beside others, in any order.
     with ThreadPoolExecutor(8) as callers:
         for each in callers.map(served.rows, ids):
@@ -92,6 +96,48 @@ def test_other_protocols_give_the_same(served: Served, want: dict[str, Any]) -> 
     assert served.get("/v2/health/ready")["ready"] is True
 
 
+def test_own_columns_take_the_place_of_the_table(served: Served, want: dict[str, Any]) -> None:
+    ids, frame = list(want), read(served, "p0")
+    columns = {name: frame[name].tolist() for name in frame}
+    status, answer = served.ask("/v1/predict", {"ids": ids, "columns": columns})
+    assert status == 200, answer
+    assert scores(answer["rows"]) == want
+    # Somebody new to the active party, whom the others know.
+    one = {name: values[3:4] for name, values in columns.items()}
+    inputs = [{"name": "ids", "shape": [1], "datatype": "BYTES", "data": ["K-7"]}]
+    inputs += [
+        {"name": name, "shape": [1], "datatype": "FP64", "data": values}
+        for name, values in one.items()
+    ]
+    status, answer = served.ask("/v2/models/case/infer", {"inputs": inputs})
+    found = {each["name"]: each["data"] for each in answer["outputs"]}
+    assert found["state"] == ["scored"]
+    assert found["score_1"] != [want["K-7"][0]]
+    # Whom nobody knows, the student scores.
+    (row,) = served.rows("nobody", columns=one)
+    assert (row["state"], row["parties"]) == ("partly", ["p0"])
+    solo = served.run.predict(solo=True)
+    assert row["score_1"] == solo["score_1"][solo["id"].index(ids[3])]
+    measured = served.run.metrics["test student"][worth(served).metric]
+    assert row["expected_quality"] == measured
+    for wrong in (
+        {"c0": [1.0]},
+        {"c0": [1.0, 2.0], "c1": [1.0, 2.0]},
+        {**one, "c0": ["text"]},
+        {**one, "c0": [None]},
+        {**one, "c0": [1.0, "a"]},
+        {},
+    ):
+        status, answer = served.ask("/v1/predict", {"ids": ["K-1"], "columns": wrong})
+        assert status == 422, (wrong, answer)
+
+
+def worth(served: Served) -> Worth:
+    found = served.run.summary.worth
+    assert found is not None
+    return found
+
+
 def read(served: Served, name: str) -> Any:
     """Returns a party's columns, in the order of the ids."""
     frame = pd.read_csv(served.federation.data[name]["source"])
@@ -114,7 +160,7 @@ def test_who_is_unknown_has_no_score(served: Served) -> None:
         ("/v1/predict", {"ids": ["a"], "more": 1}, 422),
         ("/v1/predict", {"ids": ["a" * 1001]}, 422),
         ("/v1/predict", {"ids": ["a"] * 10_001}, 413),
-        ("/v1/predict", {"ids": ["a"], "min_quality": 0.5}, 422),
+        ("/v1/predict", {"ids": ["a"], "min_quality": "high"}, 422),
         ("/v1/predict", b"{", 422),
         ("/v1/predict", b"\xff\xfe", 422),
         ("/v1/predict", b"[" * 100_000, 400),
@@ -192,13 +238,21 @@ def test_a_party_that_is_killed_is_named_and_comes_back(
         {"p2": "away"},
     )
     assert row["score_1"] != want["K-1"][0]
-    # Zeros stand in for it.
+    # Its set was measured.
+    measured = {frozenset(each.parties): each.test for each in worth(served).subsets}
+    assert row["expected_quality"] == measured[frozenset(("p0", "p1"))]
+    above = 1.0 + row["expected_quality"]
+    (none,) = served.rows("K-1", min_quality=above)
+    assert (none["state"], none["score_1"]) == ("refused", None)
+    assert served.rows("K-1", min_quality=row["expected_quality"])[0]["state"] == "partly"
+    # The mean of its training rows stands in for it.
+    mean = kept(served.run.folder / "p0")["p2"]
     people = {name: read(served, name) for name in NAMES}
     z = [served.run.model(name).embed(people[name]) for name in NAMES]
     top = served.run.model("p0").top
     assert top is not None
     with torch.no_grad():
-        outputs = top(torch.cat([*z[:2], torch.zeros_like(z[2])], dim=1))
+        outputs = top(torch.cat([*z[:2], mean.expand_as(z[2])], dim=1))
     scores_N = outputs.double().sigmoid().float().flatten().tolist()
     ids = list(want)
     found = {each["id"]: each["score_1"] for each in served.rows(*ids)}
@@ -270,7 +324,7 @@ def scorer(served: Served, answer: Callable[[str, Sequence[str]], Answered]) -> 
         _ = timeout_s
         return SimpleNamespace(wait=lambda: {name: answer(name, ids) for name in NAMES[1:]})
 
-    return OnlineScorer(Store(files, trained, print), ask, 1.0, Quality())
+    return OnlineScorer(Store(files, trained, print), ask, 1.0, Quality(), {})
 
 
 def test_numbers_that_are_too_large_for_the_model_give_no_score(served: Served) -> None:

@@ -135,6 +135,7 @@ def test_metrics_go_on_while_the_server_is_away(tmp_path: Path) -> None:
         metrics = federation.start_party("p1", "--metrics", "0").wait_for("metrics")["address"]
         federation.start_party("p2")
         proxy.wait_until_held()
+        until(lambda: "goes_on" in facts(federation, "server"))
         server.kill()
         federation.programs["p1"].wait_for("server_away")
         assert scrape(metrics)[key("vfl_run_state", state="running")] == 1.0
@@ -149,6 +150,8 @@ def test_the_parties_finish_while_the_server_is_away(
     tmp_path: Path, undisturbed: Parameters
 ) -> None:
     with held(tmp_path, recipe(), sent=SECOND_EPOCH) as (federation, proxy):
+        # What it needs to take the parties back.
+        until(lambda: "goes_on" in facts(federation, "server"))
         federation.programs["server"].kill()
         proxy.release()
         until(lambda: all(facts(federation, name).get("trained") for name in PARTIES))

@@ -6,7 +6,6 @@ parties know, and counts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +29,7 @@ class Known:
     ``party``: whose folder it is told from; '' if it is all of the run that is here. ``summary``:
     only the server and the active party have it. ``sent``: {(receiver, phase, kind): bytes} of
     ``party``'s own ledger. ``own``: {phase: {split: {metric: value}}} of its last rounds.
-    ``baselines``: {kind: the newest of the same recipe's name and seed}. ``worth``: as the summary
-    has it.
+    ``baselines``: {kind: the newest of the same recipe's name and seed}.
     """
 
     folder: Path
@@ -42,7 +40,6 @@ class Known:
     sent: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     own: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     baselines: Mapping[str, Summary] = field(default_factory=dict)
-    worth: Mapping[str, Any] = field(default_factory=dict)
 
 
 def known(path: Path, party: str | None) -> Known:
@@ -82,7 +79,6 @@ def known(path: Path, party: str | None) -> Known:
         _sent(told.folder),
         _last(told.folder),
         _baselines(folder, summary) if summary is not None else {},
-        _worth(folder) if summary is not None else {},
     )
 
 
@@ -112,12 +108,3 @@ def _baselines(folder: Path, summary: Summary) -> dict[str, Summary]:
             if each.folder.name[16:-5] == its_name:
                 found.setdefault(kind, each.summary)
     return found
-
-
-def _worth(folder: Path) -> dict[str, Any]:
-    """Reads what each party is worth; empty if it was not measured."""
-    try:
-        found = json.loads((folder / "summary.json").read_bytes()).get("worth")
-    except (OSError, ValueError, AttributeError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -13,6 +13,7 @@ from vfl.card.markdown import block, code, prose, table
 from vfl.card.marks import yours
 from vfl.report.notes import encryption, unprotected
 from vfl.report.table import size
+from vfl_common.summary import Worth
 from vfl_common.text import to_json
 
 _TAGS = ("vertical-federated-learning", "pytorch")
@@ -234,31 +235,30 @@ def _evaluation(known: Known) -> Iterator[str]:
         )
     else:
         yield "No baseline is known here: `vfl simulate … --baseline alone` runs one."
-    yield from _worth(known.worth)
+    if known.summary is not None and known.summary.worth is not None:
+        yield from _worth(known.summary.worth)
 
 
-def _worth(worth: Mapping[str, Any]) -> Iterator[str]:
-    """What each party is worth; nothing of a part that is not as expected."""
-    shares, subsets = worth.get("shapley"), worth.get("subsets")
-    metric = code(str(worth.get("metric", "")))
-    if isinstance(shares, dict):
-        rows = [
-            (code(name), _number(_get(each, "value")), _number(_get(each, "error")))
-            for name, each in shares.items()
+def _worth(worth: Worth) -> Iterator[str]:
+    """What each party is worth."""
+    metric = code(worth.metric)
+    if worth.shapley:
+        shares = [
+            (code(name), _number(each.value), _number(each.error))
+            for name, each in worth.shapley.items()
         ]
         yield f"What each party is worth (Shapley values of {metric}):"
-        yield table(("party", "value", "error"), rows)
-    if isinstance(subsets, list):
-        rows = [
-            (
-                ", ".join(code(str(name)) for name in _get(each, "parties") or ()) or "none",
-                _number(_get(each, "validation")),
-                _number(_get(each, "test")),
-            )
-            for each in subsets
-        ]
-        yield f"{metric} with some of the parties:"
-        yield table(("parties", "validation", "test"), rows)
+        yield table(("party", "value", "error"), shares)
+    rows = [
+        (
+            ", ".join(map(code, each.parties)) or "none",
+            _number(each.validation),
+            _number(each.test),
+        )
+        for each in worth.subsets
+    ]
+    yield f"{metric} with some of the parties:"
+    yield table(("parties", "validation", "test"), rows)
 
 
 def _dict(found: Any) -> dict[str, Any]:

@@ -216,7 +216,7 @@ class SoloScorer:
         self._model.eval()
         precision = party.recipe.model.precision
         found = [
-            forward(self._model, *features.inputs(chunk), precision=precision)
+            forward(self._model, *features.inputs(padded(chunk)), precision=precision)[: len(chunk)]
             for chunk in features.expecting(chunks(rows))
         ]
         empty = torch.empty(0, party.recipe.task.outputs, device=party.device)

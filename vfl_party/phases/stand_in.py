@@ -8,13 +8,16 @@ through the exchange of the evaluated rows, so with the same noise, defences and
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Literal
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
+from vfl_common.files import private_file
 from vfl_party.base.seeds import Rows
 from vfl_party.outbound.declared import Exchange, Occurrence
 from vfl_party.outbound.exchange import Answering, Asking
@@ -22,6 +25,7 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk, chunks
 
 StandIn = Literal["mean", "zero"]
+FILE = "stand-ins.safetensors"
 
 
 @torch.no_grad()
@@ -71,6 +75,29 @@ def collect(side: Answering, party: Party, kind: StandIn, step: StepKey) -> dict
     received = side.collect(step, rows=1)
     side.acknowledge(step, received)
     return own | {name: tensors["z"] for name, tensors in received.items()}
+
+
+def keep(folder: Path, found: Mapping[str, Tensor]) -> None:
+    """Writes what ``collect`` has returned into the active party's folder of the run, for whoever
+    scores with the model later. Raises InputError.
+    """
+    data = safetensors.torch.save({name: z.detach().cpu() for name, z in found.items()})
+    with private_file(folder / FILE) as file:
+        file.write(data)
+
+
+def kept(folder: Path) -> dict[str, Tensor]:
+    """Returns what ``keep`` has written; empty if it was not called. Raises InputError if the file
+    is damaged.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    try:
+        return safetensors.torch.load(path.read_bytes())
+    except (OSError, safetensors.SafetensorError) as error:
+        text = f"{path}: cannot be read ({type(error).__name__}); restore it, or train again"
+        raise InputError(Code.FILE_INVALID, text) from None
 
 
 def traffic(party: Party, exchange: Exchange, kind: StandIn, step: StepKey) -> Iterable[Occurrence]:

@@ -5,9 +5,10 @@ limits.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +37,83 @@ def embeddings(party: Party) -> Exchange:
     return replace(found, when="when an id is asked for")
 
 
-class DailyLimit:
+class Kept:
+    """A file of the party's own, for one thread at a time. Raises InputError if it cannot be used.
+
+    ``tables``: the statements that make its tables.
+    """
+
+    def __init__(self, path: Path, *tables: str) -> None:
+        self._lock = threading.Lock()
+        try:
+            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            path.chmod(0o600)
+            self._file.execute("PRAGMA journal_mode = WAL")
+            for each in tables:
+                self._file.execute(f"CREATE TABLE IF NOT EXISTS {each}")
+        except (sqlite3.Error, OSError) as error:
+            text = f"{path}: cannot be used to keep what was answered ({error}); move it away"
+            raise InputError(Code.FILE_INVALID, text) from None
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[sqlite3.Connection]:
+        """Yields the file for changes that are made together."""
+        with self._lock:
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._file
+                self._file.execute("COMMIT")
+            finally:
+                # A disk that is full for a moment must not end all answers.
+                if self._file.in_transaction:
+                    self._file.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._lock:
+            self._file.close()
+
+
+class SentBefore(Kept):
+    """Noisy embeddings that have left: who asks for an id again gets the same bytes, also after a
+    restart. Fresh noise on the same row could be averaged away.
+
+    ``run``: the trained run, whose embeddings these are.
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        columns = "run TEXT, id TEXT, clean BLOB, z BLOB, PRIMARY KEY (run, id)"
+        super().__init__(path, f"sent ({columns}) WITHOUT ROWID")
+        self._run = run
+
+    def same(
+        self,
+        ids: Sequence[str],
+        clean_ND: npt.NDArray[np.float32],
+        noisy_ND: npt.NDArray[np.float32],
+    ) -> npt.NDArray[np.float32]:
+        """Returns what leaves for each id, [N, D]: what has left before, if the embedding without
+        noise is the same as then; else the row of ``noisy_ND``, which is kept.
+        """
+        found = noisy_ND.copy()
+        with self.changing() as file:
+            for at, each in enumerate(ids):
+                digest = hashlib.sha256(clean_ND[at].tobytes()).digest()
+                before = file.execute(
+                    "SELECT z FROM sent WHERE run = ? AND id = ? AND clean = ?",
+                    (self._run, each, digest),
+                ).fetchone()
+                if before is not None:
+                    found[at] = np.frombuffer(before[0], np.float32)
+                    continue
+                file.execute(
+                    "INSERT OR REPLACE INTO sent VALUES (?, ?, ?, ?)",
+                    (self._run, each, digest, noisy_ND[at].tobytes()),
+                )
+        return found
+
+
+class DailyLimit(Kept):
     """Counts the answers about each id of a day (UTC), in a file of the party's own.
 
     Args:
@@ -45,27 +122,18 @@ class DailyLimit:
     """
 
     def __init__(self, path: Path, most: int) -> None:
-        self._most, self._lock = most, threading.Lock()
-        try:
-            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            path.chmod(0o600)
-            self._file.execute("PRAGMA journal_mode = WAL")
-            self._file.execute(
-                "CREATE TABLE IF NOT EXISTS answers "
-                "(day TEXT, id TEXT, count INTEGER, PRIMARY KEY (day, id)) WITHOUT ROWID"
-            )
-        except (sqlite3.Error, OSError) as error:
-            text = f"{path}: cannot be used to count answers ({error}); move it away"
-            raise InputError(Code.FILE_INVALID, text) from None
+        columns = "day TEXT, id TEXT, count INTEGER, PRIMARY KEY (day, id)"
+        super().__init__(path, f"answers ({columns}) WITHOUT ROWID")
+        self._most = most
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Counts an answer about each id, and returns which are within the limit, [N]."""
         day = datetime.now(UTC).strftime("%Y-%m-%d")
         found = np.zeros(len(ids), bool)
-        with self._lock, self._transaction():
-            self._file.execute("DELETE FROM answers WHERE day <> ?", (day,))
+        with self.changing() as file:
+            file.execute("DELETE FROM answers WHERE day <> ?", (day,))
             for at, each in enumerate(ids):
-                (count,) = self._file.execute(
+                (count,) = file.execute(
                     "INSERT INTO answers VALUES (?, ?, 1) "
                     "ON CONFLICT (day, id) DO UPDATE SET count = min(count, ?) + 1 "
                     "RETURNING count",
@@ -74,32 +142,26 @@ class DailyLimit:
                 found[at] = count <= self._most
         return found
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._file.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._file.execute("COMMIT")
-        finally:
-            # A disk that is full for a moment must not end all answers.
-            if self._file.in_transaction:
-                self._file.execute("ROLLBACK")
-
-    def close(self) -> None:
-        """Closes the file."""
-        with self._lock:
-            self._file.close()
-
 
 class Answers:
-    """Answers questions about ids; any thread may call it, one at a time."""
+    """Answers questions about ids; any thread may call it, one at a time.
 
-    def __init__(self, store: Store, limit: DailyLimit | None = None) -> None:
+    ``sent``: makes the memory of what has left, if the embeddings have noise.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sent: Callable[[], SentBefore],
+        limit: DailyLimit | None = None,
+    ) -> None:
         self._store, self._limit = store, limit
         self._held: Held | None = None
         self._chains: Chains | None = None
         # So that a policy that refuses is found before anybody asks.
-        self._current()
+        _, chains = self._current()
+        noisy = any(each.draws for each in chains.up.filters)
+        self._sent = sent() if noisy else None
 
     def _current(self) -> tuple[Held, Chains]:
         held = self._store.held
@@ -120,8 +182,12 @@ class Answers:
             within = self._limit.take([ids[at] for at in known.tolist()])
             state[known[~within]] = REFUSED
         asked = rows[state == EMBEDDED]
-        z_ND = held.embed(asked)
+        clean_ND = held.embed(asked)
+        leaves_ND = clean_ND.numpy()
         if len(asked):
-            z_ND = chains.up.apply({"z": z_ND})["z"]
-        found = np.ascontiguousarray(z_ND.cpu().numpy(), dtype="<f4").tobytes()
+            leaves_ND = chains.up.apply({"z": clean_ND})["z"].cpu().numpy()
+            if self._sent is not None:
+                embedded = [ids[at] for at in np.flatnonzero(state == EMBEDDED).tolist()]
+                leaves_ND = self._sent.same(embedded, clean_ND.numpy(), leaves_ND)
+        found = np.ascontiguousarray(leaves_ND, dtype="<f4").tobytes()
         return Answered(state.tobytes(), found, held.version)

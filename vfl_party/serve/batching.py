@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from vfl_party.serve.scored import Scores
 
@@ -16,7 +17,9 @@ _UNDER_WAY = 4
 # Requests that wait; more are refused.
 MOST_WAITING = 2_000
 
-Score = Callable[[Sequence[str], float | None], Scores]
+# A request's own columns: {name: values}.
+Given = Mapping[str, Sequence[Any]]
+Score = Callable[[Sequence[str], float | None, Given | None], Scores]
 
 
 class Busy(Exception):  # noqa: N818 - a state of the program, not a fault
@@ -27,6 +30,7 @@ class Busy(Exception):  # noqa: N818 - a state of the program, not a fault
 class _Request:
     ids: Sequence[str]
     least: float | None
+    columns: Given | None
     answer: Future[Scores] = field(default_factory=Future)
 
 
@@ -34,7 +38,8 @@ class Batcher:
     """Scores requests, those that wait at the same time together.
 
     Args:
-        score: scores ids, with the least quality that is asked for.
+        score: scores ids, with the least quality that is asked for, and the active party's columns
+            of these rows, if the caller gives them.
         most: rows that are scored at once. A larger request is scored by itself, in parts.
         wait_s: how long a request waits for others.
     """
@@ -51,9 +56,11 @@ class Batcher:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, ids: Sequence[str], least: float | None = None) -> Future[Scores]:
-        """Queues a request. Raises Busy if too many wait."""
-        request = _Request(ids, least)
+    def submit(
+        self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
+    ) -> Future[Scores]:
+        """Queues a request; one with columns is scored by itself. Raises Busy if too many wait."""
+        request = _Request(ids, least, columns)
         try:
             self._queue.put_nowait(request)
         except queue.Full:
@@ -84,7 +91,7 @@ class Batcher:
             return []
         batch, rows = [first], len(first.ids)
         until_s = time.monotonic() + self._wait_s
-        while rows < self._most:
+        while rows < self._most and first.columns is None:
             left_s = until_s - time.monotonic()
             try:
                 more = self._queue.get(timeout=left_s) if left_s > 0 else self._queue.get_nowait()
@@ -95,7 +102,8 @@ class Batcher:
                 self._queue.put(None)
                 break
             # What is asked for differs, or it is too much at once.
-            if more.least != first.least or rows + len(more.ids) > self._most:
+            differs = more.columns is not None or more.least != first.least
+            if differs or rows + len(more.ids) > self._most:
                 self._next = more
                 break
             batch.append(more)
@@ -109,7 +117,7 @@ class Batcher:
         if not ids:
             return
         try:
-            found = self._score(ids, batch[0].least)
+            found = self._score(ids, batch[0].least, batch[0].columns)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it
             for request in batch:
                 request.answer.set_exception(error)

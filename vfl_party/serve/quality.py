@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from vfl_common.config.task import TaskSettings
-from vfl_common.text import clean
+from vfl_common.summary import load_summary
 from vfl_party.models.metrics import lower_is_better
-
-# The first of a model's test rows, else of its validation rows.
-_SPLITS = ("test", "validation")
 
 
 @dataclass(frozen=True)
 class Quality:
     """A metric of the model, by the set of parties that take part.
 
-    ``metric``: its name; '' if nothing was measured. ``less``: whether less is better.
+    ``metric``: its name; '' if nothing was measured. ``less``: whether less is better. ``student``:
+    that of the run's student, if it was measured.
     """
 
     metric: str = ""
     less: bool = False
     values: Mapping[frozenset[str], float] = field(default_factory=dict)
+    student: float | None = None
 
     def of(self, parties: Iterable[str]) -> float | None:
         """Returns what was measured with exactly these parties."""
@@ -39,18 +35,25 @@ class Quality:
 
 def read_quality(run: Path, task: TaskSettings) -> Quality:
     """Reads the qualities from the summary of a run's folder; none, if it was trained without
-    ``evaluate.subsets``.
+    ``evaluate.subsets``. Raises InputError if it is damaged.
     """
-    try:
-        worth = json.loads((run / "summary.json").read_text()).get("worth") or {}
-        metric = clean(str(worth["metric"]), 64)
-        values = {frozenset(each["parties"]): _value(each) for each in worth["subsets"]}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    path = run / "summary.json"
+    summary = load_summary(path) if path.exists() else None
+    worth = summary.worth if summary is not None else None
+    if summary is None or worth is None:
         return Quality()
-    known = {key: value for key, value in values.items() if value is not None}
-    return Quality(metric, lower_is_better(task, metric), known)
-
-
-def _value(subset: Mapping[str, Any]) -> float | None:
-    found = next((subset[split] for split in _SPLITS if subset.get(split) is not None), None)
-    return float(found) if found is not None and math.isfinite(float(found)) else None
+    # Of the test rows, if there are any.
+    found = {
+        frozenset(each.parties): each.test if each.test is not None else each.validation
+        for each in worth.subsets
+    }
+    known = {names: value for names, value in found.items() if value is not None}
+    student = next(
+        (
+            summary.metrics[f"{split} student"].get(worth.metric)
+            for split in ("test", "validation")
+            if f"{split} student" in summary.metrics
+        ),
+        None,
+    )
+    return Quality(worth.metric, lower_is_better(task, worth.metric), known, student)

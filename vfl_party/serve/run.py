@@ -24,8 +24,9 @@ from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.attendance import Attendance
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_party.assembly.files import PartyFiles
+from vfl_party.phases import stand_in
 from vfl_party.predict.prediction import TrainedRun
-from vfl_party.serve.answering import Answers, DailyLimit
+from vfl_party.serve.answering import Answers, DailyLimit, SentBefore
 from vfl_party.serve.batching import Batcher
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.quality import read_quality
@@ -97,9 +98,8 @@ class Serving:
         if file.active is None:
             text = f"party {self.files.name}: set active to the address at which {peer} serves"
             raise InputError(Code.CONFIG_INVALID, text)
-        limit = None
+        limit, path = None, Path(file.out) / f"answers-{self.files.name}.sqlite"
         if self.settings.answers_a_day is not None:
-            path = Path(file.out) / f"answers-{self.files.name}.sqlite"
             limit = DailyLimit(path, self.settings.answers_a_day)
 
         def attends(here: bool) -> None:
@@ -114,7 +114,7 @@ class Serving:
             digest=recipe.digest(),
             # The active party's own bound may be another one.
             most_ids=max(self.most_at_once, 1024),
-            answer=Answers(self.store, limit),
+            answer=Answers(self.store, partial(SentBefore, path, self.trained.run_id), limit),
             attends=attends,
         )
         self.console.emit("ready", name=self.files.name, address=file.active)
@@ -149,7 +149,11 @@ class Serving:
             _, address = stack.enter_context(listens)
             stack.callback(service.close)
             scorer = OnlineScorer(
-                self.store, service.ask, settings.party_timeout_ms / 1000, quality
+                self.store,
+                service.ask,
+                settings.party_timeout_ms / 1000,
+                quality,
+                stand_in.kept(self.trained.path),
             )
             batcher = Batcher(scorer.score, self.most_at_once, settings.max_wait_ms / 1000)
             stack.callback(batcher.close)

@@ -4,7 +4,8 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,13 +16,16 @@ from torch import Tensor
 from vfl_common.errors import InternalError
 from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered
 from vfl_common.rpc.serving.service import Absent
+from vfl_party.base.seeds import Rows
 from vfl_party.models import combine
 from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.outbound.exchange import nonfinite
 from vfl_party.phases.absence import filled
+from vfl_party.phases.context import Party
 from vfl_party.phases.measure import decides
-from vfl_party.phases.scoring import outputs_of
+from vfl_party.phases.scoring import SOLO, outputs_of
 from vfl_party.predict.results import result_columns
+from vfl_party.serve.batching import Given
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.store import Held, Store
@@ -39,6 +43,10 @@ class Asks(Protocol):
     def __call__(self, ids: Sequence[str], timeout_s: float) -> Waiting: ...
 
 
+# Returns the student's outputs for rows of a request, [N, O]; None without a student.
+Solo = Callable[[Rows], Tensor | None]
+
+
 class OnlineScorer:
     """Scores rows by id; any thread may call it, several at once.
 
@@ -46,74 +54,119 @@ class OnlineScorer:
         ask: asks the passive parties.
         timeout_s: how long an answer is waited for.
         quality: what was measured of the model, by the parties that take part.
+        stand_in: {party: what stood in for its embeddings then, [1, D]}; empty if nothing was
+            measured.
     """
 
-    def __init__(self, store: Store, ask: Asks, timeout_s: float, quality: Quality) -> None:
+    def __init__(
+        self,
+        store: Store,
+        ask: Asks,
+        timeout_s: float,
+        quality: Quality,
+        stand_in: Mapping[str, Tensor],
+    ) -> None:
         self._store, self._ask, self._timeout_s = store, ask, timeout_s
-        self._quality = quality
+        self._quality, self._stand_in = quality, stand_in
 
     @torch.no_grad()
-    def score(self, ids: Sequence[str], least: float | None = None) -> Scores:
-        """Scores rows by id, in their order. ``least``: the quality below which a row is refused.
+    def score(
+        self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
+    ) -> Scores:
+        """Scores rows by id, in their order.
+
+        Args:
+            least: the quality below which a row is refused.
+            columns: the active party's columns of these rows, in place of those of its table.
 
         An id that the active party does not know has no score, if that party has features. A
-        passive party that does not know an id, or is not there in time, is
-        replaced as the model has learnt it, or as ``late_policy`` says: by zeros, or under ``skip``
-        by nothing.
+        passive party that does not know an id, or is not there in time, is replaced as the model
+        has learnt it; else as in the measurement of sets of parties; without one, as
+        ``late_policy`` says: by zeros, or under ``skip`` by nothing. If no passive party takes
+        part, the run's student scores the row, if there is one and the model has not learnt to do
+        without them.
         """
         held = self._store.held
+        party = held.party
         spelt = held.spelt(ids)
         # An empty text is no id at any party.
         pending = self._ask([each or "" for each in spelt], self._timeout_s)
-        party = held.party
-        own_N, own_ND = self._own(held, spelt)
+        own_N, own_ND, solo = self._own(held, spelt, columns)
         there, why, z = self._arrived(held, len(ids), pending.wait())
-        shape = (len(ids), party.recipe.task.outputs)
-        outputs = torch.zeros(shape, device=party.device)
+        embedded = _Embedded(own_ND if party.features is not None else None, z)
+        outputs = torch.zeros(len(ids), party.recipe.task.outputs, device=party.device)
         names = [each.name for each in party.recipe.parties]
         present_NK = np.stack(
             [own_N if name == party.name else there[name] for name in names], axis=1
         )
-        stand_ins = learnt_stand_ins(party.models)
-        has_own = party.features is not None
         parts: list[Part] = []
         number_N, state = np.zeros(len(ids), np.int64), np.empty(len(ids), object)
         for rows, mask in _alike(present_NK, why):
-            part = self._part(party.name, names, mask, rows, why, has_own=has_own)
+            part = self._part(party, names, mask, rows, why)
             number_N[rows] = len(parts)
             parts.append(part)
-            took = set(part.parties)
-            if not took or (has_own and party.name not in took):
-                state[rows] = "unknown"
-                continue
-            if least is not None and (
-                part.quality is None or not self._quality.enough(part.quality, least)
-            ):
-                state[rows] = "refused"
-                continue
-            at = torch.from_numpy(rows)
-            own = [own_ND[at].to(party.device)] if has_own else []
-            others = {name: z[name][at].to(party.device) if name in took else None for name in z}
-            rule = party.recipe.model.combine
-            given = filled(party.course.without, rule, own, others, party.widths, stand_ins)
-            found = outputs_of(party, combine(rule, given))
-            # Embeddings may be finite, and yet too large for the top model.
-            finite = found.isfinite().all(dim=1)
-            outputs[at.to(party.device)] = found.where(finite[:, None], 0.0)
-            good = "partly" if part.missing else "scored"
-            state[rows] = np.where(finite.cpu().numpy(), good, "failed")
-        return Scores(columns_of(held, outputs), _states(state), parts, number_N)
+            state[rows] = self._state(party, part, least)
+            if state[rows[0]] in ("scored", "partly"):
+                found = solo(rows) if _by_student(party, part) else None
+                if found is None:
+                    found = self._joint(held, part, rows, embedded)
+                # Embeddings may be finite, and yet too large for the top model.
+                finite = found.isfinite().all(dim=1)
+                state[rows[~finite.cpu().numpy()]] = "failed"
+                outputs[torch.from_numpy(rows).to(party.device)] = found.where(finite[:, None], 0.0)
+        return Scores(columns_of(held, outputs), state.tolist(), parts, number_N)
 
-    def _own(self, held: Held, ids: Sequence[str | None]) -> tuple[npt.NDArray[np.bool_], Tensor]:
-        """Returns which ids the active party knows, [N], and its embeddings [N, D]."""
+    def _state(self, party: Party, part: Part, least: float | None) -> State:
+        if not part.parties or (party.features is not None and party.name not in part.parties):
+            return "unknown"
+        quality = part.quality
+        if least is not None and (quality is None or not self._quality.enough(quality, least)):
+            return "refused"
+        return "partly" if part.missing else "scored"
+
+    def _joint(self, held: Held, part: Part, rows: Rows, embedded: _Embedded) -> Tensor:
+        """Returns the joint model's outputs for rows of a request, [B, O]."""
+        party, at = held.party, torch.from_numpy(rows)
+        own = [embedded.own[at].to(party.device)] if embedded.own is not None else []
+        others = {
+            name: z_ND[at].to(party.device)
+            if name in part.parties
+            else self._absent(held, name, rows)
+            for name, z_ND in embedded.others.items()
+        }
+        rule, stand_ins = party.recipe.model.combine, learnt_stand_ins(party.models)
+        given = filled(party.course.without, rule, own, others, party.widths, stand_ins)
+        return outputs_of(party, combine(rule, given))
+
+    def _absent(self, held: Held, name: str, rows: Rows) -> Tensor | None:
+        """Returns what stands in for a passive party, [B, D]; None if the model knows that."""
+        found = self._stand_in.get(name)
+        if found is None or held.party.course.learns:
+            return None
+        return found.expand(len(rows), -1).to(held.party.device)
+
+    def _own(
+        self, held: Held, ids: Sequence[str | None], columns: Given | None
+    ) -> tuple[npt.NDArray[np.bool_], Tensor, Solo]:
+        """Returns which ids the active party knows, [N], its embeddings [N, D], and what gives its
+        student's outputs. Raises InputError for columns that are not those of training.
+        """
+        if columns is not None:
+            n, given = len(ids), columns
+
+            def solo_given(at: Rows) -> Tensor | None:
+                found = held.solo_given(given, n)
+                return None if found is None else found[torch.from_numpy(at)]
+
+            return np.ones(n, bool), held.embed_given(columns, n), solo_given
         rows = held.rows(ids)
         known = rows >= 0
         z_ND = torch.zeros(len(ids), held.party.embedding_size)
         if held.party.features is None:
-            return np.zeros(len(ids), bool), z_ND
+            return np.zeros(len(ids), bool), z_ND, lambda _rows: None
         if known.any():
             z_ND[torch.from_numpy(known)] = held.embed(rows[known])
-        return known, z_ND
+        return known, z_ND, lambda at: held.solo(rows[at])
 
     def _arrived(
         self, held: Held, n: int, answers: Mapping[str, Answered | Absent]
@@ -147,24 +200,41 @@ class OnlineScorer:
 
     def _part(
         self,
-        active: str,
+        party: Party,
         names: Sequence[str],
         mask: npt.NDArray[np.bool_],
-        rows: npt.NDArray[np.int64],
+        rows: Rows,
         why: Mapping[str, npt.NDArray[Any] | Why],
-        *,
-        has_own: bool,
     ) -> Part:
         parties = tuple(name for name, in_it in zip(names, mask, strict=True) if in_it)
         missing: dict[str, Why] = {}
         for name in names:
-            if name in parties or (name == active and not has_own):
+            if name in parties or (name == party.name and party.features is None):
                 continue
             said = why.get(name, "unknown id")
             if isinstance(said, np.ndarray):
                 said = "refused" if said[rows[0]] == REFUSED else "unknown id"
             missing[name] = said
-        return Part(parties, missing, self._quality.of(parties))
+        part = Part(parties, missing)
+        student = _by_student(party, part)
+        quality = self._quality.student if student else self._quality.of(parties)
+        return replace(part, quality=quality)
+
+
+@dataclass(frozen=True)
+class _Embedded:
+    """The embeddings of a request's rows. ``own``: the active party's, [N, D]; None without
+    features. ``others``: {passive party: its own, [N, D]}, zeros for rows that it has not embedded.
+    """
+
+    own: Tensor | None
+    others: Mapping[str, Tensor]
+
+
+def _by_student(party: Party, part: Part) -> bool:
+    """Whether the run's student scores rows of these parties."""
+    alone = part.parties == (party.name,) and bool(part.missing)
+    return alone and SOLO in party.models and not party.course.learns
 
 
 def columns_of(held: Held, outputs: Tensor) -> dict[str, npt.NDArray[Any]]:
@@ -194,8 +264,3 @@ def _alike(
         (np.flatnonzero(group_N.reshape(-1) == at), keys[at, :k].astype(bool))
         for at in range(len(keys))
     ]
-
-
-def _states(found: npt.NDArray[Any]) -> list[State]:
-    states: list[State] = found.tolist()
-    return states

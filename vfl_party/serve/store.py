@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -25,11 +26,13 @@ from vfl_party.base.phase import Phase
 from vfl_party.base.seeds import Rows
 from vfl_party.data.ids import SEPARATOR, normalised
 from vfl_party.data.rows import Prepared
+from vfl_party.models import forward
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
-from vfl_party.phases.scoring import chunks, padded
+from vfl_party.phases.scoring import SOLO, SoloScorer, chunks, padded
 from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
 from vfl_party.predict.results import id_names
+from vfl_party.predict.trained import TrainedParty, of_state
 
 # Of one id, which has any number of columns: in characters, as it is given and as it is spelt. So
 # many ids as are asked for at once fit into a message of gRPC.
@@ -58,6 +61,7 @@ class Held:
         version: names this state of the table; it says nothing of what is in it.
         rules: how ids are spelt.
         columns: the names of the id columns.
+        preparing: prepares rows that a caller gives; None without features.
     """
 
     party: Party
@@ -65,6 +69,7 @@ class Held:
     version: str
     rules: tuple[str, ...]
     columns: tuple[str, ...]
+    preparing: TrainedParty | None
 
     def spelt(self, ids: Sequence[str]) -> list[str | None]:
         """Returns ids as the parties have matched them; None for what is no id.
@@ -102,6 +107,45 @@ class Held:
         ]
         empty = torch.empty(0, party.embedding_size)
         return torch.cat(found).cpu() if found else empty
+
+    def solo(self, rows: Rows) -> Tensor | None:
+        """Returns what the run's student gives for rows, [N, O]; None if it has trained none."""
+        student = self.party.models.get(SOLO)
+        return None if student is None else SoloScorer(self.party, student).outputs(rows)
+
+    @torch.no_grad()
+    def solo_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor | None:
+        """Returns what the run's student gives for rows of a caller; see ``solo`` and
+        ``embed_given``.
+        """
+        student = self.party.models.get(SOLO)
+        if student is None:
+            return None
+        precision = self.party.recipe.model.precision
+        return forward(student, *self._given(columns, n), precision=precision)[:n]
+
+    @torch.no_grad()
+    def embed_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor:
+        """Returns the party's embeddings of ``n`` rows that a caller gives, float32 [N, D], on the
+        CPU. Raises InputError if the columns are not those of training.
+        """
+        return self.party.encode(*self._given(columns, n))[:n].cpu()
+
+    def _given(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
+        """Returns the encoder's inputs of rows of a caller, in whole blocks."""
+        if self.preparing is None:
+            text = f"columns: {self.party.name} has no features; leave columns out"
+            raise InputError(Code.DATA_INVALID, text)
+        try:
+            given = pa.table({name: pa.array(values) for name, values in columns.items()})
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            text = "columns: each must have values of one kind, and all the same number of values"
+            raise InputError(Code.DATA_INVALID, text) from None
+        if given.num_rows != n:
+            text = f"columns: they have {given.num_rows:,} rows, and there are {n:,} ids"
+            raise InputError(Code.DATA_INVALID, text)
+        at = torch.from_numpy(padded(np.arange(n)))
+        return [each[at].to(self.party.device) for each in self.preparing.inputs(given)]
 
 
 class Store:
@@ -171,10 +215,17 @@ class Store:
         opened = open_party(trained.recipe, files.name, self._settings, trained.encoder, work=work)
         for said in unseen(trained, opened.table):
             self._say("unseen", said=said)
-        return _held(opened, files, work.ids)
+        preparing = None
+        if trained.state["preprocessor"] is not None:
+            preparing = of_state(
+                trained.run_id, files.name, trained.recipe, trained.encoder, trained.state
+            )
+        return _held(opened, files, work.ids, preparing)
 
 
-def _held(opened: Opened, files: PartyFiles, columns: Sequence[str]) -> Held:
+def _held(
+    opened: Opened, files: PartyFiles, columns: Sequence[str], preparing: TrainedParty | None
+) -> Held:
     made = assemble(opened, expected_rows(opened), device=files.device, policy=files.policy())
     party = made.party
     for model in party.models.values():
@@ -182,7 +233,7 @@ def _held(opened: Opened, files: PartyFiles, columns: Sequence[str]) -> Held:
     places = {each: at for at, each in enumerate(made.prepared.table.ids)}
     version = hashlib.sha256(f"{time.time_ns()} {id(made)}".encode()).hexdigest()[:16]
     rules = opened.settings.ruled(tuple(opened.recipe.rows.id_rules)).id_rules or ()
-    return Held(party, places, version, tuple(rules), tuple(columns))
+    return Held(party, places, version, tuple(rules), tuple(columns), preparing)
 
 
 def _look(settings: DataSettings) -> tuple[Any, ...]:

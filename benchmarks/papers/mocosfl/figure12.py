@@ -30,8 +30,8 @@ TABLE = Table(
     small=SMALL,
     notes=(
         *NOTES,
-        "the least difference of 2 points was declared after the first run, whose differences of "
-        "0.2 and 1.3 points the paper would not call significant",
+        "the least difference of 2 points was declared after the first run, at the first scale "
+        "`small`, whose differences of 0.2 and 1.3 points the paper would not call significant",
         "the appendix does not say how many clients: here 5",
     ),
     percent=True,

@@ -45,19 +45,23 @@ def one(name: str, key: str) -> str:
 
 
 def test_there_is_one_for_each_program() -> None:
-    assert UNITS == ["vfl-party@.service", "vfl-predict@.service", "vfl-server@.service"]
-    assert [name.replace(".timer", ".service") for name in TIMERS] == UNITS
+    timed = ["vfl-party@.service", "vfl-predict@.service", "vfl-server@.service"]
+    assert [*timed[:2], "vfl-serve@.service", timed[2]] == UNITS
+    assert [name.replace(".timer", ".service") for name in TIMERS] == timed
     assert {path.suffix for path in FOLDER.iterdir()} == {".service", ".timer"}
 
 
-def test_a_prediction_has_the_limits_of_a_run() -> None:
-    run, predict = (unit(f"vfl-{name}@.service") for name in ("party", "predict"))
-    differ = {key for key in run.keys() | predict.keys() if run.get(key) != predict.get(key)}
-    assert differ == {
+@pytest.mark.parametrize("name", ["predict", "serve"])
+def test_a_prediction_has_the_limits_of_a_run(name: str) -> None:
+    run, other = (unit(f"vfl-{each}@.service") for each in ("party", name))
+    differ = {key for key in run.keys() | other.keys() if run.get(key) != other.get(key)}
+    # Only what serves is there at each boot.
+    assert differ - {("Install", "WantedBy")} == {
         ("Unit", "Description"),
         ("Service", "ExecStart"),
         ("Service", "EnvironmentFile"),
     }
+    assert (("Install", "WantedBy") in differ) == (name == "serve")
 
 
 @pytest.mark.parametrize("name", TIMERS)

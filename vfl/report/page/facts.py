@@ -85,11 +85,6 @@ class Facts:
         return columns_of(self.folder / party)
 
     @cached_property
-    def whole(self) -> Mapping[str, Any]:
-        """``summary.json`` with keys that the model of it does not know."""
-        return read_json(self.folder / "summary.json")
-
-    @cached_property
     def leaks(self) -> Mapping[str, Any]:
         """What ``vfl leaks --out RUN`` has written; empty if it has not."""
         return read_json(self.folder / "leaks.json")

@@ -12,6 +12,7 @@ from vfl.report.page.facts import Facts, read_json
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
 from vfl.report.page.tables import Part, Table, between, name_of, value
 from vfl.report.quality.measures import FIRST, LOWER, Estimate, compared, measured
+from vfl_common.summary import Worth
 
 # Columns in a picture of importance.
 _MOST_COLUMNS = 20
@@ -166,44 +167,40 @@ def _without(part: Part, facts: Facts) -> None:
 
 def _each_party(part: Part, facts: Facts) -> None:
     """Shows Shapley values and subsets, and the importance of columns, if the run has them."""
-    worth = facts.whole.get("worth")
-    if isinstance(worth, dict):
-        try:
-            _shapley(part, worth)
-            _subsets(part, worth)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            part.warnings.append("The key worth of summary.json cannot be read.")
+    worth = facts.run.summary.worth
+    if worth is not None:
+        _shapley(part, worth)
+        _subsets(part, worth)
     for party in (facts.active, *facts.passives):
         importance(part, party, read_json(facts.folder / party / "importance.json"))
 
 
-def _shapley(part: Part, worth: Mapping[str, Any]) -> None:
-    metric = name_of(str(worth["metric"]))
-    values = worth.get("shapley") or {}
-    lines = [(str(n), float(v["value"]), float(v.get("error") or 0.0)) for n, v in values.items()]
+def _shapley(part: Part, worth: Worth) -> None:
+    metric = name_of(worth.metric)
+    lines = [(name, each.value, each.error) for name, each in worth.shapley.items()]
     if not lines:
         return
     what = f"What each party adds to {metric} (Shapley values)"
     said = ", ".join(f"{name} {added:+.4f}" for name, added, _ in lines)
     part.pictures.append(bars("shapley", what, f"{what}: {said}", lines, metric))
     rows = [[name, f"{added:+.4f}", f"{error:.4f}"] for name, added, error in lines]
-    note = "They add up to the metric of all parties together minus that of none."
+    note = f"On {worth.split} rows. They add up to the metric of all parties minus that of none."
     part.tables.append(Table(what, ["party", "adds", "error"], rows, note=note))
 
 
-def _subsets(part: Part, worth: Mapping[str, Any]) -> None:
-    found = list(worth.get("subsets") or [])[:_MOST_SUBSETS]
-    splits = [name for name in ("validation", "test") if any(name in each for each in found)]
+def _subsets(part: Part, worth: Worth) -> None:
+    found = worth.subsets[:_MOST_SUBSETS]
     rows = [
-        [
-            ", ".join(map(str, each["parties"])) or "none",
-            *(value(float(each[name])) if each.get(name) is not None else "" for name in splits),
-        ]
+        [", ".join(each.parties) or "none", _or_nothing(each.validation), _or_nothing(each.test)]
         for each in found
     ]
     if rows:
-        name = name_of(str(worth["metric"]))
-        part.tables.append(Table(f"{name} of each subset of parties", ["parties", *splits], rows))
+        what = f"{name_of(worth.metric)} of each subset of parties"
+        part.tables.append(Table(what, ["parties", "validation", "test"], rows))
+
+
+def _or_nothing(number: float | None) -> str:
+    return "" if number is None else value(number)
 
 
 def importance(part: Part, party: str, found: Mapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ class ActiveEvaluate(Phase):
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party, settings))
+        self._folder: Path | None = None
         self._telling = Telling(party, name, settings.splits)
         self._subsets: Subsets | None = None
         if settings.subsets:
@@ -43,6 +44,7 @@ class ActiveEvaluate(Phase):
 
     def keep(self, folder: Path) -> None:
         self._kept.folder = folder
+        self._folder = folder
 
     def run_round(self, round_: int) -> RoundReport:
         party, batch = self._party, 0
@@ -63,6 +65,8 @@ class ActiveEvaluate(Phase):
             step, kind = StepKey(self.name, round_, batch), self._settings.absent
             absent = stand_in.collect(self._scorer.answering, party, kind, step)
             batch += stand_in.steps(kind)
+            if self._folder is not None:
+                stand_in.keep(self._folder, absent)
         if self._importance is not None:
             first = StepKey(self.name, round_, batch)
             self._measure_columns(self._importance, first, *embedded["validation"])

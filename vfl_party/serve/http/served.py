@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from vfl_party.serve.batching import Batcher, Busy
+from vfl_common.errors import InputError
+from vfl_common.text import LINE, clean
+from vfl_party.serve.batching import Batcher, Busy, Given
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
@@ -56,9 +58,13 @@ class Served:
         return self.tokens.check(given.strip() if scheme.lower() == "bearer" else None, self.names)
 
     async def score(
-        self, ids: Sequence[str], token: Token | None, least: float | None = None
+        self,
+        ids: Sequence[str],
+        token: Token | None,
+        least: float | None = None,
+        columns: Given | None = None,
     ) -> Scores:
-        """Scores rows by id. Raises Denied."""
+        """Scores rows by id. ``columns``: the active party's of these rows. Raises Denied."""
         if not 0 < len(ids) <= self.most_rows:
             text = f"give 1 to {self.most_rows:,} ids, and not {len(ids):,}"
             raise Denied(413 if ids else 422, text)
@@ -73,14 +79,24 @@ class Served:
         self.tokens.spend(token, len(ids))
         began_s = time.perf_counter()
         starts = range(0, len(ids), self.most_at_once)
+        if columns is not None and any(len(each) != len(ids) for each in columns.values()):
+            raise Denied(422, "columns: give a value for each id")
         try:
             waiting = [
-                self.batcher.submit(ids[start : start + self.most_at_once], least)
+                self.batcher.submit(
+                    ids[start : start + self.most_at_once],
+                    least,
+                    _part(columns, start, self.most_at_once),
+                )
                 for start in starts
             ]
         except Busy:
             raise Denied(503, BUSY) from None
-        found = joined([await asyncio.wrap_future(each) for each in waiting])
+        try:
+            found = joined([await asyncio.wrap_future(each) for each in waiting])
+        except InputError as error:
+            # Of columns that the caller has given.
+            raise Denied(422, clean(str(error), LINE)) from None
         self.counts.scored(found, time.perf_counter() - began_s)
         return found
 
@@ -91,6 +107,12 @@ def _is_text(given: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _part(columns: Given | None, start: int, most: int) -> Given | None:
+    if columns is None:
+        return None
+    return {name: values[start : start + most] for name, values in columns.items()}
 
 
 def joined(parts: Sequence[Scores]) -> Scores:

@@ -15,6 +15,7 @@ from vfl_party.serve.store import LONGEST_ID
 Id = Annotated[str, Field(max_length=LONGEST_ID)]
 # Of what is none, the first item is told of, and the others are not looked at.
 Cells = Annotated[list[Id], Field(fail_fast=True)]
+Values = Annotated[list[bool | int | float | str | None], Field(fail_fast=True)]
 
 
 class Asked(BaseModel):
@@ -23,6 +24,10 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     ids: Annotated[list[Id | Cells], Field(min_length=1, fail_fast=True)]
+    columns: dict[str, Values] | None = Field(
+        None,
+        description="The active party's columns of these rows, in place of those of its table.",
+    )
     min_quality: float | None = Field(
         None, description="Refuse a row if the parties that know it give less quality than this."
     )
@@ -59,7 +64,7 @@ def routes(served: Served) -> APIRouter:
     async def predict(asked: Asked, request: Request) -> JSONResponse:
         token = served.allow(request.headers.get("authorization"))
         ids = [one_text(each) for each in asked.ids]
-        scores = await served.score(ids, token, asked.min_quality)
+        scores = await served.score(ids, token, asked.min_quality, asked.columns)
         answer = {
             "model": served.name,
             "run": served.run_id,

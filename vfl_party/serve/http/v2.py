@@ -1,6 +1,7 @@
 """The Open Inference Protocol, version 2 (kserve/open-inference-protocol), over HTTP and JSON.
 
-The input ``ids`` has BYTES, [N] or [N, columns of an id]. The outputs are the columns of a result,
+The input ``ids`` has BYTES, [N] or [N, columns of an id]; other inputs, [N], are columns of the
+active party. The outputs are the columns of a result,
 ``state`` and ``parties`` (names with commas between them) as BYTES, and ``expected_quality``. NaN
 is no JSON, so a number that is missing is null there.
 """
@@ -32,7 +33,7 @@ class Tensor(BaseModel):
     name: str
     shape: Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(max_length=2)]
     datatype: str
-    data: Annotated[list[Id | Cells], Field(fail_fast=True)]
+    data: Annotated[list[Id | Cells | bool | int | float | None], Field(fail_fast=True)]
 
 
 class Wanted(BaseModel):
@@ -110,7 +111,7 @@ def routes(served: Served) -> APIRouter:
     ) -> JSONResponse:
         token = served.allow(request.headers.get("authorization"))
         require(name, run)
-        scores = await served.score(_ids(asked), token, _least(asked))
+        scores = await served.score(_ids(asked), token, _least(asked), _columns(asked))
         outputs = outputs_of(scores)
         if asked.outputs is not None:
             known = {each["name"]: each for each in outputs}
@@ -130,17 +131,25 @@ def routes(served: Served) -> APIRouter:
 
 def _ids(asked: Inference) -> list[str]:
     """Returns the ids of a request. Raises Denied."""
-    if len(asked.inputs) != 1 or asked.inputs[0].name != "ids":
-        raise Denied(400, "inputs: give one input, ids")
-    (tensor,) = asked.inputs
-    if tensor.datatype != _TEXT:
+    names = [each.name for each in asked.inputs]
+    if names.count("ids") != 1 or len(set(names)) != len(names):
+        raise Denied(400, "inputs: give the input ids, and each other one once")
+    tensor = asked.inputs[names.index("ids")]
+    flat = [cell for each in tensor.data for cell in (each if isinstance(each, list) else [each])]
+    texts = [cell for cell in flat if isinstance(cell, str)]
+    if tensor.datatype != _TEXT or len(texts) != len(flat):
         raise Denied(400, "inputs: ids: datatype must be BYTES")
     rows, *columns = tensor.shape or [0]
     per = columns[0] if columns else 1
-    flat = [cell for each in tensor.data for cell in (each if isinstance(each, list) else [each])]
     if rows * per != len(flat) or per < 1:
         raise Denied(400, "inputs: ids: shape and data do not fit each other")
-    return [one_text(flat[at * per : (at + 1) * per]) for at in range(rows)]
+    return [one_text(texts[at * per : (at + 1) * per]) for at in range(rows)]
+
+
+def _columns(asked: Inference) -> dict[str, list[Any]] | None:
+    """Returns the active party's columns, if the request has inputs beside ``ids``."""
+    found = {each.name: list(each.data) for each in asked.inputs if each.name != "ids"}
+    return found or None
 
 
 def _least(asked: Inference) -> float | None:

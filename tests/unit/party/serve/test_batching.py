@@ -30,7 +30,7 @@ def test_requests_that_wait_are_scored_at_once() -> None:
     batches: list[list[str]] = []
     begin, under_way = threading.Event(), threading.Semaphore(0)
 
-    def score(ids: Sequence[str], _least: float | None) -> Scores:
+    def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
         batches.append(list(ids))
         under_way.release()
         begin.wait(30)
@@ -58,7 +58,7 @@ def test_requests_that_wait_are_scored_at_once() -> None:
 
 
 def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
-    def score(ids: Sequence[str], _least: float | None) -> Scores:
+    def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
         if "bad" in ids:
             raise ValueError("bad")
         return scores_of(ids)
@@ -74,7 +74,7 @@ def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
 def test_a_caller_who_has_gone_ends_no_thread() -> None:
     begin = threading.Event()
 
-    def score(ids: Sequence[str], _least: float | None) -> Scores:
+    def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
         begin.wait(30)
         if "bad" in ids:
             raise ValueError("bad")

@@ -36,7 +36,7 @@ JSON = {"content-type": "application/json"}
 BODY = b'{"ids": ["a"]}'
 
 
-def score(ids: Any, _least: float | None) -> Scores:
+def score(ids: Any, _least: float | None, _columns: Any) -> Scores:
     n = len(ids)
     return Scores({"score": np.ones(n)}, ["scored"] * n, [Part(("bank",), {})], np.zeros(n, int))
 

@@ -1,14 +1,16 @@
-"""How often a day a passive party answers for one id."""
+"""How often a day a passive party answers for one id, and with which noise."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.harness.sentences import raises
 from vfl_common.errors import Code, InputError
-from vfl_party.serve.answering import DailyLimit
+from vfl_party.serve.answering import DailyLimit, SentBefore
 
 
 def test_answers_about_one_id_are_counted_over_restarts(tmp_path: Path) -> None:
@@ -37,3 +39,25 @@ def test_a_count_that_fails_ends_none_of_the_next(tmp_path: Path) -> None:
         limit.take(["a", "\ud800"])
     assert limit.take(["a"]).tolist() == [True]
     limit.close()
+
+
+def test_who_asks_again_gets_the_same_noise(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    random = np.random.default_rng(0)
+    clean_ND = np.zeros((2, 3), np.float32)
+
+    def noisy() -> np.ndarray[Any, np.dtype[np.float32]]:
+        return random.normal(size=(2, 3)).astype(np.float32)
+
+    sent = SentBefore(path, "run")
+    first_ND = sent.same(["a", "b"], clean_ND, noisy())
+    sent.close()
+    again = SentBefore(path, "run")
+    assert (again.same(["b", "a"], clean_ND, noisy()) == first_ND[::-1]).all()
+    # Another embedding, and another model.
+    changed_ND = clean_ND + 1
+    assert (again.same(["a", "b"], changed_ND, noisy()) != first_ND).all()
+    other = SentBefore(path, "other")
+    assert (other.same(["a", "b"], clean_ND, noisy()) != first_ND).all()
+    other.close()
+    again.close()
