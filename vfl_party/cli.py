@@ -337,7 +337,7 @@ def _predict_solo(
     )
     facts = {key: value for key, value in asdict(found).items() if value != ""}
     console.emit("predicted", **facts, output=str(written.path), said=str(found))
-    console.show("scores", said=alone.meaning)
+    console.show("scores", said=alone.meaning(files.file.data or rows))
     return 0
 
 

@@ -148,6 +148,8 @@ def test_who_is_unknown_has_no_score(served: Served) -> None:
     rows = served.rows("K-1", "nobody", "K-2")
     assert [row["state"] for row in rows] == ["scored", "unknown", "scored"]
     assert (rows[1]["score_1"], rows[1]["class"], rows[1]["parties"]) == (None, None, [])
+    # There is no score whose quality could be expected.
+    assert rows[1]["expected_quality"] is None
     assert rows[1]["missing"] == dict.fromkeys(NAMES, "unknown id")
 
 
@@ -196,6 +198,18 @@ def test_what_is_no_request_costs_little(served: Served) -> None:
     at_s = time.monotonic()
     assert served.ask("/v1/predict", body)[0] == 422
     assert time.monotonic() - at_s < 3.0
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [(b'{"ids": ["K-1"]}', "text/plain"), (b"{", "application/json"), (b"[]", "application/json")],
+)
+def test_a_body_that_is_no_json_object_is_told_what_to_be(
+    served: Served, body: bytes, content_type: str
+) -> None:
+    status, answer = served.ask("/v1/predict", body, {"content-type": content_type})
+    words = "give a JSON object, with the header content-type: application/json"
+    assert (status, answer) == (422, {"error": words})
 
 
 def test_ids_of_any_text_harm_nobody(served: Served) -> None:

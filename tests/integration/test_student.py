@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,22 @@ from torch import Tensor
 from tests.harness import cases, reference, reference_student
 from tests.harness.federation import Federation, refused
 from tests.harness.memory import run_here
+from tests.harness.sentences import raises
 from tests.harness.waiting import wait_until
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_resume import assert_equal, parameters, server_events
 from vfl.cli import cli
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
 from vfl_common.summary import load_summary
 from vfl_party.align import Aligned
 from vfl_party.assembly.party import assemble, open_party
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import against
+from vfl_party.predict.alone import Alone
+from vfl_party.predict.prediction import load_joint
+from vfl_party.predict.results import Output
 
 # Absolute, float32, on the CPU.
 TOLERANCE = 1e-6
@@ -336,3 +342,26 @@ def test_on_one_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     table = pyarrow.csv.read_csv(tmp_path / "solo.csv")
     assert table.num_rows == 569
     assert set(table["state"].to_pylist()) == {"alone"}
+
+
+def test_who_stands_in_for_the_others_is_named(tmp_path: Path) -> None:
+    tables = recipe("binary")
+    tables["model"]["combine"] = "mean"
+    tables["phases"][0]["subsets"] = True
+    # The folders of all parties lie in that of the run.
+    _, federation = run_here(tmp_path, tables, data("binary"))
+    run, own = federation.run_folder, DataSettings.model_validate(data("binary")["p0"])
+    joint = load_joint(run, "p0")
+    # The same labels, from a table of another name, and of other rows.
+    labels = joint.state["labels"]
+    elsewhere = labels | {"source": "june.csv", "mean": 0.5}
+    joint = replace(joint, state=dict(joint.state) | {"labels": elsewhere})
+    stand_in = Alone.load(run, joint, "p0", own, None, None)
+    stand_in.write([Output(tmp_path / "away.csv")], torch.device("cpu"))
+    found = pyarrow.csv.read_csv(tmp_path / "away.csv")
+    assert set(zip(found["state"].to_pylist(), found["parties"].to_pylist(), strict=True)) == {
+        ("alone", "p0")
+    }
+    others = replace(joint, state=dict(joint.state) | {"labels": labels | {"classes": [1, 0]}})
+    with raises(InputError, Code.CONFIG_INVALID):
+        Alone.load(run, others, "p0", own, None, None)

@@ -62,7 +62,7 @@ def known(path: Path, party: str | None) -> Known:
     told = Source(folder / (name or names[0]))
     facts = told.read("run.json")
     if facts.get("job") != "train" or not facts.get("finished"):
-        text = f"{told.folder}: is not of a training run that has ended; wait for its end"
+        text = f"{told.folder}: is not of a training run that has finished; give one that has"
         raise InputError(Code.FILE_INVALID, text)
     recipe = RunFolder(told.folder, told.run_id).recipe()
     has_summary = (folder / "summary.json").is_file()

@@ -105,10 +105,8 @@ def _settings(found: Mapping[str, Any]) -> str:
 
 
 def _limits(known: Known) -> str:
-    parties = len(known.recipe.parties)
     lines = [
-        f"- A score needs all {parties} parties, unless the recipe says otherwise: rows that one "
-        "of them lacks have none, or one of less worth.",
+        _needs(known),
         "- The model knows only rows like those of training; a column that drifts shows in "
         "`vfl drift`.",
     ]
@@ -123,12 +121,26 @@ def _limits(known: Known) -> str:
     return "\n".join(lines)
 
 
+def _needs(known: Known) -> str:
+    """Who must know a row so that it gets a score."""
+    # Torch comes with it.
+    from vfl_party.phases.course import Course
+
+    recipe = known.recipe
+    if Course(recipe).without == "wait":
+        return f"- A score needs all {len(recipe.parties)} parties: a row that one lacks has none."
+    return (
+        f"- A score needs {code(recipe.active.name)}. The other parties may be missing, and the "
+        "score is then of less worth."
+    )
+
+
 def _commands(known: Known) -> str:
     run = known.folder.name
-    lines = ["pip install vfl"]
-    lines.append(f"vfl-party predict PARTY.toml --run {run}     # every party, at the same time")
-    lines.append(f"vfl export model runs/{run} --party NAME     # a party's own half")
-    return "\n".join(lines)
+    return (
+        f"vfl-party predict PARTY.toml --run {run}     # every party, at the same time\n"
+        f"vfl export model runs/{run} --party NAME     # a party's own half"
+    )
 
 
 def _data(known: Known) -> str:

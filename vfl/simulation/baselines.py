@@ -31,6 +31,8 @@ BASELINES = ("alone", "combined", "gbdt", "gbdt-alone")
 ALONE = ("alone", "gbdt-alone")
 # Keys of a phase about what crosses between parties, and about several parties.
 _BETWEEN = ("codec", "transforms", "optimizers")
+# Keys of a phase that trains for parties that may be missing; ``evaluate`` has another ``subsets``.
+_MISSING = ("subsets", "party_dropout")
 # Keys of [rows] about finding the rows in common.
 _ALIGNMENT = ("align", "at_least", "alignment")
 # Trees without a lower loss on the validation rows.
@@ -115,12 +117,14 @@ def _by_itself(recipe: Recipe, made: Tables, kind: str) -> Tables:
 
 def by_oneself(phases: list[Tables], name: str) -> list[Tables]:
     """Returns phases for the party ``name`` alone: with the optimizer that they have for it, and
-    without what they say of tensors that cross between parties. A student has nobody to learn from.
+    without what they say of tensors that cross between parties, and of parties that are missing. A
+    student has nobody to learn from.
     """
     found = []
     for phase in (each for each in phases if each["kind"] != "student"):
         own = phase.get("optimizers", {}).get(name)
-        kept = {key: value for key, value in phase.items() if key not in _BETWEEN}
+        left_out = _BETWEEN if phase["kind"] == "evaluate" else (*_BETWEEN, *_MISSING)
+        kept = {key: value for key, value in phase.items() if key not in left_out}
         found.append(kept if own is None else kept | {"optimizer": own})
     return found
 

@@ -128,4 +128,4 @@ def _simulate(
 
     found = find(folder)
     show(found.summary, found.phases)
-    click.echo(f"Learning curves, bytes and times of a step as PNG: vfl report {folder}")
+    click.echo(f"A page about this run, and its curves as PNG: vfl report {folder}")

@@ -171,7 +171,7 @@ def predict_solo(
         alone = Alone.opened_for(trained, name, rows, load)
         notes = [f"{name}: {text}" for text in unseen(trained, alone.opened.table)]
         found = alone.write(outputs, device)
-    return found, alone.meaning, notes
+    return found, alone.meaning(settings), notes
 
 
 def predict_in_process(

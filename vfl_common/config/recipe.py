@@ -265,7 +265,7 @@ class Recipe(Section):
                 text = f"--without {name}: the active party has the model, and no prediction can"
                 raise InputError(Code.CONFIG_INVALID, f"{text} do without it; give passive parties")
             if name not in passives:
-                text = f"--without {name}: is no passive party of recipe {self.name}"
+                text = f"--without {name}: {name} is no passive party of recipe {self.name}"
                 raise InputError(Code.CONFIG_INVALID, f"{text} (they are {', '.join(passives)})")
         there = tuple(party for party in self.parties if party.name not in names)
         if not any(party.features for party in there):

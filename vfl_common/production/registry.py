@@ -85,12 +85,13 @@ class Line:
 @dataclass(frozen=True)
 class Trained:
     """A run that was trained to its end, as the folder of a party shows. ``recipe``: its name;
-    ``began``: see ``when_began``.
+    ``began``: see ``when_began``; ``alone``: whether it had one party only, as a baseline has.
     """
 
     run_id: str
     recipe: str
     began: tuple[float, float, str]
+    alone: bool = False
 
 
 class ModelRegistry:
@@ -132,7 +133,8 @@ class ModelRegistry:
         return sorted(known.values(), key=lambda each: each.began, reverse=True)
 
     def find(self, word: str, recipe: str = "") -> str:
-        """Returns the id of the run that ``latest`` or ``production`` means.
+        """Returns the id of the run that ``latest`` or ``production`` means. A run of one party,
+        such as a baseline's, is the latest only if there is no other.
 
         Args:
             word: one of ``WORDS``.
@@ -142,7 +144,8 @@ class ModelRegistry:
         """
         runs = self.trained()
         if word == LATEST:
-            known = {each.recipe: each.run_id for each in reversed(runs)}
+            best_last = sorted(runs, key=lambda each: (not each.alone, each.began))
+            known = {each.recipe: each.run_id for each in best_last}
             what, remedy = "trained run", "train one first"
         else:
             known = {name: of.current for name, of in self.lines().items() if of.current}
@@ -292,11 +295,12 @@ def _trained(path: Path) -> Trained | None:
         facts: dict[str, Any] = folder.facts()
         if facts.get("job") != "train" or not facts.get("trained"):
             return None
-        recipe = folder.recipe().name
+        recipe = folder.recipe()
     except VflError:
         return None
     run_id = folder.run_id
     if not PLAIN_NAME.fullmatch(run_id):
         return None
     written_s = path.with_name("recipe.json").stat().st_mtime
-    return Trained(run_id, clean(recipe), when_began(run_id, written_s))
+    alone = len(recipe.parties) == 1
+    return Trained(run_id, clean(recipe.name), when_began(run_id, written_s), alone)

@@ -90,7 +90,8 @@ class Alone:
                 f"phase of kind student; give the run of {name} by itself (vfl simulate {name}.toml"
             )
             raise InputError(Code.CONFIG_INVALID, f"{text} --baseline alone)")
-        if trained.state["labels"] != joint.state["labels"]:
+        own, whole = (Labels.from_state(each.state["labels"]) for each in (trained, joint))
+        if (own.kind, own.classes) != (whole.kind, whole.classes):
             text = f"predict.alone: {run}: has other labels than {joint.path}; train it again"
             raise InputError(Code.CONFIG_INVALID, text)
         found = cls.opened_for(
@@ -108,11 +109,11 @@ class Alone:
         work = _work(trained, data, ())
         return cls(trained, open_party(trained.recipe, name, data, trained.encoder, load, work))
 
-    @property
-    def meaning(self) -> str:
-        """What the numbers of the result are, in one line."""
-        labels = Labels.from_state(self.trained.state["labels"])
-        return meaning(labels, label_name(self.opened.settings))
+    def meaning(self, settings: DataSettings) -> str:
+        """Returns in one line what the numbers of the result are. ``settings``: the party's own,
+        which name the label.
+        """
+        return meaning(Labels.from_state(self.trained.state["labels"]), label_name(settings))
 
     def write(self, outputs: Sequence[Output], device: torch.device) -> Predicted:
         """Writes the scores of all rows, as a prediction with others would, and counts them. Raises

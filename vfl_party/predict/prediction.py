@@ -126,7 +126,8 @@ def load_joint(run: Path, name: str, without: Collection[str] = ()) -> TrainedRu
         text = f"--without {', '.join(without)}: the model of {found.path} has not learnt to do"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text} without a party; train it with subsets or party_dropout in its last phase",
+            f"{text} without a party; train it with subsets or party_dropout in its phase splitnn "
+            "or head",
         )
     return replace(found, recipe=found.recipe.without(without))
 
@@ -349,7 +350,8 @@ class ActivePredict(Phase):
             )
         columns = result_columns(party.recipe, party.data.labels, outputs, decides(party))
         if self._work.says_parties:
-            there = [each.name for each in party.recipe.parties if each.features]
+            of = [party.recipe.active] if self._work.solo else party.recipe.parties
+            there = [each.name for each in of if each.features]
             columns = {PARTIES: [", ".join(there)] * len(outputs), **columns}
         found = listed_rows(self._work.ids, self._table, columns, self._work.state)
         for output in self._work.outputs:

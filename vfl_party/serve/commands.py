@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -114,6 +114,9 @@ def token(
         remove_token(path, name)
         click.echo(f"{path}: the token {name!r} opens nothing any more")
         return
+    if until is not None and until.date() < datetime.now(UTC).date():
+        text = f"--until {until.date()}: this day is over; give a day to come"
+        raise InputError(Code.CONFIG_INVALID, text)
     facts = {
         "models": models or ("*",),
         "rows_a_day": rows_a_day,

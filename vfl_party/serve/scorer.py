@@ -104,8 +104,9 @@ class OnlineScorer:
         for rows, mask in _alike(present_NK, why):
             part = self._part(party, names, mask, rows, why)
             number_N[rows] = len(parts)
-            parts.append(part)
             state[rows] = self._state(party, part, least)
+            # Without a score there is no quality to expect of it.
+            parts.append(replace(part, quality=None) if state[rows[0]] == "unknown" else part)
             if state[rows[0]] in ("scored", "partly"):
                 found = solo(rows) if _by_student(party, part) else None
                 if found is None:

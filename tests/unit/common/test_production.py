@@ -22,9 +22,11 @@ from vfl_common.production.registry import FILE, ModelRegistry
 from vfl_common.run_folder import create
 
 
-def trained(out: Path, run_id: str, *, name: str = "case", party: str = "p0", **facts: Any) -> None:
+def trained(
+    out: Path, run_id: str, *, name: str = "case", party: str = "p0", parties: int = 2, **facts: Any
+) -> None:
     """Makes a party's folder of a run as training leaves it."""
-    found = Recipe.model_validate(recipe(2) | {"name": name})
+    found = Recipe.model_validate(recipe(parties) | {"name": name})
     folder = create(out, run_id, party, found)
     folder.note(**({"job": "train", "trained": True} | facts))
     folder.finishing()()
@@ -66,6 +68,16 @@ def test_one_run_of_a_recipe_is_in_production(tmp_path: Path) -> None:
     # What was retired can come back.
     assert registry.promote(C) == A
     assert stages(tmp_path) == {C: "production", B: "retired", A: "retired"}
+
+
+def test_a_baseline_is_the_latest_only_if_there_is_no_other(tmp_path: Path) -> None:
+    trained(tmp_path, B, parties=1)
+    assert ModelRegistry(tmp_path).find("latest") == B
+    trained(tmp_path, A)
+    trained(tmp_path, C, parties=1)
+    assert (
+        ModelRegistry(tmp_path).find("latest") == ModelRegistry(tmp_path, "p0").find("latest") == A
+    )
 
 
 def test_a_run_in_production_can_be_retired_and_the_one_before_comes_back(tmp_path: Path) -> None:

@@ -125,6 +125,17 @@ def test_a_solo_party_keeps_its_optimizer_and_its_width() -> None:
         assert (phase["optimizer"], "optimizers" in phase) == ({"lr": 0.5}, False)
 
 
+@pytest.mark.parametrize("key", [{"subsets": True}, {"party_dropout": 0.3}])
+def test_who_is_alone_learns_to_do_without_nobody(key: dict[str, Any]) -> None:
+    evaluate = {"kind": "evaluate", "subsets": True}
+    given = tables() | {"phases": [{"kind": "splitnn", "epochs": 3, **key}, evaluate]}
+    given["model"] = {"combine": "mean", "embedding_size": 8}
+    made = alone(given, parse(Recipe, given, "recipe"), "p0", HERE, "study")
+    phases = by_oneself(made["phases"], "p0")
+    assert phases == [{"kind": "splitnn", "epochs": 3}, evaluate]
+    assert Course(parse(Recipe, made | {"phases": phases}, "recipe")).learns == ""
+
+
 def test_the_active_party_may_be_alone_with_a_file_of_its_own() -> None:
     given = tables(parties=OWN)
     solo = Recipe.model_validate(alone(given, Recipe.model_validate(given), "p0", HERE, "here"))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from vfl.report.page.facts import Facts, read_json
 from vfl.report.quality.kept import KeptRows, read_kept
 from vfl_common.errors import Code, InputError
@@ -99,6 +101,7 @@ def make(facts: Facts, kinds: list[str]) -> None:
     for kind in kinds:
         command = [sys.executable, "-m", "vfl", "simulate", *map(str, facts.party_files)]
         command += ["--baseline", kind, "--out", str(facts.folder.resolve().parent), "--json"]
+        click.echo(f"training {KINDS[kind].format(active=facts.active)}", err=True)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.strip()]

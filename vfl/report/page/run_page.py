@@ -159,9 +159,7 @@ def _tiles(facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[Beside]) -
         found.append(Tile("Rows in common", f"{common:,}", note))
     if facts.passives:
         total = summary.bytes.total
-        found.append(
-            Tile("Sent between parties", size(total.message_bytes), f"{total.messages:,} messages")
-        )
+        found.append(Tile("Sent in all", size(total.message_bytes), f"{total.messages:,} messages"))
     found.append(Tile("Time to train", _duration(summary.wall_s), f"{summary.steps:,} steps"))
     return found
 
@@ -291,6 +289,15 @@ def _curved(rounds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> list[str
     return [name for name, count in counts.items() if count > 1]
 
 
+# By ``rows.split`` of the recipe.
+_DIVIDED = {
+    "random": "at random, by the seed",
+    "stratified": "at random, with the same share of each class in every split",
+    "grouped": "at random, each group in one split",
+    "column": "as a column of the active party says",
+}
+
+
 def _rows(facts: Facts) -> Part:
     part = Part("rows", "Who took part, with which rows")
     summary, recipe = facts.run.summary, facts.recipe
@@ -300,8 +307,7 @@ def _rows(facts: Facts) -> Part:
         rows = recipe.rows
         shares = {"validation": rows.validation, "test": rows.share_for_tests}
         shares = {"train": 1 - sum(shares.values()), **shares}
-        by = {"random": "at random, by the seed"}.get(rows.split, f"by {rows.split}")
-        part.text.append(f"Rows are divided {by}.")
+        part.text.append(f"Rows are divided {_DIVIDED[rows.split]}.")
         cells = [
             [
                 name,

@@ -161,7 +161,7 @@ def _without(part: Part, facts: Facts) -> None:
     if rows and whole is not None:
         name = name_of(FIRST[whole.kind])
         heads = ["rows", name, "with all minus this", "95 % interval"]
-        note = "The same model, whose missing embeddings are replaced as the recipe says."
+        note = "The same model, as it scores with --without."
         part.tables.append(Table("If a party is away", heads, rows, note=note))
 
 

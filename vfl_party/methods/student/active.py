@@ -169,7 +169,7 @@ class ActiveStudent(Phase):
         said = f"{said} {together:.4g}"
         if gap <= 0:
             return said
-        closed = f"closes {gained / gap:.0%} of the gap" if gained > 0 else "closes no gap"
+        closed = f"closes {gained / gap * 100:.0f} % of the gap" if gained > 0 else "closes no gap"
         return f"{said}: the student {closed}"
 
     def state(self) -> Tree:

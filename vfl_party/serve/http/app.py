@@ -56,10 +56,14 @@ def make_app(served: Served, id_columns: tuple[str, ...], hosts: frozenset[str] 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         # What was given may be an id, so the answer does not repeat it.
+        faults = error.errors()
         found = [
             f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}"
-            for each in error.errors()[:3]
+            for each in faults[:3]
         ]
+        # The body as a whole is none: it is no JSON, or the caller does not say that it is.
+        if any(each["loc"] == ("body",) or each["type"] == "json_invalid" for each in faults):
+            found = ["give a JSON object, with the header content-type: application/json"]
         return JSONResponse({"error": clean("; ".join(found), LINE)}, 422)
 
     @app.exception_handler(HTTPException)

@@ -11,6 +11,7 @@ import pytest
 from tests.harness.sentences import raises
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
+from vfl_party.serve.commands import token
 from vfl_party.serve.run import check_open
 from vfl_party.serve.tokens import Denied, Tokens, add_token, read_tokens, remove_token
 
@@ -60,6 +61,20 @@ def test_a_token_ends_with_its_last_day(path: Path) -> None:
     assert tokens.check(secret, MODEL) is not None
     now[0] += timedelta(minutes=2)
     assert status(tokens, secret) == 401
+
+
+def test_a_token_ends_on_a_day_to_come(tmp_path: Path) -> None:
+    file = tmp_path / "bank.toml"
+    file.write_text(
+        'name = "bank"\nrecipe = "recipe.toml"\nserver = "127.0.0.1:7000"\n'
+        'tls = { ca = "ca.pem", certificate = "bank.pem", key = "bank.key" }\n'
+        f'serve = {{ tokens = "{tmp_path}/tokens.json" }}\n'
+    )
+    today = datetime.now(UTC).date()
+    token.main([str(file), "shop", "--until", str(today)], standalone_mode=False)
+    with raises(InputError, Code.CONFIG_INVALID):
+        token.main([str(file), "late", "--until", "2026-01-31"], standalone_mode=False)
+    assert [each.name for each in read_tokens(tmp_path / "tokens.json")] == ["shop"]
 
 
 def test_rows_are_counted_by_day(path: Path) -> None:
