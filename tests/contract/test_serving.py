@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -213,3 +214,21 @@ def test_who_does_not_answer_is_late(service: ServingService, address: str) -> N
         next(heard)
         wait_until(lambda: service.present == ["north"])
         assert service.ask(["a"], 0.05).wait() == {"north": "late", "south": "away"}
+
+
+def test_who_takes_no_questions_fills_no_memory(service: ServingService, address: str) -> None:
+    with liar(address) as (heard, say):
+        say(present())
+        next(heard)
+        wait_until(lambda: service.present == ["north"])
+        ids = ["a" * 1_000] * 500
+
+        def refuses() -> bool:
+            # Half a megabyte each; gRPC takes a few ahead of the reader.
+            for _ in range(100):
+                service.ask(ids, 0.0).wait()
+            began_s = time.monotonic()
+            assert service.ask(ids, 0.5).wait() == {"north": "late", "south": "away"}
+            return time.monotonic() - began_s < 0.25
+
+        wait_until(refuses)

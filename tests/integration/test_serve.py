@@ -7,21 +7,32 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from tests.harness.served import NAMES, ROWS, Served, trained
+from vfl_common.rpc.serving.answered import EMBEDDED, Answered
 from vfl_common.summary import Worth
+from vfl_party.assembly.files import read_files
 from vfl_party.phases.stand_in import kept
+from vfl_party.predict.prediction import load_joint
+from vfl_party.serve.quality import Quality
+from vfl_party.serve.scorer import OnlineScorer
+from vfl_party.serve.store import Store
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from vfl_party.serve.http.v1 import rows_of
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +173,14 @@ def test_who_is_unknown_has_no_score(served: Served) -> None:
         ("/v2/models/case/infer", {"inputs": [{"name": "ids", "shape": [1], "datatype": "FP32", "data": ["a"]}]}, 400),
         ("/invocations", {}, 400),
         ("/invocations", {"dataframe_records": [{"name": "a"}]}, 400),
+        ("/invocations", {"inputs": []}, 422),
+        # Half a character, and what is no id.
+        ("/invocations", b'{"inputs": ["\\ud800"]}', 422),
+        ("/invocations", b'{"dataframe_records": [{"id": "\\ud800"}]}', 422),
+        ("/invocations", b'{"dataframe_split": {"columns": ["id"], "data": [["\\ud800"]]}}', 422),
+        ("/invocations", b'{"dataframe_records": [{"id": null}]}', 422),
+        ("/invocations", b'{"dataframe_records": [{"id": NaN}]}', 422),
+        ("/invocations", b'{"dataframe_records": [{"id": 7.0}]}', 422),
         ("/nowhere", {}, 404),
     ],
 )  # fmt: skip
@@ -171,6 +190,14 @@ def test_what_is_no_request_is_refused(served: Served, path: str, body: Any, sta
     assert "a" * 100 not in json.dumps(answer)
     assert list(answer) == ["error"]
     assert served.rows("K-1")[0]["state"] == "scored"
+
+
+def test_what_is_no_request_costs_little(served: Served) -> None:
+    """Each of a million wrong ids was looked at for seconds, and nobody else was answered."""
+    body = b'{"ids": [' + b"1," * 1_000_000 + b"1]}"
+    at_s = time.monotonic()
+    assert served.ask("/v1/predict", body)[0] == 422
+    assert time.monotonic() - at_s < 3.0
 
 
 @pytest.mark.parametrize(
@@ -281,3 +308,66 @@ def test_a_table_that_changes_is_read_again(served: Served) -> None:
         path.write_text(whole)
     assert served.program("p2").wait_for("refreshed")["rows"] == ROWS
     assert served.rows(f"K-{ROWS - 1}")[0]["state"] == "scored"
+
+
+def test_a_table_is_read_when_it_has_stayed_as_it_is(served: Served, tmp_path: Path) -> None:
+    """Of half a table the last row has all its cells, and the last of them is another number."""
+    trained = load_joint(served.run.folder, "p1")
+    files = read_files(served.federation.folder / "p1.toml", recipe=trained.recipe)
+    path = tmp_path / "new.csv"
+    whole = Path(served.federation.data["p1"]["source"]).read_text()
+    path.write_text(whole)
+    store = Store(files, trained, lambda *_, **__: None, str(path))
+    old = store.held
+    for end in (len(whole) // 2, len(whole) // 2 + 300):
+        path.write_text(whole[:end])
+        assert not store.refresh()
+        assert store.held is old
+    path.write_text(whole[: whole.rindex("K-")])
+    assert [store.refresh() for _ in range(3)] == [False, True, False]
+    assert len(store.held.places) == ROWS - 1
+
+
+def scorer(served: Served, answer: Callable[[str, Sequence[str]], Answered]) -> OnlineScorer:
+    """Scores in this process; the passive parties answer so."""
+    folder = served.federation.folder
+    trained = load_joint(served.run.folder, "p0")
+    files = read_files(folder / "p0.toml", recipe=trained.recipe)
+
+    def ask(ids: Sequence[str], timeout_s: float) -> Any:
+        _ = timeout_s
+        return SimpleNamespace(wait=lambda: {name: answer(name, ids) for name in NAMES[1:]})
+
+    return OnlineScorer(Store(files, trained, print), ask, 1.0, Quality(), {})
+
+
+def test_numbers_that_are_too_large_for_the_model_give_no_score(served: Served) -> None:
+    """They are finite, and their sums are not, which JSON cannot write."""
+    top = served.run.model("p0").top
+    assert top is not None
+    sign_ND = next(top.parameters())[0].detach().sign().reshape(len(NAMES), -1)
+
+    def answer(name: str, ids: Sequence[str]) -> Answered:
+        most_D = 3.4e38 * sign_ND[NAMES.index(name)].numpy()
+        z_ND = np.stack([most_D if each == "K-2" else np.ones_like(most_D) for each in ids])
+        return Answered(bytes([EMBEDDED] * len(ids)), z_ND.astype("<f4").tobytes())
+
+    found = scorer(served, answer).score(["K-1", "K-2", "K-3"])
+    assert found.state == ["scored", "failed", "scored"]
+    assert np.isfinite(found.columns["score_1"]).all()
+    assert json.dumps(rows_of(["K-1", "K-2", "K-3"], found), allow_nan=False)
+
+
+def test_an_id_that_is_spelt_longer_than_any_is_nobodys(served: Served) -> None:
+    """A question with many of them is too long for a message, and all parties lost their stream."""
+    asked: list[str] = []
+
+    def answer(name: str, ids: Sequence[str]) -> Answered:
+        asked.extend(ids if name == "p1" else ())
+        return Answered(bytes(len(ids)))
+
+    found = scorer(served, answer)
+    held = found._store.held
+    found._store.held = replace(held, rules=("nfkc",))
+    assert found.score(["\ufdfa" * 1000, "K-1"]).state == ["unknown", "partly"]
+    assert asked == ["", "K-1"]

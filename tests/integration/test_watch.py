@@ -25,6 +25,7 @@ from tests.harness.waiting import wait_until
 from vfl.watch import serve
 from vfl.watch.picture import Picture
 from vfl_common.files import part_names
+from vfl_party.serve.http import patient
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m" + "x" * 10_000
 
@@ -270,8 +271,8 @@ def test_viewers_that_take_nothing_or_ask_for_nothing_hold_up_nobody(tmp_path: P
     bank = make(tmp_path / "run")
     address = ("127.0.0.1", 0)
     with (
-        patch.object(serve, "REQUEST_S", 0.3),
-        patch.object(serve, "STALLED_S", 0.3),
+        patch.object(patient, "REQUEST_S", 0.3),
+        patch.object(patient, "STALLED_S", 0.3),
         served(tmp_path / "run") as (link, _),
         contextlib.ExitStack() as stack,
     ):

@@ -10,23 +10,20 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vfl.watch.guard import TOKEN, Guard
 from vfl.watch.picture import Picture
+from vfl_party.serve.http.patient import Patient
 
 LOOPBACK = "127.0.0.1"
 # Between two readings, while somebody looks.
 EVERY_S = 1.0
 # Connections at once; a browser has up to six.
 MOST_CONNECTIONS = 200
-# For a request to come whole, and for a viewer to take what waits for it.
-REQUEST_S, STALLED_S = 10.0, 60.0
 # A line that says nothing keeps proxies and browsers from closing a silent stream.
 _BEAT_S = 15.0
 # Of the number of a reading.
@@ -126,35 +123,6 @@ class Reader:
                 except TimeoutError:
                     yield ": \n\n"
             yield "event: end\ndata: {}\n\n"
-
-
-class Patient(H11Protocol):
-    """Closes a connection that asks for nothing, or takes nothing: both would keep a place."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._silence: asyncio.TimerHandle | None = self.loop.call_later(REQUEST_S, self._unasked)
-        self._stall: asyncio.TimerHandle | None = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._silence, self._stall):
-            if timer is not None:
-                timer.cancel()
-        super().connection_lost(exc)
-
-    def _unasked(self) -> None:
-        # No request has come whole.
-        if self.cycle is None:
-            self.transport.abort()
-
-    def pause_writing(self) -> None:
-        self._stall = self.loop.call_later(STALLED_S, self.transport.abort)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._stall is not None:
-            self._stall.cancel()
-        super().resume_writing()
 
 
 def application(reader: Reader) -> FastAPI:

@@ -62,10 +62,11 @@ class Kept:
             self._file.execute("BEGIN IMMEDIATE")
             try:
                 yield self._file
-            except BaseException:
-                self._file.execute("ROLLBACK")
-                raise
-            self._file.execute("COMMIT")
+                self._file.execute("COMMIT")
+            finally:
+                # A disk that is full for a moment must not end all answers.
+                if self._file.in_transaction:
+                    self._file.execute("ROLLBACK")
 
     def close(self) -> None:
         """Closes the file."""

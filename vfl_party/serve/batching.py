@@ -111,7 +111,11 @@ class Batcher:
         return batch
 
     def _answer(self, batch: Sequence[_Request]) -> None:
+        # The caller may be gone.
+        batch = [each for each in batch if each.answer.set_running_or_notify_cancel()]
         ids = [each for request in batch for each in request.ids]
+        if not ids:
+            return
         try:
             found = self._score(ids, batch[0].least, batch[0].columns)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it
@@ -121,7 +125,5 @@ class Batcher:
         start = 0
         for request in batch:
             end = start + len(request.ids)
-            # The caller may be gone.
-            if request.answer.set_running_or_notify_cancel():
-                request.answer.set_result(found.taken(slice(start, end)))
+            request.answer.set_result(found.taken(slice(start, end)))
             start = end

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 # Of a row: all parties took part, some did, or nobody who is needed knows the id. ``refused``: the
-# parties that took part give less quality than was asked for.
-State = Literal["scored", "partly", "unknown", "refused"]
+# parties that took part give less quality than was asked for. ``failed``: what they sent gives no
+# number.
+State = Literal["scored", "partly", "unknown", "refused", "failed"]
 # Why a party took no part in a row.
 Why = Literal["unknown id", "refused", "away", "late", "failed"]
 

@@ -111,7 +111,10 @@ class OnlineScorer:
                 found = solo(rows) if _by_student(party, part) else None
                 if found is None:
                     found = self._joint(held, part, rows, embedded)
-                outputs[torch.from_numpy(rows).to(party.device)] = found
+                # Embeddings may be finite, and yet too large for the top model.
+                finite = found.isfinite().all(dim=1)
+                state[rows[~finite.cpu().numpy()]] = "failed"
+                outputs[torch.from_numpy(rows).to(party.device)] = found.where(finite[:, None], 0.0)
         return Scores(columns_of(held, outputs), state.tolist(), parts, number_N)
 
     def _state(self, party: Party, part: Part, least: float | None) -> State:

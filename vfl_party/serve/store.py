@@ -34,6 +34,10 @@ from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data
 from vfl_party.predict.results import id_names
 from vfl_party.predict.trained import TrainedParty, of_state
 
+# Of one id, which has any number of columns: in characters, as it is given and as it is spelt. So
+# many ids as are asked for at once fit into a message of gRPC.
+LONGEST_ID = 1_000
+
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +86,8 @@ class Held:
                 for at in range(len(self.columns))
             ]
         found: list[str | None] = normalised(cells, self.rules).to_pylist()
-        return found
+        # Unicode's normal form may be 18 times as long.
+        return [each if each is not None and len(each) <= LONGEST_ID else None for each in found]
 
     def rows(self, ids: Sequence[str | None]) -> Rows:
         """Returns the row of each id, -1 for one that is unknown, [N]."""
@@ -162,7 +167,8 @@ class Store:
     ) -> None:
         self._files, self._trained, self._say = files, trained, say
         self._settings = prediction_data(files.file.data, source, trained.state, query)
-        self._looked = _look(self._settings)
+        # As it was read, and as it was seen last.
+        self._looked = self._seen = _look(self._settings)
         self.held = self._read()
         self._ended = threading.Event()
 
@@ -180,12 +186,14 @@ class Store:
             self.refresh()
 
     def refresh(self) -> bool:
-        """Reads the table again if it has changed. Returns whether the rows are new: a table that
-        cannot be used leaves the old ones in their place.
+        """Reads the table again if it has changed, and stays as it is from one call to the next.
+        Returns whether the rows are new: a table that cannot be used leaves the old ones in their
+        place.
         """
         looked = _look(self._settings)
-        # It is just being written.
-        if looked == self._looked or looked != _look(self._settings):
+        seen, self._seen = self._seen, looked
+        # One that has changed since the last look may be half written, and its last number cut.
+        if looked == self._looked or looked != seen:
             return False
         try:
             held = self._read()
@@ -194,6 +202,8 @@ class Store:
             text = f"{error}; the rows that were read before stay in use"
             log.warning("%s", text, extra={"event": "refresh"})
             self._say("advice", said=text)
+            return False
+        if _look(self._settings) != looked:
             return False
         self._looked, self.held = looked, held
         self._say("refreshed", rows=len(held.places), source=shown(self._settings.source))

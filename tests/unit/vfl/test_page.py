@@ -18,7 +18,7 @@ from tests.harness.sentences import raises
 from vfl.cli import cli
 from vfl.report.page import command
 from vfl.report.page.baselines import find_baselines, how_to_get, make, possible
-from vfl.report.page.facts import Facts
+from vfl.report.page.facts import Facts, read_json
 from vfl.report.page.run_page import run_page
 from vfl.report.page.study_page import is_study
 from vfl.report.page.worth import beside
@@ -257,6 +257,12 @@ def test_a_passive_party_has_its_own_page(tmp_path: Path) -> None:
     (shop / "told.json").write_text(json.dumps({"test": {"auc": 0.8125, "accuracy": None}}))
     html = command.page_of_party(shop).read_text()
     assert "AUC 0.8125" in html
+
+
+def test_a_number_of_more_digits_than_a_float_has_ends_no_page(tmp_path: Path) -> None:
+    path = tmp_path / "told.json"
+    path.write_text('{"test": {"auc": 1%s, "rows": 12}}' % ("0" * 400))
+    assert read_json(path) == {"test": {"auc": float("inf"), "rows": 12}}
 
 
 def test_several_runs_are_compared_in_one_page(tmp_path: Path) -> None:

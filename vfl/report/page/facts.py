@@ -19,6 +19,8 @@ from vfl_party.data.inputs import profile
 _SPLITS = ("train", "validation", "test")
 # Bytes of a file of JSON beside a run that is read.
 _MOST_BYTES = 50_000_000
+# Of a whole number that every float can take.
+_MOST_DIGITS = 300
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,12 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             return {}
-        found = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes(), parse_int=_whole)
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _whole(text: str) -> int | float:
+    # Of more digits than a float can have, a number is infinite and not an error.
+    return int(text) if len(text) <= _MOST_DIGITS else float(text)

@@ -29,6 +29,8 @@ PHASE, QUESTION, ANSWER = "serve", "question", "answer"
 MAX_STREAMS = 3
 # Questions to one party whose answers nobody has read.
 _MOST_OPEN = 1_000
+# Questions to one party that it does not take from the wire: further ones would fill the memory.
+_MOST_UNSENT = 64
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,10 @@ class _Stream:
     party: str
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     open: dict[int, _Question] = field(default_factory=dict)
+
+    @property
+    def full(self) -> bool:
+        return len(self.open) >= _MOST_OPEN or self.outbox.qsize() >= _MOST_UNSENT
 
 
 class ServingService:
@@ -115,7 +121,7 @@ class ServingService:
             data = serving_pb2.FromActive(question=asked).SerializeToString()
             for name in self._widths:
                 stream = self._streams.get(name)
-                if stream is None or len(stream.open) >= _MOST_OPEN:
+                if stream is None or stream.full:
                     question.found[name] = "away" if stream is None else "late"
                     continue
                 stream.open[number] = question

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,13 +15,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vfl_common.text import LINE, clean
 from vfl_party.serve.http import mlflow, v1, v2
-from vfl_party.serve.http.served import Served
+from vfl_party.serve.http.served import BUSY, Served
 from vfl_party.serve.tokens import Denied
 
 # Of a request's body.
 MOST_BYTES = 4 << 20
 # For a whole body to arrive.
 _BODY_S = 10.0
+# Of the bodies of all requests that are under way: parsed, they take several times as much.
+MOST_HELD_BYTES = 16 * MOST_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +51,7 @@ def make_app(served: Served, id_columns: tuple[str, ...], hosts: frozenset[str] 
 
     @app.exception_handler(Denied)
     async def denied(_request: Request, why: Denied) -> JSONResponse:
-        headers = {"WWW-Authenticate": "Bearer"} if why.status == 401 else {}
-        return JSONResponse({"error": why.why}, why.status, headers)
+        return JSONResponse({"error": why.why}, why.status, _headers(why))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
@@ -79,71 +80,95 @@ def make_app(served: Served, id_columns: tuple[str, ...], hosts: frozenset[str] 
         served.counts.answered(response.status_code)
         return response
 
-    return Limits(app, hosts)
+    return Limits(app, served, hosts)
 
 
 class Limits:
-    """Refuses bodies that are too large or too slow, and names that are not this machine's, before
-    anything is parsed.
+    """Refuses callers without a token, bodies that are too large or too slow, and names that are
+    not this machine's, before anything is parsed.
     """
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
-        self._app, self._hosts = app, hosts
+    def __init__(self, app: ASGIApp, served: Served, hosts: frozenset[str] | None) -> None:
+        self._app, self._served, self._hosts = app, served, hosts
+        # Bytes of the bodies under way.
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        try:
+            self._check(scope["method"], headers)
+        except Denied as why:
+            await self._say(send, why)
+            return
+        # Nothing else has a body that anybody reads.
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        body = bytearray()
+        try:
+            if await asyncio.wait_for(self._read(receive, body), _BODY_S):
+                await self._app(scope, _again(bytes(body), receive), send)
+        except TimeoutError:
+            await self._say(send, Denied(408, "the request's body did not come in time"))
+        except Denied as why:
+            await self._say(send, why)
+        finally:
+            self._held -= len(body)
+
+    def _check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
+        """Raises Denied if a request is refused whatever its body has."""
         host = headers.get(b"host", b"").decode("latin-1")
         if self._hosts is not None and _name(host) not in self._hosts:
-            await _say(send, 421, "this address is not served under that name")
-            return
-        try:
-            body = await asyncio.wait_for(_body(receive), _BODY_S)
-        except TimeoutError:
-            await _say(send, 408, "the request's body did not come in time")
-            return
-        if body is None:
-            await _say(send, 413, f"a request has at most {MOST_BYTES:,} bytes")
-            return
-        given = False
+            raise Denied(421, "this address is not served under that name")
+        if method == "POST":
+            self._served.allow(headers.get(b"authorization", b"").decode("latin-1"))
 
-        async def again() -> Message:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
+    async def _read(self, receive: Receive, body: bytearray) -> bool:
+        """Reads a request's body; returns whether the caller is still there. Raises Denied."""
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return False
+            chunk = message.get("body", b"")
+            if len(body) + len(chunk) > MOST_BYTES:
+                raise Denied(413, f"a request has at most {MOST_BYTES:,} bytes")
+            if self._held + len(chunk) > MOST_HELD_BYTES:
+                raise Denied(503, BUSY)
+            body += chunk
+            self._held += len(chunk)
+            more = message.get("more_body", False)
+        return True
 
-        await self._app(scope, again, send)
+    async def _say(self, send: Send, why: Denied) -> None:
+        self._served.counts.answered(why.status)
+        answer = JSONResponse({"error": why.why}, why.status, _headers(why))
+        headers = [*answer.raw_headers, (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": why.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Returns what gives a body that was read already, then goes on as ``receive``."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def _headers(why: Denied) -> dict[str, str]:
+    return {"WWW-Authenticate": "Bearer"} if why.status == 401 else {}
 
 
 def _name(host: str) -> str:
     """Returns the name of a Host header, without its port."""
     return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
-
-
-async def _body(receive: Receive) -> bytes | None:
-    """Returns a request's body; None if it is too large."""
-    found, more = bytearray(), True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            break
-        found += message.get("body", b"")
-        if len(found) > MOST_BYTES:
-            return None
-        more = message.get("more_body", False)
-    return bytes(found)
-
-
-async def _say(send: Send, status: int, why: str) -> None:
-    body = JSONResponse({"error": why}).body
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

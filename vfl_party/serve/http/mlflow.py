@@ -5,15 +5,19 @@ The column ``id`` has the ids; those of an id of several columns are joined in t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from vfl_party.serve.http.served import Served
 from vfl_party.serve.http.v1 import one_text, rows_of
 from vfl_party.serve.tokens import Denied
+
+T = TypeVar("T")
+# The first item that is none is told of, and the others are not looked at.
+Items = Annotated[list[T], Field(fail_fast=True)]
 
 
 class Split(BaseModel):
@@ -21,8 +25,8 @@ class Split(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    columns: list[str]
-    data: list[list[Any]]
+    columns: Items[str]
+    data: Items[list[Any]]
 
 
 class Invocation(BaseModel):
@@ -31,9 +35,9 @@ class Invocation(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     dataframe_split: Split | None = None
-    dataframe_records: list[dict[str, Any]] | None = None
-    inputs: list[str] | dict[str, list[str]] | None = None
-    instances: list[str] | list[dict[str, Any]] | None = None
+    dataframe_records: Items[dict[str, Any]] | None = None
+    inputs: Items[str] | dict[str, Items[str]] | None = None
+    instances: Items[str] | Items[dict[str, Any]] | None = None
 
 
 def routes(served: Served, id_columns: tuple[str, ...]) -> APIRouter:
@@ -75,4 +79,13 @@ def cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
         records = [each if isinstance(each, dict) else {names[0]: each} for each in given]
     if any(not set(names) <= set(each) for each in records):
         raise Denied(400, f"each row needs the column {', '.join(names)}")
-    return [[str(each[name]) for name in names] for each in records]
+    return [[_cell(each[name]) for name in names] for each in records]
+
+
+def _cell(given: Any) -> str:
+    """Returns a cell as text. Raises Denied: 7.0, NaN and null are nobody's id, and their text may
+    be somebody's.
+    """
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise Denied(422, "an id must be text or a whole number; write others as text")
+    return str(given)

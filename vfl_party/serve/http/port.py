@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.rpc.channel import check_address, split_address
+from vfl_party.serve.http.patient import Patient
 
 # Connections and requests under way; further ones get 503.
 _MOST_AT_ONCE = 1_000
@@ -27,6 +28,8 @@ def listening(app: ASGIApp, settings: ServeSettings) -> Iterator[str]:
     secure = settings.certificate is not None
     config = uvicorn.Config(
         app,
+        http=Patient,
+        ws="none",
         access_log=False,
         log_level="warning",
         log_config=None,

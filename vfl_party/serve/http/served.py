@@ -16,10 +16,10 @@ from vfl_party.serve.batching import Batcher, Busy, Given
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
+from vfl_party.serve.store import LONGEST_ID
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
-# Of one id, which has any number of columns.
-LONGEST_ID = 1_000
+BUSY = "too many requests wait; try again later"
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,13 @@ class Served:
     ) -> Scores:
         """Scores rows by id. ``columns``: the active party's of these rows. Raises Denied."""
         if not 0 < len(ids) <= self.most_rows:
-            raise Denied(413, f"give 1 to {self.most_rows:,} ids, and not {len(ids):,}")
+            text = f"give 1 to {self.most_rows:,} ids, and not {len(ids):,}"
+            raise Denied(413 if ids else 422, text)
         if any(len(each) > LONGEST_ID for each in ids):
             raise Denied(422, f"an id has at most {LONGEST_ID} characters")
+        # JSON can write half of a character. Nobody who is scored with it may fail.
+        if not all(map(_is_text, ids)):
+            raise Denied(422, "an id must be text of Unicode")
         if least is not None and not self.quality.metric:
             text = "min_quality: nothing was measured of this model by party"
             raise Denied(422, f"{text}; train it with evaluate.subsets, or leave min_quality out")
@@ -87,7 +91,7 @@ class Served:
                 for start in starts
             ]
         except Busy:
-            raise Denied(503, "too many requests wait; try again later") from None
+            raise Denied(503, BUSY) from None
         try:
             found = joined([await asyncio.wrap_future(each) for each in waiting])
         except InputError as error:
@@ -95,6 +99,14 @@ class Served:
             raise Denied(422, clean(str(error), LINE)) from None
         self.counts.scored(found, time.perf_counter() - began_s)
         return found
+
+
+def _is_text(given: str) -> bool:
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _part(columns: Given | None, start: int, most: int) -> Given | None:

@@ -8,10 +8,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from vfl_party.serve.http.served import LONGEST_ID, Served
+from vfl_party.serve.http.served import Served
 from vfl_party.serve.scored import Scores
+from vfl_party.serve.store import LONGEST_ID
 
 Id = Annotated[str, Field(max_length=LONGEST_ID)]
+# Of what is none, the first item is told of, and the others are not looked at.
+Cells = Annotated[list[Id], Field(fail_fast=True)]
+Values = Annotated[list[bool | int | float | str | None], Field(fail_fast=True)]
 
 
 class Asked(BaseModel):
@@ -19,8 +23,8 @@ class Asked(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    ids: Annotated[list[Id | list[Id]], Field(min_length=1)]
-    columns: dict[str, list[bool | int | float | str | None]] | None = Field(
+    ids: Annotated[list[Id | Cells], Field(min_length=1, fail_fast=True)]
+    columns: dict[str, Values] | None = Field(
         None,
         description="The active party's columns of these rows, in place of those of its table.",
     )
@@ -35,7 +39,7 @@ class Row(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     id: str | list[str]
-    state: str = Field(description="scored, partly, unknown or refused")
+    state: str = Field(description="scored, partly, unknown, refused or failed")
     parties: list[str] = Field(description="The parties that took part.")
     missing: dict[str, str] = Field(description="The parties that did not, and why.")
     expected_quality: float | None = Field(

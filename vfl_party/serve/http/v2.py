@@ -15,16 +15,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from vfl_party.serve.http.served import LONGEST_ID, Served
-from vfl_party.serve.http.v1 import one_text
+from vfl_party.serve.http.served import Served
+from vfl_party.serve.http.v1 import Cells, Id, one_text
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.tokens import Denied
 
 _EXTENSIONS: list[str] = []
 _TEXT, _NUMBER = "BYTES", "FP64"
 _WORDS = frozenset(("state", "parties"))
-
-Cell = Annotated[str, Field(max_length=LONGEST_ID)]
 
 
 class Tensor(BaseModel):
@@ -35,7 +33,7 @@ class Tensor(BaseModel):
     name: str
     shape: Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(max_length=2)]
     datatype: str
-    data: list[Cell | list[Cell] | bool | int | float | None]
+    data: Annotated[list[Id | Cells | bool | int | float | None], Field(fail_fast=True)]
 
 
 class Wanted(BaseModel):
@@ -51,7 +49,7 @@ class Inference(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    id: Annotated[str, Field(max_length=LONGEST_ID)] | None = None
+    id: Id | None = None
     inputs: Annotated[list[Tensor], Field(min_length=1, max_length=16)]
     outputs: Annotated[list[Wanted], Field(max_length=1000)] | None = None
     parameters: dict[str, Any] = {}

@@ -71,6 +71,25 @@ def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
     batcher.close()
 
 
+def test_a_caller_who_has_gone_ends_no_thread() -> None:
+    begin = threading.Event()
+
+    def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
+        begin.wait(30)
+        if "bad" in ids:
+            raise ValueError("bad")
+        return scores_of(ids)
+
+    batcher = Batcher(score, most=1, wait_s=0.0)
+    under_way = [batcher.submit(["bad"]) for _ in range(4)]
+    gone = [batcher.submit(["bad"]) for _ in range(8)]
+    assert all(each.cancel() for each in gone)
+    begin.set()
+    assert batcher.submit(["good"]).result(30).columns["score"].tolist() == ["good"]
+    assert all(isinstance(each.exception(30), ValueError) for each in under_way)
+    batcher.close()
+
+
 def test_parts_of_a_request_are_put_together() -> None:
     ids = [f"{'ab'[number % 2]}{number}" for number in range(9)]
     found = joined([scores_of(ids[:4]), scores_of(ids[4:5]), scores_of(ids[5:])])

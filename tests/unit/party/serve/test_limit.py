@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.harness.sentences import raises
 from vfl_common.errors import Code, InputError
@@ -30,6 +31,14 @@ def test_a_file_that_cannot_count_is_refused(tmp_path: Path) -> None:
     path.write_text("no database, but long enough to be looked at as one" * 100)
     with raises(InputError, Code.FILE_INVALID):
         DailyLimit(path, 2)
+
+
+def test_a_count_that_fails_ends_none_of_the_next(tmp_path: Path) -> None:
+    limit = DailyLimit(tmp_path / "answers.sqlite", 1)
+    with pytest.raises(UnicodeEncodeError):
+        limit.take(["a", "\ud800"])
+    assert limit.take(["a"]).tolist() == [True]
+    limit.close()
 
 
 def test_who_asks_again_gets_the_same_noise(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""What the HTTP port does before it reads a request, and with connections that ask for nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from tests.harness.waiting import wait_until
+from vfl_common.config.party import ServeSettings
+from vfl_party.serve.batching import Batcher
+from vfl_party.serve.counts import Counts
+from vfl_party.serve.quality import Quality
+from vfl_party.serve.scored import Part, Scores
+from vfl_party.serve.tokens import Tokens, add_token
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from vfl_party.serve.http import app as http_app
+from vfl_party.serve.http import patient
+from vfl_party.serve.http.port import listening
+from vfl_party.serve.http.served import Served
+
+JSON = {"content-type": "application/json"}
+BODY = b'{"ids": ["a"]}'
+
+
+def score(ids: Any, _least: float | None, _columns: Any) -> Scores:
+    n = len(ids)
+    return Scores({"score": np.ones(n)}, ["scored"] * n, [Part(("bank",), {})], np.zeros(n, int))
+
+
+@dataclass(frozen=True)
+class Port:
+    """Where it listens, and what it has answered."""
+
+    host: str
+    port: int
+    counts: Counts
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.host, self.port
+
+
+@contextlib.contextmanager
+def port(tokens: Path | None = None) -> Iterator[Port]:
+    batcher, counts = Batcher(score, 8, 0.0), Counts()
+    served = Served(
+        name="case",
+        run_id="run",
+        columns={"score": np.dtype(float)},
+        parties=("bank",),
+        batcher=batcher,
+        tokens=Tokens(tokens),
+        quality=Quality(),
+        counts=counts,
+        most_rows=10,
+        most_at_once=8,
+        present=lambda: (),
+    )
+    made = http_app.make_app(served, ("id",), None)
+    with listening(made, ServeSettings(http="127.0.0.1:0")) as url:
+        where = urlsplit(url)
+        yield Port(where.hostname or "", where.port or 0, counts)
+    batcher.close()
+
+
+def ask(at: Port, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
+    line = http.client.HTTPConnection(at.host, at.port, timeout=30)
+    with contextlib.closing(line):
+        line.request("POST", path, body, JSON | headers)
+        answer = line.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+@pytest.mark.parametrize("path", ["/v1/predict", "/v2/models/case/infer", "/invocations", "/x"])
+@pytest.mark.parametrize("body", [BODY, b"{", b"[" * 9_000, b""])
+def test_a_stranger_has_nothing_parsed(tmp_path: Path, path: str, body: bytes) -> None:
+    add_token(tmp_path / "tokens.json", "ended", until=date(2020, 1, 1))
+    with port(tmp_path / "tokens.json") as at:
+        for given in ({}, {"authorization": "Bearer vfl_wrong"}, {"authorization": "Basic \xff"}):
+            status, answer = ask(at, path, body, **given)
+            assert (status, list(answer)) == (401, ["error"])
+        assert at.counts.requests == {401: 3}
+
+
+def test_bodies_under_way_are_bounded_together() -> None:
+    with patch.object(http_app, "MOST_HELD_BYTES", 100), port() as at:
+        half = socket.create_connection(at.address)
+        with half:
+            half.sendall(b"POST /v1/predict HTTP/1.1\r\nhost: a\r\ncontent-length: 99\r\n\r\n")
+            half.sendall(b" " * 95)
+            wait_until(lambda: ask(at, "/v1/predict", BODY)[0] == 503)
+        # It is gone, and its bytes with it; it was no request.
+        wait_until(lambda: ask(at, "/v1/predict", BODY)[0] == 200)
+        assert set(at.counts.requests) == {200, 503}
+
+
+def test_connections_without_a_request_hold_no_place() -> None:
+    with patch.object(patient, "REQUEST_S", 0.2), port() as at, contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_connection(at.address)) for _ in range(20)]
+        for each in held[::2]:
+            # A first request, then half of another.
+            each.sendall(b"GET /ping HTTP/1.1\r\nhost: a\r\n\r\nGET /ping HTTP/1.1\r\nhos")
+        for number, each in enumerate(held):
+            each.settimeout(10)
+            found = b""
+            with contextlib.suppress(ConnectionResetError):
+                while data := each.recv(1000):
+                    found += data
+            assert (b"200 OK" in found) == (number % 2 == 0)
+        assert ask(at, "/v1/predict", BODY)[0] == 200
