@@ -113,7 +113,11 @@ def main() -> None:
     bound.bind(("127.0.0.1", 0))
     bound.listen(1000)
     config = uvicorn.Config(
-        app_of(party, Path(folder), shop[0] if shop else ""), log_level="warning", access_log=False
+        app_of(party, Path(folder), shop[0] if shop else ""),
+        log_level="error",
+        access_log=False,
+        # Its own connection to the other process may be idle while it is not measured.
+        timeout_keep_alive=600,
     )
     print(json.dumps({"url": f"http://127.0.0.1:{bound.getsockname()[1]}"}), flush=True)
     uvicorn.Server(config).run([bound])
