@@ -104,7 +104,7 @@ def test_a_figure_of_a_result_is_shown(site: Path) -> None:
     assert figure.read_bytes() == (REPO / "benchmarks" / "results" / figure.name).read_bytes()
 
 
-@pytest.mark.parametrize("page", [page for page in HOW_TO if page.stem != "index"], ids=named)
+@pytest.mark.parametrize("page", HOW_TO, ids=named)
 def test_a_how_to_page_is_one_short_task(page: Path) -> None:
     assert len(page.read_text().split()) < MOST_WORDS_OF_A_TASK
 

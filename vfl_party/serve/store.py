@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vfl_common.config.data import DataSettings, is_path, shown
 from vfl_common.errors import Code, InputError, VflError
+from vfl_common.text import listed, shortened
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Opened, assemble, expected_rows, open_party
 from vfl_party.base.phase import Phase
@@ -135,6 +136,13 @@ class Held:
         """Returns the encoder's inputs of rows of a caller, in whole blocks."""
         if self.preparing is None:
             text = f"columns: {self.party.name} has no features; leave columns out"
+            raise InputError(Code.DATA_INVALID, text)
+        known = self.preparing.preprocessor
+        wanted = (*known.numeric_names, *known.categorical_names) if known is not None else ()
+        more = [name for name in columns if name not in wanted]
+        if more:
+            names = listed([shortened(each) for each in more])
+            text = f"columns: the model was not trained with {names}; remove them"
             raise InputError(Code.DATA_INVALID, text)
         try:
             given = pa.table({name: pa.array(values) for name, values in columns.items()})

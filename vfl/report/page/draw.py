@@ -20,7 +20,15 @@ from vfl.report.page.svg import (
     panel,
     short,
 )
-from vfl.report.quality.curves import calibration, confusion, precision_recall, roc, tenths, thinned
+from vfl.report.quality.curves import (
+    Calibration,
+    calibration,
+    confusion,
+    precision_recall,
+    roc,
+    tenths,
+    thinned,
+)
 from vfl.report.quality.intervals import Floats
 from vfl.report.quality.kept import KeptRows
 
@@ -83,19 +91,7 @@ def _binary(kept: KeptRows, threshold: float | None) -> list[Picture]:
         axes.legend(loc="lower left")
 
     def draw_calibration(axes: Axes) -> None:
-        axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfect")
-        errors = [found.true_B - found.low_B, found.high_B - found.true_B]
-        axes.errorbar(
-            found.said_B,
-            found.true_B,
-            np.maximum(errors, 0),
-            fmt="o-",
-            color=BLUE,
-            markersize=4,
-            linewidth=1,
-            capsize=2,
-            label="tenths of the rows",
-        )
+        _calibrated(axes, found)
         square(axes, "mean score", f"share that is {positive}")
         axes.legend(loc="upper left")
 
@@ -199,19 +195,7 @@ def _multiclass(kept: KeptRows) -> list[Picture]:
         cal = calibration(right_N, top_N)
 
         def draw(axes: Axes) -> None:
-            axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfect")
-            errors = [cal.true_B - cal.low_B, cal.high_B - cal.true_B]
-            axes.errorbar(
-                cal.said_B,
-                cal.true_B,
-                np.maximum(errors, 0),
-                fmt="o-",
-                color=BLUE,
-                markersize=4,
-                linewidth=1,
-                capsize=2,
-                label="tenths of the rows",
-            )
+            _calibrated(axes, cal)
             square(axes, "probability of the decided class", "share that is right")
             axes.legend(loc="upper left")
 
@@ -434,3 +418,20 @@ def square(axes: Axes, x: str, y: str) -> None:
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+
+
+def _calibrated(axes: Axes, found: Calibration) -> None:
+    """Draws how often the tenths of the rows are right, with intervals, beside the diagonal."""
+    axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfect")
+    errors = [found.true_B - found.low_B, found.high_B - found.true_B]
+    axes.errorbar(
+        found.said_B,
+        found.true_B,
+        np.maximum(errors, 0),
+        fmt="o-",
+        color=BLUE,
+        markersize=4,
+        linewidth=1,
+        capsize=2,
+        label="tenths of the rows",
+    )
