@@ -84,6 +84,10 @@ class RowsSettings(Section):
     """With psi: the id of an earlier run of the same parties and tables. This run takes its common
     rows, and aligns nothing.
     """
+    partial: bool = False
+    """With psi: whether rows count that the active party and at least one passive party hold. Each
+    row is trained and scored with the parties that hold it. Default: only rows that all hold.
+    """
     split: Literal["random", "stratified", "grouped", "column"] = "random"
     """How rows are divided. ``random``: every party draws it from the seed. ``stratified``: the
     active party draws it, with each class's share in every split. ``grouped``: it draws it so that

@@ -86,7 +86,7 @@ class DigestAlignment:
         asking = self._asking(at, len(aligned.ids))
         asking.lenient = True
         with contextlib.suppress(StepPassed):
-            asking.swap(AGAIN, _shown(at, aligned.ids))
+            asking.swap(AGAIN, shown(at, aligned.ids))
             text = f"{asking.peer} answers a party that returns as if it were at the beginning"
             raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=asking.peer)
 
@@ -103,7 +103,7 @@ class DigestAlignment:
         a passive party if the active party's division is none.
         """
         name, table, step, active = at.name, at.table, SHOWN, self._recipe.active.name
-        ids, mine = table.ids, _shown(at, table.ids)
+        ids, mine = table.ids, shown(at, table.ids)
         if name != active:
             reply = self._asking(at, len(ids)).swap(step, mine)
             if not self._told:
@@ -141,8 +141,8 @@ class DigestAlignment:
         return aligned
 
 
-def _shown(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
-    """Returns what a passive party shows of its rows."""
+def shown(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
+    """Returns what a passive party shows of its rows: how many, and a digest of their ids."""
     said = rows_digest(at.run_id, ids, at.salt, protocol=at.connections.protocol)
     return {
         "count": torch.tensor([len(ids)]),
