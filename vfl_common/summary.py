@@ -87,6 +87,11 @@ class LinkBytes(_Model):
     messages: int
 
 
+def held_by(split: str, parties: Iterable[str]) -> str:
+    """Returns how ``Summary.metrics`` names the rows of a split that exactly these parties hold."""
+    return f"{split} with {', '.join(parties)}"
+
+
 class ByteCount(_Model):
     """A sum of links."""
 

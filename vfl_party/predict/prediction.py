@@ -329,7 +329,7 @@ class PassivePredict(Phase):
         self._scorer = scorer(party)
 
     def run_round(self, round_: int) -> RoundReport:
-        self._scorer.answer(self._party.rows("all"), StepKey(PHASE, round_, 0))
+        self._scorer.answer(self._party.joint_rows("all"), StepKey(PHASE, round_, 0))
         return RoundReport(0)
 
 

@@ -91,4 +91,4 @@ class ContrastiveLearning(Method[ContrastiveSettings]):
         return True
 
 
-METHOD = ContrastiveLearning(ContrastiveSettings, Contrastive, Contrastive)
+METHOD = ContrastiveLearning(ContrastiveSettings, Contrastive, Contrastive, partial=True)

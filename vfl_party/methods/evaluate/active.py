@@ -11,6 +11,7 @@ from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.exchanges import embeddings
+from vfl_party.methods.evaluate.holders import by_holders, with_counts
 from vfl_party.methods.evaluate.quality import Judge, metric_of
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.methods.evaluate.subsets import Subsets
@@ -57,7 +58,7 @@ class ActiveEvaluate(Phase):
                 embedded[split] = rows, found
         predictions = self._predictions(embedded)
         # First, because a rule of the recipe may choose the threshold by it.
-        metrics = measured(party, predictions)
+        metrics = with_counts(party, measured(party, predictions), predictions)
         self._telling.tell(StepKey(self.name, round_, batch), metrics)
         batch += telling_steps(party)
         absent: dict[str, Tensor] = {}
@@ -106,4 +107,5 @@ class ActiveEvaluate(Phase):
             }
             for name, each in of.items():
                 predictions[name] = rows, self._scorer.scored(each).outputs
+            predictions |= by_holders(party, split, *predictions[split])
         return predictions

@@ -33,7 +33,7 @@ def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
     found: list[Occurrence] = []
     exchange, batch = embeddings(party, settings), 0
     for split in settings.splits:
-        rows = party.rows(split)
+        rows = party.joint_rows(split)
         found += scoring_traffic(party, phase, exchange, 0, batch, rows)
         batch += len(chunks(rows))
     found += telling_traffic(party, StepKey(phase, 0, batch), settings.splits)

@@ -61,4 +61,4 @@ class FedOnceMethod(Method[FedOnceSettings]):
         return written.get("objective") == "contrastive"
 
 
-METHOD = FedOnceMethod(FedOnceSettings, FedOnce, FedOnce)
+METHOD = FedOnceMethod(FedOnceSettings, FedOnce, FedOnce, partial=True)

@@ -34,6 +34,11 @@ class Head(Method[HeadSettings]):
     def learns(self, settings: HeadSettings) -> Learnt:
         return settings.learns
 
+    def no_partial(self, settings: HeadSettings) -> str:
+        if settings.deadline_s is not None:
+            return "deadline_s is for parties that hold all rows and are late"
+        return "dp bounds what a row does that all parties hold" if settings.dp is not None else ""
+
     def noise(self, settings: HeadSettings) -> float:
         return settings.noise
 
@@ -51,4 +56,4 @@ class Head(Method[HeadSettings]):
         return PrivatePhase(phase, dp, (recipe.active.name,), settings.batch_size, epochs)
 
 
-METHOD = Head(HeadSettings, ActiveHead, PassiveHead)
+METHOD = Head(HeadSettings, ActiveHead, PassiveHead, partial=True)

@@ -44,8 +44,11 @@ class SplitNN(Method[SplitNNSettings]):
     def late_policy(self, settings: SplitNNSettings) -> LatePolicy:
         return settings.late_policy
 
+    def no_partial(self, settings: SplitNNSettings) -> str:
+        return settings.no_partial
+
     def learns(self, settings: SplitNNSettings) -> Learnt:
         return settings.learns
 
 
-METHOD = SplitNN(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, encodes=True)
+METHOD = SplitNN(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, encodes=True, partial=True)

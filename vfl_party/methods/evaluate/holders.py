@@ -1,0 +1,42 @@
+"""The rows of a split by who holds them (``rows.partial``): a part of the split for each set of
+parties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from vfl_common.summary import held_by
+from vfl_party.base.seeds import Rows
+from vfl_party.phases.context import Party
+
+# Of a part: how many rows it has.
+ROWS = "rows"
+
+
+def by_holders(
+    party: Party, split: str, rows: Rows, outputs: Tensor
+) -> dict[str, tuple[Rows, Tensor]]:
+    """Returns {name of a part: (its rows, their outputs)}; empty if all parties hold all rows."""
+    held = party.data.held
+    if held is None:
+        return {}
+    return {
+        held_by(split, (party.name, *names)): (rows[at], party.take(outputs, at))
+        for names, at in held.alike(rows)
+    }
+
+
+def with_counts(
+    party: Party,
+    metrics: dict[str, dict[str, float]],
+    found: Mapping[str, tuple[Rows, Tensor]],
+) -> dict[str, dict[str, float]]:
+    """Adds the number of rows to the metrics of each split and part, if not all parties hold all
+    rows.
+    """
+    if party.data.held is None:
+        return metrics
+    return {name: {**of, ROWS: float(len(found[name][0]))} for name, of in metrics.items()}
