@@ -61,6 +61,22 @@ class Aligned:
             else table.select(np.flatnonzero(~table.among(self.ids)))
         )
 
+    def by(self, name: str, active: str) -> str:
+        """Words who holds the rows of the party ``name``, if not all parties hold each: at the
+        active party how many each set of parties holds. '' if all do.
+        """
+        if self.held is None:
+            return ""
+        if name != active:
+            return f"held by {active}, too"
+        found = self.held.alike(self.held.splits["all"])
+        sets = (
+            f"{len(at):,} that {' and '.join(names) or 'nobody else'} "
+            f"{'hold' if len(names) > 1 else 'holds'}"
+            for names, at in found
+        )
+        return f"used: {', '.join(sets)}"
+
     def save(self, folder: Path) -> None:
         """Keeps the division in the run's folder, if another party has made it. Raises
         InputError.

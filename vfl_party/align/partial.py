@@ -163,6 +163,28 @@ def ordered(
     return aligned_of(table, order, codes, masks, codes, divides)
 
 
+def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, Aligned]:
+    """Returns what an alignment gives each party, if the tables of all are here. Raises InputError."""
+    active = recipe.active.name
+    table = tables[active]
+    holders = {
+        each.name: table.among(tables[each.name].ids) for each in recipe.passives
+    }
+    anyone = np.logical_or.reduce([*holders.values()])
+    first = ordered(recipe, table, anyone, holders, divides=True)
+    assert first.held is not None  # noqa: S101 - as ordered makes it
+    found = {active: first}
+    codes = np.frombuffer(first.division or b"", np.uint8)
+    for name, held in first.held.by.items():
+        place = {each: at for at, each in enumerate(tables[name].ids)}
+        mine = np.flatnonzero(held)
+        rows = np.array([place[first.ids[row]] for row in mine.tolist()], np.int64)
+        found[name] = Aligned(
+            tables[name].select(rows).ids, codes[mine].tobytes(), held=first.held, rows=rows
+        )
+    return found
+
+
 def aligned_of(
     table: Table,
     rows: Rows,

@@ -357,6 +357,12 @@ class Party:
             for name, own in sizes.items()
         ]
 
+    @property
+    def bound(self) -> str:
+        """Why a forecast's sizes are the most that there can be; '' if they are not."""
+        unknown = self.recipe.rows.partial and self.data.held is None
+        return "who holds which rows is not known: these are the bytes if all hold all" * unknown
+
     def unhurried(self) -> None:
         """Lets the next exchange wait as long as the peers live: they may be at work on their
         own.

@@ -37,7 +37,8 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.measure import decides
 from vfl_party.phases.scoring import SOLO, Scorer, SoloScorer, SplitScorer, scoring
-from vfl_party.predict.results import PARTIES, SCORED, Output, listed_rows, result_columns
+from vfl_party.predict.quality import read_quality
+from vfl_party.predict.results import EXPECTED, PARTIES, SCORED, Output, listed_rows, result_columns
 
 PHASE = "predict"
 
@@ -62,7 +63,9 @@ class TrainedRun:
     def says_parties(self) -> bool:
         """Whether a result names who took part: the model can do without some."""
         recipe = self.recipe
-        return recipe.modelled != recipe.parties or Course(recipe).learns != ""
+        return (
+            recipe.modelled != recipe.parties or recipe.rows.partial or Course(recipe).learns != ""
+        )
 
 
 def load_trained(run: Path, name: str) -> TrainedRun:
@@ -350,15 +353,30 @@ class ActivePredict(Phase):
             )
         columns = result_columns(party.recipe, party.data.labels, outputs, decides(party))
         if self._work.says_parties:
-            of = [party.recipe.active] if self._work.solo else party.recipe.parties
-            there = [each.name for each in of if each.features]
-            columns = {PARTIES: [", ".join(there)] * len(outputs), **columns}
+            columns = {**self._took_part(len(outputs)), **columns}
         found = listed_rows(self._work.ids, self._table, columns, self._work.state)
         for output in self._work.outputs:
             output.write(found, self._table.own)
             self._work.written.append(output)
             advise(party.show, output.advice(found))
         return RoundReport(0)
+
+
+    def _took_part(self, count: int) -> dict[str, list[Any]]:
+        """Returns columns for ``count`` rows: who took part, and what was measured of such rows."""
+        party, trained = self._party, self._work.trained
+        of = [party.recipe.active] if self._work.solo else party.recipe.parties
+        names = [each.name for each in of if each.features]
+        held = None if self._work.solo else party.data.held
+        groups = [(tuple(names), np.arange(count))] if held is None else held.alike(party.rows("all"))
+        quality = read_quality(trained.path.parent, party.recipe.task)
+        parties, expected = np.empty(count, object), np.empty(count, object)
+        for others, at in groups:
+            there = [name for name in names if name in others or name == party.name]
+            parties[at] = ", ".join(there)
+            expected[at] = quality.student if self._work.solo else quality.of_holders(there)
+        more = {f"{EXPECTED}{quality.metric}": expected.tolist()} if quality.metric else {}
+        return {PARTIES: parties.tolist(), **more}
 
 
 @dataclass(frozen=True)

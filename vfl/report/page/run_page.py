@@ -43,7 +43,7 @@ def run_page(
     """
     summary = facts.run.summary
     by_split = {
-        name: measured(kept) for name, kept in facts.kept.items() if " without " not in name
+        name: measured(kept) for name, kept in facts.kept.items() if _is_split(name)
     }
     own = by_split.get(facts.judged, {})
     pairs = beside(facts, baselines, own)
@@ -298,11 +298,16 @@ _DIVIDED = {
 }
 
 
+def _is_split(name: str) -> bool:
+    """Whether predictions are of a whole split, with all parties that hold its rows."""
+    return not any(word in name for word in (" without ", " with "))
+
+
 def _rows(facts: Facts) -> Part:
     part = Part("rows", "Who took part, with which rows")
     summary, recipe = facts.run.summary, facts.recipe
     part.tables.append(tables.parties(summary))
-    kept = {n: k for n, k in facts.kept.items() if " without " not in n}
+    kept = {n: k for n, k in facts.kept.items() if _is_split(n)}
     if recipe is not None:
         rows = recipe.rows
         shares = {"validation": rows.validation, "test": rows.share_for_tests}

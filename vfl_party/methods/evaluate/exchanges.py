@@ -43,7 +43,7 @@ def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
         found += means
         batch += stand_in.steps(settings.absent)
     if not settings.importance:
-        return Traffic(found)
+        return Traffic(found, bound=party.bound)
     permuted, lacking = importance.traffic(party, exchange, settings, StepKey(phase, 0, batch))
     text = f"the permuted columns of {', '.join(lacking)} are not counted: they are not here"
     return Traffic([*found, *permuted], bound=text if lacking else "")

@@ -4,13 +4,15 @@ parties.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from vfl_common.summary import held_by
 from vfl_party.base.seeds import Rows
 from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import Chunk
 
 # Of a part: how many rows it has.
 ROWS = "rows"
@@ -27,6 +29,21 @@ def by_holders(
         held_by(split, (party.name, *names)): (rows[at], party.take(outputs, at))
         for names, at in held.alike(rows)
     }
+
+
+def held_by_all(rows: Rows, found: Sequence[Chunk]) -> tuple[Rows, list[Chunk]]:
+    """Returns the rows that all parties hold, and their embeddings.
+
+    ``found``: the embeddings of ``rows``, in order.
+    """
+    kept, whole, first = [], list[Chunk](), 0
+    for chunk in found:
+        for part, at in chunk.alike():
+            if all(z is not None for z in part.others.values()):
+                kept.append(rows[first + at])
+                whole.append(part)
+        first += chunk.rows
+    return np.concatenate(kept) if kept else rows[:0], whole
 
 
 def with_counts(

@@ -24,7 +24,11 @@ def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
     # A part has at least one row.
     parts = min(settings.micro_batches, settings.batch_size)
     return Traffic(
-        occurrences, may_end_early=fewer, in_flight=settings.in_flight * parts, parts=parts
+        occurrences,
+        may_end_early=fewer,
+        in_flight=settings.in_flight * parts,
+        parts=parts,
+        bound=party.bound,
     )
 
 
