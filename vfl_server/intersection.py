@@ -139,17 +139,15 @@ def alignment_service(
 def told(
     holders: Mapping[str, npt.NDArray[np.bool_]], ring: Sequence[str], partial: bool
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Returns {party: what it is told of its own N rows, [masks, N]}: one mask, of the rows that all
-    parties hold; with ``partial``, of those that the active party holds, and to the active party one
-    for each of the others.
+    """Returns {party: what it is told of its own N rows, [masks, N]}.
 
-    ``holders``: as the function of this name gives it.
+    That is one mask, of the rows that all parties hold. With ``partial``, it is one of the rows that
+    the active party holds; the active party is told one for each of the others. ``holders``: as the
+    function of this name gives it.
     """
     if not partial:
-        return {party: found.all(axis=0)[None] for party, found in holders.items()}
-    return {
-        party: found[1:] if party == ring[0] else found[:1] for party, found in holders.items()
-    }
+        return {party: found.all(axis=0, keepdims=True) for party, found in holders.items()}
+    return {party: found[1:] if party == ring[0] else found[:1] for party, found in holders.items()}
 
 
 def holders(

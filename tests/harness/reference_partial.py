@@ -42,7 +42,9 @@ class Rows:
         ids = {name: set(table.ids) for name, table in self.tables.items()}
         table = self.tables[active]
         held = {
-            name: np.array([each in ids[name] for each in table.ids]) for name in ids if name != active
+            name: np.array([each in ids[name] for each in table.ids])
+            for name in ids
+            if name != active
         }
         anyone = np.logical_or.reduce(list(held.values()))
         aligned = ordered(recipe, table, anyone, held, divides=True)
@@ -101,9 +103,7 @@ class OnePartialParty:
         return z
 
 
-def train(
-    tables: dict[str, Any], data: dict[str, dict[str, Any]]
-) -> dict[str, dict[str, Tensor]]:
+def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
     """Returns {party: {"encoder.…": tensor}} after the recipe's first phase, of kind ``splitnn`` or
     ``head``. With the latter only the active party trains, its top model alone.
     """
@@ -121,15 +121,13 @@ def train(
 
 
 def _train(recipe: Recipe, rows: Rows, parties: dict[str, OnePartialParty]) -> None:
-    phase, active = recipe.phases[0], parties[recipe.active.name]
+    phase = recipe.phases[0]
     upload, train = phase.kind == "head", rows.splits["train"]
     # A head counts the training rows, and all its steps.
     numbers, step = np.arange(len(train)) if upload else train, 0
     for epoch in range(phase.settings["epochs"]):
         size = phase.settings["batch_size"]
-        for number, batch in enumerate(
-            batches(recipe.seed, phase.name, epoch, numbers, size)
-        ):
+        for number, batch in enumerate(batches(recipe.seed, phase.name, epoch, numbers, size)):
             chosen = train[batch] if upload else batch
             place = (step,) if upload else (epoch, number)
             loss = sum(_loss(recipe, rows, parties, int(row), place) for row in chosen)

@@ -32,13 +32,11 @@ from vfl_party.base.seeds import Rows
 from vfl_party.data import Table
 from vfl_party.data.rows import CODES, coded, divide_rows, divided, division_of
 from vfl_party.outbound.chains import make_chains
-from vfl_party.outbound.declared import Exchange, Occurrence, Sent, i64
+from vfl_party.outbound.declared import Occurrence, Sent, i64
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.outbound.policies import Policy
 
-PLACED = replace(
-    ROWS, down=Sent(Kind.ROWS, {"splits": i64(len(CODES)), "places": i64("rows")})
-)
+PLACED = replace(ROWS, down=Sent(Kind.ROWS, {"splits": i64(len(CODES)), "places": i64("rows")}))
 # In a passive party's folder of a run.
 KEPT = "places.json"
 
@@ -164,12 +162,12 @@ def ordered(
 
 
 def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, Aligned]:
-    """Returns what an alignment gives each party, if the tables of all are here. Raises InputError."""
+    """Returns what an alignment gives each party, if the tables of all are here. Raises
+    InputError.
+    """
     active = recipe.active.name
     table = tables[active]
-    holders = {
-        each.name: table.among(tables[each.name].ids) for each in recipe.passives
-    }
+    holders = {each.name: table.among(tables[each.name].ids) for each in recipe.passives}
     anyone = np.logical_or.reduce([*holders.values()])
     first = ordered(recipe, table, anyone, holders, divides=True)
     assert first.held is not None  # noqa: S101 - as ordered makes it

@@ -61,7 +61,7 @@ class Attempt:
 
 
 def shuffled(key: bytes, rows: int) -> npt.NDArray[np.int64]:
-    """Returns rows in a secret order: sorted by numbers of the ChaCha20 stream of ``key``, 32 bytes.
+    """Returns rows in a secret order: sorted by numbers of a ChaCha20 stream. ``key``: 32 bytes.
 
     Nobody who lacks the key can tell it from any other order, and it is the same with every version
     of NumPy.
@@ -90,9 +90,7 @@ def _sum(facts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def unpacked(
-    bits: npt.NDArray[np.uint8], masks: int, rows: int
-) -> list[npt.NDArray[np.bool_]]:
+def unpacked(bits: npt.NDArray[np.uint8], masks: int, rows: int) -> list[npt.NDArray[np.bool_]]:
     """Returns ``masks`` masks, [rows] each, of which each begins with a new byte."""
     found = np.unpackbits(bits.reshape(masks, -1), axis=1, count=rows).astype(bool)
     return list(found)

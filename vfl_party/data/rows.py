@@ -139,9 +139,7 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
 
 
 def coded(splits: Mapping[str, Rows], n: int) -> bytes:
-    """Returns a byte for each of ``n`` rows: the place in ``CODES`` of the smallest split that it is
-    in.
-    """
+    """Returns a byte for each of ``n`` rows: the place in ``CODES`` of its smallest split."""
     codes = np.zeros(n, np.uint8)
     for code, name in enumerate(CODES):
         codes[splits[name]] = code

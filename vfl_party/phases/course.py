@@ -402,8 +402,8 @@ class Course:
                 raise InputError(Code.CONFIG_INVALID, f"{text}; remove the phase, or partial")
             said = phase.method.no_partial(phase.settings)
             if said:
-                text = f"recipe: phases: {phase.name}: {said}, with rows.partial"
-                raise InputError(Code.CONFIG_INVALID, f"{text}; remove one of them")
+                text = f"{where}: phase {phase.name}: {said}; remove one of the two"
+                raise InputError(Code.CONFIG_INVALID, text)
         if self.recipe.task.compares:
             text = f"{where}: the loss of a {self.recipe.task.kind} task compares rows with each"
             raise InputError(

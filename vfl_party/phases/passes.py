@@ -27,8 +27,8 @@ from vfl_party.phases.sets import PartySet, Sets
 class Pass:
     """Rows of a batch that pass the top model together.
 
-    ``rows``: their places in the batch, [R]. ``embeddings``: to combine, [R, D] each. ``weight``: by
-    which their mean loss counts.
+    ``rows``: their places in the batch, [R]. ``embeddings``: to combine, [R, D] each. ``weight``:
+    by which their mean loss counts.
     """
 
     rows: Tensor
@@ -41,8 +41,8 @@ class HeldBatch:
     """A batch of B rows.
 
     ``own``: the active party's embeddings, [B, D], if it has any. ``others``: {passive party that
-    holds some of the rows: their embeddings, [R, D]}; ``held``: their places in the batch. ``place``:
-    the batch's, which no other batch of the phase has. ``widths``: {passive party: D}.
+    holds some of the rows: their embeddings, [R, D]}; ``held``: their places in the batch.
+    ``place``: the batch's, which no other batch of the phase has. ``widths``: {passive party: D}.
     """
 
     rows: int

@@ -361,14 +361,15 @@ class ActivePredict(Phase):
             advise(party.show, output.advice(found))
         return RoundReport(0)
 
-
     def _took_part(self, count: int) -> dict[str, list[Any]]:
         """Returns columns for ``count`` rows: who took part, and what was measured of such rows."""
         party, trained = self._party, self._work.trained
         of = [party.recipe.active] if self._work.solo else party.recipe.parties
         names = [each.name for each in of if each.features]
         held = None if self._work.solo else party.data.held
-        groups = [(tuple(names), np.arange(count))] if held is None else held.alike(party.rows("all"))
+        groups = [(tuple(names), np.arange(count))]
+        if held is not None:
+            groups = held.alike(party.rows("all"))
         quality = read_quality(trained.path.parent, party.recipe.task)
         parties, expected = np.empty(count, object), np.empty(count, object)
         for others, at in groups:

@@ -42,9 +42,7 @@ def run_page(
     or a threshold. Raises InputError if the kept predictions are damaged.
     """
     summary = facts.run.summary
-    by_split = {
-        name: measured(kept) for name, kept in facts.kept.items() if _is_split(name)
-    }
+    by_split = {name: measured(kept) for name, kept in facts.kept.items() if _is_split(name)}
     own = by_split.get(facts.judged, {})
     pairs = beside(facts, baselines, own)
     began = time.strftime("%d %B %Y, %H:%M UTC", time.gmtime(when_began(summary.run_id, 0.0)[0]))

@@ -14,6 +14,7 @@ from vfl_party.models.metrics import evaluate, first_metric
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import decides
 
+
 def metric_of(task: TaskSettings, phase: str, named: str | None) -> str:
     """Returns the metric by which a phase judges parties; ``named``: by the recipe. Raises
     InputError if the task has no such metric.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,9 +27,9 @@ from vfl_party.outbound.filter import Tensors
 from vfl_party.phases.context import Party
 from vfl_party.phases.drift import Drift
 from vfl_party.phases.measure import measured
-from vfl_party.phases.passes import HeldBatch, losses_of, passes
+from vfl_party.phases.passes import HeldBatch, Pass, losses_of, passes
 from vfl_party.phases.scoring import SplitScorer
-from vfl_party.phases.sets import Sets, summed
+from vfl_party.phases.sets import Sets, Weighed, summed
 
 
 class ActiveSplitNN(Phase):
@@ -148,10 +148,12 @@ class ActiveSplitNN(Phase):
         others = z_BD
         if self._absent is not None:
             others = self._absent.fill(step, rows, own, z_BD)
-        rule, sets, parts = party.recipe.model.combine, None, None
+        rule = party.recipe.model.combine
+        sets: Sequence[Weighed] | None
+        parts: list[Pass] | None = None
         if held is None:
-            sets = self._sets.drawn(others, *place)
-            embeddings = self._sets.embeddings(sets, own, others)
+            sets = drawn = self._sets.drawn(others, *place)
+            embeddings = self._sets.embeddings(drawn, own, others)
         else:
             # So that the passes, which take rows of them, give them gradients.
             for z in z_BD.values():

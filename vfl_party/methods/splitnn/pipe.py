@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.batches import Batch
 from vfl_party.methods.splitnn.local import PassiveLocal, Swapped
 from vfl_party.methods.splitnn.settings import SplitNNSettings

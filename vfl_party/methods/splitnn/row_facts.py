@@ -36,7 +36,8 @@ class RowFacts:
     ) -> Mapping[str, Tensors]:
         """Returns {party: the facts of its rows}; before the loss's own backward pass.
 
-        ``labels``: {party: those of its rows}. ``y_B``: of the whole batch. ``loss_of``: gives the loss of these rows with other targets, as far as it counts.
+        ``labels``: {party: those of its rows}. ``y_B``: of the whole batch. ``loss_of``: gives the
+        loss of the batch with other targets, as far as it counts.
         """
         known: dict[str, dict[str, Tensor]] = {}
         if LABELS in self._knows:

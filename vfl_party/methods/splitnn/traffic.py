@@ -46,7 +46,9 @@ def _occurrences(
                 yield from party.joint_occurrences(swap, StepKey(name, round_, batch), part)
         if not batches.validates(round_):
             continue
-        scored = scoring_traffic(party, name, scores, round_, len(sizes), party.joint_rows("validation"))
+        scored = scoring_traffic(
+            party, name, scores, round_, len(sizes), party.joint_rows("validation")
+        )
         yield from scored
         steps = len(sizes) + len(chunks(party.joint_rows("validation")))
         if settings.early_stopping is not None:
