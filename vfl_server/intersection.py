@@ -141,12 +141,15 @@ def told(
 ) -> dict[str, npt.NDArray[np.bool_]]:
     """Returns {party: what it is told of its own N rows, [masks, N]}.
 
-    That is one mask, of the rows that all parties hold. With ``partial``, it is one of the rows that
-    the active party holds; the active party is told one for each of the others. ``holders``: as the
+    That is one mask, of the rows that all parties hold. With ``partial`` it is one of the rows that
+    the active party holds, and for the active party one for each of the others. ``holders``: as the
     function of this name gives it.
     """
     if not partial:
-        return {party: found.all(axis=0, keepdims=True) for party, found in holders.items()}
+        return {
+            party: np.logical_and.reduce(found, axis=0, keepdims=True)
+            for party, found in holders.items()
+        }
     return {party: found[1:] if party == ring[0] else found[:1] for party, found in holders.items()}
 
 

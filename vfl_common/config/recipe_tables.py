@@ -78,7 +78,8 @@ class RowsSettings(Section):
     """
     at_least: CountOrShare = 1
     """With psi: how many rows must be common, as a number, or as a share of each party's rows. If
-    there are fewer, the run ends before any party learns which rows are common.
+    there are fewer, the run ends before any party learns which rows are common. With ``partial``,
+    each party has so many rows that count.
     """
     alignment: RunName | None = None
     """With psi: the id of an earlier run of the same parties and tables. This run takes its common

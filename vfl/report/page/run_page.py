@@ -21,7 +21,7 @@ from vfl.report.page.worth import Beside, beside, part_of
 from vfl.report.quality.curves import decisions, tenths
 from vfl.report.quality.kept import KeptRows
 from vfl.report.quality.measures import FIRST, Estimate, measured
-from vfl.report.table import size, splits
+from vfl.report.table import is_one, size, splits
 from vfl_common.config.task import ThresholdRule
 from vfl_common.production.registry import when_began
 from vfl_common.text import listed, percent
@@ -150,11 +150,12 @@ def _tiles(facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[Beside]) -
             note = note.replace("together is no", "no")
             tone = tones.get(outcome, "")
             found.append(Tile(f"against {each.title}", f"{gain.value:+.4f}", note, tone))
-    common = next((each.common_rows for each in summary.parties if each.common_rows), 0)
-    if common:
+    used = {each.name: each.common_rows for each in summary.parties if each.rows}
+    if any(used.values()):
         held = {each.name: each.rows for each in summary.parties if each.rows}
-        note = ", ".join(f"{percent(common, rows)} of {name}'s" for name, rows in held.items())
-        found.append(Tile("Rows in common", f"{common:,}", note))
+        note = ", ".join(f"{percent(used[name], rows)} of {name}'s" for name, rows in held.items())
+        what = "Rows in common" if is_one(used) else "Rows that count"
+        found.append(Tile(what, f"{max(used.values()):,}", note))
     if facts.passives:
         total = summary.bytes.total
         found.append(Tile("Sent in all", size(total.message_bytes), f"{total.messages:,} messages"))
