@@ -4,6 +4,7 @@ by the forecast, and evaluated and predicted with those who hold them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+import vfl
 from tests.harness import reference_partial
 from tests.harness.aligning import Direct
 from tests.harness.memory import in_memory, in_process
@@ -380,3 +382,13 @@ def test_what_cannot_work_is_one_sentence(
         return
     with raises(InputError, Code.CONFIG_INVALID):
         in_memory(tmp_path, tables, data)
+
+
+def test_rehearsals_are_refused(data: dict[str, Any], tmp_path: Path) -> None:
+    tables = recipe({}) | {"simulate": {"parties": data}}
+    with raises(InputError, Code.CONFIG_INVALID), contextlib.chdir(tmp_path):
+        vfl.leaks(tables, attacks=["norm"], seeds=[1], quiet=True)
+
+
+def test_the_report_says_how_many_rows_of_each_party_count(ran: Run) -> None:
+    assert "rows that count (p0 " in ran._repr_html_()

@@ -188,9 +188,7 @@ def _headline(summary: Summary) -> str:
             f"{name} {percent(used[name], rows)} of {rows:,}" for name, rows in held.items()
         )
         # With rows.partial each party has other rows than the others.
-        what = (
-            f"{next(iter(used.values())):,} rows in common" if is_one(used) else "rows that count"
-        )
+        what = f"{max(used.values()):,} rows in common" if is_one(used) else "rows that count"
         parts.append(f"{what} ({shares})")
     if summary.without:
         parts.append(f"trained without {', '.join(summary.without)}, too late")

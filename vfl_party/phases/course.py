@@ -255,6 +255,13 @@ class Course:
         return next((each for each in found if each), "")
 
     @property
+    def copes(self) -> bool:
+        """Whether the model has been trained to do without a passive party: on sets of them, or on
+        rows that some do not hold.
+        """
+        return bool(self.learns) or self.recipe.rows.partial
+
+    @property
     def without(self) -> LatePolicy:
         """What stands in for a party that is away when rows are scored."""
         # Those who hold a row are combined without the others.

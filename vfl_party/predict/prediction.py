@@ -402,7 +402,8 @@ class Prediction:
     ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``outputs``:
     the files that the active party writes. ``state``: of the rows that have a score. ``solo``:
     whether the active party scores by itself, with the run's student. ``says_parties``: whether
-    they name who took part; ``expects``: the metric that they then tell, '' for none. ``written``: the files that are written already.
+    they name who took part; ``expects``: the metric that they then tell, '' for none. ``written``:
+    the files that are written already.
     """
 
     trained: TrainedRun

@@ -121,7 +121,7 @@ class Subsets:
     def _outputs(
         self, chunks: Sequence[Chunk], stand_in: Mapping[str, Tensor]
     ) -> Callable[[Players], Tensor]:
-        me, scorer, learns = self._party.name, self._scorer, self._party.course.learns
+        me, scorer, copes = self._party.name, self._scorer, self._party.course.copes
 
         def outputs(there: Players) -> Tensor:
             if there:
@@ -132,8 +132,8 @@ class Subsets:
 
         def only(found: Sequence[Chunk], there: Players) -> list[Chunk]:
             parts = replaced(found, me, there, stand_in)
-            # A model that has learnt to do without passive parties does so.
-            return [each.of(there) for each in parts] if learns else parts
+            # A model that was trained to do without passive parties does so.
+            return [each.of(there) for each in parts] if copes else parts
 
         return outputs
 

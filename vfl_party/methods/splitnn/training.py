@@ -45,7 +45,7 @@ class OwnTraining:
                 Code.CONFIG_INVALID,
                 f"{text}; give more rows, a larger batch_size, or another encoder",
             )
-        if norms and party.data.held is not None:
+        if norms and party.recipe.rows.partial:
             text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(
                 Code.CONFIG_INVALID,
