@@ -347,6 +347,7 @@ def test_a_party_sends_and_hears_of_its_own_rows_alone(
         {"only": {"kind": "secureboost"}},
         {"only": {"kind": "fedcvt", "epochs": 1}},
         {"batch_norm": True},
+        {"head batch_norm": True},
         {"alone": True},
     ],
     ids=str,
@@ -373,6 +374,9 @@ def test_what_cannot_work_is_one_sentence(
             tables["phases"] = [more]
         case {"batch_norm": _}:
             tables["model"]["encoder"]["batch_norm"] = True
+        case {"head batch_norm": _}:
+            tables["model"]["encoder"]["batch_norm"] = True
+            phase |= {"kind": "head", "own_encoder": "trained"}
         case _:
             tables["parties"] = tables["parties"][:1]
             data = {"p0": data["p0"]}

@@ -404,9 +404,6 @@ class Course:
         """Raises InputError if a phase cannot work with rows that some parties do not hold."""
         where = "recipe: rows.partial"
         for phase in self.phases:
-            if not phase.method.partial:
-                text = f"{where}: a phase of kind {phase.kind!r} needs rows that all parties hold"
-                raise InputError(Code.CONFIG_INVALID, f"{text}; remove the phase, or partial")
             said = phase.method.no_partial(phase.settings)
             if said:
                 text = f"{where}: phase {phase.name}: {said}; remove one of the two"

@@ -46,7 +46,6 @@ class Method(Generic[S]):
         trains: whether rows leave a trace in the models.
         encodes: whether all its forward passes are ``Party.encode`` and ``Party.outputs``. These
             apply the recipe's precision and use all of a party's GPUs.
-        partial: whether the rows need not be held by all parties (``rows.partial``).
         protocol: the oldest protocol (``vfl_common.link.PROTOCOL``) with which it can be run,
             in training and prediction.
     """
@@ -59,7 +58,6 @@ class Method(Generic[S]):
     model: Literal["shared", "own", "none"] = "shared"
     trains: bool = True
     encodes: bool = False
-    partial: bool = False
     protocol: int = OLDEST
 
     def __new__(cls, *args: Any, **named: Any) -> Method[S]:
@@ -205,11 +203,11 @@ class Method(Generic[S]):
         return "wait"
 
     def no_partial(self, settings: S) -> str:
-        """Says which setting needs rows that all parties hold, and why; '' if none does. Only asked
-        if ``partial``.
+        """Says why the phase needs rows that all parties hold; '' if it can do with rows that only
+        some of them hold (``rows.partial``).
         """
         _ = settings
-        return ""
+        return "its kind needs rows that all parties hold"
 
     def learns(self, settings: S) -> Learnt:
         """Returns what the phase teaches the model to do without a party; '' for nothing."""

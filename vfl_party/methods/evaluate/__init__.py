@@ -32,6 +32,4 @@ class Evaluate(Method[EvaluateSettings]):
         return traffic(party, phase, settings)
 
 
-METHOD = Evaluate(
-    EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, encodes=True, partial=True
-)
+METHOD = Evaluate(EvaluateSettings, ActiveEvaluate, PassiveEvaluate, trains=False, encodes=True)

@@ -56,4 +56,4 @@ class Head(Method[HeadSettings]):
         return PrivatePhase(phase, dp, (recipe.active.name,), settings.batch_size, epochs)
 
 
-METHOD = Head(HeadSettings, ActiveHead, PassiveHead, partial=True)
+METHOD = Head(HeadSettings, ActiveHead, PassiveHead)

@@ -73,6 +73,12 @@ class ActiveHead(Phase):
         if norms and min(settings.batch_size, len(self._rows)) < 2:
             text = f"{where}: batch normalisation needs batches of at least two rows"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, or a larger batch_size")
+        if norms and party.recipe.rows.partial:
+            text = f"{where}: batch normalisation needs batches of at least two rows, and with"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{text} rows.partial fewer may be combined alike; take models without it",
+            )
         self._params = list(self._models.parameters())
         self._optimizer = build_optimizer(settings.optimizer, self._params)
         self._epochs = settings.epochs_over(len(self._rows))

@@ -51,4 +51,4 @@ class SplitNN(Method[SplitNNSettings]):
         return settings.learns
 
 
-METHOD = SplitNN(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, encodes=True, partial=True)
+METHOD = SplitNN(SplitNNSettings, ActiveSplitNN, PassiveSplitNN, encodes=True)
