@@ -29,7 +29,6 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.align import digest, rounds
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.psi.pool import Masking
 
 SUBSETS: dict[str, Any] = {"subsets": True}
 DROPOUT: dict[str, Any] = {"party_dropout": 0.4}
@@ -92,8 +91,7 @@ def fast() -> Iterator[None]:
 
 @pytest.fixture
 def as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undoes ``fast``, for programs."""
-    monkeypatch.setattr(rounds, "Masking", Masking)
+    """Orders the rows as programs do, which know nothing of ``fast``."""
     monkeypatch.setitem(digest._SCRYPT, "n", 1 << 15)
     digest._slow.cache_clear()
     yield

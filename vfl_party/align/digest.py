@@ -83,12 +83,7 @@ class DigestAlignment:
     def show(self, at: Aligning, aligned: Aligned) -> None:
         if at.connections.protocol < SHOWN_AGAIN_SINCE:
             return
-        asking = self._asking(at, len(aligned.ids))
-        asking.lenient = True
-        with contextlib.suppress(StepPassed):
-            asking.swap(AGAIN, shown(at, aligned.ids))
-            text = f"{asking.peer} answers a party that returns as if it were at the beginning"
-            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=asking.peer)
+        show_again(self._asking(at, len(aligned.ids)), at, aligned.ids)
 
     def _asking(self, at: Aligning, rows: int) -> Asking:
         chains = make_chains(self._recipe, OPENING, self._exchange, "passive", self._policy)
@@ -139,6 +134,17 @@ class DigestAlignment:
             split = torch.frombuffer(bytearray(aligned.division), dtype=torch.uint8)
             answering.reply_all(step, received, {"split": split})
         return aligned
+
+
+def show_again(asking: Asking, at: Aligning, ids: Sequence[str]) -> None:
+    """Shows the active party, which goes on, what this passive party has shown of its rows before.
+    Raises PeerError if they are others.
+    """
+    asking.lenient = True
+    with contextlib.suppress(StepPassed):
+        asking.swap(AGAIN, shown(at, ids))
+        text = f"{asking.peer} answers a party that returns as if it were at the beginning"
+        raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=asking.peer)
 
 
 def shown(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:

@@ -24,7 +24,17 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import write_atomic
 from vfl_common.psi import MOST_ROWS
 from vfl_party.align.aligned import Aligned, Aligning
-from vfl_party.align.digest import CPU, OPENING, PASSES, ROWS, SHOWN, shown, slow_digest
+from vfl_party.align.digest import (
+    AGAIN,
+    CPU,
+    OPENING,
+    PASSES,
+    ROWS,
+    SHOWN,
+    show_again,
+    shown,
+    slow_digest,
+)
 from vfl_party.align.exchanges import ints
 from vfl_party.align.state import Common, shuffled
 from vfl_party.base.held import HeldRows, Mask
@@ -62,9 +72,7 @@ class PartialRows:
         if at.name == self._recipe.active.name:
             return self._tell(at, common)
         active, rows = self._recipe.active.name, np.flatnonzero(common.rows)
-        chains = make_chains(self._recipe, OPENING, PLACED, "passive", self._policy)
-        asking = Asking(PLACED, OPENING, chains, at.connections, active, CPU, {"rows": len(rows)})
-        told = asking.swap(SHOWN, shown(at, at.table.select(rows).ids))
+        told = self._asking(at, len(rows)).swap(SHOWN, shown(at, at.table.select(rows).ids))
         splits, places = told["splits"].numpy(), told["places"].numpy()
         fits = bool((splits >= 0).all()) and 0 < int(splits.sum()) <= MOST_ROWS
         known = np.unique(places)
@@ -76,6 +84,16 @@ class PartialRows:
             at.folder / KEPT, json.dumps({"splits": splits.tolist(), "places": places.tolist()})
         )
         return self._placed(at, rows, splits, places)
+
+    def _asking(self, at: Aligning, rows: int) -> Asking:
+        chains = make_chains(self._recipe, OPENING, PLACED, "passive", self._policy)
+        active = self._recipe.active.name
+        return Asking(PLACED, OPENING, chains, at.connections, active, CPU, {"rows": rows})
+
+    def show(self, at: Aligning, aligned: Aligned) -> None:
+        """See ``Alignment.show``."""
+        ids = at.table.select(np.sort(aligned.rows)).ids
+        show_again(self._asking(at, len(ids)), at, ids)
 
     def kept(self, at: Aligning, common: Common) -> Aligned:
         """Returns the rows that this party was told of earlier in the run. Raises InputError."""
@@ -119,8 +137,9 @@ class PartialRows:
                 text = f"different row sets: {party} and {at.name} do not take the same rows as"
                 text = f"{text} common; {self._remedy}"
                 raise PeerError(Code.ROWS_DIFFER, text, party=party)
-        assert aligned.held is not None  # noqa: S101 - as _ordered makes it
-        sizes = ints(*(len(aligned.held.splits[f"only {code}"]) for code in CODES))
+        answering.hub.ask_again(AGAIN)
+        codes = np.frombuffer(aligned.division or bytes(len(aligned.ids)), np.uint8)
+        sizes = ints(*np.bincount(codes, minlength=len(CODES)).tolist())
         answering.reply(
             SHOWN,
             {
@@ -203,6 +222,5 @@ def aligned_of(
     """
     splits = divided(whole.tobytes()) if divides else {}
     splits["all"] = np.arange(len(whole), dtype=np.int64)
-    splits |= {f"only {code}": np.flatnonzero(whole == at) for at, code in enumerate(CODES)}
     division = mine.tobytes() if divides else None
     return Aligned(table.select(rows).ids, division, held=HeldRows(splits, by), rows=rows)

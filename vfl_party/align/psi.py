@@ -88,7 +88,8 @@ class PsiAlignment:
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
         found = self._known(at)
-        self._digest.show(at if found is None else replace(at, salt=found.salt), aligned)
+        rows = self._partial if self._partial is not None and found is not None else self._digest
+        rows.show(at if found is None else replace(at, salt=found.salt), aligned)
 
     def _known(self, at: Aligning) -> Common | None:
         """Returns the common rows, if this party has kept them."""
