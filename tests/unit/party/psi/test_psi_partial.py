@@ -70,7 +70,6 @@ def test_the_rows_are_those_of_plain_sets(sets: Sequence[set[str]], at_least: in
             with pytest.raises(PeerError) as caught:
                 parties.align()
             assert caught.value.code is Code.ROWS_DIFFER
-            worded_as_before(str(caught.value))
             return
         check(parties, parties.align())
         # The next generation finds the same rows in the same order.
@@ -119,6 +118,16 @@ def test_the_order_tells_nothing_of_the_rows_between(tmp_path: Path) -> None:
     places = {name: at for at, name in enumerate(other.ids)}
     moved = sum(places[each] != at for at, each in enumerate(first.ids))
     assert moved > len(first.ids) / 2
+
+
+def test_each_party_has_as_many_rows_as_wanted(tmp_path: Path) -> None:
+    sets = {**some(3), "p2": (*some(3)["p0"][:4], "nobody's")}
+    rows = {**PARTIAL, "at_least": 5}
+    with pytest.raises(PeerError) as caught:
+        Parties(tmp_path / "5", sets, rows=rows).align()
+    assert caught.value.code is Code.ROWS_DIFFER
+    worded_as_before(str(caught.value))
+    check(fewer := Parties(tmp_path / "4", sets, rows={**PARTIAL, "at_least": 4}), fewer.align())
 
 
 def test_rows_to_predict_are_all_of_the_active_party(tmp_path: Path) -> None:
