@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -42,11 +41,16 @@ from vfl_party.base.seeds import Rows
 from vfl_party.data import Table
 from vfl_party.data.rows import CODES, coded, divide_rows, divided, division_of
 from vfl_party.outbound.chains import make_chains
-from vfl_party.outbound.declared import Occurrence, Sent, i64
+from vfl_party.outbound.declared import Exchange, Occurrence, Sent, i64
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.outbound.policies import Policy
 
-PLACED = replace(ROWS, down=Sent(Kind.ROWS, {"splits": i64(len(CODES)), "places": i64("rows")}))
+PLACED = Exchange(
+    "places",
+    ROWS.up,
+    Sent(Kind.ROWS, {"splits": i64(len(CODES)), "places": i64("rows")}),
+    when=ROWS.when,
+)
 # In a passive party's folder of a run.
 KEPT = "places.json"
 
