@@ -297,6 +297,30 @@ def test_rows_that_a_party_does_not_know_at_all_are_scored(
     assert found["score_1"] == [whole["score_1"][whole["id"].index(one)]]
 
 
+@pytest.mark.parametrize("how", [DROPOUT, {}], ids=str)
+def test_an_active_party_with_labels_alone(
+    how: dict[str, Any], data: dict[str, Any], tmp_path: Path
+) -> None:
+    """Rows that no other party holds have no score."""
+    tables, ids = recipe(how, "mean"), ids_of(data)
+    tables["parties"][0]["features"] = False
+    tables["phases"].append({"kind": "evaluate", "subsets": True})
+    summary = in_process(tmp_path / "run", tables, data)
+    assert summary.worth is not None
+    parts = [name for name in summary.metrics if name.startswith("test with ")]
+    assert parts
+    assert not any("p0" in name for name in parts)
+    Origin(tmp_path, {name: DataSettings(**each) for name, each in data.items()}).note(
+        tmp_path / "run"
+    )
+    found = Run.load(tmp_path / "run").predict()
+    known = set().union(*(ids[name] for name in NAMES[1:]))
+    for id_, state, parties in zip(found["id"], found["state"], found["parties"], strict=True):
+        assert state == ("scored" if id_ in known else "not at every party")
+        there = [name for name in NAMES[1:] if id_ in ids[name]]
+        assert parties == (", ".join(there) or None)
+
+
 # -- what a passive party sends
 # ----------------------------------------------------------------------
 

@@ -102,6 +102,8 @@ class ActiveEvaluate(Phase):
         # If training may go on without a party, or prepares for it, people want to know what the
         # model is worth without it.
         some = party.features is not None or len(party.recipe.passives) > 1
+        # Of a row that one passive party holds, nobody would be left without it.
+        some = some and (party.features is not None or party.data.held is None)
         away = (
             [each.name for each in party.recipe.passives]
             if party.course.without != "wait" and some

@@ -21,12 +21,16 @@ ROWS = "rows"
 def by_holders(
     party: Party, split: str, rows: Rows, outputs: Tensor
 ) -> dict[str, tuple[Rows, Tensor]]:
-    """Returns {name of a part: (its rows, their outputs)}; empty if all parties hold all rows."""
+    """Returns {name of a part: (its rows, their outputs)}; empty if all parties hold all rows.
+
+    Parts are named by the parties that have features.
+    """
     held = party.data.held
     if held is None:
         return {}
+    own = () if party.features is None else (party.name,)
     return {
-        held_by(split, (party.name, *names)): (rows[at], party.take(outputs, at))
+        held_by(split, (*own, *names)): (rows[at], party.take(outputs, at))
         for names, at in held.alike(rows)
     }
 

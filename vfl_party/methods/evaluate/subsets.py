@@ -133,7 +133,9 @@ class Subsets:
         def only(found: Sequence[Chunk], there: Players) -> list[Chunk]:
             parts = replaced(found, me, there, stand_in)
             # A model that was trained to do without passive parties does so.
-            return [each.of(there) for each in parts] if copes else parts
+            return (
+                [each.of(there) for each in parts] if copes and (there or parts[0].own) else parts
+            )
 
         return outputs
 
