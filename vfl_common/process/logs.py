@@ -243,9 +243,10 @@ def interrupted(facts: Mapping[str, Any]) -> str:
     return f"interrupted: {facts['reason']}{limit}"
 
 
-def aligned(common: int, own: int) -> str:
-    """Words how many of a party's ``own`` rows are common to all."""
-    return f"{common:,} of your {own:,} rows ({percent(common, own)}) are common to all parties"
+def aligned(common: int, own: int, by: str = "") -> str:
+    """Words how many of a party's ``own`` rows are common to all; ``by``: or to whom."""
+    share = f"{common:,} of your {own:,} rows ({percent(common, own)})"
+    return f"{share} are {by or 'common to all parties'}"
 
 
 # Events of a party that say something of its own table.
@@ -305,7 +306,7 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "resumed":
         return f"resuming from checkpoint {facts['checkpoint']}"
     if event == "aligned":
-        return aligned(facts["common"], facts["of"])
+        return aligned(facts["common"], facts["of"], facts.get("by", ""))
     if event == "realigning":
         return f"resuming the alignment: {facts['masked']:,} of {facts['of']:,} ids are masked"
     if event == "predicted":

@@ -202,6 +202,13 @@ class Method(Generic[S]):
         _ = settings
         return "wait"
 
+    def no_partial(self, settings: S) -> str:
+        """Says why the phase needs rows that all parties hold; '' if it can do with rows that only
+        some of them hold (``rows.partial``).
+        """
+        _ = settings
+        return "its kind needs rows that all parties hold"
+
     def learns(self, settings: S) -> Learnt:
         """Returns what the phase teaches the model to do without a party; '' for nothing."""
         _ = settings

@@ -41,6 +41,8 @@ _SCORE = "score_"
 MATCHED = "matched_"
 # Who took part in a score.
 PARTIES = "parties"
+# Before the name of a metric: what was measured of the model with these parties.
+EXPECTED = "expected_"
 STATE, SCORED, ELSEWHERE = "state", "scored", "not at every party"
 # Of rows that have no joint score because a party was away: with a score of this party's own, or
 # with none.
@@ -112,7 +114,7 @@ def id_names(settings: DataSettings) -> tuple[str, ...]:
     settings = next(iter(settings.parts.values()), settings)
     folder = is_path(settings.source) and Path(settings.source).is_dir()
     names = settings.id or (FILE if folder else "id",)
-    taken = any(name in _OURS or name.startswith((_SCORE, MATCHED)) for name in names)
+    taken = any(name in _OURS or name.startswith((_SCORE, MATCHED, EXPECTED)) for name in names)
     return tuple(f"id_{name}" for name in names) if taken else names
 
 

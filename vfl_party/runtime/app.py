@@ -127,8 +127,14 @@ class PartyApp:
         """
         files = self.files
         with files.telling():
-            says = trained.says_parties
-            work = Prediction(trained, files.settings, id_names(data), (output,), says_parties=says)
+            work = Prediction(
+                trained,
+                files.settings,
+                id_names(data),
+                (output,),
+                says_parties=trained.says_parties,
+                expects=trained.expects,
+            )
             opened = self._to_predict(work, data)
         folders = Folders(
             Path(files.file.out),

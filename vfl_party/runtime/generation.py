@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -236,10 +236,12 @@ class Generation:
         """
         own, common = self._held
         if own:
-            log.info(
-                "%s", sentence(common, own), extra={"event": "aligned", "common": common, "of": own}
-            )
-            self._hooks.show("aligned", common=common, of=own)
+            active = self._opened.recipe.active.name
+            by = self._aligned.by(self._opened.name, active) if self._aligned is not None else ""
+            facts: dict[str, Any] = {"common": common, "of": own} | ({"by": by} if by else {})
+            said = sentence(common, own, by)
+            log.info("%s", said, extra={"event": "aligned", **facts})
+            self._hooks.show("aligned", **facts)
             advise(self._hooks.show, few_common(self._opened.settings, common, own))
 
     def unhurried(self) -> None:

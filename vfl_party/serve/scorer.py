@@ -142,7 +142,7 @@ class OnlineScorer:
     def _absent(self, held: Held, name: str, rows: Rows) -> Tensor | None:
         """Returns what stands in for a passive party, [B, D]; None if the model knows that."""
         found = self._stand_in.get(name)
-        if found is None or held.party.course.learns:
+        if found is None or held.party.course.copes:
             return None
         return found.expand(len(rows), -1).to(held.party.device)
 
