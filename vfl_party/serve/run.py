@@ -93,12 +93,26 @@ class Serving:
             known = {each.run_id for each in runs}
             more = [each for each in dict.fromkeys(routed) if each not in known]
             folders = [self.registry.folder(each) for each in more]
-            runs += [load_joint(folder, self.file.name) for folder in folders]
+            runs += self._beside(runs, [load_joint(each, self.file.name) for each in folders])
         log_to(runs[0].path / LOG, run=runs[0].run_id, party=self.file.name)
         opener = Opener(self.path, self.file, runs, self.console, self.device, self.source)
         with ExitStack() as stack:
             stack.enter_context(self._exposed(opener))
             (self._answer if is_active else self._attend)(stack, opener, runs)
+
+    def _beside(
+        self, runs: Sequence[TrainedRun], more: Sequence[TrainedRun]
+    ) -> Sequence[TrainedRun]:
+        """Returns ``more``, if they are of the models of ``runs``. Raises InputError."""
+        models = {each.recipe.name for each in runs}
+        for each in more:
+            if each.recipe.name not in models:
+                text = f"run {each.run_id} is of model {each.recipe.name}, which is not served"
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"serve.weights, serve.shadow: {text}; give a run of it with --run, too",
+                )
+        return more
 
     def _attend(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> None:
         """Answers the active party. Raises VflError."""
