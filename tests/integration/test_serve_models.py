@@ -9,18 +9,26 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 import vfl
-from tests.harness import cases
+from tests.harness import cases, ports
+from tests.harness.federation import refused
 from tests.harness.scrape import key, scrape
+from tests.harness.sentences import raises
 from tests.harness.served import NAMES, Served, federation_of, trained_run
 from tests.harness.waiting import wait_until
+from vfl_common.config.party import load_party
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
+from vfl_common.process.logs import Console
 from vfl_common.production.registry import FILE, ModelRegistry
+from vfl_party.predict.prediction import load_joint
+from vfl_party.serve.opening import Opener
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
@@ -84,7 +92,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
         )
         want = {run.folder.name: predicted(run) for run in (first, second, other)}
         served = Served(federation, first)
-        yield Models(served, *want, want)
+        yield Models(served, first.folder.name, second.folder.name, other.folder.name, want)
 
 
 @pytest.fixture(scope="module")
@@ -266,3 +274,52 @@ def test_weights_and_a_shadow_compare_two_runs(models: Models) -> None:
     decided = sum(one[1] != two[1] for one, two in compared)
     assert found[key("vfl_serve_shadow_differs_total", **labels)] == decided
     assert found[key("vfl_serve_rows_total", model="case", run=first, state="scored")] == asked
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "options"),
+    [
+        ("p0", {"weights": {"second": 0.6, "first": 0.6}}, ()),
+        ("p0", {"shadow": ["second", "first"]}, ()),
+        ("p0", {"shadow": ["other"]}, ()),
+        ("p0", {"weights": {"none": 0.5}}, ()),
+        ("p1", {}, ("--http", "127.0.0.1:0")),
+    ],
+    ids=["above 1", "two shadows", "another model", "no run", "passive"],
+)
+def test_what_cannot_be_served_so_is_refused(
+    models: Models, name: str, given: dict[str, Any], options: tuple[str, ...]
+) -> None:
+    served = models.served
+    ids = {"first": models.first, "second": models.second, "other": models.other}
+
+    def named(what: Any) -> Any:
+        """Puts the runs' ids in the place of their names."""
+        if isinstance(what, dict):
+            return {ids.get(key, key): value for key, value in what.items()}
+        return [ids[each] for each in what]
+
+    served.options, served.runs = {name: options}, (models.first,)
+    served.listen = ports.address()
+    refused(served.start(name, **{key: named(value) for key, value in given.items()}))
+
+
+def test_a_model_of_another_active_party_is_refused(models: Models) -> None:
+    folder = models.served.federation.folder
+    mine = load_joint(folder / "runs" / models.first, "p1")
+    roster = mine.recipe.model_dump()["parties"]
+    for each, role in zip(roster, ("passive", "active", "passive"), strict=True):
+        each["role"] = role
+    theirs = replace(
+        mine,
+        recipe=Recipe.model_validate(
+            mine.recipe.model_dump() | {"parties": roster, "name": "theirs"}
+        ),
+    )
+    models.served.federation.write_party("p1")
+    path = folder / "p1.toml"
+    with raises(InputError, Code.CONFIG_INVALID):
+        Opener(path, load_party(path), [mine, theirs], Console("vfl-party"), None, None)
+    opener = Opener(path, load_party(path), [mine], Console("vfl-party"), None, None)
+    with raises(InputError, Code.CONFIG_INVALID):
+        opener.open(theirs)

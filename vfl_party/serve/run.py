@@ -92,7 +92,7 @@ class Serving:
             # Whoever names a run there need not name it twice.
             known = {each.run_id for each in runs}
             more = [each for each in dict.fromkeys(routed) if each not in known]
-            folders = [self.registry.folder(each) for each in more]
+            folders = [self.registry.out / each for each in more]
             runs += self._beside(runs, [load_joint(each, self.file.name) for each in folders])
         log_to(runs[0].path / LOG, run=runs[0].run_id, party=self.file.name)
         opener = Opener(self.path, self.file, runs, self.console, self.device, self.source)
@@ -214,11 +214,12 @@ class Serving:
             if line.find(each) is not None
         }
         shadow = [each for each in self.settings.shadow if line.find(each) is not None]
-        if len(shadow) > 1 or sum(weights.values()) > 1.0:
-            what = "shadow: has more than one run" if len(shadow) > 1 else "weights: are above 1"
-            raise InputError(
-                Code.CONFIG_INVALID, f"serve.{what} of model {line.name}; leave out some"
-            )
+        if sum(weights.values()) > 1.0:
+            text = f"serve.weights: those of model {line.name} are above 1 together"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; make them smaller")
+        if len(shadow) > 1:
+            text = f"serve.shadow: several runs are of model {line.name}"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; leave one of them")
         if not weights and not shadow:
             return None
 
