@@ -224,6 +224,28 @@ def test_a_rollback_takes_two_seconds_at_most(followed: Models) -> None:
         assert time.monotonic() - began_s < 2.0
 
 
+def test_a_rollback_is_ready_after_a_restart(followed: Models) -> None:
+    models = followed
+    served = models.served
+    for each in models.registries:
+        each.promote(models.second)
+    wait_until(lambda: models.answers() == models.second)
+    for name, *runs in (("p0", "production", models.other), ("p2", "production")):
+        served.runs = tuple(runs)
+        served.start(name)
+    served.url = served.program("p0").wait_for("ready")["http"]
+    both = [{"run": run_id, "present": ["p1", "p2"]} for run_id in (models.second, models.first)]
+
+    def listed() -> Any:
+        versions = about(models, "case")["versions"]
+        return [{key: each[key] for key in ("run", "present")} for each in versions]
+
+    wait_until(lambda: listed() == both)
+    for each in models.registries:
+        each.rollback()
+    wait_until(lambda: models.answers() == models.first)
+
+
 def test_a_run_that_is_not_here_changes_nothing(followed: Models) -> None:
     models = followed
     path = models.registries[0].out / FILE
