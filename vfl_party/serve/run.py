@@ -27,7 +27,7 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.models.chosen import Chosen
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.models.follow import Follower
-from vfl_party.serve.models.line import Line, Run
+from vfl_party.serve.models.lineage import Lineage, LoadedRun
 from vfl_party.serve.opening import Opened, Opener
 from vfl_party.serve.passive import Passive
 from vfl_party.serve.tokens import Tokens
@@ -36,9 +36,9 @@ from vfl_party.serve.tokens import Tokens
 LOG = "serve.jsonl"
 INSTALL = 'pip install "vfl[serve]"'
 
-R = TypeVar("R", bound=Run)
+R = TypeVar("R", bound=LoadedRun)
 # By the name of the recipe.
-Lines = Mapping[str, Line[R]]
+Lineages = Mapping[str, Lineage[R]]
 
 
 @dataclass
@@ -153,7 +153,7 @@ class Serving:
         opener: Opener,
         opened: Sequence[Opened],
         begin: Callable[[Opened], R],
-    ) -> Lines[R]:
+    ) -> Lineages[R]:
         """Serves runs until the stack ends, and follows the registry. Returns the lines by the
         names of the models. Raises VflError.
         """
@@ -172,10 +172,10 @@ class Serving:
             runs, run = by_model.setdefault(each.trained.recipe.name, []), begin(each)
             if all(known.run_id != run.run_id for known in runs):
                 runs.insert(0 if run.run_id in production else len(runs), run)
-        lines = dict[str, Line[R]]()
+        lines = dict[str, Lineage[R]]()
         for name, runs in by_model.items():
             before = self._before(name, runs, load) if name in self.follows else []
-            line = Line(name, runs, before, self.settings.keep, self.console.emit)
+            line = Lineage(name, runs, before, self.settings.keep, self.console.emit)
             stack.callback(line.close)
             lines[name] = line
         followed = [line for name, line in lines.items() if name in self.follows]
@@ -200,11 +200,11 @@ class Serving:
                 self.console.emit("advice", said=said)
         return found
 
-    def _models(self, lines: Lines[ActiveRun], http: _Http) -> dict[str, Any]:
+    def _models(self, lines: Lineages[ActiveRun], http: _Http) -> dict[str, Any]:
         """Returns what the catalog has of each line. Raises InputError."""
         return {name: http.model(line, self._routed(line, http)) for name, line in lines.items()}
 
-    def _routed(self, line: Line[ActiveRun], http: _Http) -> Any:
+    def _routed(self, line: Lineage[ActiveRun], http: _Http) -> Any:
         """Returns how a model's requests are shared; None if one run has them all. Raises
         InputError.
         """
@@ -300,11 +300,11 @@ def _http() -> _Http:
     """Imports the HTTP port. Raises InputError if its packages are missing."""
     try:
         from vfl_party.serve.http.app import make_app
-        from vfl_party.serve.http.catalog import Catalog, Model
+        from vfl_party.serve.http.catalog import Catalog, ServedModel
         from vfl_party.serve.http.port import listening as listening_http
         from vfl_party.serve.http.routed import Routed
         from vfl_party.serve.http.served import Served
     except ImportError as error:
         text = f"serve: FastAPI cannot be imported here ({str(error).splitlines()[0]}); {INSTALL}"
         raise InputError(Code.CONFIG_INVALID, text) from None
-    return _Http(make_app, listening_http, Catalog, Model, Routed, Served)
+    return _Http(make_app, listening_http, Catalog, ServedModel, Routed, Served)

@@ -10,7 +10,7 @@ from typing import Generic
 
 from vfl_common.errors import VflError
 from vfl_common.production.registry import FILE, ModelRegistry
-from vfl_party.serve.models.line import Line, R, Say
+from vfl_party.serve.models.lineage import Lineage, R, Say
 
 # Between two looks, and until a run that could not be loaded is tried again.
 _LOOK_S, _AGAIN_S = 0.2, 5.0
@@ -29,7 +29,7 @@ class Follower(Generic[R]):
     def __init__(
         self,
         registry: ModelRegistry,
-        lines: Sequence[Line[R]],
+        lines: Sequence[Lineage[R]],
         load: Callable[[str], R],
         say: Say,
     ) -> None:
@@ -89,7 +89,7 @@ class Follower(Generic[R]):
         self._told = said
         return not said
 
-    def _want_of(self, line: Line[R]) -> None:
+    def _want_of(self, line: Lineage[R]) -> None:
         of = self._registry.lines().get(line.name)
         # If none is in production any more, there is nothing better than what answers now.
         if of is None or of.current is None:

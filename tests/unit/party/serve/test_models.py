@@ -18,7 +18,7 @@ from vfl_party.serve.batching import Given
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.models.compare import Disagreement, shares
 from vfl_party.serve.models.follow import Follower
-from vfl_party.serve.models.line import Line
+from vfl_party.serve.models.lineage import Lineage
 from vfl_party.serve.scored import Part, Scores
 from vfl_party.serve.tokens import Denied, Tokens, add_token
 
@@ -51,9 +51,9 @@ def run(run_id: str, *there: str, factor: float = 1.0, **more: Any) -> FakeRun:
 
 def line_of(
     *runs: FakeRun, keep: int = 1, before: Sequence[str] = ()
-) -> tuple[Line[FakeRun], Events]:
+) -> tuple[Lineage[FakeRun], Events]:
     told: Events = []
-    return Line(
+    return Lineage(
         "case", runs, before, keep, lambda event, **facts: told.append((event, facts))
     ), told
 
