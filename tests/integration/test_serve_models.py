@@ -268,7 +268,7 @@ def test_weights_and_a_shadow_compare_two_runs(models: Models) -> None:
     served.runs = (first,)
     active = served.start("p0", shadow=[second], weights={second: 0.25})
     served.runs = (first, second)
-    served.start("p1")
+    served.start("p1", answers_a_day=4)
     served.start("p2")
     address = active.wait_for("metrics")["address"]
     served.url = active.wait_for("ready")["http"]
@@ -296,6 +296,9 @@ def test_weights_and_a_shadow_compare_two_runs(models: Models) -> None:
     decided = sum(one[1] != two[1] for one, two in compared)
     assert found[key("vfl_serve_shadow_differs_total", **labels)] == decided
     assert found[key("vfl_serve_rows_total", model="case", run=first, state="scored")] == asked
+    # They were asked for twice, and so was the shadow: their limit is spent.
+    (row,) = served.rows(again[0])
+    assert (row["state"], row["missing"]) == ("partly", {"p1": "refused"})
 
 
 @pytest.mark.parametrize(

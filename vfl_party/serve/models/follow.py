@@ -14,6 +14,7 @@ from vfl_party.serve.models.lineage import Lineage, R, Say
 
 # Between two looks, and until a run that could not be loaded is tried again.
 _LOOK_S, _AGAIN_S = 0.2, 5.0
+_END_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,10 @@ class Follower(Generic[R]):
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the watch, and waits for it."""
+        """Ends the watch, and waits for it, but not for a run that takes long to load."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_S)
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK_S):
