@@ -32,9 +32,9 @@ class Served:
     run: vfl.Run
     listen: str = field(default_factory=ports.address)
     url: str = ""
-    #: What is given with --run; empty: ``run``.
+    # What is given with --run; empty: ``run``.
     runs: tuple[str, ...] = ()
-    #: {party: more options of its program}.
+    # {party: more options of its program}.
     options: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def start(self, name: str, **more: Any) -> Program:

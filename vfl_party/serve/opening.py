@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vfl_common.config.party import PartyFile, ServeSettings
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import BOTH, DIALS
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import members_of
@@ -24,6 +25,8 @@ from vfl_party.serve.store import Store, require_served
 _ANSWER_BYTES = 2 << 20
 # In the party's folder of the run: the bytes of the last time that it was served.
 BYTES = "serve-bytes.json"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -63,7 +66,11 @@ class Opened:
     def close(self) -> None:
         """Looks at the table no longer, and keeps the bytes that were counted."""
         self.store.close()
-        self.tally.ledger.save(self.trained.path / BYTES)
+        try:
+            self.tally.ledger.save(self.trained.path / BYTES)
+        except (OSError, VflError) as error:
+            # Somebody may have removed the run; others are served beside it.
+            log.warning("%s: is not written (%s)", BYTES, error, extra={"event": "follow"})
 
 
 class Opener:
@@ -103,7 +110,7 @@ class Opener:
             dict.fromkeys(each.name for recipe in recipes for each in recipe.passives)
         )
         self.servers = {each.server for each in recipes}
-        #: {run id: what was counted of it}; it outlives the run.
+        # {run id: what was counted of it}; it outlives the run.
         self.tallies: dict[str, Tally] = {}
 
     def load(self, folder: Path) -> Opened:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -43,9 +42,8 @@ class Lineage(Generic[R]):
         self, name: str, runs: Sequence[R], before: Sequence[str], keep: int, say: Say
     ) -> None:
         self.name, self._keep, self._say = name, keep, say
-        self._changing = threading.Lock()
         self._runs = {each.run_id: each for each in runs}
-        #: The run that answers.
+        # The run that answers.
         self.now = runs[0]
         self._recent = [self.now.run_id, *before]
         self._stays = frozenset(self._runs).difference(self._recent)
