@@ -93,6 +93,10 @@ class ServeSettings(Section):
 
     http: Address = "127.0.0.1:8080"
     """Active party: where it answers HTTP; port 0 takes a free port."""
+    grpc: Address | None = None
+    """Active party: where it answers the Open Inference Protocol over gRPC, with the tokens and the
+    certificate of HTTP; port 0 takes a free port. Default: nowhere.
+    """
     tokens: str | None = None
     """Active party: the file of the callers' tokens, which ``vfl-party token`` writes. Default: no
     token is asked for, and ``http`` must be an address of this machine alone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ from vfl_party.serve.answering import Answers, DailyLimit, SentBefore
 from vfl_party.serve.batching import Batcher
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.quality import read_quality
+from vfl_party.serve.rpc.model import answering as answering_grpc
 from vfl_party.serve.scorer import OnlineScorer, columns_of
 from vfl_party.serve.store import Store, require_served
 from vfl_party.serve.tokens import Tokens
@@ -39,6 +41,8 @@ _ANSWER_BYTES = 2 << 20
 # In the party's folder of the run: the log, and the bytes of the last time that it was served.
 LOG, BYTES = "serve.jsonl", "serve-bytes.json"
 INSTALL = 'pip install "vfl[serve]"'
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -126,6 +130,9 @@ class Serving:
         files, recipe, settings = self.files, self.recipe, self.settings
         listen_http, make_app, served_of = _http()
         check_open(settings)
+        if (said := plain_words(settings)) is not None:
+            log.warning("%s", said, extra={"event": "advice"})
+            self.console.show("advice", said=said)
         tokens = Tokens(Path(settings.tokens) if settings.tokens is not None else None)
 
         def attends(name: str, here: bool) -> None:
@@ -173,7 +180,9 @@ class Serving:
             )
             app = make_app(served, self.store.held.columns, _hosts(settings))
             url = stack.enter_context(listen_http(app, settings))
-            self.console.emit("ready", name=files.name, address=address, http=url)
+            grpc = stack.enter_context(answering_grpc(served, settings))
+            where = {"http": url} | ({"grpc": grpc} if grpc is not None else {})
+            self.console.emit("ready", name=files.name, address=address, **where)
             yield url
 
     @contextlib.contextmanager
@@ -196,11 +205,31 @@ def check_open(settings: ServeSettings) -> None:
     """Raises InputError if HTTP would be open to more than was meant."""
     if (settings.certificate is None) != (settings.key is None):
         raise InputError(Code.CONFIG_INVALID, "serve: give certificate and key, or none of them")
-    host = split_address(settings.http)[0]
-    if settings.tokens is None and not _is_local(host):
-        text = f"serve.http: others can reach {settings.http}, and no token is asked for"
+    reached = _reached(settings)
+    if settings.tokens is None and reached:
+        ((key, address),) = list(reached.items())[:1]
+        text = f"{key}: others can reach {address}, and no token is asked for"
         ways = "set serve.tokens to a file that vfl-party token writes, or take 127.0.0.1"
         raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
+
+
+def plain_words(settings: ServeSettings) -> str | None:
+    """Returns what to say if tokens travel where others can read them; None if they do not."""
+    reached = _reached(settings)
+    if not reached or settings.certificate is not None:
+        return None
+    text = f"{' and '.join(reached)}: without a certificate, whoever is on the way reads the tokens"
+    return f"{text}; set serve.certificate and serve.key, unless a proxy in front has HTTPS"
+
+
+def _reached(settings: ServeSettings) -> dict[str, str]:
+    """Returns {key: address} of the ports that others than this machine can reach."""
+    given = {"serve.http": settings.http, "serve.grpc": settings.grpc}
+    return {
+        key: address
+        for key, address in given.items()
+        if address is not None and not _is_local(split_address(address)[0])
+    }
 
 
 def _is_local(host: str) -> bool:
