@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from starlette.types import Message
+from starlette.types import Message, Receive
 
 from vfl_party.serve.tokens import Denied
 
@@ -19,14 +19,22 @@ _REST = "vfl.rest"
 
 
 class BinaryRoute(APIRoute):
-    """A route whose requests may have bytes after their JSON, which ``rest_of`` gives."""
+    """A route whose requests may have bytes after their JSON, which ``rest_of`` gives.
+
+    Triton's client does not say that it sends JSON. A page in a browser could do the same with
+    somebody else's request, but cannot hide that it is one.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handled(request: Request) -> Response:
-            length = request.headers.get(LENGTH)
-            return await handle(request if length is None else await _split(request, length))
+            given = request.headers
+            if (length := given.get(LENGTH)) is not None:
+                request = await _split(request, length)
+            elif "content-type" not in given and "origin" not in given:
+                request = _as_json(request, request.receive)
+            return await handle(request)
 
         return handled
 
@@ -38,12 +46,16 @@ async def _split(request: Request, length: str) -> Request:
         text = f"{LENGTH} must say how many bytes of the body are JSON"
         raise Denied(400, text)
     head, rest = body[: int(length)], body[int(length) :]
-    given = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
-    headers = [*given, (b"content-type", b"application/json")]
 
     async def receive() -> Message:
         return {"type": "http.request", "body": head, "more_body": False}
 
+    return _as_json(request, receive, rest)
+
+
+def _as_json(request: Request, receive: Receive, rest: bytes | None = None) -> Request:
+    given = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+    headers = [*given, (b"content-type", b"application/json")]
     return Request({**request.scope, "headers": headers, _REST: rest}, receive)
 
 
