@@ -101,6 +101,10 @@ class InferenceService:
             except Refused as why:
                 self._model.ended(name, why.code)
                 await context.abort(grpc.StatusCode[why.code], why.why)
+            except asyncio.CancelledError:
+                # The caller is gone, or its deadline is over.
+                self._model.ended(name, "CANCELLED")
+                raise
             self._model.ended(name, "OK")
             yield found
 

@@ -17,7 +17,7 @@ _DTYPES = {
     **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
     **{f"FP{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
 }
-# Where JSON has null: no number can be mistaken for it.
+# Of an element that is None: no number can be mistaken for it.
 _MISSING: dict[str, Any] = {NUMBER: math.nan, WHOLE: -(2**63)}
 # Before each element of BYTES.
 _LENGTH = struct.Struct("<I")
@@ -123,8 +123,8 @@ def _text(name: str, given: Any) -> Any:
 
 
 def filled(tensor: Tensor) -> Sequence[Any]:
-    """Returns the elements of an output for those who know no null: of a row without a score they
-    are NaN, or the smallest INT64.
+    """Returns the elements of an output for clients, who know no null: what is None is NaN, or the
+    smallest INT64.
     """
     missing = _MISSING.get(tensor.datatype)
     return [missing if each is None else each for each in tensor.data]

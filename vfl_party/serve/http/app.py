@@ -15,11 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vfl_common.text import LINE, clean
 from vfl_party.serve.http import mlflow, v1, v2
+from vfl_party.serve.http.refusals import REFUSALS
 from vfl_party.serve.http.served import BUSY, Served
 from vfl_party.serve.tokens import Denied
 
 # Of a request's body.
 MOST_BYTES = 4 << 20
+# Of a larger one.
+_MOST_DISCARDED = 64 << 20
 # For a whole body to arrive.
 _BODY_S = 10.0
 # Of the bodies of all requests that are under way: parsed, they take several times as much.
@@ -40,6 +43,7 @@ def make_app(served: Served, id_columns: tuple[str, ...], hosts: frozenset[str] 
         title=f"{served.name}",
         description="Scores of a model that several parties hold together, by id.",
         version=served.run_id,
+        responses=REFUSALS,
     )
     app.include_router(v1.routes(served))
     app.include_router(v2.routes(served))
@@ -135,6 +139,7 @@ class Limits:
                 return False
             chunk = message.get("body", b"")
             if len(body) + len(chunk) > MOST_BYTES:
+                await _discard(receive, message)
                 raise Denied(413, f"a request has at most {MOST_BYTES:,} bytes")
             if self._held + len(chunk) > MOST_HELD_BYTES:
                 raise Denied(503, BUSY)
@@ -149,6 +154,14 @@ class Limits:
         headers = [*answer.raw_headers, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": why.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
+
+
+async def _discard(receive: Receive, message: Message) -> None:
+    """Reads on for a while: who still sends does not read that it is refused."""
+    left = _MOST_DISCARDED
+    while left > 0 and message.get("more_body", False):
+        message = await receive()
+        left -= len(message.get("body", b""))
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

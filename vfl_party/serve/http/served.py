@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,21 +77,26 @@ class Served:
         if least is not None and not self.quality.metric:
             text = "min_quality: nothing was measured of this model by party"
             raise Denied(422, f"{text}; train it with evaluate.subsets, or leave min_quality out")
-        self.tokens.spend(token, len(ids))
-        began_s = time.perf_counter()
-        starts = range(0, len(ids), self.most_at_once)
         if columns is not None and any(len(each) != len(ids) for each in columns.values()):
             raise Denied(422, "columns: give a value for each id")
+        with self.tokens.spending(token, len(ids)):
+            return await self._scored(ids, least, columns)
+
+    async def _scored(
+        self, ids: Sequence[str], least: float | None, columns: Given | None
+    ) -> Scores:
+        began_s = time.perf_counter()
+        starts = range(0, len(ids), self.most_at_once)
+        waiting = list[Future[Scores]]()
         try:
-            waiting = [
-                self.batcher.submit(
-                    ids[start : start + self.most_at_once],
-                    least,
-                    _part(columns, start, self.most_at_once),
-                )
-                for start in starts
-            ]
+            for start in starts:
+                part = ids[start : start + self.most_at_once]
+                given = _part(columns, start, self.most_at_once)
+                waiting.append(self.batcher.submit(part, least, given))
         except Busy:
+            # Nobody waits for the parts before it.
+            for each in waiting:
+                each.cancel()
             raise Denied(503, BUSY) from None
         try:
             found = joined([await asyncio.wrap_future(each) for each in waiting])

@@ -2,8 +2,8 @@
 tensors as bytes after it, as Triton's client sends them.
 
 The input ``ids`` has BYTES, [N] or [N, columns of an id]; other inputs, [N], are columns of the
-active party. ``v2/outputs.py`` has the outputs. NaN is no JSON, so a number that is missing is null
-there.
+active party. ``v2/outputs.py`` has the outputs. Clients take no null, and NaN is no JSON: as in
+protobuf's JSON it is the text "NaN".
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from vfl_common.rpc.inference.tensors import Tensor, raw
+from vfl_common.rpc.inference.tensors import Tensor, filled, raw
 from vfl_party.serve.http.binary import LENGTH, OCTETS, BinaryRoute, cut, rest_of
 from vfl_party.serve.http.served import Served
 from vfl_party.serve.http.v1 import Cells, Id
 from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2.asked import columns_of, ids_of, least_of
 from vfl_party.serve.v2.outputs import EXTENSIONS, chosen, described, outputs_of
+
+_NAN = "NaN"
 
 Parameters = dict[str, Any]
 Element = Id | bool | int | float | None
@@ -162,7 +164,7 @@ def _answered(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str])
             pieces.append(raw(each))
             said["parameters"] = {"binary_data_size": len(pieces[-1])}
         else:
-            said["data"] = each.data
+            said["data"] = [_NAN if value != value else value for value in filled(each)]
         told.append(said)
     answer["outputs"] = told
     if not pieces:

@@ -55,12 +55,12 @@ def test_outputs_are_the_same_in_all_forms(here: Here) -> None:
     assert (status, answer["id"]) == (200, "7")
     plain = {each["name"]: each["data"] for each in answer["outputs"]}
     assert plain == {
-        "score": [0.1, None],
-        "class": [1, None],
+        "score": [0.1, "NaN"],
+        "class": [1, NONE],
         "state": ["scored", "unknown"],
         "parties": ["bank", ""],
         "present": [True, False, False, False],
-        "expected_quality": [None, None],
+        "expected_quality": ["NaN", "NaN"],
     }
     typed = here.call("ModelInfer", message(ids("ada", "bob")))
     assert (typed.model_name, typed.model_version, typed.id) == ("case", "run", "7")
