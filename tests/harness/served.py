@@ -32,6 +32,10 @@ class Served:
     run: vfl.Run
     listen: str = field(default_factory=ports.address)
     url: str = ""
+    #: What is given with --run; empty: ``run``.
+    runs: tuple[str, ...] = ()
+    #: {party: more options of its program}.
+    options: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def start(self, name: str, **more: Any) -> Program:
         """Starts a party's program; ``more``: keys of its table ``serve``."""
@@ -39,10 +43,13 @@ class Served:
         serve = {"refresh_s": 0.2, "party_timeout_ms": 1000, **more}
         if name == "p0":
             serve = {"http": "127.0.0.1:0"} | serve
-        self.federation.extra[name] = {**own, "serve": serve}
+        kept = {key: of for key, of in self.federation.extra.get(name, {}).items() if key == "out"}
+        self.federation.extra[name] = {**kept, **own, "serve": serve}
         path = self.federation.write_party(name).name
-        words = ("vfl-party", "serve", path, "--run", self.run.folder.name)
-        return self.federation.start(name, *words)
+        runs = [word for each in self.runs or (self.run.folder.name,) for word in ("--run", each)]
+        return self.federation.start(
+            name, "vfl-party", "serve", path, *runs, *self.options.get(name, ())
+        )
 
     def start_all(self, **more: Any) -> None:
         """Starts all parties, and waits until all attend; ``more``: of the active one."""

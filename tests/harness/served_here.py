@@ -14,14 +14,13 @@ from urllib.parse import urlsplit
 import grpc
 import numpy as np
 
+from tests.harness.serving import catalog, made_served
 from vfl_common.config.party import ServeSettings
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
-from vfl_party.serve.batching import Batcher
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.app import make_app
 from vfl_party.serve.http.port import listening
 from vfl_party.serve.http.served import Served
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.rpc.model import answering
 from vfl_party.serve.scored import Part, Scores
 from vfl_party.serve.tokens import Tokens
@@ -91,23 +90,15 @@ def serving(
         seen.append(columns)
         return scoring(ids, least, columns)
 
-    batcher = Batcher(scored, 8, 0.0)
-    served = Served(
-        name="case",
-        run_id="run",
-        columns={"score": np.dtype(float), "class": np.dtype(int)},
-        parties=("bank", "shop"),
-        batcher=batcher,
-        tokens=Tokens(tokens),
-        quality=Quality(),
-        counts=Counts(),
-        most_rows=10,
-        most_at_once=8,
-        present=lambda: (),
+    known, counts = Tokens(tokens), Counts()
+    columns = {"score": np.dtype(float), "class": np.dtype(int)}
+    served = made_served(
+        scored, columns=columns, parties=("bank", "shop"), tokens=known, counts=counts
     )
+    models = catalog(known, counts, served)
     here = Here(served, found, columns=seen)
     with contextlib.ExitStack() as stack:
-        stack.callback(batcher.close)
-        here.url = stack.enter_context(listening(make_app(served, ("id",), None), found))
-        here.grpc = stack.enter_context(answering(served, found)) or ""
+        stack.callback(served.batcher.close)
+        here.url = stack.enter_context(listening(make_app(models, None), found))
+        here.grpc = stack.enter_context(answering(models, found)) or ""
         yield here

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vfl_common.rpc.inference.tensors import Tensor, filled, raw
 from vfl_party.serve.http.binary import LENGTH, OCTETS, BinaryRoute, cut, rest_of
-from vfl_party.serve.http.served import Served
+from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.v1 import Cells, Id
 from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2.asked import columns_of, ids_of, least_of
@@ -65,7 +65,7 @@ class Inference(BaseModel):
     parameters: Parameters = {}
 
 
-def routes(served: Served) -> APIRouter:
+def routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes of ``/v2``."""
     found = APIRouter(prefix="/v2", route_class=BinaryRoute)
 
@@ -84,26 +84,20 @@ def routes(served: Served) -> APIRouter:
         # The specification's example names it so, and its text otherwise.
         return {"ready": True, "live": True}
 
-    def require(name: str, run: str | None) -> None:
-        if name not in served.names or run not in (None, served.run_id):
-            raise Denied(404, "there is no such model here")
-
     @found.get("/models/{name}/ready")
     @found.get("/models/{name}/versions/{run}/ready")
     async def model_ready(request: Request, name: str, run: str | None = None) -> dict[str, Any]:
-        served.allow(request.headers.get("authorization"))
-        require(name, run)
+        served, _ = models.open(request.headers.get("authorization"), name, run)
         return {"name": served.name, "ready": True}
 
     @found.get("/models/{name}")
     @found.get("/models/{name}/versions/{run}")
     async def model(request: Request, name: str, run: str | None = None) -> dict[str, Any]:
-        served.allow(request.headers.get("authorization"))
-        require(name, run)
+        served, _ = models.open(request.headers.get("authorization"), name, run)
         inputs, outputs = described(served.columns, served.parties)
         return {
             "name": served.name,
-            "versions": [served.run_id],
+            "versions": models.versions(served),
             "platform": "vfl",
             "inputs": [_described(each) for each in inputs],
             "outputs": [_described(each) for each in outputs],
@@ -114,8 +108,7 @@ def routes(served: Served) -> APIRouter:
     async def infer(
         asked: Inference, request: Request, name: str, run: str | None = None
     ) -> Response:
-        token = served.allow(request.headers.get("authorization"))
-        require(name, run)
+        served, token = models.open(request.headers.get("authorization"), name, run)
         inputs = inputs_of(asked, rest_of(request))
         ids = ids_of(inputs)
         columns = columns_of(inputs, len(ids))

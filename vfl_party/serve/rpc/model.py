@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from vfl_common.config.party import ServeSettings
 from vfl_common.process.logs import version
 from vfl_common.rpc.inference.contents import Answer, Asked, Described
 from vfl_common.rpc.inference.port import listening
 from vfl_common.rpc.inference.service import Refused
-from vfl_party.serve.http.served import Served
-from vfl_party.serve.tokens import Denied, Token
+from vfl_party.serve.http.catalog import Catalog
+from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2.asked import columns_of, ids_of, least_of
 from vfl_party.serve.v2.outputs import EXTENSIONS, chosen, described, outputs_of
 
@@ -36,51 +37,38 @@ _STATUSES = {"OK": 200} | {code: status for status, code in reversed(_CODES.item
 class InferenceModel:
     """See ``vfl_common.rpc.inference.service.Model``."""
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
+    def __init__(self, models: Catalog[Any]) -> None:
+        self._models = models
 
     def admit(self, authorization: str) -> None:
-        self._allowed(authorization)
+        with _refusing():
+            self._models.allow(authorization)
 
     def server(self) -> tuple[str, str, list[str]]:
         return "vfl", version(), EXTENSIONS
 
     def describe(self, name: str, version: str, authorization: str) -> Described:
-        self._allowed(authorization)
-        served = self._served
-        self._require(name, version)
+        with _refusing():
+            served, _ = self._models.open(authorization, name, version or None)
         inputs, outputs = described(served.columns, served.parties)
-        return Described(served.name, [served.run_id], "vfl", inputs, outputs)
+        return Described(served.name, self._models.versions(served), "vfl", inputs, outputs)
 
     async def infer(self, asked: Asked, authorization: str) -> Answer:
-        served, token = self._served, self._allowed(authorization)
-        self._require(asked.model, asked.version)
-        try:
+        with _refusing():
+            served, token = self._models.open(authorization, asked.model, asked.version or None)
             ids = ids_of(asked.inputs)
             columns = columns_of(asked.inputs, len(ids))
             scores = await served.score(ids, token, least_of(asked.parameters), columns)
             outputs = chosen(outputs_of(scores, served.parties), asked.outputs)
-        except Denied as why:
-            raise _refused(why) from None
         return Answer(served.name, served.run_id, outputs)
 
     def ended(self, method: str, code: str) -> None:
         _ = method
-        self._served.counts.answered(_STATUSES[code])
-
-    def _allowed(self, authorization: str) -> Token | None:
-        try:
-            return self._served.allow(authorization)
-        except Denied as why:
-            raise _refused(why) from None
-
-    def _require(self, name: str, version: str) -> None:
-        if name not in self._served.names or version not in ("", self._served.run_id):
-            raise Refused("NOT_FOUND", "there is no such model here")
+        self._models.counts.answered(_STATUSES[code])
 
 
 @contextmanager
-def answering(served: Served, settings: ServeSettings) -> Iterator[str | None]:
+def answering(models: Catalog[Any], settings: ServeSettings) -> Iterator[str | None]:
     """Answers gRPC while the block runs, if ``serve.grpc`` asks for it; yields the address. Raises
     InputError.
     """
@@ -91,9 +79,14 @@ def answering(served: Served, settings: ServeSettings) -> Iterator[str | None]:
     # The HTTP port has found that both can be used.
     if settings.certificate is not None and settings.key is not None:
         secret = Path(settings.key).read_bytes(), Path(settings.certificate).read_bytes()
-    with listening(InferenceModel(served), settings.grpc, secret) as address:
+    with listening(InferenceModel(models), settings.grpc, secret) as address:
         yield address
 
 
-def _refused(why: Denied) -> Refused:
-    return Refused(_CODES.get(why.status, "INTERNAL"), why.why)
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Words refusals of HTTP for gRPC."""
+    try:
+        yield
+    except Denied as why:
+        raise Refused(_CODES.get(why.status, "INTERNAL"), why.why) from None

@@ -19,9 +19,9 @@ EXTENSIONS = ["binary_tensor_data"]
 def outputs_of(scores: Scores, parties: Sequence[str]) -> list[Tensor]:
     """Returns all outputs. ``parties``: all of them, in the recipe's order.
 
-    ``state`` and ``parties`` (names with commas between them) are text, ``present`` says of each
-    party whether it took part, [N, parties], and ``expected_quality`` is a number. In the columns
-    of a result, a row without a score has None, or no text.
+    ``state``, ``parties`` (names with commas between them) and ``run`` are text, ``present`` says
+    of each party whether it took part, [N, parties], and ``expected_quality`` is a number. In the
+    columns of a result, a row without a score has None, or no text.
     """
     n, has_score, numbers = len(scores), scores.has_score, scores.of_part.tolist()
     found = []
@@ -32,13 +32,17 @@ def outputs_of(scores: Scores, parties: Sequence[str]) -> list[Tensor]:
             value if has else missing for value, has in zip(column.tolist(), has_score, strict=True)
         ]
         found.append(Tensor(name, datatype, (n,), data))
-    names = [",".join(part.parties) for part in scores.parts]
+    names, runs = (
+        [",".join(part.parties) for part in scores.parts],
+        [part.run for part in scores.parts],
+    )
     there = [[name in part.parties for name in parties] for part in scores.parts]
     quality = [part.quality for part in scores.parts]
     return [
         *found,
         Tensor("state", TEXT, (n,), list(scores.state)),
         Tensor("parties", TEXT, (n,), [names[number] for number in numbers]),
+        Tensor("run", TEXT, (n,), [runs[number] for number in numbers]),
         Tensor(
             "present",
             TRUTH,
@@ -68,6 +72,7 @@ def described(
     outputs += [
         Tensor("state", TEXT, (-1,), ()),
         Tensor("parties", TEXT, (-1,), ()),
+        Tensor("run", TEXT, (-1,), ()),
         Tensor("present", TRUTH, (-1, len(parties)), ()),
         Tensor("expected_quality", NUMBER, (-1,), ()),
     ]

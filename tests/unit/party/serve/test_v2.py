@@ -59,6 +59,7 @@ def test_outputs_are_the_same_in_all_forms(here: Here) -> None:
         "class": [1, NONE],
         "state": ["scored", "unknown"],
         "parties": ["bank", ""],
+        "run": ["", ""],
         "present": [True, False, False, False],
         "expected_quality": ["NaN", "NaN"],
     }
