@@ -23,6 +23,7 @@ from vfl_party.serve.http.port import listening
 from vfl_party.serve.http.served import Served
 from vfl_party.serve.rpc.model import answering
 from vfl_party.serve.scored import Part, Scores
+from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Tokens
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -79,7 +80,10 @@ class Here:
 
 @contextlib.contextmanager
 def serving(
-    tokens: Path | None = None, scoring: Callable[..., Scores] = score, **settings: Any
+    tokens: Path | None = None,
+    scoring: Callable[..., Scores] = score,
+    teller: Teller | None = None,
+    **settings: Any,
 ) -> Iterator[Here]:
     """Serves over both ports; ``settings``: of the table ``serve``."""
     given = {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0"} | settings
@@ -99,6 +103,7 @@ def serving(
     here = Here(served, found, columns=seen)
     with contextlib.ExitStack() as stack:
         stack.callback(served.batcher.close)
-        here.url = stack.enter_context(listening(make_app(models, None), found))
-        here.grpc = stack.enter_context(answering(models, found)) or ""
+        app = make_app(models, None, teller)
+        here.url = stack.enter_context(listening(app, found))
+        here.grpc = stack.enter_context(answering(models, found, teller)) or ""
         yield here

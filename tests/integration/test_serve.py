@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from tests.harness.served import NAMES, ROWS, Served, trained
+from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.rpc.serving.answered import EMBEDDED, Answered
 from vfl_common.summary import Worth
@@ -31,6 +32,8 @@ from vfl_party.predict.prediction import load_joint
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import Store
+from vfl_party.serve.telling.request import OWN, PARTIES, QUEUE, TOP, Request, noting
+from vfl_party.serve.telling.teller import FILE
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
@@ -384,6 +387,29 @@ def test_numbers_that_are_too_large_for_the_model_give_no_score(served: Served) 
     assert found.state == ["scored", "failed", "scored"]
     assert np.isfinite(found.columns["score_1"]).all()
     assert json.dumps(rows_of(["K-1", "K-2", "K-3"], found), allow_nan=False)
+
+
+def test_where_the_time_of_a_request_goes(served: Served) -> None:
+    def answer(name: str, ids: Sequence[str]) -> Answered:
+        return Answered(bytes(len(ids)))
+
+    request = Request("http", "POST /v1/predict")
+    with noting([(request, 7), (None, 8)]):
+        scorer(served, answer).score(["K-1"])
+    names, began, ended = zip(*request.stages, strict=True)
+    assert names == (QUEUE, OWN, PARTIES, TOP)
+    assert began[0] == 7
+    assert list(began) == sorted(began)
+    assert all(end <= next_ for end, next_ in zip(ended, began[1:], strict=False))
+
+
+def test_the_access_log_has_no_ids(served: Served) -> None:
+    served.rows("K-1", "K-2")
+    path = served.run.folder / "p0" / FILE
+    text = wait_until(path.read_text, lambda text: '"rows":2' in text)
+    line = json.loads(text.splitlines()[-1])
+    assert (line["route"], line["status"], line["model"]) == ("POST /v1/predict", 200, "case")
+    assert "K-" not in text
 
 
 def test_an_id_that_is_spelt_longer_than_any_is_nobodys(served: Served) -> None:

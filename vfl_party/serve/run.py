@@ -32,6 +32,7 @@ from vfl_party.serve.models.line import Line, Run
 from vfl_party.serve.opening import Opened, Opener
 from vfl_party.serve.passive import Passive
 from vfl_party.serve.rpc.model import answering as answering_grpc
+from vfl_party.serve.telling.teller import telling
 from vfl_party.serve.tokens import Tokens
 
 # In the party's folder of the first run.
@@ -136,10 +137,11 @@ class Serving:
         _, address = stack.enter_context(listens)
         stack.callback(several.close)
         catalog = http.catalog(models, tokens, self.counts)
-        url = stack.enter_context(
-            http.listening(http.make_app(catalog, _hosts(settings)), settings)
-        )
-        grpc = stack.enter_context(answering_grpc(catalog, settings))
+        told = telling(runs[0].path, self.file.name, access_log=settings.access_log)
+        teller = stack.enter_context(told)
+        app = http.make_app(catalog, _hosts(settings), teller)
+        url = stack.enter_context(http.listening(app, settings))
+        grpc = stack.enter_context(answering_grpc(catalog, settings, teller))
         where = {"http": url} | ({"grpc": grpc} if grpc is not None else {})
         self.console.emit("ready", name=self.file.name, address=address, **where)
         threading.Event().wait()

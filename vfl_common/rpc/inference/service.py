@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -63,8 +63,11 @@ class Model(Protocol):
         """Scores rows."""
         ...
 
-    def ended(self, method: str, code: str) -> None:
-        """Hears how a call has ended."""
+    def begun(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
+        """Hears of a call, in its own context; returns what hears the status code with which it
+        ends.
+        """
+        ...
 
 
 Asks = TypeVar("Asks", bound=Message)
@@ -96,16 +99,18 @@ class InferenceService:
 
     def _method(self, name: str, kind: type[Asks], answer: Answers[Asks]) -> Any:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            metadata = dict(context.invocation_metadata() or ())
+            ended = self._model.begun(name, metadata)
             try:
-                found = await self._answered(name, kind, answer, requests, context)
+                found = await self._answered(name, kind, answer, requests, metadata)
             except Refused as why:
-                self._model.ended(name, why.code)
+                ended(why.code)
                 await context.abort(grpc.StatusCode[why.code], why.why)
             except asyncio.CancelledError:
                 # The caller is gone, or its deadline is over.
-                self._model.ended(name, "CANCELLED")
+                ended("CANCELLED")
                 raise
-            self._model.ended(name, "OK")
+            ended("OK")
             yield found
 
         return grpc.stream_stream_rpc_method_handler(serve)
@@ -116,10 +121,10 @@ class InferenceService:
         kind: type[Asks],
         answer: Answers[Asks],
         requests: AsyncIterator[bytes],
-        context: Any,
+        metadata: Mapping[str, str],
     ) -> bytes:
         """Reads a request and answers it. Raises Refused."""
-        authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
+        authorization = metadata.get("authorization", "")
         try:
             if not name.startswith("Server"):
                 self._model.admit(authorization)

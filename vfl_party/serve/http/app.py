@@ -18,6 +18,8 @@ from vfl_party.serve.http import mlflow, v1, v2
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.refusals import REFUSALS
 from vfl_party.serve.http.served import BUSY
+from vfl_party.serve.http.told import Told
+from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
 
 # Of a request's body.
@@ -32,13 +34,16 @@ MOST_HELD_BYTES = 16 * MOST_BYTES
 log = logging.getLogger(__name__)
 
 
-def make_app(models: Catalog[Any], hosts: frozenset[str] | None) -> ASGIApp:
+def make_app(
+    models: Catalog[Any], hosts: frozenset[str] | None, teller: Teller | None = None
+) -> ASGIApp:
     """Makes the application.
 
     Args:
         models: what is served.
         hosts: names by which callers may reach it; None: any. A page in somebody's browser can
             reach this machine by another name, if no token is asked for.
+        teller: is told of each request; None: nobody is.
     """
     app = FastAPI(
         title=", ".join(models.models),
@@ -88,7 +93,10 @@ def make_app(models: Catalog[Any], hosts: frozenset[str] | None) -> ASGIApp:
         models.counts.answered(response.status_code)
         return response
 
-    return Limits(app, models, hosts)
+    limits = Limits(app, models, hosts)
+    if teller is None:
+        return limits
+    return Told(limits, teller, [path for path in app.openapi()["paths"] if "{" not in path])
 
 
 class Limits:

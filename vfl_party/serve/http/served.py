@@ -18,6 +18,7 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.store import LONGEST_ID
+from vfl_party.serve.telling.request import under_way
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
 BUSY = "too many requests wait; try again later"
@@ -92,6 +93,8 @@ class Served:
             raise Denied(422, f"{text}; train it with evaluate.subsets, or leave min_quality out")
         if columns is not None and any(len(each) != len(ids) for each in columns.values()):
             raise Denied(422, "columns: give a value for each id")
+        if (told := under_way()) is not None:
+            told.asked(self.name, self.run_id, token.name if token is not None else "", len(ids))
         with self.tokens.spending(token, len(ids)):
             if self.routes is not None:
                 return await self.routes.score(self, ids, least, columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from vfl_common.rpc.inference.contents import Answer, Asked, Described
 from vfl_common.rpc.inference.port import listening
 from vfl_common.rpc.inference.service import Refused
 from vfl_party.serve.http.catalog import Catalog
+from vfl_party.serve.telling.request import Request, begin
+from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2.asked import columns_of, ids_of, least_of
 from vfl_party.serve.v2.outputs import EXTENSIONS, chosen, described, outputs_of
@@ -37,8 +39,20 @@ _STATUSES = {"OK": 200} | {code: status for status, code in reversed(_CODES.item
 class InferenceModel:
     """See ``vfl_common.rpc.inference.service.Model``."""
 
-    def __init__(self, models: Catalog[Any]) -> None:
-        self._models = models
+    def __init__(self, models: Catalog[Any], teller: Teller | None) -> None:
+        self._models, self._teller = models, teller
+
+    def begun(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
+        request, teller = Request("grpc", method, metadata.get("traceparent", "")), self._teller
+        if teller is not None:
+            begin(request)
+
+        def ended(code: str) -> None:
+            self._models.counts.answered(_STATUSES[code])
+            if teller is not None:
+                teller.ended(request, _STATUSES[code])
+
+        return ended
 
     def admit(self, authorization: str) -> None:
         with _refusing():
@@ -62,15 +76,15 @@ class InferenceModel:
             outputs = chosen(outputs_of(scores, served.parties), asked.outputs)
         return Answer(served.name, served.run_id, outputs)
 
-    def ended(self, method: str, code: str) -> None:
-        _ = method
-        self._models.counts.answered(_STATUSES[code])
-
 
 @contextmanager
-def answering(models: Catalog[Any], settings: ServeSettings) -> Iterator[str | None]:
+def answering(
+    models: Catalog[Any], settings: ServeSettings, teller: Teller | None = None
+) -> Iterator[str | None]:
     """Answers gRPC while the block runs, if ``serve.grpc`` asks for it; yields the address. Raises
     InputError.
+
+    ``teller``: is told of each request; None: nobody is.
     """
     if settings.grpc is None:
         yield None
@@ -79,7 +93,7 @@ def answering(models: Catalog[Any], settings: ServeSettings) -> Iterator[str | N
     # The HTTP port has found that both can be used.
     if settings.certificate is not None and settings.key is not None:
         secret = Path(settings.key).read_bytes(), Path(settings.certificate).read_bytes()
-    with listening(InferenceModel(models), settings.grpc, secret) as address:
+    with listening(InferenceModel(models, teller), settings.grpc, secret) as address:
         yield address
 
 
