@@ -406,7 +406,7 @@ def test_where_the_time_of_a_request_goes(served: Served) -> None:
 def test_the_access_log_has_no_ids(served: Served) -> None:
     served.rows("K-1", "K-2")
     path = served.run.folder / "p0" / FILE
-    text = wait_until(path.read_text, lambda text: '"rows":2' in text)
+    text = wait_until(path.read_text, lambda text: '"rows": 2' in text)
     line = json.loads(text.splitlines()[-1])
     assert (line["route"], line["status"], line["model"]) == ("POST /v1/predict", 200, "case")
     assert "K-" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 import ssl
@@ -113,6 +114,21 @@ def test_messages_that_are_too_large(here: Here) -> None:
     assert here.refused("ModelInfer", infer("a" * 10_000_000))[0] == "RESOURCE_EXHAUSTED"
     assert here.refused("ModelInfer", infer(*["a"] * 1_000_000))[0] == "RESOURCE_EXHAUSTED"
     assert here.refused("ModelInfer", infer("a" * 1001))[0] == "INVALID_ARGUMENT"
+    fine(here)
+
+
+def test_what_is_compressed_is_refused(here: Here) -> None:
+    """It may be a thousand times as large afterwards."""
+    bomb = gzip.compress(b" " * 10_000_000)
+    status, _, _ = here.ask("/v1/predict", bomb, content_encoding="gzip")
+    assert status in (400, 422)
+    squeezed = gzip.compress(json.dumps({"ids": ["ada"]}).encode())
+    assert here.ask("/v1/predict", squeezed, content_encoding="gzip")[0] in (400, 422)
+    with grpc.insecure_channel(here.grpc, compression=grpc.Compression.Gzip) as channel:
+        ask = channel.unary_unary(SERVICE + "ModelInfer")
+        with pytest.raises(grpc.RpcError) as refused:
+            ask(infer(*["ada" * 300] * 9).SerializeToString(), timeout=20)
+    assert refused.value.code().name in ("INVALID_ARGUMENT", "UNIMPLEMENTED")
     fine(here)
 
 
