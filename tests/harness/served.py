@@ -119,18 +119,28 @@ def write_tables(folder: Path) -> dict[str, dict[str, Any]]:
 @contextmanager
 def trained(folder: Path) -> Iterator[Served]:
     """Trains in this process, and yields the parties, which are not started yet."""
-    data = write_tables(folder)
     recipe = cases.recipe(3, task={"kind": "binary"})
     recipe["phases"].append({"kind": "student", "epochs": 2})
     recipe["phases"].append({"kind": "evaluate", "subsets": True, "resamples": 2})
-    with Federation(folder / "f", recipe, data) as federation:
-        given = {
-            name: vfl.Data(table["source"], id=table["id"], label=table.get("label"))
-            for name, table in data.items()
-        }
-        run = vfl.simulate(
-            folder / "f" / "recipe.toml", data=given, out=folder / "f" / "runs", quiet=True
-        )
+    with federation_of(folder, recipe) as federation:
+        yield Served(federation, trained_run(federation, folder / "f" / "recipe.toml"))
+
+
+@contextmanager
+def federation_of(folder: Path, recipe: dict[str, Any]) -> Iterator[Federation]:
+    """Writes the files of a federation with the tables of ``write_tables``."""
+    with Federation(folder / "f", recipe, write_tables(folder)) as federation:
         # No server is needed.
         federation.address = "127.0.0.1:1"
-        yield Served(federation, run)
+        yield federation
+
+
+def trained_run(federation: Federation, recipe: Path | dict[str, Any]) -> vfl.Run:
+    """Trains a recipe in this process, with the tables of its parties."""
+    named = federation.recipe if isinstance(recipe, Path) else recipe
+    tables = [(each["name"], federation.data[each["name"]]) for each in named["parties"]]
+    given = {
+        name: vfl.Data(table["source"], id=table["id"], label=table.get("label"))
+        for name, table in tables
+    }
+    return vfl.simulate(recipe, data=given, out=federation.folder / "runs", quiet=True)

@@ -10,9 +10,9 @@ import numpy as np
 
 from vfl_party.serve.batching import Batcher
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.http.catalog import Catalog, Model
+from vfl_party.serve.http.catalog import Catalog, ServedModel
 from vfl_party.serve.http.served import Served
-from vfl_party.serve.models.line import Line
+from vfl_party.serve.models.lineage import Lineage
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.tokens import Tokens
@@ -61,6 +61,6 @@ def catalog(tokens: Tokens, counts: Counts, *served: Served) -> Catalog[FakeRun]
     for each in served:
         of.setdefault(each.name, []).append(FakeRun(each))
     lines = {
-        name: Line(name, runs, (), 1, lambda *_args, **_facts: None) for name, runs in of.items()
+        name: Lineage(name, runs, (), 1, lambda *_args, **_facts: None) for name, runs in of.items()
     }
-    return Catalog({name: Model(line) for name, line in lines.items()}, tokens, counts)
+    return Catalog({name: ServedModel(line) for name, line in lines.items()}, tokens, counts)

@@ -116,10 +116,13 @@ class Opener:
         """
         recipe = trained.recipe
         more = {each.name for each in recipe.passives}.difference(self.passives)
-        if more or recipe.active.name != self.active:
-            names = listed(sorted(more)) or recipe.active.name
-            text = f"{trained.path}: {names} had no part in the runs before it"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; start this program again to serve it")
+        text = f"{listed(sorted(more))} had no part in the runs before it" if more else ""
+        if recipe.active.name != self.active:
+            text = f"{recipe.active.name} has its labels, and {self.active} those of the others"
+        if text:
+            raise InputError(
+                Code.CONFIG_INVALID, f"{trained.path}: {text}; start this program again to serve it"
+            )
         files = read_files(self._path, device=self._device, recipe=recipe, keyring=self.keyring)
         files = replace(files, file=self._file)
         require_served(trained)

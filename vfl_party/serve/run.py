@@ -28,7 +28,7 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.models.chosen import Chosen
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.models.follow import Follower
-from vfl_party.serve.models.line import Line, Run
+from vfl_party.serve.models.lineage import Lineage, LoadedRun
 from vfl_party.serve.opening import Opened, Opener
 from vfl_party.serve.passive import Passive
 from vfl_party.serve.rpc.model import answering as answering_grpc
@@ -41,9 +41,9 @@ INSTALL = 'pip install "vfl[serve]"'
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R", bound=Run)
+R = TypeVar("R", bound=LoadedRun)
 # By the name of the recipe.
-Lines = Mapping[str, Line[R]]
+Lineages = Mapping[str, Lineage[R]]
 
 
 @dataclass
@@ -97,13 +97,27 @@ class Serving:
             # Whoever names a run there need not name it twice.
             known = {each.run_id for each in runs}
             more = [each for each in dict.fromkeys(routed) if each not in known]
-            folders = [self.registry.folder(each) for each in more]
-            runs += [load_joint(folder, self.file.name) for folder in folders]
+            folders = [self.registry.out / each for each in more]
+            runs += self._beside(runs, [load_joint(each, self.file.name) for each in folders])
         log_to(runs[0].path / LOG, run=runs[0].run_id, party=self.file.name)
         opener = Opener(self.path, self.file, runs, self.console, self.device, self.source)
         with ExitStack() as stack:
             stack.enter_context(self._exposed(opener))
             (self._answer if is_active else self._attend)(stack, opener, runs)
+
+    def _beside(
+        self, runs: Sequence[TrainedRun], more: Sequence[TrainedRun]
+    ) -> Sequence[TrainedRun]:
+        """Returns ``more``, if they are of the models of ``runs``. Raises InputError."""
+        models = {each.recipe.name for each in runs}
+        for each in more:
+            if each.recipe.name not in models:
+                text = f"run {each.run_id} is of model {each.recipe.name}, which is not served"
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"serve.weights, serve.shadow: {text}; give a run of it with --run, too",
+                )
+        return more
 
     def _attend(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> None:
         """Answers the active party. Raises VflError."""
@@ -152,7 +166,7 @@ class Serving:
         opener: Opener,
         opened: Sequence[Opened],
         begin: Callable[[Opened], R],
-    ) -> Lines[R]:
+    ) -> Lineages[R]:
         """Serves runs until the stack ends, and follows the registry. Returns the lines by the
         names of the models. Raises VflError.
         """
@@ -171,10 +185,10 @@ class Serving:
             runs, run = by_model.setdefault(each.trained.recipe.name, []), begin(each)
             if all(known.run_id != run.run_id for known in runs):
                 runs.insert(0 if run.run_id in production else len(runs), run)
-        lines = dict[str, Line[R]]()
+        lines = dict[str, Lineage[R]]()
         for name, runs in by_model.items():
             before = self._before(name, runs, load) if name in self.follows else []
-            line = Line(name, runs, before, self.settings.keep, self.console.emit)
+            line = Lineage(name, runs, before, self.settings.keep, self.console.emit)
             stack.callback(line.close)
             lines[name] = line
         followed = [line for name, line in lines.items() if name in self.follows]
@@ -199,11 +213,11 @@ class Serving:
                 self.console.emit("advice", said=said)
         return found
 
-    def _models(self, lines: Lines[ActiveRun], http: _Http) -> dict[str, Any]:
+    def _models(self, lines: Lineages[ActiveRun], http: _Http) -> dict[str, Any]:
         """Returns what the catalog has of each line. Raises InputError."""
         return {name: http.model(line, self._routed(line, http)) for name, line in lines.items()}
 
-    def _routed(self, line: Line[ActiveRun], http: _Http) -> Any:
+    def _routed(self, line: Lineage[ActiveRun], http: _Http) -> Any:
         """Returns how a model's requests are shared; None if one run has them all. Raises
         InputError.
         """
@@ -213,11 +227,12 @@ class Serving:
             if line.find(each) is not None
         }
         shadow = [each for each in self.settings.shadow if line.find(each) is not None]
-        if len(shadow) > 1 or sum(weights.values()) > 1.0:
-            what = "shadow: has more than one run" if len(shadow) > 1 else "weights: are above 1"
-            raise InputError(
-                Code.CONFIG_INVALID, f"serve.{what} of model {line.name}; leave out some"
-            )
+        if sum(weights.values()) > 1.0:
+            text = f"serve.weights: those of model {line.name} are above 1 together"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; make them smaller")
+        if len(shadow) > 1:
+            text = f"serve.shadow: several runs are of model {line.name}"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; leave one of them")
         if not weights and not shadow:
             return None
 
@@ -318,11 +333,11 @@ def _http() -> _Http:
     """Imports the HTTP port. Raises InputError if its packages are missing."""
     try:
         from vfl_party.serve.http.app import make_app
-        from vfl_party.serve.http.catalog import Catalog, Model
+        from vfl_party.serve.http.catalog import Catalog, ServedModel
         from vfl_party.serve.http.port import listening as listening_http
         from vfl_party.serve.http.routed import Routed
         from vfl_party.serve.http.served import Served
     except ImportError as error:
         text = f"serve: FastAPI cannot be imported here ({str(error).splitlines()[0]}); {INSTALL}"
         raise InputError(Code.CONFIG_INVALID, text) from None
-    return _Http(make_app, listening_http, Catalog, Model, Routed, Served)
+    return _Http(make_app, listening_http, Catalog, ServedModel, Routed, Served)

@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterator
 import grpc
 from google.protobuf.message import DecodeError
 
-from vfl_common.errors import PeerError
+from vfl_common.errors import Code, PeerError
 from vfl_common.identity.keyring import Keyring
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import Context, Handler, Places, caller, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
+from vfl_common.text import listed
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ class SeveralRuns:
     def __init__(self, keyring: Keyring, parties: Collection[str], most: int) -> None:
         self._keyring, self._parties = keyring, frozenset(parties)
         self._services: dict[str, ServingService] = {}
+        # Parties whose refusal was logged.
+        self._told = set[str]()
         self._places = Places(MAX_STREAMS * most, "streams")
 
     def handler(self) -> Handler:
@@ -39,6 +42,7 @@ class SeveralRuns:
     def add(self, run_id: str, service: ServingService) -> None:
         """Has a service take the streams of its run."""
         self._services = {**self._services, run_id: service}
+        self._told.clear()
 
     def remove(self, run_id: str) -> None:
         """Has the streams of a run refused from now on."""
@@ -52,21 +56,37 @@ class SeveralRuns:
     def _attend(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
             party = caller(context, self._keyring)
-            # It says why it refuses a stranger, and a stream that names no run, or another one.
             service = next(iter(self._services.values()))
             if party not in self._parties:
+                # It says why it refuses a stranger.
                 yield from service.attend(requests, context)
                 return
             with self._places.taken(party):
                 first = next(requests, b"")
-                service = self._services.get(_run(first), service)
-                yield from service.attend(itertools.chain((first,), requests), context)
+                run_id = _run(first)
+                # It says what is wrong with a stream that names no run.
+                found = self._services.get(run_id) if run_id else service
+                if found is None:
+                    raise self._other(party)
+                yield from found.attend(itertools.chain((first,), requests), context)
         except grpc.RpcError:
             # The stream has ended before its first message.
             return
         except PeerError as error:
-            log.warning("%s", error, extra={"event": "refused"})
             yield serving_pb2.FromActive(failure=to_failure(error)).SerializeToString()
+
+    def _other(self, party: str) -> PeerError:
+        """Returns the refusal of a run that is not served here; it is logged once, since the party
+        asks again and again whether it is here by now.
+        """
+        text = f"{party} serves another run than {listed([*self._services])}"
+        error = PeerError(
+            Code.RECIPE_DIFFERS, f"{text}; give both the same runs with --run", party=party
+        )
+        if party not in self._told:
+            self._told.add(party)
+            log.warning("%s", error, extra={"event": "refused"})
+        return error
 
 
 def _run(data: bytes) -> str:

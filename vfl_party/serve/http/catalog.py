@@ -9,11 +9,11 @@ from typing import Any, Generic, Protocol, TypeVar
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.routed import Routed
 from vfl_party.serve.http.served import Served, bearer
-from vfl_party.serve.models.line import Line, Run
+from vfl_party.serve.models.lineage import Lineage, LoadedRun
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
 
-class Answering(Run, Protocol):
+class Answering(LoadedRun, Protocol):
     """A run that answers requests."""
 
     @property
@@ -24,10 +24,10 @@ A = TypeVar("A", bound=Answering)
 
 
 @dataclass(frozen=True)
-class Model(Generic[A]):
+class ServedModel(Generic[A]):
     """The runs of one model. ``routed``: how its requests are shared; None: one run has them."""
 
-    line: Line[A]
+    line: Lineage[A]
     routed: Routed | None = None
 
     @property
@@ -74,7 +74,9 @@ class Catalog(Generic[A]):
         counts: of requests by status.
     """
 
-    def __init__(self, models: Mapping[str, Model[A]], tokens: Tokens, counts: Counts) -> None:
+    def __init__(
+        self, models: Mapping[str, ServedModel[A]], tokens: Tokens, counts: Counts
+    ) -> None:
         self.models, self._tokens, self.counts = dict(models), tokens, counts
 
     @property

@@ -44,7 +44,7 @@ class Routed:
     ) -> Scores:
         found = await self._shared(now, ids, least, columns)
         # Afterwards, so that the copy does not hold up the answer.
-        self._copy(now, ids, columns, found)
+        self._copy(ids, columns, found)
         return found
 
     def usable(self, run_id: str, now: Served) -> Served | None:
@@ -81,18 +81,25 @@ class Routed:
         order = np.concatenate([np.asarray(rows, np.int64) for rows in groups.values()])
         return joined(parts).ordered(_inverse(order))
 
-    def _copy(self, now: Served, ids: Ids, columns: Given | None, answered: Scores) -> None:
-        if not self.shadow or self.shadow == now.run_id:
+    def _copy(self, ids: Ids, columns: Given | None, answered: Scores) -> None:
+        """Asks the shadow for what others have answered, and waits for nothing."""
+        runs = [part.run for part in answered.parts]
+        rows = [
+            at for at, part in enumerate(answered.of_part.tolist()) if runs[part] != self.shadow
+        ]
+        if not self.shadow or not rows:
             return
+        answered = answered.ordered(np.asarray(rows, np.int64))
         shadow = self.find(self.shadow)
         try:
-            waiting = shadow.submit(ids, None, columns) if shadow is not None else []
+            given = [ids[at] for at in rows]
+            waiting = shadow.submit(given, None, _rows(columns, rows)) if shadow is not None else []
         except Busy:
             waiting = []
         if shadow is None or not waiting:
             self.disagreement.compare(answered, None)
             return
-        for start, each in zip(range(0, len(ids), shadow.most_at_once), waiting, strict=True):
+        for start, each in zip(range(0, len(rows), shadow.most_at_once), waiting, strict=True):
             part = answered.taken(slice(start, start + shadow.most_at_once))
             each.add_done_callback(partial(self._compare, part))
 

@@ -10,10 +10,11 @@ from typing import Generic
 
 from vfl_common.errors import VflError
 from vfl_common.production.registry import FILE, ModelRegistry
-from vfl_party.serve.models.line import Line, R, Say
+from vfl_party.serve.models.lineage import Lineage, R, Say
 
 # Between two looks, and until a run that could not be loaded is tried again.
 _LOOK_S, _AGAIN_S = 0.2, 5.0
+_END_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class Follower(Generic[R]):
     def __init__(
         self,
         registry: ModelRegistry,
-        lines: Sequence[Line[R]],
+        lines: Sequence[Lineage[R]],
         load: Callable[[str], R],
         say: Say,
     ) -> None:
@@ -48,10 +49,10 @@ class Follower(Generic[R]):
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the watch, and waits for it."""
+        """Ends the watch, and waits for it, but not for a run that takes long to load."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_S)
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK_S):
@@ -89,7 +90,7 @@ class Follower(Generic[R]):
         self._told = said
         return not said
 
-    def _want_of(self, line: Line[R]) -> None:
+    def _want_of(self, line: Lineage[R]) -> None:
         of = self._registry.lines().get(line.name)
         # If none is in production any more, there is nothing better than what answers now.
         if of is None or of.current is None:

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from vfl_common.text import listed
 
 
-class Run(Protocol):
+class LoadedRun(Protocol):
     """A run that is loaded."""
 
     @property
@@ -24,11 +24,11 @@ class Run(Protocol):
         ...
 
 
-R = TypeVar("R", bound=Run)
+R = TypeVar("R", bound=LoadedRun)
 Say = Callable[..., None]
 
 
-class Line(Generic[R]):
+class Lineage(Generic[R]):
     """The runs of one model. One thread changes them; any thread may read.
 
     Args:
