@@ -93,6 +93,10 @@ class ServeSettings(Section):
 
     http: Address = "127.0.0.1:8080"
     """Active party: where it answers HTTP; port 0 takes a free port."""
+    grpc: Address | None = None
+    """Active party: where it answers the Open Inference Protocol over gRPC, with the tokens and the
+    certificate of HTTP; port 0 takes a free port. Default: nowhere.
+    """
     tokens: str | None = None
     """Active party: the file of the callers' tokens, which ``vfl-party token`` writes. Default: no
     token is asked for, and ``http`` must be an address of this machine alone.
@@ -103,6 +107,11 @@ class ServeSettings(Section):
     """
     key: str | None = None
     """Active party: the PEM file of that certificate's key, with mode 0600."""
+    access_log: bool = True
+    """Active party: write a line for each request into ``serve-access.jsonl`` in the run's folder:
+    when, by whose token, which model, how many rows, with which status, and how long it took. It
+    never has ids.
+    """
     party_timeout_ms: Annotated[int, Field(gt=0, le=600_000)] = 500
     """Active party: how long a request waits for the passive parties. It is answered without those
     that are later.

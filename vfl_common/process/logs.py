@@ -143,12 +143,7 @@ def log_to(path: Path, **always: str) -> logging.Handler:
     Peers and strangers cause lines, so the log must have an end: a full file gets ``.1`` at the end
     of its name, as in ``files.append``. Raises InputError if the file cannot be opened.
     """
-    try:
-        handler = _LogFile(path, maxBytes=MOST_BYTES, backupCount=OLDER, encoding="utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from None
-    handler.setLevel(logging.INFO)
-    handler.setFormatter(JsonLines(version=version(), **always))
+    handler = _file_handler(path, always)
     root = logging.getLogger()
     root.addHandler(handler)
     for each in root.handlers:
@@ -172,6 +167,25 @@ def log_to(path: Path, **always: str) -> logging.Handler:
             handler.handle(record)
     root.setLevel(logging.INFO)
     return handler
+
+
+def _file_handler(path: Path, always: Mapping[str, str]) -> logging.Handler:
+    try:
+        handler = _LogFile(path, maxBytes=MOST_BYTES, backupCount=OLDER, encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, error) from None
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(JsonLines(version=version(), **always))
+    return handler
+
+
+def own_log(path: Path, **always: str) -> logging.Logger:
+    """Returns a log of its own, beside the program's, which ends as that of ``log_to``. Raises
+    InputError if the file cannot be opened.
+    """
+    found = logging.Logger(path.name, logging.INFO)
+    found.addHandler(_file_handler(path, always))
+    return found
 
 
 class Console:

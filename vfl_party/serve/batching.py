@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfl_party.serve.scored import Scores
+from vfl_party.serve.telling.request import Request, noting, under_way
 
 # Batches under way: while one waits for the passive parties, the next is gathered.
 _UNDER_WAY = 4
@@ -32,6 +33,8 @@ class _Request:
     least: float | None
     columns: Given | None
     answer: Future[Scores] = field(default_factory=Future)
+    told: Request | None = field(default_factory=under_way)
+    since_ns: int = field(default_factory=time.time_ns)
 
 
 class Batcher:
@@ -126,7 +129,8 @@ class Batcher:
         if not ids:
             return
         try:
-            found = self._score(ids, batch[0].least, batch[0].columns)
+            with noting([(each.told, each.since_ns) for each in batch]):
+                found = self._score(ids, batch[0].least, batch[0].columns)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it
             for request in batch:
                 request.answer.set_exception(error)

@@ -39,7 +39,7 @@ def families(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
     yield counter("vfl_serve_rows_total", "Rows that were answered.", rows, (*_MODEL, "state"))
     text = "Rows in which a party took no part, and why."
     yield counter("vfl_serve_rows_without_total", text, without, (*_MODEL, "party", "why"))
-    yield counter("vfl_serve_requests_total", "HTTP requests.", requests, ("status",))
+    yield counter("vfl_serve_requests_total", "Requests, by HTTP's status.", requests, ("status",))
     yield latency
     shadows = {(each.model, each.run_id): each.shadow for each in told if each.shadow is not None}
     yield from _shadows(shadows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,11 +31,15 @@ from vfl_party.serve.models.follow import Follower
 from vfl_party.serve.models.lineage import Lineage, LoadedRun
 from vfl_party.serve.opening import Opened, Opener
 from vfl_party.serve.passive import Passive
+from vfl_party.serve.rpc.model import answering as answering_grpc
+from vfl_party.serve.telling.teller import telling
 from vfl_party.serve.tokens import Tokens
 
 # In the party's folder of the first run.
 LOG = "serve.jsonl"
 INSTALL = 'pip install "vfl[serve]"'
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=LoadedRun)
 # By the name of the recipe.
@@ -128,6 +133,9 @@ class Serving:
         """Answers HTTP. Raises VflError."""
         http, settings = _http(), self.settings
         check_open(settings)
+        if (said := plain_words(settings)) is not None:
+            log.warning("%s", said, extra={"event": "advice"})
+            self.console.show("advice", said=said)
         tokens = Tokens(Path(settings.tokens) if settings.tokens is not None else None)
         # Of each model that is followed: those that are kept, one that comes, one that goes.
         most = len(runs) + len(self.follows) * (settings.keep + 2)
@@ -142,9 +150,14 @@ class Serving:
         listens = listening(self.file.listen, opener.keyring, [several, health], threads)
         _, address = stack.enter_context(listens)
         stack.callback(several.close)
-        app = http.make_app(http.catalog(models, tokens, self.counts), _hosts(settings))
+        catalog = http.catalog(models, tokens, self.counts)
+        told = telling(runs[0].path, self.file.name, access_log=settings.access_log)
+        teller = stack.enter_context(told)
+        app = http.make_app(catalog, _hosts(settings), teller)
         url = stack.enter_context(http.listening(app, settings))
-        self.console.emit("ready", name=self.file.name, address=address, http=url)
+        grpc = stack.enter_context(answering_grpc(catalog, settings, teller))
+        where = {"http": url} | ({"grpc": grpc} if grpc is not None else {})
+        self.console.emit("ready", name=self.file.name, address=address, **where)
         threading.Event().wait()
 
     def _serve(
@@ -261,11 +274,31 @@ def check_open(settings: ServeSettings) -> None:
     """Raises InputError if HTTP would be open to more than was meant."""
     if (settings.certificate is None) != (settings.key is None):
         raise InputError(Code.CONFIG_INVALID, "serve: give certificate and key, or none of them")
-    host = split_address(settings.http)[0]
-    if settings.tokens is None and not _is_local(host):
-        text = f"serve.http: others can reach {settings.http}, and no token is asked for"
+    reached = _reached(settings)
+    if settings.tokens is None and reached:
+        key, address = next(iter(reached.items()))
+        text = f"{key}: others can reach {address}, and no token is asked for"
         ways = "set serve.tokens to a file that vfl-party token writes, or take 127.0.0.1"
         raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
+
+
+def plain_words(settings: ServeSettings) -> str | None:
+    """Returns what to say if tokens travel where others can read them; None if they do not."""
+    reached = _reached(settings)
+    if not reached or settings.certificate is not None:
+        return None
+    text = f"{' and '.join(reached)}: without a certificate, whoever is on the way reads the tokens"
+    return f"{text}; set serve.certificate and serve.key, unless a proxy in front has HTTPS"
+
+
+def _reached(settings: ServeSettings) -> dict[str, str]:
+    """Returns {key: address} of the ports that others than this machine can reach."""
+    given = {"serve.http": settings.http, "serve.grpc": settings.grpc}
+    return {
+        key: address
+        for key, address in given.items()
+        if address is not None and not _is_local(split_address(address)[0])
+    }
 
 
 def _is_local(host: str) -> bool:

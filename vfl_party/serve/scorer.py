@@ -29,6 +29,7 @@ from vfl_party.serve.batching import Given
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.store import Held, Store
+from vfl_party.serve.telling.request import OWN, PARTIES, TOP, stage
 
 
 class Waiting(Protocol):
@@ -91,8 +92,11 @@ class OnlineScorer:
         spelt = held.spelt(ids)
         # An empty text is no id at any party.
         pending = self._ask([each or "" for each in spelt], self._timeout_s)
-        own_N, own_ND, solo = self._own(held, spelt, columns)
-        there, why, z = self._arrived(held, len(ids), pending.wait())
+        with stage(OWN):
+            own_N, own_ND, solo = self._own(held, spelt, columns)
+        with stage(PARTIES):
+            answers = pending.wait()
+        there, why, z = self._arrived(held, len(ids), answers)
         embedded = _Embedded(own_ND if party.features is not None else None, z)
         outputs = torch.zeros(len(ids), party.recipe.task.outputs, device=party.device)
         names = [each.name for each in party.recipe.parties]
@@ -108,9 +112,10 @@ class OnlineScorer:
             # Without a score there is no quality to expect of it.
             parts.append(replace(part, quality=None) if state[rows[0]] == "unknown" else part)
             if state[rows[0]] in ("scored", "partly"):
-                found = solo(rows) if _by_student(party, part) else None
-                if found is None:
-                    found = self._joint(held, part, rows, embedded)
+                with stage(TOP):
+                    found = solo(rows) if _by_student(party, part) else None
+                    if found is None:
+                        found = self._joint(held, part, rows, embedded)
                 # Embeddings may be finite, and yet too large for the top model.
                 finite = found.isfinite().all(dim=1)
                 state[rows[~finite.cpu().numpy()]] = "failed"

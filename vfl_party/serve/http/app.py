@@ -16,11 +16,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vfl_common.text import LINE, clean
 from vfl_party.serve.http import mlflow, v1, v2
 from vfl_party.serve.http.catalog import Catalog
+from vfl_party.serve.http.refusals import REFUSALS
 from vfl_party.serve.http.served import BUSY
+from vfl_party.serve.http.told import Told
+from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
 
 # Of a request's body.
 MOST_BYTES = 4 << 20
+# Of a larger one.
+_MOST_DISCARDED = 64 << 20
 # For a whole body to arrive.
 _BODY_S = 10.0
 # Of the bodies of all requests that are under way: parsed, they take several times as much.
@@ -29,19 +34,23 @@ MOST_HELD_BYTES = 16 * MOST_BYTES
 log = logging.getLogger(__name__)
 
 
-def make_app(models: Catalog[Any], hosts: frozenset[str] | None) -> ASGIApp:
+def make_app(
+    models: Catalog[Any], hosts: frozenset[str] | None, teller: Teller | None = None
+) -> ASGIApp:
     """Makes the application.
 
     Args:
         models: what is served.
         hosts: names by which callers may reach it; None: any. A page in somebody's browser can
             reach this machine by another name, if no token is asked for.
+        teller: is told of each request; None: nobody is.
     """
     app = FastAPI(
         # Names of models are for those whose token opens them.
         title="Scores by id",
         description="Scores of models that several parties hold together, by id.",
         version=models.first.run_id,
+        responses=REFUSALS,
     )
     app.include_router(v1.routes(models))
     app.include_router(v2.routes(models))
@@ -83,7 +92,10 @@ def make_app(models: Catalog[Any], hosts: frozenset[str] | None) -> ASGIApp:
         models.counts.answered(response.status_code)
         return response
 
-    return Limits(app, models, hosts)
+    limits = Limits(app, models, hosts)
+    if teller is None:
+        return limits
+    return Told(limits, teller, [path for path in app.openapi()["paths"] if "{" not in path])
 
 
 class Limits:
@@ -138,6 +150,7 @@ class Limits:
                 return False
             chunk = message.get("body", b"")
             if len(body) + len(chunk) > MOST_BYTES:
+                await _discard(receive, message)
                 raise Denied(413, f"a request has at most {MOST_BYTES:,} bytes")
             if self._held + len(chunk) > MOST_HELD_BYTES:
                 raise Denied(503, BUSY)
@@ -152,6 +165,14 @@ class Limits:
         headers = [*answer.raw_headers, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": why.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
+
+
+async def _discard(receive: Receive, message: Message) -> None:
+    """Reads on for a while: who still sends does not read that it is refused."""
+    left = _MOST_DISCARDED
+    while left > 0 and message.get("more_body", False):
+        message = await receive()
+        left -= len(message.get("body", b""))
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

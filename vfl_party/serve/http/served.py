@@ -18,6 +18,7 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.store import LONGEST_ID
+from vfl_party.serve.telling.request import under_way
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
 BUSY = "too many requests wait; try again later"
@@ -90,22 +91,30 @@ class Served:
         if least is not None and not self.quality.metric:
             text = "min_quality: nothing was measured of this model by party"
             raise Denied(422, f"{text}; train it with evaluate.subsets, or leave min_quality out")
-        self.tokens.spend(token, len(ids))
         if columns is not None and any(len(each) != len(ids) for each in columns.values()):
             raise Denied(422, "columns: give a value for each id")
-        if self.routes is not None:
-            return await self.routes.score(self, ids, least, columns)
-        return await self.answer(ids, least, columns)
+        if (told := under_way()) is not None:
+            told.asked(self.name, self.run_id, token.name if token is not None else "", len(ids))
+        with self.tokens.spending(token, len(ids)):
+            if self.routes is not None:
+                return await self.routes.score(self, ids, least, columns)
+            return await self.answer(ids, least, columns)
 
     def submit(
         self, ids: Sequence[str], least: float | None, columns: Given | None
     ) -> list[Future[Scores]]:
         """Queues rows, in parts of ``most_at_once``. Raises Busy."""
-        most = self.most_at_once
-        return [
-            self.batcher.submit(ids[start : start + most], least, _part(columns, start, most))
-            for start in range(0, len(ids), most)
-        ]
+        most, waiting = self.most_at_once, list[Future[Scores]]()
+        try:
+            for start in range(0, len(ids), most):
+                part = ids[start : start + most]
+                waiting.append(self.batcher.submit(part, least, _part(columns, start, most)))
+        except Busy:
+            # Nobody waits for the parts before.
+            for each in waiting:
+                each.cancel()
+            raise
+        return waiting
 
     async def answer(
         self, ids: Sequence[str], least: float | None, columns: Given | None
