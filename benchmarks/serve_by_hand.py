@@ -109,7 +109,8 @@ async def post(
 def main() -> None:
     party, folder, *shop = sys.argv[1:]
     torch.set_num_threads(1)
-    bound = socket.socket()
+    # As those that uvicorn opens itself: asyncio turns off the wait for more to send.
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.bind(("127.0.0.1", 0))
     bound.listen(1000)
     config = uvicorn.Config(

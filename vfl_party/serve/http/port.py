@@ -42,7 +42,8 @@ def listening(app: ASGIApp, settings: ServeSettings) -> Iterator[str]:
         ssl_keyfile=settings.key,
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns off the wait for more to send only if the socket says that it is TCP.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host, port))
     # From now on callers wait, if the server is not up yet.
