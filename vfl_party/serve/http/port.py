@@ -35,6 +35,9 @@ def listening(app: ASGIApp, settings: ServeSettings) -> Iterator[str]:
         log_config=None,
         lifespan="off",
         server_header=False,
+        # Nobody here asks for the caller's address.
+        proxy_headers=False,
+        interface="asgi3",
         limit_concurrency=_MOST_AT_ONCE,
         timeout_graceful_shutdown=_CLOSE_S,
         h11_max_incomplete_event_size=16 << 10,
