@@ -22,6 +22,7 @@ from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.serving.answered import Answered, read_answer
+from vfl_common.rpc.serving.patience import MOST_LATE, Patience
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
 PHASE, QUESTION, ANSWER = "serve", "question", "answer"
@@ -54,6 +55,7 @@ class _Stream:
     party: str
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     open: dict[int, _Question] = field(default_factory=dict)
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def full(self) -> bool:
@@ -92,9 +94,10 @@ class ServingService:
 
     @property
     def present(self) -> list[str]:
-        """The parties that attend now, in the recipe's order."""
+        """The parties that attend and answer now, in the recipe's order."""
         with self._changed:
-            return [name for name in self._widths if name in self._streams]
+            streams = self._streams
+            return [n for n in self._widths if n in streams and streams[n].patience.waits]
 
     def close(self) -> None:
         """Ends all streams."""
@@ -109,9 +112,11 @@ class ServingService:
     def ask(self, ids: Sequence[str], timeout_s: float) -> Pending:
         """Sends a question about ``ids`` to all parties that attend; it does not wait.
 
-        After ``timeout_s`` a party that has not answered is late.
+        After ``timeout_s`` a party that has not answered is late. One that has let several
+        questions pass is away until it answers one in time: see ``Patience``.
         """
         question = _Question(ids, set())
+        now_s = time.monotonic()
         with self._changed:
             self._number += 1
             number = self._number
@@ -124,10 +129,15 @@ class ServingService:
                 if stream is None or stream.full:
                     question.found[name] = "away" if stream is None else "late"
                     continue
-                stream.open[number] = question
-                question.waiting.add(name)
+                if stream.patience.waits:
+                    stream.open[number] = question
+                    question.waiting.add(name)
+                else:
+                    question.found[name] = "away"
+                    if not stream.patience.probes(number, now_s, now_s + timeout_s):
+                        continue
                 stream.outbox.put(data)
-        return Pending(self, number, question, time.monotonic() + timeout_s)
+        return Pending(self, number, question, now_s + timeout_s)
 
     def wait(
         self, number: int, question: _Question, until_s: float
@@ -141,8 +151,10 @@ class ServingService:
             for name in question.waiting:
                 question.found[name] = "late"
                 stream = self._streams.get(name)
-                if stream is not None:
-                    stream.open.pop(number, None)
+                # Otherwise it is a newer one, which was not asked.
+                if stream is not None and stream.open.pop(number, None) and stream.patience.late():
+                    text = f"{name} has not answered {MOST_LATE} questions in time"
+                    log.warning("%s; it is away until it does", text, extra={"event": "away"})
             question.waiting = set()
             return {name: question.found[name] for name in self._widths}
 
@@ -263,6 +275,9 @@ class ServingService:
         self._ledger.add(party, PHASE, ANSWER, "received", len(answer.embeddings), len(data))
         with self._changed:
             question = stream.open.pop(answer.number, None)
+            waited_for = question is not None
+            if stream.patience.answered(answer.number, time.monotonic(), waited_for=waited_for):
+                log.info("%s answers in time again", party, extra={"event": "attending"})
             if not answer.number or answer.number > self._number:
                 text = f"{party} answers a question that nobody has asked"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
