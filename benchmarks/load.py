@@ -16,45 +16,71 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 _HEAD_END, _LENGTH = b"\r\n\r\n", b"content-length:"
-_ANSWER_S = 30.0
+_ANSWER_S, _IDLE_S = 30.0, 2.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer with status 200.
+
+    ``due_s``: when its request should have been sent, as ``time.perf_counter`` says. ``ms``: from
+    then until it was here. ``missing``: who took no part in its first row, and why, as JSON.
+    """
+
+    due_s: float
+    ms: float
+    missing: str
 
 
 @dataclass
 class Load:
-    """What came of it.
-
-    ``took``: (second from the beginning, milliseconds to the answer) of each request. ``failed``:
-    what was answered instead of 200. ``cpu_s``: of the generator.
+    """What came of it. ``failed``: answers with another status, or too few rows. ``cpu_s``: of the
+    generator.
     """
 
-    took: list[tuple[float, float]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     failed: list[bytes] = field(default_factory=list)
     seconds: float = 0.0
     cpu_s: float = 0.0
 
     @property
     def a_second(self) -> float:
-        return len(self.took) / self.seconds
+        return len(self.answers) / self.seconds
 
-    def quantile(self, share: float) -> float:
-        """Returns the milliseconds that so many requests stay below."""
-        ordered = sorted(ms for _, ms in self.took)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+def quantile(answers: Sequence[Answer], share: float) -> float:
+    """Returns the milliseconds that so many of the answers took at most."""
+    ordered = sorted(each.ms for each in answers)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @dataclass(eq=False)
 class _Line:
-    """A connection. ``due_s``: when its request should have been sent."""
+    """A connection. ``due_s``: when its request should have been sent. ``used_s``: when something
+    came over it last.
+    """
 
-    socket: socket.socket
+    address: tuple[str, int]
     due_s: float = 0.0
+    used_s: float = 0.0
+    socket: socket.socket | None = None
     heard: bytearray = field(default_factory=bytearray)
     wanted: int = 0
 
     def fileno(self) -> int:
+        assert self.socket is not None
         return self.socket.fileno()
 
+    def close(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+
     def send(self, request: bytes, due_s: float) -> None:
+        # Who has nothing to ask for some seconds is hung up on.
+        if self.socket is None or time.perf_counter() - self.used_s > _IDLE_S:
+            self.close()
+            self.socket = socket.create_connection(self.address)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.due_s = due_s
         self.heard.clear()
         self.wanted = 0
@@ -62,6 +88,7 @@ class _Line:
 
     def answer(self) -> bytes | None:
         """Returns the answer, once it is whole. Raises OSError if the connection ends."""
+        assert self.socket is not None
         data = self.socket.recv(1 << 18)
         if not data:
             raise OSError("the connection was closed")
@@ -70,6 +97,7 @@ class _Line:
             head = bytes(self.heard[:end]).lower()
             at = head.index(_LENGTH) + len(_LENGTH)
             self.wanted = end + len(_HEAD_END) + int(head[at:].split(b"\r\n", 1)[0])
+        self.used_s = time.perf_counter()
         return bytes(self.heard) if self.wanted and len(self.heard) >= self.wanted else None
 
 
@@ -86,52 +114,54 @@ def request(ids: Sequence[str]) -> bytes:
 @contextmanager
 def _connected(url: str, count: int) -> Iterator[list[_Line]]:
     host, port = urlsplit(url).netloc.split(":")
-    lines = [_Line(socket.create_connection((host, int(port)))) for _ in range(count)]
-    for each in lines:
-        each.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    lines = [_Line((host, int(port))) for _ in range(count)]
     try:
         yield lines
     finally:
         for each in lines:
-            each.socket.close()
-
-
-def closed(
-    url: str, requests: Sequence[bytes], seconds: float, connections: int, rows: int = 1
-) -> Load:
-    """Sends over each connection a request after its last answer, for so long.
-
-    ``requests``: they are chosen from. ``rows``: of each.
-    """
-    end_s = time.perf_counter() + seconds
-    return _loaded(url, requests, connections, rows, _at_once(connections, end_s))
-
-
-def poisson(
-    url: str, requests: Sequence[bytes], seconds: float, connections: int, rate: float
-) -> Load:
-    """Sends requests at random moments, ``rate`` a second, whether those before are answered or
-    not. Milliseconds count from these moments.
-    """
-    choose = random.Random(1)  # noqa: S311 - a benchmark's arrivals
-    due, moments = 0.0, deque[float]()
-    while (due := due + choose.expovariate(rate)) < seconds:
-        moments.append(due)
-    return _loaded(url, requests, connections, 1, _drawn(moments))
+            each.close()
 
 
 # Returns when the next request is due; None: no more come.
 Next = Callable[[], float | None]
 
 
-def _at_once(connections: int, end_s: float) -> Next:
-    _ = connections
-    return lambda: now if (now := time.perf_counter()) < end_s else None
+def for_seconds(seconds: float) -> Callable[[], bool]:
+    """Returns what says whether so many seconds have not passed yet."""
+    end_s = time.perf_counter() + seconds
+    return lambda: time.perf_counter() < end_s
 
 
-def _drawn(moments: deque[float]) -> Next:
-    began_s = time.perf_counter()
-    return lambda: began_s + moments.popleft() if moments else None
+def closed(
+    url: str, requests: Sequence[bytes], going: Callable[[], bool], connections: int, rows: int = 1
+) -> Load:
+    """Sends over each connection a request after its last answer, as long as ``going`` says so.
+
+    ``requests``: they are chosen from. ``rows``: of each.
+    """
+    coming: Next = lambda: time.perf_counter() if going() else None  # noqa: E731 - a line
+    return _loaded(url, requests, connections, rows, coming)
+
+
+def poisson(
+    url: str,
+    requests: Sequence[bytes],
+    going: Callable[[], bool],
+    rate: float,
+    connections: int = 256,
+) -> Load:
+    """Sends requests at random moments, ``rate`` a second, whether those before are answered or
+    not.
+    """
+    choose = random.Random(1)  # noqa: S311 - a benchmark's arrivals
+    due_s = time.perf_counter()
+
+    def coming() -> float | None:
+        nonlocal due_s
+        due_s += choose.expovariate(rate)
+        return due_s if going() else None
+
+    return _loaded(url, requests, connections, 1, coming)
 
 
 def _loaded(
@@ -139,7 +169,8 @@ def _loaded(
 ) -> Load:
     choose = random.Random(2)  # noqa: S311 - a benchmark's choice of ids
     found = Load()
-    with _connected(url, connections) as free:
+    with _connected(url, connections) as lines:
+        free = list(lines)
         busy: set[_Line] = set()
         began_s, cpu_s = time.perf_counter(), time.process_time()
         due_s = coming()
@@ -160,15 +191,16 @@ def _loaded(
                     continue
                 busy.discard(line)
                 free.append(line)
-                _note(found, answer, rows, began_s, line.due_s)
+                _note(found, answer, rows, line.due_s)
         found.seconds = time.perf_counter() - began_s
         found.cpu_s = time.process_time() - cpu_s
     return found
 
 
-def _note(found: Load, answer: bytes, rows: int, began_s: float, due_s: float) -> None:
+def _note(found: Load, answer: bytes, rows: int, due_s: float) -> None:
     if not answer.startswith(b"HTTP/1.1 200") or answer.count(b'"id"') != rows:
         found.failed.append(answer)
         return
-    now_s = time.perf_counter()
-    found.took.append((due_s - began_s, 1000 * (now_s - due_s)))
+    ms = 1000 * (time.perf_counter() - due_s)
+    missing = answer.partition(b'"missing":{')[2].partition(b"}")[0]
+    found.answers.append(Answer(due_s, ms, missing.decode()))

@@ -78,11 +78,12 @@ def app_of(party: str, folder: Path, shop: str) -> FastAPI:
         own = embed(asked.ids)
         with torch.no_grad():
             z = torch.cat([own, torch.tensor(await other)], dim=1)
-            scores = model.top(z).sigmoid().flatten().tolist()
+            scores_NC = model.top(z).softmax(dim=1)
+        chosen = scores_NC.argmax(dim=1).tolist()
         return {
             "rows": [
-                {"id": each, "score_1": score}
-                for each, score in zip(asked.ids, scores, strict=True)
+                {"id": each, **{f"score_{c}": score for c, score in enumerate(scores)}, "class": best}
+                for each, scores, best in zip(asked.ids, scores_NC.tolist(), chosen, strict=True)
             ]
         }
 

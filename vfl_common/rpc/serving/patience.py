@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Questions in a row that are not answered in time.
+# Questions in a row without an answer.
 MOST_LATE = 3
 
 
@@ -19,6 +19,8 @@ class Patience:
     """
 
     _late: int = 0
+    # When it answered last.
+    _answered_s: float = 0.0
     # The number of the probe under way (0: none), and until when it is worth something.
     _probe: int = 0
     _until_s: float = 0.0
@@ -28,10 +30,18 @@ class Patience:
         """Whether the party's answers are waited for."""
         return self._late < MOST_LATE
 
-    def late(self) -> bool:
-        """Notes that a question had no answer in time; returns whether it was one too many."""
+    def late(self, asked_s: float, waiting: int) -> bool:
+        """Notes that a question of the moment ``asked_s`` had no answer in time; returns whether
+        the party is not waited for any more.
+
+        ``waiting``: questions that wait for an answer yet. If it has answered none since, they
+        count as late, too.
+        """
+        waited = self.waits
         self._late += 1
-        return self._late == MOST_LATE
+        if self._answered_s < asked_s and self._late + waiting >= MOST_LATE:
+            self._late = MOST_LATE
+        return waited and not self.waits
 
     def probes(self, number: int, now_s: float, until_s: float) -> bool:
         """Returns whether the question ``number`` is sent as a probe: if no other is under way."""
@@ -45,7 +55,7 @@ class Patience:
 
         ``waited_for``: whether it came in time to a question that is no probe.
         """
-        away = not self.waits
+        away, self._answered_s = not self.waits, now_s
         if waited_for or (number == self._probe and now_s < self._until_s):
             self._late = 0
         # It is alive: the next question shows whether it is in time again.

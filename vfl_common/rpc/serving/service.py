@@ -22,7 +22,7 @@ from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.serving.answered import Answered, read_answer
-from vfl_common.rpc.serving.patience import MOST_LATE, Patience
+from vfl_common.rpc.serving.patience import Patience
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
 PHASE, QUESTION, ANSWER = "serve", "question", "answer"
@@ -41,10 +41,13 @@ Absent = Literal["away", "late", "failed"]
 
 @dataclass
 class _Question:
-    """A question to all parties. ``waiting``: those that have not answered yet."""
+    """A question to all parties. ``asked_s``: when. ``waiting``: those that have not answered
+    yet.
+    """
 
     ids: Sequence[str]
-    waiting: set[str]
+    asked_s: float
+    waiting: set[str] = field(default_factory=set)
     found: dict[str, Answered | Absent] = field(default_factory=dict)
 
 
@@ -115,8 +118,8 @@ class ServingService:
         After ``timeout_s`` a party that has not answered is late. One that has let several
         questions pass is away until it answers one in time: see ``Patience``.
         """
-        question = _Question(ids, set())
         now_s = time.monotonic()
+        question = _Question(ids, now_s)
         with self._changed:
             self._number += 1
             number = self._number
@@ -150,13 +153,17 @@ class ServingService:
                 self._changed.wait(left_s)
             for name in question.waiting:
                 question.found[name] = "late"
-                stream = self._streams.get(name)
-                # Otherwise it is a newer one, which was not asked.
-                if stream is not None and stream.open.pop(number, None) and stream.patience.late():
-                    text = f"{name} has not answered {MOST_LATE} questions in time"
-                    log.warning("%s; it is away until it does", text, extra={"event": "away"})
+                self._late(self._streams.get(name), number, question.asked_s)
             question.waiting = set()
             return {name: question.found[name] for name in self._widths}
+
+    def _late(self, stream: _Stream | None, number: int, asked_s: float) -> None:
+        # Otherwise it is a newer stream, on which nobody has asked this.
+        if stream is None or stream.open.pop(number, None) is None:
+            return
+        if stream.patience.late(asked_s, len(stream.open)):
+            text = f"{stream.party} answers no questions; it is away until it answers one in time"
+            log.warning("%s", text, extra={"event": "away"})
 
     # -- gRPC's threads
     # ----------------------------------------------------------------------
@@ -277,7 +284,7 @@ class ServingService:
             question = stream.open.pop(answer.number, None)
             waited_for = question is not None
             if stream.patience.answered(answer.number, time.monotonic(), waited_for=waited_for):
-                log.info("%s answers in time again", party, extra={"event": "attending"})
+                log.warning("%s answers in time again", party, extra={"event": "attending"})
             if not answer.number or answer.number > self._number:
                 text = f"{party} answers a question that nobody has asked"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
