@@ -9,7 +9,6 @@ import random
 import select
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,7 +54,7 @@ def quantile(answers: Sequence[Answer], share: float) -> float:
 
 
 @dataclass(eq=False)
-class _Line:
+class Line:
     """A connection. ``due_s``: when its request should have been sent. ``used_s``: when something
     came over it last.
     """
@@ -101,6 +100,12 @@ class _Line:
         return bytes(self.heard) if self.wanted and len(self.heard) >= self.wanted else None
 
 
+def address_of(url: str) -> tuple[str, int]:
+    """Returns host and port."""
+    host, port = urlsplit(url).netloc.split(":")
+    return host, int(port)
+
+
 def request(ids: Sequence[str]) -> bytes:
     """Returns a request for the scores of ids."""
     body = json.dumps({"ids": ids}).encode()
@@ -112,9 +117,8 @@ def request(ids: Sequence[str]) -> bytes:
 
 
 @contextmanager
-def _connected(url: str, count: int) -> Iterator[list[_Line]]:
-    host, port = urlsplit(url).netloc.split(":")
-    lines = [_Line((host, int(port))) for _ in range(count)]
+def _connected(url: str, count: int) -> Iterator[list[Line]]:
+    lines = [Line(address_of(url)) for _ in range(count)]
     try:
         yield lines
     finally:
@@ -164,14 +168,12 @@ def poisson(
     return _loaded(url, requests, connections, 1, coming)
 
 
-def _loaded(
-    url: str, requests: Sequence[bytes], connections: int, rows: int, coming: Next
-) -> Load:
+def _loaded(url: str, requests: Sequence[bytes], connections: int, rows: int, coming: Next) -> Load:
     choose = random.Random(2)  # noqa: S311 - a benchmark's choice of ids
     found = Load()
     with _connected(url, connections) as lines:
         free = list(lines)
-        busy: set[_Line] = set()
+        busy: set[Line] = set()
         began_s, cpu_s = time.perf_counter(), time.process_time()
         due_s = coming()
         while due_s is not None or busy:

@@ -1,6 +1,6 @@
 """Latency, throughput and memory of a served model, beside two FastAPI processes written by hand:
-``python -m benchmarks.serve [--seconds 6] [--repeats 3] [--far] [--faults] [--minutes 10] [--json
-FILE]``.
+``python -m benchmarks.serve [--seconds 6] [--repeats 3] [--far] [--faults] [--minutes 10]
+[--mlperf PYTHON] [--json FILE]``.
 
 Two parties hold the columns of scikit-learn's digits. *Poisson*: single ids come at random moments,
 100 a second, whether those before are answered or not, so waiting counts. The other requests, of
@@ -8,13 +8,15 @@ one id or 256, come over 16 connections, each after its answer. Both contestants
 thread generates the load; it shares the cores with the programs.
 
 ``--far``: a round trip of 40 ms between the parties (``benchmarks.link``). ``--faults``: the passive
-party is frozen, killed and slow under load. ``--minutes``: memory under load.
+party is frozen, killed and slow under load. ``--minutes``: memory under load. ``--mlperf``: single ids
+as MLPerf's load generator sends them (``benchmarks.serve_mlperf``).
 """
 
 from __future__ import annotations
 
 import json
 import random
+import subprocess
 import tempfile
 import threading
 import time
@@ -126,10 +128,17 @@ def memory(programs: Programs, minutes: float) -> list[Found]:
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--far", "far_", is_flag=True, help="Measure over a round trip of 40 ms, too.")
 @click.option("--faults", "faults_", is_flag=True, help="Freeze, kill and slow down a party, too.")
+@click.option("--mlperf", metavar="PYTHON", help="Use MLPerf's load generator, too.")
 @click.option("--minutes", default=0.0, help="Watch memory so long, and nothing else.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write all that was found.")
 def main(
-    seconds: float, repeats: int, far_: bool, faults_: bool, minutes: float, path: Path | None
+    seconds: float,
+    repeats: int,
+    far_: bool,
+    faults_: bool,
+    mlperf: str | None,
+    minutes: float,
+    path: Path | None,
 ) -> None:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as home:
@@ -143,6 +152,11 @@ def main(
             else:
                 hand = by_hand(folder, stack)
                 found |= beside({"ours": programs, "by hand": hand}, seconds, repeats)
+            if mlperf:
+                words = [mlperf, "-m", "benchmarks.serve_mlperf", programs.url, str(2 * seconds)]
+                told = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+                found["mlperf"] = json.loads(told.splitlines()[-1])
+                click.echo(f"mlperf    {found['mlperf']}")
             if faults_:
                 found["faults"] = faults(ours, _ONE, RATE)
         if far_:

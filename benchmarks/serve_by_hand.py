@@ -82,7 +82,11 @@ def app_of(party: str, folder: Path, shop: str) -> FastAPI:
         chosen = scores_NC.argmax(dim=1).tolist()
         return {
             "rows": [
-                {"id": each, **{f"score_{c}": score for c, score in enumerate(scores)}, "class": best}
+                {
+                    "id": each,
+                    **{f"score_{c}": score for c, score in enumerate(scores)},
+                    "class": best,
+                }
                 for each, scores, best in zip(asked.ids, scores_NC.tolist(), chosen, strict=True)
             ]
         }

@@ -162,6 +162,8 @@ def by_hand(folder: Path, stack: ExitStack) -> Programs:
     found = Programs()
     for name in reversed(PARTIES):
         words = ["benchmarks.serve_by_hand", name, str(folder)]
-        program = found.start(name, [*words, *([found.url] if found.url else [])], Path.cwd(), stack)
+        program = found.start(
+            name, [*words, *([found.url] if found.url else [])], Path.cwd(), stack
+        )
         found.url = json.loads(program.stdout.readline())["url"]
     return found

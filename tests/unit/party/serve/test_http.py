@@ -109,7 +109,10 @@ def test_a_stranger_has_nothing_parsed(tmp_path: Path, path: str, body: bytes) -
         (200, b'{"ids": ["a"], "ids": ["b"], "columns": {"c": [0.1]}}'),
         (200, b'{"ids": ["a"], "columns": {"c": [1e400], "d": [-0.0], "e": [NaN]}}'),
         (200, b'{"ids": ["a"], "columns": {"c": [true], "d": [1], "e": [1.0], "f": [null]}}'),
-        (200, b'{"ids": ["a"], "columns": {"c": ["1"], "d": [0.30000000000000004], "e": [5e-324]}}'),
+        (
+            200,
+            b'{"ids": ["a"], "columns": {"c": ["1"], "d": [0.30000000000000004], "e": [5e-324]}}',
+        ),
         (200, b'{"ids": ["a"], "columns": {"c": [123456789012345678901234567890]}}'),
         (422, b'{"ids": ["a"], "columns": {"c": [1, 2]}}'),
         (422, b'{"ids": ["a"], "columns": {"c": [{}]}}'),
