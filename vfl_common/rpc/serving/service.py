@@ -164,6 +164,7 @@ class ServingService:
         if stream.patience.late(asked_s, len(stream.open)):
             text = f"{stream.party} answers no questions; it is away until it answers one in time"
             log.warning("%s", text, extra={"event": "away"})
+            self._give_up(stream)
 
     # -- gRPC's threads
     # ----------------------------------------------------------------------
