@@ -23,6 +23,7 @@ from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, UNKNOWN, Answered
 from vfl_common.rpc.serving.attendance import Attendance
+from vfl_common.rpc.serving.patience import MOST_LATE
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
 
@@ -236,12 +237,14 @@ def test_who_takes_no_questions_fills_no_memory(service: ServingService, address
         ids = ["a" * 1_000] * 500
 
         def refuses() -> bool:
-            # Half a megabyte each; gRPC takes a few ahead of the reader.
+            # Half a megabyte each; gRPC takes a few ahead of the reader. Soon only probes are sent,
+            # and these are worth nothing at once.
             for _ in range(100):
                 service.ask(ids, 0.0).wait()
             began_s = time.monotonic()
-            assert service.ask(ids, 0.5).wait() == {"north": "late", "south": "away"}
-            return time.monotonic() - began_s < 0.25
+            assert service.ask(ids, 0.5).wait()["north"] in ("late", "away")
+            assert time.monotonic() - began_s < 0.25
+            return service.ask(ids, 0.5).wait()["north"] == "late"
 
         wait_until(refuses)
 
@@ -351,3 +354,52 @@ def test_streams_that_say_nothing_are_bounded(port: str) -> None:
         for call in calls:
             call.cancel()
             outbox.put(None)
+
+
+def test_who_lets_questions_pass_is_waited_for_again_once_it_answers(
+    service: ServingService, address: str, ledger: Ledger
+) -> None:
+    late, away = {"north": "late", "south": "away"}, {"north": "away", "south": "away"}
+
+    def asked() -> int:
+        return sum(each.messages for each in ledger.entries() if each.kind == "question")
+
+    def ask() -> None:
+        began_s = time.monotonic()
+        assert service.ask(["a"], WAIT_S).wait() == away
+        assert time.monotonic() - began_s < WAIT_S / 2
+
+    def asks_more(than: int) -> bool:
+        ask()
+        return asked() > than
+
+    with liar(address) as (heard, say):
+
+        def answer(number: int) -> None:
+            given = serving_pb2.Answer(number=number, state=b"\x01", embeddings=b"\x00" * 8)
+            say(serving_pb2.FromParty(answer=given))
+
+        say(present())
+        next(heard)
+        wait_until(lambda: service.present == ["north"])
+        # Those that wait yet are given up with the first one.
+        others = [service.ask(["a"], WAIT_S) for _ in range(MOST_LATE - 1)]
+        assert service.ask(["a"], 0.05).wait() == late
+        assert [each.wait() for each in others] == [away] * len(others)
+        assert service.present == []
+        # The first of these is a probe; while it is under way, no other is sent.
+        for _ in range(5):
+            ask()
+        words = [serving_pb2.FromActive.FromString(next(heard)) for _ in range(MOST_LATE + 1)]
+        numbers = [each.question.number for each in words]
+        assert numbers == [*range(1, MOST_LATE + 2)]
+        assert asked() == len(numbers)
+        # An answer that comes late says that it lives, and not that it is in time.
+        answer(numbers[0])
+        wait_until(lambda: asks_more(len(numbers)))
+        assert service.present == []
+        answer(serving_pb2.FromActive.FromString(next(heard)).question.number)
+        wait_until(lambda: service.present == ["north"])
+        pending = service.ask(["a"], WAIT_S)
+        answer(serving_pb2.FromActive.FromString(next(heard)).question.number)
+        assert isinstance(pending.wait()["north"], Answered)

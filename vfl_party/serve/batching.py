@@ -13,8 +13,11 @@ from typing import Any
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.telling.request import Request, noting, under_way
 
-# Batches under way: while one waits for the passive parties, the next is gathered.
-_UNDER_WAY = 4
+# Batches under way: while some wait for the passive parties, the next is gathered. Near parties
+# seldom have more than a few; for far ones each further batch waits a little, for others to share
+# its question.
+_UNDER_WAY, _A_FEW = 12, 4
+_PACE_S = 0.004
 # Requests that wait; more are refused.
 MOST_WAITING = 2_000
 
@@ -50,8 +53,9 @@ class Batcher:
     def __init__(self, score: Score, most: int, wait_s: float) -> None:
         self._score, self._most, self._wait_s = score, most, wait_s
         self._queue: queue.Queue[_Request | None] = queue.Queue(MOST_WAITING)
-        self._taking, self._ending = threading.Lock(), threading.Lock()
-        self._closed = False
+        self._taking, self._counting = threading.Lock(), threading.Lock()
+        self._ending = threading.Lock()
+        self._under_way, self._closed = 0, False
         self._next: _Request | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"score-{number}", daemon=True)
@@ -92,7 +96,13 @@ class Batcher:
                 batch = self._gather()
             if not batch:
                 return
+            self._count(1)
             self._answer(batch)
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._counting:
+            self._under_way += more
 
     def _gather(self) -> list[_Request]:
         """Returns the requests to score next; none at the end."""
@@ -102,7 +112,8 @@ class Batcher:
         if first is None:
             return []
         batch, rows = [first], len(first.ids)
-        until_s = time.monotonic() + self._wait_s
+        pace_s = _PACE_S if self._under_way >= _A_FEW else 0.0
+        until_s = time.monotonic() + max(self._wait_s, pace_s)
         while rows < self._most and first.columns is None:
             left_s = until_s - time.monotonic()
             try:

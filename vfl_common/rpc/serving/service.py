@@ -22,6 +22,7 @@ from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.serving.answered import Answered, read_answer
+from vfl_common.rpc.serving.patience import Patience
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
 PHASE, QUESTION, ANSWER = "serve", "question", "answer"
@@ -40,10 +41,13 @@ Absent = Literal["away", "late", "failed"]
 
 @dataclass
 class _Question:
-    """A question to all parties. ``waiting``: those that have not answered yet."""
+    """A question to all parties. ``asked_s``: when. ``waiting``: those that have not answered
+    yet.
+    """
 
     ids: Sequence[str]
-    waiting: set[str]
+    asked_s: float
+    waiting: set[str] = field(default_factory=set)
     found: dict[str, Answered | Absent] = field(default_factory=dict)
 
 
@@ -54,6 +58,7 @@ class _Stream:
     party: str
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     open: dict[int, _Question] = field(default_factory=dict)
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def full(self) -> bool:
@@ -92,9 +97,10 @@ class ServingService:
 
     @property
     def present(self) -> list[str]:
-        """The parties that attend now, in the recipe's order."""
+        """The parties that attend and answer now, in the recipe's order."""
         with self._changed:
-            return [name for name in self._widths if name in self._streams]
+            streams = self._streams
+            return [n for n in self._widths if n in streams and streams[n].patience.waits]
 
     def close(self) -> None:
         """Ends all streams."""
@@ -109,9 +115,11 @@ class ServingService:
     def ask(self, ids: Sequence[str], timeout_s: float) -> Pending:
         """Sends a question about ``ids`` to all parties that attend; it does not wait.
 
-        After ``timeout_s`` a party that has not answered is late.
+        After ``timeout_s`` a party that has not answered is late. One that has let several
+        questions pass is away until it answers one in time: see ``Patience``.
         """
-        question = _Question(ids, set())
+        now_s = time.monotonic()
+        question = _Question(ids, now_s)
         with self._changed:
             self._number += 1
             number = self._number
@@ -124,10 +132,15 @@ class ServingService:
                 if stream is None or stream.full:
                     question.found[name] = "away" if stream is None else "late"
                     continue
-                stream.open[number] = question
-                question.waiting.add(name)
+                if stream.patience.waits:
+                    stream.open[number] = question
+                    question.waiting.add(name)
+                else:
+                    question.found[name] = "away"
+                    if not stream.patience.probes(number, now_s, now_s + timeout_s):
+                        continue
                 stream.outbox.put(data)
-        return Pending(self, number, question, time.monotonic() + timeout_s)
+        return Pending(self, number, question, now_s + timeout_s)
 
     def wait(
         self, number: int, question: _Question, until_s: float
@@ -140,11 +153,18 @@ class ServingService:
                 self._changed.wait(left_s)
             for name in question.waiting:
                 question.found[name] = "late"
-                stream = self._streams.get(name)
-                if stream is not None:
-                    stream.open.pop(number, None)
+                self._late(self._streams.get(name), number, question.asked_s)
             question.waiting = set()
             return {name: question.found[name] for name in self._widths}
+
+    def _late(self, stream: _Stream | None, number: int, asked_s: float) -> None:
+        # Otherwise it is a newer stream, on which nobody has asked this.
+        if stream is None or stream.open.pop(number, None) is None:
+            return
+        if stream.patience.late(asked_s, len(stream.open)):
+            text = f"{stream.party} answers no questions; it is away until it answers one in time"
+            log.warning("%s", text, extra={"event": "away"})
+            self._give_up(stream)
 
     # -- gRPC's threads
     # ----------------------------------------------------------------------
@@ -264,6 +284,9 @@ class ServingService:
         self._ledger.add(party, PHASE, ANSWER, "received", len(answer.embeddings), len(data))
         with self._changed:
             question = stream.open.pop(answer.number, None)
+            waited_for = question is not None
+            if stream.patience.answered(answer.number, time.monotonic(), waited_for=waited_for):
+                log.warning("%s answers in time again", party, extra={"event": "attending"})
             if not answer.number or answer.number > self._number:
                 text = f"{party} answers a question that nobody has asked"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)

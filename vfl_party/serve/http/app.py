@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vfl_common.text import LINE, clean
+from vfl_party.serve.counts import Counts
 from vfl_party.serve.http import mlflow, v1, v2
 from vfl_party.serve.http.catalog import Catalog
+from vfl_party.serve.http.direct import Direct, again
 from vfl_party.serve.http.refusals import REFUSALS
 from vfl_party.serve.http.served import BUSY
 from vfl_party.serve.http.told import Told
@@ -52,7 +55,8 @@ def make_app(
         version=models.first.run_id,
         responses=REFUSALS,
     )
-    app.include_router(v1.routes(models))
+    first = v1.routes(models)
+    app.include_router(first)
     app.include_router(v2.routes(models))
     app.include_router(mlflow.routes(models))
 
@@ -63,7 +67,7 @@ def make_app(
 
     @app.exception_handler(Denied)
     async def denied(_request: Request, why: Denied) -> JSONResponse:
-        return JSONResponse({"error": why.why}, why.status, _headers(why))
+        return _answer(why)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
@@ -82,20 +86,41 @@ def make_app(
     async def refused(_request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
 
-    @app.middleware("http")
-    async def counted(request: Request, go_on: Callable[[Request], Awaitable[Any]]) -> Any:
-        try:
-            response = await go_on(request)
-        except Exception:
-            log.exception("internal error", extra={"event": "failed"})
-            response = JSONResponse({"error": "internal error; the log has it"}, 500)
-        models.counts.answered(response.status_code)
-        return response
+    @app.exception_handler(Exception)
+    async def failed(_request: Request, _error: Exception) -> JSONResponse:
+        # It is raised again, and logged where all routes end.
+        return _failure()
 
-    limits = Limits(app, models, hosts)
+    predict = next(each.endpoint for each in first.routes if isinstance(each, APIRoute))
+    short = Direct(app, "/v1/predict", v1.Asked, predict, _answer)
+    limits = Limits(Counted(short, models.counts), models, hosts)
     if teller is None:
         return limits
     return Told(limits, teller, [path for path in app.openapi()["paths"] if "{" not in path])
+
+
+class Counted:
+    """Counts what is answered, by status, and says so if this program has failed."""
+
+    def __init__(self, app: ASGIApp, counts: Counts) -> None:
+        self._app, self._counts = app, counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = 0
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                self._counts.answered(status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, told)
+        except Exception:
+            log.exception("internal error", extra={"event": "failed"})
+            if not status:
+                await _failure()(scope, receive, told)
 
 
 class Limits:
@@ -124,8 +149,11 @@ class Limits:
             return
         body = bytearray()
         try:
-            if await asyncio.wait_for(self._read(receive, body), _BODY_S):
-                await self._app(scope, _again(bytes(body), receive), send)
+            async with asyncio.timeout(_BODY_S):
+                there = await self._read(receive, body)
+            if there:
+                whole = {"type": "http.request", "body": bytes(body), "more_body": False}
+                await self._app(scope, again(whole, receive), send)
         except TimeoutError:
             await self._say(send, Denied(408, "the request's body did not come in time"))
         except Denied as why:
@@ -161,7 +189,7 @@ class Limits:
 
     async def _say(self, send: Send, why: Denied) -> None:
         self._models.counts.answered(why.status)
-        answer = JSONResponse({"error": why.why}, why.status, _headers(why))
+        answer = _answer(why)
         headers = [*answer.raw_headers, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": why.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
@@ -175,22 +203,13 @@ async def _discard(receive: Receive, message: Message) -> None:
         left -= len(message.get("body", b""))
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Returns what gives a body that was read already, then goes on as ``receive``."""
-    given = False
-
-    async def again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again
+def _answer(why: Denied) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if why.status == 401 else {}
+    return JSONResponse({"error": why.why}, why.status, headers)
 
 
-def _headers(why: Denied) -> dict[str, str]:
-    return {"WWW-Authenticate": "Bearer"} if why.status == 401 else {}
+def _failure() -> JSONResponse:
+    return JSONResponse({"error": "internal error; the log has it"}, 500)
 
 
 def _name(host: str) -> str:

@@ -27,6 +27,7 @@ from tests.harness.served_here import SERVICE, Here, score, serving
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.rpc.inference import service
+from vfl_party.serve import batching
 from vfl_party.serve.batching import Busy
 from vfl_party.serve.tokens import add_token
 
@@ -205,8 +206,9 @@ def test_who_is_gone_is_not_scored() -> None:
 
     with serving(scoring=slow) as here:
         # All that score are busy.
-        busy = [here.served.batcher.submit([f"a{number}"], 0.1 * number) for number in range(4)]
-        wait_until(lambda: len(scored) == 4)
+        many = batching._UNDER_WAY
+        busy = [here.served.batcher.submit([f"a{number}"], 0.1 * number) for number in range(many)]
+        wait_until(lambda: len(scored) == many)
         with grpc.insecure_channel(here.grpc) as channel, pytest.raises(grpc.RpcError) as late:
             channel.unary_unary(SERVICE + "ModelInfer")(
                 infer("alate").SerializeToString(), timeout=0.2

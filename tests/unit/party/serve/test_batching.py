@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from vfl_party.serve import batching
 from vfl_party.serve.batching import Batcher, Busy
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.served import joined
@@ -26,6 +28,12 @@ def scores_of(ids: Sequence[str]) -> Scores:
     return Scores({"score": np.array(ids)}, state, PARTS, part)  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def four_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "_UNDER_WAY", 4)
+
+
+@pytest.mark.usefixtures("four_at_work")
 def test_requests_that_wait_are_scored_at_once() -> None:
     batches: list[list[str]] = []
     begin, under_way = threading.Event(), threading.Semaphore(0)
@@ -57,6 +65,30 @@ def test_requests_that_wait_are_scored_at_once() -> None:
     assert sorted(batches[4:]) == [["a0", "b0", "a1", "b1"], ["a2", "b2"], ["c"]]
 
 
+def test_beyond_a_few_under_way_the_next_batch_waits_for_others() -> None:
+    batches: list[list[str]] = []
+    begin, under_way = threading.Event(), threading.Semaphore(0)
+
+    def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
+        batches.append(list(ids))
+        under_way.release()
+        assert begin.wait(30)
+        return scores_of(ids)
+
+    with patch.multiple(batching, _A_FEW=2, _PACE_S=30.0):
+        batcher = Batcher(score, most=2, wait_s=0.0)
+        for number in range(2):
+            batcher.submit([f"first-{number}"])
+            assert under_way.acquire(timeout=30)
+        # Full, it waits no longer.
+        waiting = [batcher.submit([each]) for each in ("a", "b")]
+        assert under_way.acquire(timeout=30)
+        begin.set()
+        assert [each.result(30).columns["score"].tolist() for each in waiting] == [["a"], ["b"]]
+        batcher.close()
+    assert batches == [["first-0"], ["first-1"], ["a", "b"]]
+
+
 def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
     def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
         if "bad" in ids:
@@ -71,6 +103,7 @@ def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
     batcher.close()
 
 
+@pytest.mark.usefixtures("four_at_work")
 def test_a_caller_who_has_gone_ends_no_thread() -> None:
     begin = threading.Event()
 
