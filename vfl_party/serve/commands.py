@@ -28,6 +28,11 @@ from vfl_common.process.program import EXIT_CODES, LOG_STDOUT, METRICS
     metavar="SOURCE",
     help="The table with the people who may be asked for; replaces the party file's source.",
 )
+@click.option(
+    "--solo",
+    is_flag=True,
+    help="Active party: ask nobody, and score with the run's student (a phase of kind student).",
+)
 @click.option("--http", metavar="HOST:PORT", help="Replace the party file's serve.http.")
 @click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
 @METRICS
@@ -36,6 +41,7 @@ def serve(
     party: Path,
     trained: str,
     data: str | None,
+    solo: bool,
     http: str | None,
     device: str | None,
     metrics: str,
@@ -58,13 +64,14 @@ def serve(
     from vfl_common.config.recipe import load_recipe
     from vfl_common.production.registry import WORDS, ModelRegistry
     from vfl_party.assembly.files import read_files
+    from vfl_party.predict.alone import load_solo
     from vfl_party.predict.prediction import load_joint
     from vfl_party.serve.run import Serving
 
     file = load_party(party)
     recipe = load_recipe(Path(file.recipe)).name if trained in WORDS else ""
     meant = ModelRegistry(Path(file.out), file.name).folder(trained, recipe)
-    found = load_joint(meant, file.name)
+    found = load_solo(meant, file.name) if solo else load_joint(meant, file.name)
     files = read_files(party, device=device, recipe=found.recipe)
     if http is not None:
         if not files.is_active:
@@ -73,7 +80,7 @@ def serve(
         given = {**files.file.serve.model_dump(), "http": http}
         settings = parse(type(files.file.serve), given, "--http")
         files = replace(files, file=files.file.model_copy(update={"serve": settings}))
-    Serving(files, found, Console("vfl-party"), data, metrics).run()
+    Serving(files, found, Console("vfl-party"), data, metrics, solo).run()
 
 
 @click.command(epilog=EXIT_CODES)

@@ -26,11 +26,12 @@ from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.phases import stand_in
 from vfl_party.predict.prediction import TrainedRun
-from vfl_party.serve.answering import Answers, DailyLimit, SentBefore
+from vfl_party.serve.answering import DailyLimit, SentBefore
 from vfl_party.serve.batching import Batcher
 from vfl_party.serve.counts import Counts
+from vfl_party.serve.kinds.choice import answers_of, bytes_of_row, scorer_of
 from vfl_party.serve.quality import read_quality
-from vfl_party.serve.scorer import OnlineScorer, columns_of
+from vfl_party.serve.scorer import columns_of
 from vfl_party.serve.store import Store, require_served
 from vfl_party.serve.tokens import Tokens
 
@@ -48,6 +49,7 @@ class Serving:
     Args:
         source: of the table with the people who may be asked for; None: the party file's.
         metrics: host:port for Prometheus; '' for none.
+        solo: whether the active party scores by itself, with the run's student.
     """
 
     files: PartyFiles
@@ -55,6 +57,7 @@ class Serving:
     console: Console
     source: str | None = None
     metrics: str = ""
+    solo: bool = False
     ledger: Ledger = field(default_factory=Ledger)
     counts: Counts = field(default_factory=Counts)
 
@@ -75,8 +78,8 @@ class Serving:
     @property
     def most_at_once(self) -> int:
         """The most rows of a question: its answers must fit into a message."""
-        widest = max(self.store.held.party.widths.values(), default=1)
-        return max(1, min(self.settings.max_batch, _ANSWER_BYTES // (4 * widest)))
+        most = _ANSWER_BYTES // bytes_of_row(self.store)
+        return max(1, min(self.settings.max_batch, most))
 
     def run(self) -> None:
         """Serves until a signal comes. Raises VflError."""
@@ -114,7 +117,7 @@ class Serving:
             digest=recipe.digest(),
             # The active party's own bound may be another one.
             most_ids=max(self.most_at_once, 1024),
-            answer=Answers(self.store, partial(SentBefore, path, self.trained.run_id), limit),
+            answer=answers_of(self.store, partial(SentBefore, path, self.trained.run_id), limit),
             attends=attends,
         )
         self.console.emit("ready", name=self.files.name, address=file.active)
@@ -148,12 +151,13 @@ class Serving:
             listens = listening(files.file.listen, files.keyring, [service, health], threads)
             _, address = stack.enter_context(listens)
             stack.callback(service.close)
-            scorer = OnlineScorer(
+            scorer = scorer_of(
                 self.store,
-                service.ask,
+                service,
                 settings.party_timeout_ms / 1000,
                 quality,
                 stand_in.kept(self.trained.path),
+                solo=self.solo,
             )
             batcher = Batcher(scorer.score, self.most_at_once, settings.max_wait_ms / 1000)
             stack.callback(batcher.close)
@@ -162,7 +166,7 @@ class Serving:
                 name=recipe.name,
                 run_id=self.trained.run_id,
                 columns={name: values.dtype for name, values in one.items()},
-                parties=tuple(each.name for each in recipe.parties),
+                parties=(files.name,) if self.solo else tuple(each.name for each in recipe.parties),
                 batcher=batcher,
                 tokens=tokens,
                 quality=quality,

@@ -21,7 +21,7 @@ from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import Answered, read_answer
+from vfl_common.rpc.serving.answered import Answered, Step, read_answer
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
 PHASE, QUESTION, ANSWER = "serve", "question", "answer"
@@ -40,10 +40,13 @@ Absent = Literal["away", "late", "failed"]
 
 @dataclass
 class _Question:
-    """A question to all parties. ``waiting``: those that have not answered yet."""
+    """A question to parties. ``waiting``: those that have not answered yet. ``steps``: see
+    ``ServingService.ask``.
+    """
 
     ids: Sequence[str]
     waiting: set[str]
+    steps: Mapping[str, Step] | None = None
     found: dict[str, Answered | Absent] = field(default_factory=dict)
 
 
@@ -106,20 +109,24 @@ class ServingService:
     # -- the asking thread
     # ----------------------------------------------------------------------
 
-    def ask(self, ids: Sequence[str], timeout_s: float) -> Pending:
+    def ask(
+        self, ids: Sequence[str], timeout_s: float, steps: Mapping[str, Step] | None = None
+    ) -> Pending:
         """Sends a question about ``ids`` to all parties that attend; it does not wait.
 
-        After ``timeout_s`` a party that has not answered is late.
+        After ``timeout_s`` a party that has not answered is late. ``steps``: {party: what it is
+        asked}, instead of embeddings; the others are not asked.
         """
-        question = _Question(ids, set())
+        question = _Question(ids, set(), steps)
+        left_ms = max(1, int(1000 * timeout_s))
         with self._changed:
             self._number += 1
             number = self._number
-            asked = serving_pb2.Question(
-                number=number, ids=ids, left_ms=max(1, int(1000 * timeout_s))
-            )
-            data = serving_pb2.FromActive(question=asked).SerializeToString()
-            for name in self._widths:
+            # Without steps it is the same for all.
+            data = _question(number, ids, left_ms, None) if steps is None else b""
+            for name in self._widths if steps is None else steps:
+                if steps is not None:
+                    data = _question(number, ids, left_ms, steps[name])
                 stream = self._streams.get(name)
                 if stream is None or stream.full:
                     question.found[name] = "away" if stream is None else "late"
@@ -144,7 +151,7 @@ class ServingService:
                 if stream is not None:
                     stream.open.pop(number, None)
             question.waiting = set()
-            return {name: question.found[name] for name in self._widths}
+            return {name: question.found[name] for name in self._widths if name in question.found}
 
     # -- gRPC's threads
     # ----------------------------------------------------------------------
@@ -260,7 +267,8 @@ class ServingService:
     def _heard(self, stream: _Stream, data: bytes) -> None:
         """Takes in an answer; of one that comes late, only the bytes are counted."""
         party, answer = stream.party, self._read(stream.party, data).answer
-        self._ledger.add(party, PHASE, ANSWER, "received", len(answer.embeddings), len(data))
+        payload = len(answer.embeddings) + len(answer.answered)
+        self._ledger.add(party, PHASE, ANSWER, "received", payload, len(data))
         with self._changed:
             question = stream.open.pop(answer.number, None)
             if not answer.number or answer.number > self._number:
@@ -274,7 +282,8 @@ class ServingService:
                 error = from_failure(answer.failure, sender=party, me=self._keyring.name)
                 log.warning("%s", error, extra={"event": "unanswered", "peer": party})
             else:
-                found = read_answer(answer, question.ids, self._widths[party], party)
+                step = question.steps[party] if question.steps is not None else None
+                found = read_answer(answer, question.ids, self._widths[party], party, step)
         finally:
             with self._changed:
                 if party in question.waiting:
@@ -291,17 +300,30 @@ class ServingService:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
 
 
+def _question(number: int, ids: Sequence[str], left_ms: int, step: Step | None) -> bytes:
+    """Returns a question as it crosses the wire; only the first of a scoring has the ids."""
+    asked = serving_pb2.Question(number=number, left_ms=left_ms)
+    if step is None or not step.first:
+        asked.ids.extend(ids)
+    if step is not None:
+        asked.step.first, asked.step.asked = step.first, step.asked
+    return serving_pb2.FromActive(question=asked).SerializeToString()
+
+
 class Pending:
-    """A question that was asked."""
+    """A question that was asked.
+
+    ``number``: of the question.
+    """
 
     def __init__(
         self, service: ServingService, number: int, question: _Question, until_s: float
     ) -> None:
-        self._service, self._number = service, number
+        self._service, self.number = service, number
         self._question, self._until_s = question, until_s
 
     def wait(self) -> dict[str, Answered | Absent]:
         """Returns {party: its answer, or why it has none}, when all have answered, or time is
         over.
         """
-        return self._service.wait(self._number, self._question, self._until_s)
+        return self._service.wait(self.number, self._question, self._until_s)
