@@ -103,9 +103,7 @@ def predicted(run: vfl.Run, **more: Any) -> dict[str, dict[str, Any]]:
     columns = [
         name for name in names if name.startswith("score") or name in ("class", "value", "risk")
     ]
-    return {
-        str(each): {name: found[name][at] for name in columns} for at, each in enumerate(ids)
-    }
+    return {str(each): {name: found[name][at] for name in columns} for at, each in enumerate(ids)}
 
 
 def numbers(scores: Scores, at: int) -> dict[str, Any]:

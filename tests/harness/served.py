@@ -33,16 +33,18 @@ class Served:
     listen: str = field(default_factory=ports.address)
     url: str = ""
 
-    def start(self, name: str, **more: Any) -> Program:
-        """Starts a party's program; ``more``: keys of its table ``serve``."""
+    def start(self, name: str, *words: str, **more: Any) -> Program:
+        """Starts a party's program; ``words``: options of the command; ``more``: keys of its table
+        ``serve``.
+        """
         own = {"listen": self.listen} if name == "p0" else {"active": self.listen}
         serve = {"refresh_s": 0.2, "party_timeout_ms": 1000, **more}
         if name == "p0":
             serve = {"http": "127.0.0.1:0"} | serve
         self.federation.extra[name] = {**own, "serve": serve}
         path = self.federation.write_party(name).name
-        words = ("vfl-party", "serve", path, "--run", self.run.folder.name)
-        return self.federation.start(name, *words)
+        command = ("vfl-party", "serve", path, "--run", self.run.folder.name, *words)
+        return self.federation.start(name, *command)
 
     def start_all(self, **more: Any) -> None:
         """Starts all parties, and waits until all attend; ``more``: of the active one."""
@@ -110,12 +112,18 @@ def write_tables(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def trained(folder: Path) -> Iterator[Served]:
-    """Trains in this process, and yields the parties, which are not started yet."""
+def trained(folder: Path, *phases: dict[str, Any]) -> Iterator[Served]:
+    """Trains in this process, and yields the parties, which are not started yet.
+
+    ``phases``: of the recipe; by default split training, a student and a measurement of subsets.
+    """
     data = write_tables(folder)
     recipe = cases.recipe(3, task={"kind": "binary"})
-    recipe["phases"].append({"kind": "student", "epochs": 2})
-    recipe["phases"].append({"kind": "evaluate", "subsets": True, "resamples": 2})
+    if phases:
+        recipe["phases"] = [*phases]
+    else:
+        recipe["phases"].append({"kind": "student", "epochs": 2})
+        recipe["phases"].append({"kind": "evaluate", "subsets": True, "resamples": 2})
     with Federation(folder / "f", recipe, data) as federation:
         given = {
             name: vfl.Data(table["source"], id=table["id"], label=table.get("label"))

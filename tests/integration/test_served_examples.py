@@ -18,8 +18,16 @@ from tests.integration.test_examples import EXAMPLES, RECIPES
 _ROWS = 300
 # How long a phase lasts, in any of its words.
 _ONCE = {
-    **{"epochs": 1, "rounds": 1, "steps": 2, "validate_every": 1, "trees": 3, "queue": 16},
-    **{"batch_size": 16, "unlabelled_batch_size": 16, "own_batch_size": 16, "labelled": 40},
+    "epochs": 1,
+    "rounds": 1,
+    "steps": 2,
+    "validate_every": 1,
+    "trees": 3,
+    "queue": 16,
+    "batch_size": 16,
+    "unlabelled_batch_size": 16,
+    "own_batch_size": 16,
+    "labelled": 40,
 }
 # Of many that differ only in how encoders were learnt.
 _SSL = ("fedgssl-moco", "fedsplitnn", "ssvfl-c-moco", "ssvfl-i-moco", "breast-cancer")

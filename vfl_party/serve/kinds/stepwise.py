@@ -32,9 +32,9 @@ from vfl_party.serve.store import Held, Store
 _MOST_BEGUN = 32
 # Waited for at least, in seconds.
 _LEAST_S = 0.001
-# Why a party takes no part, by number; and that it does.
+# Why a party takes no part, by number; that it does, or that nobody has asked it.
 _WHY: tuple[Why, ...] = get_args(Why)
-_THERE = -1
+_THERE, _NOT_ASKED = -1, -2
 
 Bools = npt.NDArray[np.bool_]
 
@@ -129,7 +129,7 @@ class StepScorer:
         party = own.held.party
         names = [each.name for each in party.recipe.parties]
         outputs = torch.zeros(n, party.recipe.task.outputs, dtype=torch.float64)
-        lost_N, why_NK = np.ones(n, bool), np.full((n, len(names)), _THERE)
+        lost_N, why_NK = np.ones(n, bool), np.full((n, len(names)), _NOT_ASKED)
         why_NK[:, names.index(party.name)] = _WHY.index("unknown id")
         if len(asked):
             why_NK[asked] = _THERE
@@ -155,7 +155,7 @@ class StepScorer:
             # It has labels only, and is neither there nor missing.
             del said[own.held.party.name]
         parties = tuple(name for name, each in said.items() if each == _THERE)
-        missing = {name: _WHY[each] for name, each in said.items() if each != _THERE}
+        missing = {name: _WHY[each] for name, each in said.items() if each >= 0}
         return Part(parties, missing, self._quality.of(parties))
 
     def _state(self, part: Part, own: _Own, lost: bool, failed: bool, least: float | None) -> State:
