@@ -148,9 +148,11 @@ class Serving:
         threads = (MAX_STREAMS + MAX_CHECKS) * len(roster) + 2 * MAX_CHECKS + 4
         quality = read_quality(self.trained.path.parent, recipe.task)
         with ExitStack() as stack:
-            listens = listening(files.file.listen, files.keyring, [service, health], threads)
-            _, address = stack.enter_context(listens)
-            stack.callback(service.close)
+            address = ""
+            if not self.solo:
+                listens = listening(files.file.listen, files.keyring, [service, health], threads)
+                _, address = stack.enter_context(listens)
+                stack.callback(service.close)
             scorer = scorer_of(
                 self.store,
                 service,
