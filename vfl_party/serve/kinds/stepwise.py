@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -219,18 +220,23 @@ class _Asking:
 
 
 class StepAnswers:
-    """Answers a passive party's part of such a scoring; any thread may call it, one at a time."""
+    """Answers a passive party's part of such a scoring; any thread may call it."""
 
     def __init__(self, store: Store, limit: DailyLimit | None = None) -> None:
         self._store, self._limit = store, limit
         # So that a policy that refuses is found before anybody asks.
         self._own = _Own(store.held)
         self._begun: OrderedDict[int, _Begun] = OrderedDict()
+        self._answering = threading.Lock()
 
     def __call__(self, ids: Sequence[str], step: Step | None) -> Answered:
         """Returns what the method answers about ids, those of the first step. Raises VflError."""
         if step is None:
             raise self._refused("for embeddings, of which this model has none")
+        with self._answering:
+            return self._answered(ids, step)
+
+    def _answered(self, ids: Sequence[str], step: Step) -> Answered:
         begun = self._begin(ids, step) if step.begins else self._begun.get(step.first)
         if begun is None:
             raise self._refused("about a scoring that has not begun here, or is over")
