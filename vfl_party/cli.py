@@ -469,7 +469,7 @@ def health(party: Path, wait_s: float) -> None:
             "be asked"
         )
         raise InputError(Code.CONFIG_INVALID, text)
-    members = members_of(recipe, file.pins)
+    members = members_of(recipe, pins=file.pins)
     address = require_serving(
         file.listen, load_credentials(file.tls, name=file.name, members=members), wait_s
     )

@@ -6,8 +6,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -21,7 +23,8 @@ from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, UNKNOWN, Answered
 from vfl_common.rpc.serving.attendance import Attendance
-from vfl_common.rpc.serving.service import SERVICE, ServingService
+from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
+from vfl_common.rpc.serving.several import SeveralRuns
 
 ME, RUN, DIGEST = "active", "run", "digest"
 WIDTHS = {"north": 2, "south": 1}
@@ -59,20 +62,12 @@ def embedded(width: int, ids: Sequence[str]) -> Answered:
     return Answered(state, np.array(numbers, "<f4").tobytes(), "v1")
 
 
-def attend(name: str, address: str, *, run_id: str = RUN, digest: str = DIGEST) -> list[Exception]:
+def attend(
+    name: str, address: str, *, run_id: str = RUN, digest: str = DIGEST, **more: Any
+) -> list[Exception]:
     """Has a party attend in a thread of its own; returns the list of how it ended."""
     ended: list[Exception] = []
-    attendance = Attendance(
-        address,
-        ME,
-        keyring(name),
-        Ledger(),
-        run_id=run_id,
-        digest=digest,
-        most_ids=10,
-        answer=lambda ids, _step: embedded(WIDTHS.get(name, 1), ids),
-        attends=lambda _here: None,
-    )
+    attendance = attendance_of(name, address, run_id, digest, **more)
 
     def run() -> None:
         try:
@@ -82,6 +77,23 @@ def attend(name: str, address: str, *, run_id: str = RUN, digest: str = DIGEST) 
 
     threading.Thread(target=run, daemon=True).start()
     return ended
+
+
+def attendance_of(
+    name: str, address: str, run_id: str = RUN, digest: str = DIGEST, **more: Any
+) -> Attendance:
+    return Attendance(
+        address,
+        ME,
+        keyring(name),
+        Ledger(),
+        run_id=run_id,
+        digest=digest,
+        most_ids=10,
+        answer=lambda ids, _step: embedded(WIDTHS.get(name, 1), ids),
+        attends=lambda _here: None,
+        **more,
+    )
 
 
 def test_each_party_answers_for_the_ids_that_it_knows(
@@ -232,3 +244,110 @@ def test_who_takes_no_questions_fills_no_memory(service: ServingService, address
             return time.monotonic() - began_s < 0.25
 
         wait_until(refuses)
+
+
+@pytest.fixture
+def several(ledger: Ledger) -> SeveralRuns:
+    """Serves the runs ``a``, of both parties, and ``b``, of south alone."""
+    found = SeveralRuns(keyring(ME), [*WIDTHS], 2)
+    for run_id, widths in (("a", WIDTHS), ("b", {"south": 1})):
+        found.add(run_id, service_of(run_id, widths, ledger))
+    return found
+
+
+def service_of(run_id: str, widths: dict[str, int], ledger: Ledger) -> ServingService:
+    return ServingService(
+        widths,
+        keyring(ME),
+        ledger,
+        run_id=run_id,
+        digest=DIGEST,
+        attends=lambda _name, _here: None,
+    )
+
+
+@pytest.fixture
+def port(several: SeveralRuns) -> Iterator[str]:
+    with listening("127.0.0.1:0", keyring(ME), [several], 20) as (_, found):
+        yield found
+        several.close()
+
+
+def there(several: SeveralRuns, run_id: str, *names: str) -> None:
+    wait_until(lambda: several._services[run_id].present == [*names])
+
+
+def test_each_stream_goes_to_the_run_that_it_names(several: SeveralRuns, port: str) -> None:
+    for name, run_id in (("north", "a"), ("south", "a"), ("south", "b")):
+        attend(name, port, run_id=run_id)
+    there(several, "a", "north", "south")
+    there(several, "b", "south")
+    for run_id, names in (("a", WIDTHS), ("b", ["south"])):
+        found = several._services[run_id].ask(["a"], WAIT_S).wait()
+        assert [*found] == [*names]
+        assert all(isinstance(each, Answered) for each in found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "run_id", "code"),
+    [
+        ("north", "c", Code.RECIPE_DIFFERS),
+        ("north", "b", Code.ROLE_MISMATCH),
+        ("west", "a", Code.ROLE_MISMATCH),
+    ],
+)
+def test_a_run_that_is_not_served_is_refused(port: str, name: str, run_id: str, code: Code) -> None:
+    ended = attend(name, port, run_id=run_id)
+    wait_until(lambda: bool(ended))
+    with raises(PeerError, code):
+        raise ended[0]
+
+
+def test_a_party_waits_for_a_run_that_comes_and_is_told_once_that_one_goes(
+    several: SeveralRuns, port: str, ledger: Ledger
+) -> None:
+    refused: list[str] = []
+    ended = attend("south", port, run_id="c", refused=refused.append)
+    wait_until(lambda: refused)
+    several.add("c", service_of("c", {"south": 1}, ledger))
+    there(several, "c", "south")
+    service, before = several._services["c"], len(refused)
+    several.remove("c")
+    service.close()
+    wait_until(lambda: len(refused) > before)
+    assert (service.present, ended) == ([], [])
+
+
+def test_a_party_that_ends_its_stream_has_left(several: SeveralRuns, port: str) -> None:
+    attendance = attendance_of("south", port, "b")
+    thread = threading.Thread(target=attendance.run, daemon=True)
+    thread.start()
+    there(several, "b", "south")
+    attendance.close()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    there(several, "b")
+
+
+def test_streams_that_say_nothing_are_bounded(port: str) -> None:
+    with dial(port, credentials("north"), ME) as channel:
+        outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        calls = [
+            channel.stream_stream(f"/{SERVICE}/Attend")(iter(outbox.get, None))
+            for _ in range(2 * MAX_STREAMS + 1)
+        ]
+        # One of them hears at once that these are too many.
+        words: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+        def hear(call: Iterator[bytes]) -> None:
+            # The others end with the test.
+            with suppress(grpc.RpcError):
+                words.put(next(call))
+
+        for call in calls:
+            threading.Thread(target=hear, args=(call,), daemon=True).start()
+        word = serving_pb2.FromActive.FromString(words.get(timeout=WAIT_S))
+        assert word.failure.code == int(Code.NAME_TAKEN)
+        for call in calls:
+            call.cancel()
+            outbox.put(None)

@@ -32,19 +32,24 @@ class Served:
     run: vfl.Run
     listen: str = field(default_factory=ports.address)
     url: str = ""
+    #: What is given with --run; empty: ``run``.
+    runs: tuple[str, ...] = ()
+    #: {party: more options of its program}.
+    options: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def start(self, name: str, *words: str, **more: Any) -> Program:
-        """Starts a party's program; ``words``: options of the command; ``more``: keys of its table
-        ``serve``.
-        """
+    def start(self, name: str, **more: Any) -> Program:
+        """Starts a party's program; ``more``: keys of its table ``serve``."""
         own = {"listen": self.listen} if name == "p0" else {"active": self.listen}
         serve = {"refresh_s": 0.2, "party_timeout_ms": 1000, **more}
         if name == "p0":
             serve = {"http": "127.0.0.1:0"} | serve
-        self.federation.extra[name] = {**own, "serve": serve}
+        kept = {key: of for key, of in self.federation.extra.get(name, {}).items() if key == "out"}
+        self.federation.extra[name] = {**kept, **own, "serve": serve}
         path = self.federation.write_party(name).name
-        command = ("vfl-party", "serve", path, "--run", self.run.folder.name, *words)
-        return self.federation.start(name, *command)
+        runs = [word for each in self.runs or (self.run.folder.name,) for word in ("--run", each)]
+        return self.federation.start(
+            name, "vfl-party", "serve", path, *runs, *self.options.get(name, ())
+        )
 
     def start_all(self, **more: Any) -> None:
         """Starts all parties, and waits until all attend; ``more``: of the active one."""
@@ -117,21 +122,31 @@ def trained(folder: Path, *phases: dict[str, Any]) -> Iterator[Served]:
 
     ``phases``: of the recipe; by default split training, a student and a measurement of subsets.
     """
-    data = write_tables(folder)
     recipe = cases.recipe(3, task={"kind": "binary"})
     if phases:
         recipe["phases"] = [*phases]
     else:
         recipe["phases"].append({"kind": "student", "epochs": 2})
         recipe["phases"].append({"kind": "evaluate", "subsets": True, "resamples": 2})
-    with Federation(folder / "f", recipe, data) as federation:
-        given = {
-            name: vfl.Data(table["source"], id=table["id"], label=table.get("label"))
-            for name, table in data.items()
-        }
-        run = vfl.simulate(
-            folder / "f" / "recipe.toml", data=given, out=folder / "f" / "runs", quiet=True
-        )
+    with federation_of(folder, recipe) as federation:
+        yield Served(federation, trained_run(federation, folder / "f" / "recipe.toml"))
+
+
+@contextmanager
+def federation_of(folder: Path, recipe: dict[str, Any]) -> Iterator[Federation]:
+    """Writes the files of a federation with the tables of ``write_tables``."""
+    with Federation(folder / "f", recipe, write_tables(folder)) as federation:
         # No server is needed.
         federation.address = "127.0.0.1:1"
-        yield Served(federation, run)
+        yield federation
+
+
+def trained_run(federation: Federation, recipe: Path | dict[str, Any]) -> vfl.Run:
+    """Trains a recipe in this process, with the tables of its parties."""
+    named = federation.recipe if isinstance(recipe, Path) else recipe
+    tables = [(each["name"], federation.data[each["name"]]) for each in named["parties"]]
+    given = {
+        name: vfl.Data(table["source"], id=table["id"], label=table.get("label"))
+        for name, table in tables
+    }
+    return vfl.simulate(recipe, data=given, out=federation.folder / "runs", quiet=True)

@@ -12,7 +12,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.recipe_tables import Name
+from vfl_common.config.recipe_tables import Name, RunName
 from vfl_common.errors import Code, InputError
 from vfl_common.text import host_and_port
 
@@ -118,7 +118,21 @@ class ServeSettings(Section):
     never.
     """
     answers_a_day: PositiveInt | None = None
-    """Passive party: how often a day it answers for one id. Default: no limit."""
+    """Passive party: how often a day it answers for one id, for all models together. Default: no
+    limit.
+    """
+    keep: Annotated[int, Field(ge=1, le=10)] = 1
+    """With ``--run production``: how many earlier runs of each model stay ready, so that a rollback
+    takes no time.
+    """
+    shadow: tuple[RunName, ...] = ()
+    """Active party: runs, at most one of a model, that score a copy of what the model is asked. The
+    answers do not show it; the metrics compare both.
+    """
+    weights: dict[RunName, Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default_factory=dict)
+    """Active party: {run: its share of the ids}; the run that answers its model has the rest. An id
+    always has the same run.
+    """
 
 
 class PartyFile(Section):

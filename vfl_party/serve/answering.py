@@ -163,6 +163,11 @@ class Answers:
         noisy = any(each.draws for each in chains.up.filters)
         self._sent = sent() if noisy else None
 
+    def close(self) -> None:
+        """Closes the memory of what has left."""
+        if self._sent is not None:
+            self._sent.close()
+
     def _current(self) -> tuple[Held, Chains]:
         held = self._store.held
         if self._chains is None or held is not self._held:

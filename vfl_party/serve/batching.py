@@ -47,7 +47,8 @@ class Batcher:
     def __init__(self, score: Score, most: int, wait_s: float) -> None:
         self._score, self._most, self._wait_s = score, most, wait_s
         self._queue: queue.Queue[_Request | None] = queue.Queue(MOST_WAITING)
-        self._taking = threading.Lock()
+        self._taking, self._ending = threading.Lock(), threading.Lock()
+        self._closed = False
         self._next: _Request | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"score-{number}", daemon=True)
@@ -59,16 +60,24 @@ class Batcher:
     def submit(
         self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
     ) -> Future[Scores]:
-        """Queues a request; one with columns is scored by itself. Raises Busy if too many wait."""
+        """Queues a request; one with columns is scored by itself. Raises Busy if too many wait, or
+        if this has ended.
+        """
         request = _Request(ids, least, columns)
         try:
-            self._queue.put_nowait(request)
+            # What is queued after the end would wait for ever.
+            with self._ending:
+                if self._closed:
+                    raise Busy
+                self._queue.put_nowait(request)
         except queue.Full:
             raise Busy from None
         return request.answer
 
     def close(self) -> None:
         """Scores what waits, then ends."""
+        with self._ending:
+            self._closed = True
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:

@@ -48,6 +48,9 @@ class Attendance:
         most_ids: of a question.
         answer: embeds ids, or answers a step about them; it may raise VflError.
         attends: called when the stream is up (True), and when it is lost.
+        refused: called with the active party's words if it does not serve this run now; then this
+            party tries again, since either may load a run before the other does. None: such a
+            refusal ends it.
     """
 
     def __init__(
@@ -62,18 +65,27 @@ class Attendance:
         most_ids: int,
         answer: Callable[[Sequence[str], Step | None], Answered],
         attends: Callable[[bool], None],
+        refused: Callable[[str], None] | None = None,
     ) -> None:
         self._address, self._peer, self._keyring, self._ledger = address, peer, keyring, ledger
         self._run_id, self._digest, self._most_ids = run_id, digest, most_ids
-        self._answer, self._attends = answer, attends
+        self._answer, self._attends, self._refused = answer, attends, refused
+        self._ended = threading.Event()
+        self._call: grpc.Call | None = None
+
+    def close(self) -> None:
+        """Has ``run`` end soon."""
+        self._ended.set()
+        if (call := self._call) is not None:
+            call.cancel()
 
     def run(self) -> None:
-        """Keeps the stream up until the caller is stopped by a signal. Raises VflError if the
-        active party refuses this one.
+        """Keeps the stream up until ``close``, or until the caller is stopped by a signal. Raises
+        VflError if the active party refuses this one.
         """
         pause_s = _PAUSE_S
         told: str | None = None
-        while True:
+        while not self._ended.is_set():
             channel = connect(self._address, self._keyring.current(), self._peer, _CONNECT_S)
             if isinstance(channel, VflError):
                 if channel.code is not Code.UNREACHABLE:
@@ -85,7 +97,7 @@ class Attendance:
                 with channel:
                     if self._attend(channel):
                         pause_s, told = _PAUSE_S, None
-            time.sleep(pause_s)
+            self._ended.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _attend(self, channel: grpc.Channel) -> bool:
@@ -101,6 +113,9 @@ class Attendance:
         self._ledger.add(self._peer, CONTROL, CONTROL, "sent", 0, len(hello))
         outbox.put(hello)
         call = channel.stream_stream(f"/{SERVICE}/Attend")(_sent(outbox))
+        self._call = call
+        if self._ended.is_set():
+            call.cancel()
         worker = threading.Thread(
             target=self._answering, args=(asked, outbox), name="answers", daemon=True
         )
@@ -113,6 +128,9 @@ class Attendance:
                     error = from_failure(word.failure, sender=self._peer, me=self._keyring.name)
                     if error.code in _PASSES:
                         log.warning("%s", error, extra={"event": "away"})
+                        break
+                    if error.code is Code.RECIPE_DIFFERS and self._refused is not None:
+                        self._refused(str(error))
                         break
                     raise error
                 if word.HasField("question"):

@@ -91,7 +91,7 @@ class ServingService:
         self._closed = False
 
     def handler(self) -> Handler:
-        return stream_handler(SERVICE, Attend=self._attend)
+        return stream_handler(SERVICE, Attend=self.attend)
 
     @property
     def present(self) -> list[str]:
@@ -156,7 +156,8 @@ class ServingService:
     # -- gRPC's threads
     # ----------------------------------------------------------------------
 
-    def _attend(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+    def attend(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        """Serves one stream of a passive party, whose messages are ``requests``."""
         stream: _Stream | None = None
         try:
             party = caller(context, self._keyring)

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vfl_common.text import LINE, clean
 from vfl_party.serve.http import mlflow, v1, v2
-from vfl_party.serve.http.served import BUSY, Served
+from vfl_party.serve.http.catalog import Catalog
+from vfl_party.serve.http.served import BUSY
 from vfl_party.serve.tokens import Denied
 
 # Of a request's body.
@@ -28,26 +29,28 @@ MOST_HELD_BYTES = 16 * MOST_BYTES
 log = logging.getLogger(__name__)
 
 
-def make_app(served: Served, id_columns: tuple[str, ...], hosts: frozenset[str] | None) -> ASGIApp:
+def make_app(models: Catalog[Any], hosts: frozenset[str] | None) -> ASGIApp:
     """Makes the application.
 
     Args:
-        id_columns: the names of the columns of an id.
+        models: what is served.
         hosts: names by which callers may reach it; None: any. A page in somebody's browser can
             reach this machine by another name, if no token is asked for.
     """
     app = FastAPI(
-        title=f"{served.name}",
-        description="Scores of a model that several parties hold together, by id.",
-        version=served.run_id,
+        # Names of models are for those whose token opens them.
+        title="Scores by id",
+        description="Scores of models that several parties hold together, by id.",
+        version=models.first.run_id,
     )
-    app.include_router(v1.routes(served))
-    app.include_router(v2.routes(served))
-    app.include_router(mlflow.routes(served, id_columns))
+    app.include_router(v1.routes(models))
+    app.include_router(v2.routes(models))
+    app.include_router(mlflow.routes(models))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, Any]:
-        return {"run": served.run_id, "present": served.present(), "parties": served.parties}
+        first = models.first
+        return {"run": first.run_id, "present": first.present(), "parties": first.parties}
 
     @app.exception_handler(Denied)
     async def denied(_request: Request, why: Denied) -> JSONResponse:
@@ -77,10 +80,10 @@ def make_app(served: Served, id_columns: tuple[str, ...], hosts: frozenset[str] 
         except Exception:
             log.exception("internal error", extra={"event": "failed"})
             response = JSONResponse({"error": "internal error; the log has it"}, 500)
-        served.counts.answered(response.status_code)
+        models.counts.answered(response.status_code)
         return response
 
-    return Limits(app, served, hosts)
+    return Limits(app, models, hosts)
 
 
 class Limits:
@@ -88,8 +91,8 @@ class Limits:
     not this machine's, before anything is parsed.
     """
 
-    def __init__(self, app: ASGIApp, served: Served, hosts: frozenset[str] | None) -> None:
-        self._app, self._served, self._hosts = app, served, hosts
+    def __init__(self, app: ASGIApp, models: Catalog[Any], hosts: frozenset[str] | None) -> None:
+        self._app, self._models, self._hosts = app, models, hosts
         # Bytes of the bodies under way.
         self._held = 0
 
@@ -124,7 +127,7 @@ class Limits:
         if self._hosts is not None and _name(host) not in self._hosts:
             raise Denied(421, "this address is not served under that name")
         if method == "POST":
-            self._served.allow(headers.get(b"authorization", b"").decode("latin-1"))
+            self._models.allow(headers.get(b"authorization", b"").decode("latin-1"))
 
     async def _read(self, receive: Receive, body: bytearray) -> bool:
         """Reads a request's body; returns whether the caller is still there. Raises Denied."""
@@ -144,7 +147,7 @@ class Limits:
         return True
 
     async def _say(self, send: Send, why: Denied) -> None:
-        self._served.counts.answered(why.status)
+        self._models.counts.answered(why.status)
         answer = JSONResponse({"error": why.why}, why.status, _headers(why))
         headers = [*answer.raw_headers, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": why.status, "headers": headers})

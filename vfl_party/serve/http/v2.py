@@ -1,9 +1,9 @@
 """The Open Inference Protocol, version 2 (kserve/open-inference-protocol), over HTTP and JSON.
 
 The input ``ids`` has BYTES, [N] or [N, columns of an id]; other inputs, [N], are columns of the
-active party. The outputs are the columns of a result,
-``state`` and ``parties`` (names with commas between them) as BYTES, and ``expected_quality``. NaN
-is no JSON, so a number that is missing is null there.
+active party. The outputs are the columns of a result, ``state``, ``parties`` (names with commas
+between them) and ``run`` as BYTES, and ``expected_quality``. NaN is no JSON, so a number that is
+missing is null there.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from vfl_party.serve.http.served import Served
+from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.v1 import Cells, Id, one_text
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.tokens import Denied
 
 _EXTENSIONS: list[str] = []
 _TEXT, _NUMBER = "BYTES", "FP64"
-_WORDS = frozenset(("state", "parties"))
+_WORDS = frozenset(("state", "parties", "run"))
 
 
 class Tensor(BaseModel):
@@ -55,7 +55,7 @@ class Inference(BaseModel):
     parameters: dict[str, Any] = {}
 
 
-def routes(served: Served) -> APIRouter:
+def routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes of ``/v2``."""
     found = APIRouter(prefix="/v2")
 
@@ -74,22 +74,16 @@ def routes(served: Served) -> APIRouter:
         # The specification's example names it so, and its text otherwise.
         return {"ready": True, "live": True}
 
-    def require(name: str, run: str | None) -> None:
-        if name not in served.names or run not in (None, served.run_id):
-            raise Denied(404, "there is no such model here")
-
     @found.get("/models/{name}/ready")
     @found.get("/models/{name}/versions/{run}/ready")
     async def model_ready(request: Request, name: str, run: str | None = None) -> dict[str, Any]:
-        served.allow(request.headers.get("authorization"))
-        require(name, run)
+        served, _ = models.open(request.headers.get("authorization"), name, run)
         return {"name": served.name, "ready": True}
 
     @found.get("/models/{name}")
     @found.get("/models/{name}/versions/{run}")
     async def model(request: Request, name: str, run: str | None = None) -> dict[str, Any]:
-        served.allow(request.headers.get("authorization"))
-        require(name, run)
+        served, _ = models.open(request.headers.get("authorization"), name, run)
         outputs = [
             {"name": each, "datatype": _datatype(dtype), "shape": [-1]}
             for each, dtype in served.columns.items()
@@ -98,7 +92,7 @@ def routes(served: Served) -> APIRouter:
         outputs.append({"name": "expected_quality", "datatype": _NUMBER, "shape": [-1]})
         return {
             "name": served.name,
-            "versions": [served.run_id],
+            "versions": models.versions(served),
             "platform": "vfl",
             "inputs": [{"name": "ids", "datatype": _TEXT, "shape": [-1]}],
             "outputs": outputs,
@@ -109,8 +103,7 @@ def routes(served: Served) -> APIRouter:
     async def infer(
         asked: Inference, request: Request, name: str, run: str | None = None
     ) -> JSONResponse:
-        token = served.allow(request.headers.get("authorization"))
-        require(name, run)
+        served, token = models.open(request.headers.get("authorization"), name, run)
         scores = await served.score(_ids(asked), token, _least(asked), _columns(asked))
         outputs = outputs_of(scores)
         if asked.outputs is not None:
@@ -181,10 +174,12 @@ def outputs_of(scores: Scores) -> list[dict[str, Any]]:
         ]
         found.append(output(name, datatype, given))
     parties = [",".join(part.parties) for part in scores.parts]
+    runs = [part.run for part in scores.parts]
     quality = [part.quality for part in scores.parts]
     return [
         *found,
         output("state", _TEXT, list(scores.state)),
         output("parties", _TEXT, [parties[number] for number in numbers]),
+        output("run", _TEXT, [runs[number] for number in numbers]),
         output("expected_quality", _NUMBER, [quality[number] for number in numbers]),
     ]

@@ -27,6 +27,14 @@ class Scorer(Protocol):
     ) -> Scores: ...
 
 
+class Answering(Protocol):
+    """Answers questions at a passive party; see ``Answers``."""
+
+    def __call__(self, ids: Sequence[str], step: Step | None = None) -> Answered: ...
+
+    def close(self) -> None: ...
+
+
 def in_steps(store: Store) -> bool:
     """Whether the model's method has a way of its own to score ids."""
     return store.held.party.course.lone_phase is not None
@@ -58,8 +66,6 @@ def scorer_of(
     return OnlineScorer(store, service.ask, timeout_s, quality, stand_in)
 
 
-def answers_of(
-    store: Store, sent: Callable[[], SentBefore], limit: DailyLimit | None
-) -> Callable[[Sequence[str], Step | None], Answered]:
+def answers_of(store: Store, sent: Callable[[], SentBefore], limit: DailyLimit | None) -> Answering:
     """Makes a passive party's answers; see ``Answers``. Raises InputError if a policy refuses."""
     return StepAnswers(store, limit) if in_steps(store) else Answers(store, sent, limit)

@@ -229,12 +229,16 @@ class StepAnswers:
         self._begun: OrderedDict[int, _Begun] = OrderedDict()
         self._answering = threading.Lock()
 
-    def __call__(self, ids: Sequence[str], step: Step | None) -> Answered:
+    def __call__(self, ids: Sequence[str], step: Step | None = None) -> Answered:
         """Returns what the method answers about ids, those of the first step. Raises VflError."""
         if step is None:
             raise self._refused("for embeddings, of which this model has none")
         with self._answering:
             return self._answered(ids, step)
+
+    def close(self) -> None:
+        """Forgets the scorings that were begun."""
+        self._begun.clear()
 
     def _answered(self, ids: Sequence[str], step: Step) -> Answered:
         begun = self._begin(ids, step) if step.begins else self._begun.get(step.first)

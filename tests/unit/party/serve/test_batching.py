@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from vfl_common.ledger import Ledger
-from vfl_party.serve.batching import Batcher
+from vfl_party.serve.batching import Batcher, Busy
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.served import joined
+from vfl_party.serve.opening import Tally
 from vfl_party.serve.prometheus import families
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores
@@ -88,6 +88,9 @@ def test_a_caller_who_has_gone_ends_no_thread() -> None:
     assert batcher.submit(["good"]).result(30).columns["score"].tolist() == ["good"]
     assert all(isinstance(each.exception(30), ValueError) for each in under_way)
     batcher.close()
+    # What is queued after the end would wait for ever.
+    with pytest.raises(Busy):
+        batcher.submit(["late"])
 
 
 def test_parts_of_a_request_are_put_together() -> None:
@@ -100,21 +103,21 @@ def test_parts_of_a_request_are_put_together() -> None:
 
 
 def test_rows_are_counted_by_state_and_by_absent_party() -> None:
-    counts = Counts()
-    counts.scored(scores_of(["a1", "b1", "a2"]), 0.003)
-    counts.answered(200)
+    port, tally = Counts(), Tally("case", "run")
+    tally.counts.scored(scores_of(["a1", "b1", "a2"]), 0.003)
+    port.answered(200)
     found = {
         (sample.name, *sample.labels.values()): sample.value
-        for family in families(counts, Ledger())
+        for family in families({"run": tally}, port)
         for sample in family.samples
     }
-    assert found["vfl_serve_rows_total", "partly"] == 2
-    assert found["vfl_serve_rows_total", "scored"] == 1
-    assert found["vfl_serve_rows_without_total", "shop", "away"] == 2
+    assert found["vfl_serve_rows_total", "case", "run", "partly"] == 2
+    assert found["vfl_serve_rows_total", "case", "run", "scored"] == 1
+    assert found["vfl_serve_rows_without_total", "case", "run", "shop", "away"] == 2
     assert found["vfl_serve_requests_total", "200"] == 1
-    assert found["vfl_serve_seconds_bucket", "0.002"] == 0
-    assert found["vfl_serve_seconds_bucket", "0.004"] == 1
-    assert found["vfl_serve_seconds_bucket", "+Inf"] == 1
+    assert found["vfl_serve_seconds_bucket", "case", "run", "0.002"] == 0
+    assert found["vfl_serve_seconds_bucket", "case", "run", "0.004"] == 1
+    assert found["vfl_serve_seconds_bucket", "case", "run", "+Inf"] == 1
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from tests.harness.serving import catalog, made_served
 from tests.harness.waiting import wait_until
 from vfl_common.config.party import ServeSettings
-from vfl_party.serve.batching import Batcher
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores
 from vfl_party.serve.tokens import Tokens, add_token
 
@@ -30,7 +29,6 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from vfl_party.serve.http import app as http_app
 from vfl_party.serve.http import patient
 from vfl_party.serve.http.port import listening
-from vfl_party.serve.http.served import Served
 
 JSON = {"content-type": "application/json"}
 BODY = b'{"ids": ["a"]}'
@@ -56,25 +54,13 @@ class Port:
 
 @contextlib.contextmanager
 def port(tokens: Path | None = None) -> Iterator[Port]:
-    batcher, counts = Batcher(score, 8, 0.0), Counts()
-    served = Served(
-        name="case",
-        run_id="run",
-        columns={"score": np.dtype(float)},
-        parties=("bank",),
-        batcher=batcher,
-        tokens=Tokens(tokens),
-        quality=Quality(),
-        counts=counts,
-        most_rows=10,
-        most_at_once=8,
-        present=lambda: (),
-    )
-    made = http_app.make_app(served, ("id",), None)
+    counts = Counts()
+    served = made_served(score, tokens=Tokens(tokens))
+    made = http_app.make_app(catalog(Tokens(tokens), counts, served), None)
     with listening(made, ServeSettings(http="127.0.0.1:0")) as url:
         where = urlsplit(url)
         yield Port(where.hostname or "", where.port or 0, counts)
-    batcher.close()
+    served.batcher.close()
 
 
 def ask(at: Port, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
