@@ -221,7 +221,7 @@ def test_only_the_active_party_that_serves_has_a_port_and_a_way_out() -> None:
             wanted = ["federation", "callers"] if name == "bank" else ["federation"]
             assert each["networks"] == wanted
             context = serve.make_context("x", each["command"][2:], resilient_parsing=True)
-            assert context.params["trained"] == "${VFL_RUN:-latest}"
+            assert context.params["trained"] == ("${VFL_RUN:-latest}",)
     assert SERVED["networks"]["federation"] == {"internal": True}
     # On this machine alone, and with a token.
     (port,) = services["bank"]["ports"]

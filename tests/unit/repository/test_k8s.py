@@ -329,7 +329,7 @@ def test_who_serves_has_no_rights_and_probes_that_its_port_answers(role: str) ->
     mounted = {each["name"] for each in container["volumeMounts"]}
     assert mounted == {each["name"] for each in pod["volumes"]}
     context = served.make_context("x", container["command"][2:], resilient_parsing=True)
-    assert context.params["trained"] == "production"
+    assert context.params["trained"] == ("production",)
     probes = {name: each for name, each in container.items() if name.endswith("Probe")}
     assert set(probes) == (
         {"startupProbe", "livenessProbe", "readinessProbe"} if role == "active" else set()

@@ -27,7 +27,7 @@ class Scorer(Protocol):
     ) -> Scores: ...
 
 
-class Answering(Protocol):
+class Answerer(Protocol):
     """Answers questions at a passive party; see ``Answers``."""
 
     def __call__(self, ids: Sequence[str], step: Step | None = None) -> Answered: ...
@@ -66,6 +66,6 @@ def scorer_of(
     return OnlineScorer(store, service.ask, timeout_s, quality, stand_in)
 
 
-def answers_of(store: Store, sent: Callable[[], SentBefore], limit: DailyLimit | None) -> Answering:
+def answers_of(store: Store, sent: Callable[[], SentBefore], limit: DailyLimit | None) -> Answerer:
     """Makes a passive party's answers; see ``Answers``. Raises InputError if a policy refuses."""
     return StepAnswers(store, limit) if in_steps(store) else Answers(store, sent, limit)
