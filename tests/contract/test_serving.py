@@ -91,7 +91,7 @@ def attendance_of(
         run_id=run_id,
         digest=digest,
         most_ids=10,
-        answer=lambda ids: embedded(WIDTHS.get(name, 1), ids),
+        answer=lambda ids, _step: embedded(WIDTHS.get(name, 1), ids),
         attends=lambda _here: None,
         **more,
     )

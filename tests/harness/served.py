@@ -117,11 +117,17 @@ def write_tables(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def trained(folder: Path) -> Iterator[Served]:
-    """Trains in this process, and yields the parties, which are not started yet."""
+def trained(folder: Path, *phases: dict[str, Any]) -> Iterator[Served]:
+    """Trains in this process, and yields the parties, which are not started yet.
+
+    ``phases``: of the recipe; by default split training, a student and a measurement of subsets.
+    """
     recipe = cases.recipe(3, task={"kind": "binary"})
-    recipe["phases"].append({"kind": "student", "epochs": 2})
-    recipe["phases"].append({"kind": "evaluate", "subsets": True, "resamples": 2})
+    if phases:
+        recipe["phases"] = [*phases]
+    else:
+        recipe["phases"].append({"kind": "student", "epochs": 2})
+        recipe["phases"].append({"kind": "evaluate", "subsets": True, "resamples": 2})
     with federation_of(folder, recipe) as federation:
         yield Served(federation, trained_run(federation, folder / "f" / "recipe.toml"))
 

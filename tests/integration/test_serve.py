@@ -21,6 +21,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tests.harness.online import predicted
 from tests.harness.served import NAMES, ROWS, Served, trained
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
@@ -173,6 +174,33 @@ def read(served: Served, name: str) -> Any:
     """Returns a party's columns, in the order of the ids."""
     frame = pd.read_csv(served.federation.data[name]["source"])
     return frame.drop(columns=["id", "label"], errors="ignore")
+
+
+def test_the_student_is_served_alone(served: Served) -> None:
+    """It asks nobody, and opens no port for the others."""
+    program = served.federation.start(
+        "solo", *("vfl-party", "serve", "p0.toml", "--run", served.run.folder.name, "--solo")
+    )
+    ready = program.wait_for("ready")
+    assert ready["address"] == ""
+    want = predicted(served.run, solo=True)
+    body = {"ids": [*want, "nobody"]}
+    status, answer = served.ask("/v1/predict", body, url=ready["http"])
+    assert status == 200, answer
+    *rows, last = answer["rows"]
+    assert scores(rows) == {each: tuple(found.values()) for each, found in want.items()}
+    assert {(row["state"], *row["parties"], *row["missing"]) for row in rows} == {("scored", "p0")}
+    assert (last["state"], last["missing"]) == ("unknown", {"p0": "unknown id"})
+    assert {row["expected_quality"] for row in rows} == {
+        served.run.metrics["test student"][worth(served).metric]
+    }
+    assert served.ask("/healthz", url=ready["http"])[1]["parties"] == ["p0"]
+    columns = {name: values.tolist() for name, values in read(served, "p0").items()}
+    status, answer = served.ask(
+        "/v1/predict", {"ids": [*want], "columns": columns}, url=ready["http"]
+    )
+    assert scores(answer["rows"]) == scores(rows)
+    program.stop()
 
 
 def test_who_is_unknown_has_no_score(served: Served) -> None:

@@ -27,6 +27,7 @@ from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.check_task import check_chooses, check_follows, check_idle, check_task
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method
+from vfl_party.phases.online import Online
 from vfl_party.phases.scoring import Scorer
 from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivacyPlan, make_plan
@@ -221,6 +222,17 @@ class Course:
         """
         for each in self.phases:
             found = each.method.scores(party, phase, each.settings)
+            if found is not None:
+                return found
+        return None
+
+    @blaming()
+    def online(self, party: Party) -> Online | None:
+        """Makes the party's side of the scoring by id, if the recipe's method has its own. Raises
+        InputError.
+        """
+        for each in self.phases:
+            found = each.method.online(party, each.settings)
             if found is not None:
                 return found
         return None

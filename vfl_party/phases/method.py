@@ -16,6 +16,7 @@ from vfl_party.base.phase import Phase
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.context import MakeEncoder, Party
+from vfl_party.phases.online import Online
 from vfl_party.phases.scoring import Scorer
 from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivatePhase
@@ -138,6 +139,13 @@ class Method(Generic[S]):
         ``phase``: the name of the prediction's phase.
         """
         _ = party, phase, settings
+        return None
+
+    def online(self, party: Party, settings: S) -> Online | None:
+        """Makes a party's side of the scoring by id, while a model of ``own_models`` is served.
+        None: the parties embed, and the active party scores, or the model cannot be served.
+        """
+        _ = party, settings
         return None
 
     def noise(self, settings: S) -> float:

@@ -12,10 +12,11 @@ from vfl_common.rpc.serving.service import ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.phases import stand_in
 from vfl_party.serve.batching import Batcher, Given
+from vfl_party.serve.kinds.choice import scorer_of
 from vfl_party.serve.opening import Opened, Opener
 from vfl_party.serve.quality import read_quality
 from vfl_party.serve.scored import Scores
-from vfl_party.serve.scorer import OnlineScorer, columns_of
+from vfl_party.serve.scorer import columns_of
 from vfl_party.serve.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -76,13 +77,16 @@ class Active:
             attends=attends,
         )
         quality = read_quality(trained.path.parent, recipe.task)
-        scorer = OnlineScorer(
+        solo = self._opener.solo
+        scorer = scorer_of(
             store,
-            service.ask,
+            service,
             settings.party_timeout_ms / 1000,
             quality,
             stand_in.kept(trained.path),
+            solo=solo,
         )
+        parties = recipe.parties if not solo else (recipe.active,)
 
         def score(ids: Sequence[str], least: float | None, columns: Given | None) -> Scores:
             return scorer.score(ids, least, columns).by(run_id)
@@ -92,7 +96,7 @@ class Active:
             name=recipe.name,
             run_id=run_id,
             columns={name: values.dtype for name, values in one.items()},
-            parties=tuple(each.name for each in recipe.parties),
+            parties=tuple(each.name for each in parties),
             batcher=Batcher(score, opened.most_at_once, settings.max_wait_ms / 1000),
             tokens=self._tokens,
             quality=quality,

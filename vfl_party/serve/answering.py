@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vfl_common.errors import Code, InputError
-from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, UNKNOWN, Answered
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, UNKNOWN, Answered, Step
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.context import Party
@@ -176,11 +176,15 @@ class Answers:
         return held, self._chains
 
     @torch.no_grad()
-    def __call__(self, ids: Sequence[str]) -> Answered:
+    def __call__(self, ids: Sequence[str], step: Step | None = None) -> Answered:
         """Returns the embeddings of the ids that this party knows. Raises VflError if the chain
         refuses.
         """
         held, chains = self._current()
+        if step is not None:
+            peer = held.party.recipe.active.name
+            text = f"{peer} asks {held.party.name} for a step, and this model has embeddings"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
         rows = held.rows(ids)
         state = np.where(rows < 0, UNKNOWN, EMBEDDED).astype(np.uint8)
         if self._limit is not None and (known := np.flatnonzero(rows >= 0)).size:

@@ -29,6 +29,11 @@ from vfl_common.process.program import EXIT_CODES, LOG_STDOUT, METRICS
     metavar="SOURCE",
     help="The table with the people who may be asked for; replaces the party file's source.",
 )
+@click.option(
+    "--solo",
+    is_flag=True,
+    help="Active party: ask nobody, and score with the run's student (a phase of kind student).",
+)
 @click.option("--http", metavar="HOST:PORT", help="Replace the party file's serve.http.")
 @click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
 @METRICS
@@ -37,6 +42,7 @@ def serve(
     party: Path,
     trained: tuple[str, ...],
     data: str | None,
+    solo: bool,
     http: str | None,
     device: str | None,
     metrics: str,
@@ -73,7 +79,7 @@ def serve(
     if http is not None:
         given = {**file.serve.model_dump(), "http": http}
         file = file.model_copy(update={"serve": parse(type(file.serve), given, "--http")})
-    serving = Serving(party, file, chosen, Console("vfl-party"), device, data, metrics)
+    serving = Serving(party, file, chosen, Console("vfl-party"), device, data, metrics, solo)
     serving.run(listens=http is not None)
 
 

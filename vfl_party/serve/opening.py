@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console
 from vfl_common.text import listed
 from vfl_party.assembly.files import PartyFiles, read_files
+from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import TrainedRun, load_joint
 from vfl_party.serve.counts import Counts
+from vfl_party.serve.kinds.choice import bytes_of_row
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.store import Store, require_served
 
@@ -27,6 +29,11 @@ _ANSWER_BYTES = 2 << 20
 BYTES = "serve-bytes.json"
 
 log = logging.getLogger(__name__)
+
+
+def loading(*, solo: bool) -> Callable[[Path, str], TrainedRun]:
+    """Returns what loads a run of a party. ``solo``: for the student alone."""
+    return load_solo if solo else load_joint
 
 
 @dataclass
@@ -60,8 +67,8 @@ class Opened:
     @property
     def most_at_once(self) -> int:
         """The most rows of a question: its answers must fit into a message."""
-        widest = max(self.store.held.party.widths.values(), default=1)
-        return max(1, min(self.settings.max_batch, _ANSWER_BYTES // (4 * widest)))
+        most = _ANSWER_BYTES // bytes_of_row(self.store)
+        return max(1, min(self.settings.max_batch, most))
 
     def close(self) -> None:
         """Looks at the table no longer, and keeps the bytes that were counted."""
@@ -82,6 +89,7 @@ class Opener:
         runs: those that are served from the start: whoever has a part in them may connect.
         device: replaces the file's.
         source: of the table with the people who may be asked for; None: the party file's.
+        solo: whether the active party scores by itself, with each run's student.
 
     Raises InputError if the party cannot serve these together.
     """
@@ -94,9 +102,11 @@ class Opener:
         console: Console,
         device: str | None,
         source: str | None,
+        *,
+        solo: bool = False,
     ) -> None:
         self._path, self._file, self._console = path, file, console
-        self._device, self._source = device, source
+        self._device, self._source, self.solo = device, source, solo
         recipes = [each.recipe for each in runs]
         self.active = recipes[0].active.name
         if others := [each for each in recipes if each.active.name != self.active]:
@@ -115,7 +125,7 @@ class Opener:
 
     def load(self, folder: Path) -> Opened:
         """Loads a run, and opens it. Raises InputError."""
-        return self.open(load_joint(folder, self._file.name))
+        return self.open(loading(solo=self.solo)(folder, self._file.name))
 
     def open(self, trained: TrainedRun) -> Opened:
         """Reads the rows of a run, and looks from now on whether the table changes. Raises

@@ -11,7 +11,8 @@ from pathlib import Path
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.attendance import Attendance
-from vfl_party.serve.answering import Answers, DailyLimit, SentBefore
+from vfl_party.serve.answering import DailyLimit, SentBefore
+from vfl_party.serve.kinds.choice import Answerer, answers_of
 from vfl_party.serve.opening import Opened, Opener
 
 # A party that asks for many ids at once; its own bound may be another one.
@@ -22,7 +23,7 @@ _END_S = 0.5
 class PassiveRun:
     """A run that a passive party serves: a stream, with a thread of its own."""
 
-    def __init__(self, opened: Opened, answers: Answers, attendance: Attendance) -> None:
+    def __init__(self, opened: Opened, answers: Answerer, attendance: Attendance) -> None:
         self._opened, self._answers, self._attendance = opened, answers, attendance
         self._thread: threading.Thread | None = None
 
@@ -87,7 +88,8 @@ class Passive:
     def open(self, opened: Opened) -> PassiveRun:
         """Answers the active party about a run from now on."""
         peer, run_id = self._opener.active, opened.run_id
-        answers = Answers(opened.store, partial(SentBefore, self._path, run_id), self._limit)
+        sent = partial(SentBefore, self._path, run_id)
+        answers = answers_of(opened.store, sent, self._limit)
         told = [""]
 
         def attends(here: bool) -> None:

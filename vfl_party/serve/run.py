@@ -22,14 +22,14 @@ from vfl_common.rpc.channel import listening, split_address
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
 from vfl_common.rpc.serving.several import SeveralRuns
-from vfl_party.predict.prediction import TrainedRun, load_joint
+from vfl_party.predict.prediction import TrainedRun
 from vfl_party.serve.active import Active, ActiveRun
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.models.chosen import Chosen
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.models.follow import Follower
 from vfl_party.serve.models.lineage import Lineage, LoadedRun
-from vfl_party.serve.opening import Opened, Opener
+from vfl_party.serve.opening import Opened, Opener, loading
 from vfl_party.serve.passive import Passive
 from vfl_party.serve.rpc.model import answering as answering_grpc
 from vfl_party.serve.telling.teller import telling
@@ -58,6 +58,7 @@ class Serving:
         device: replaces the file's.
         source: of the table with the people who may be asked for; None: the party file's.
         metrics: host:port for Prometheus; '' for none.
+        solo: whether the active party scores by itself, with each run's student.
     """
 
     path: Path
@@ -67,6 +68,7 @@ class Serving:
     device: str | None = None
     source: str | None = None
     metrics: str = ""
+    solo: bool = False
     # Of the HTTP port: requests by status.
     counts: Counts = field(default_factory=Counts)
 
@@ -87,7 +89,8 @@ class Serving:
         """Serves until a signal comes. Raises VflError, also if this party ``listens`` for HTTP and
         is passive.
         """
-        runs = [load_joint(each.folder, self.file.name) for each in self.chosen]
+        load = loading(solo=self.solo)
+        runs = [load(each.folder, self.file.name) for each in self.chosen]
         routed = [*self.settings.weights, *self.settings.shadow]
         is_active = runs[0].recipe.active.name == self.file.name
         if listens and not is_active:
@@ -98,9 +101,10 @@ class Serving:
             known = {each.run_id for each in runs}
             more = [each for each in dict.fromkeys(routed) if each not in known]
             folders = [self.registry.out / each for each in more]
-            runs += self._beside(runs, [load_joint(each, self.file.name) for each in folders])
+            runs += self._beside(runs, [load(each, self.file.name) for each in folders])
         log_to(runs[0].path / LOG, run=runs[0].run_id, party=self.file.name)
-        opener = Opener(self.path, self.file, runs, self.console, self.device, self.source)
+        given = (self.device, self.source)
+        opener = Opener(self.path, self.file, runs, self.console, *given, solo=self.solo)
         with ExitStack() as stack:
             stack.enter_context(self._exposed(opener))
             (self._answer if is_active else self._attend)(stack, opener, runs)
@@ -147,9 +151,11 @@ class Serving:
         may_ask = [self.file.name, *opener.servers, *opener.passives]
         health = Health({SERVICE: lambda: True}, opener.keyring, may_ask=may_ask)
         threads = (MAX_STREAMS * most + MAX_CHECKS) * len(opener.passives) + 2 * MAX_CHECKS + 4
-        listens = listening(self.file.listen, opener.keyring, [several, health], threads)
-        _, address = stack.enter_context(listens)
-        stack.callback(several.close)
+        address = ""
+        if not self.solo:
+            listens = listening(self.file.listen, opener.keyring, [several, health], threads)
+            _, address = stack.enter_context(listens)
+            stack.callback(several.close)
         catalog = http.catalog(models, tokens, self.counts)
         told = telling(runs[0].path, self.file.name, access_log=settings.access_log)
         teller = stack.enter_context(told)

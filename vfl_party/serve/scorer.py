@@ -125,10 +125,7 @@ class OnlineScorer:
     def _state(self, party: Party, part: Part, least: float | None) -> State:
         if not part.parties or (party.features is not None and party.name not in part.parties):
             return "unknown"
-        quality = part.quality
-        if least is not None and (quality is None or not self._quality.enough(quality, least)):
-            return "refused"
-        return "partly" if part.missing else "scored"
+        return state_of(part, self._quality, least)
 
     def _joint(self, held: Held, part: Part, rows: Rows, embedded: _Embedded) -> Tensor:
         """Returns the joint model's outputs for rows of a request, [B, O]."""
@@ -235,6 +232,15 @@ class _Embedded:
 
     own: Tensor | None
     others: Mapping[str, Tensor]
+
+
+def state_of(part: Part, quality: Quality, least: float | None) -> State:
+    """Returns the state of a row that these parties score. ``least``: see
+    ``OnlineScorer.score``.
+    """
+    if least is not None and (part.quality is None or not quality.enough(part.quality, least)):
+        return "refused"
+    return "partly" if part.missing else "scored"
 
 
 def _by_student(party: Party, part: Part) -> bool:

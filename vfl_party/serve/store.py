@@ -30,6 +30,7 @@ from vfl_party.data.rows import Prepared
 from vfl_party.models import forward
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.online import Cells
 from vfl_party.phases.scoring import SOLO, SoloScorer, chunks, padded
 from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
 from vfl_party.predict.results import id_names
@@ -140,6 +141,19 @@ class Held:
 
     def _given(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
         """Returns the encoder's inputs of rows of a caller, in whole blocks."""
+        preparing, given = self._checked(columns, n)
+        at = torch.from_numpy(padded(np.arange(n)))
+        return [each[at].to(self.party.device) for each in preparing.inputs(given)]
+
+    def cells_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Cells:
+        """Returns the cells of ``n`` rows that a caller gives; see ``embed_given``."""
+        preparing, given = self._checked(columns, n)
+        return preparing.cells(given)
+
+    def _checked(
+        self, columns: Mapping[str, Sequence[Any]], n: int
+    ) -> tuple[TrainedParty, pa.Table]:
+        """Returns rows of a caller, and what prepares them. Raises InputError."""
         if self.preparing is None:
             text = f"columns: {self.party.name} has no features; leave columns out"
             raise InputError(Code.DATA_INVALID, text)
@@ -158,8 +172,7 @@ class Held:
         if given.num_rows != n:
             text = f"columns: they have {given.num_rows:,} rows, and there are {n:,} ids"
             raise InputError(Code.DATA_INVALID, text)
-        at = torch.from_numpy(padded(np.arange(n)))
-        return [each[at].to(self.party.device) for each in self.preparing.inputs(given)]
+        return self.preparing, given
 
 
 class Store:
@@ -270,8 +283,8 @@ def _look(settings: DataSettings) -> tuple[Any, ...]:
 def require_served(trained: TrainedRun) -> None:
     """Raises InputError if the model cannot be served."""
     own = Course(trained.recipe).lone_phase
-    if own is not None:
-        text = f"a model of kind {own.kind!r} is no encoders and a top model"
+    if own is not None and not own.says("online"):
+        text = f"a model of kind {own.kind!r} says not how it scores by id"
         raise InputError(
             Code.CONFIG_INVALID, f"{trained.path}: {text}; use vfl-party predict for it"
         )

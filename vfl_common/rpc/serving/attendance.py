@@ -19,7 +19,7 @@ from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import connect
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import Answered
+from vfl_common.rpc.serving.answered import Answered, Step
 from vfl_common.rpc.serving.service import ANSWER, PHASE, QUESTION, SERVICE
 
 _CONNECT_S = 2.0
@@ -46,7 +46,7 @@ class Attendance:
         address, peer: of the active party.
         run_id, digest: of the model and of its recipe.
         most_ids: of a question.
-        answer: embeds ids.
+        answer: embeds ids, or answers a step about them; it may raise VflError.
         attends: called when the stream is up (True), and when it is lost.
         refused: called with the active party's words if it does not serve this run now; then this
             party tries again, since either may load a run before the other does. None: such a
@@ -63,7 +63,7 @@ class Attendance:
         run_id: str,
         digest: str,
         most_ids: int,
-        answer: Callable[[Sequence[str]], Answered],
+        answer: Callable[[Sequence[str], Step | None], Answered],
         attends: Callable[[bool], None],
         refused: Callable[[str], None] | None = None,
     ) -> None:
@@ -155,7 +155,9 @@ class Attendance:
 
     def _take(self, question: serving_pb2.Question, asked: queue.Queue[_Asked | None]) -> None:
         """Queues a question. Raises PeerError if it is none."""
-        if not question.number or not 0 < len(question.ids) <= self._most_ids:
+        # Further questions of a scoring are about the ids of its first one.
+        fewest = 0 if question.step.first else 1
+        if not question.number or not fewest <= len(question.ids) <= self._most_ids:
             text = f"{self._peer} asks for {len(question.ids):,} ids, and 1 to {self._most_ids:,}"
             raise PeerError(Code.MALFORMED_MESSAGE, f"{text} may be asked", party=self._peer)
         asked.put(_Asked(question, time.monotonic() + question.left_ms / 1000))
@@ -171,15 +173,16 @@ class Attendance:
                 continue
             answer = serving_pb2.Answer(number=each.question.number)
             try:
-                found = self._answer(list(each.question.ids))
+                found = self._answer(list(each.question.ids), _step_of(each.question))
             except Exception as error:
                 log.warning("no answer: %s", error, exc_info=not isinstance(error, VflError))
                 answer.failure.CopyFrom(to_failure(error))
             else:
                 answer.state, answer.embeddings = found.state, found.embeddings
-                answer.features = found.features
+                answer.features, answer.answered = found.features, found.answered
             data = serving_pb2.FromParty(answer=answer).SerializeToString()
-            self._ledger.add(self._peer, PHASE, ANSWER, "sent", len(answer.embeddings), len(data))
+            sent = len(answer.embeddings) + len(answer.answered)
+            self._ledger.add(self._peer, PHASE, ANSWER, "sent", sent, len(data))
             outbox.put(data)
 
     def _read(self, data: bytes) -> serving_pb2.FromActive:
@@ -188,6 +191,13 @@ class Attendance:
         except DecodeError:
             text = f"{self._peer} sent bytes that are no message of serving"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._peer) from None
+
+
+def _step_of(question: serving_pb2.Question) -> Step | None:
+    if not question.HasField("step"):
+        return None
+    first = question.step.first
+    return Step(question.step.asked, first or question.number, begins=not first)
 
 
 def _sent(outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:

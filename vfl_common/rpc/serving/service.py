@@ -21,7 +21,7 @@ from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import Answered, read_answer
+from vfl_common.rpc.serving.answered import Answered, Step, read_answer
 from vfl_common.rpc.serving.patience import Patience
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
@@ -41,12 +41,13 @@ Absent = Literal["away", "late", "failed"]
 
 @dataclass
 class _Question:
-    """A question to all parties. ``asked_s``: when. ``waiting``: those that have not answered
-    yet.
+    """A question to parties. ``asked_s``: when. ``steps``: see ``ServingService.ask``.
+    ``waiting``: those that have not answered yet.
     """
 
     ids: Sequence[str]
     asked_s: float
+    steps: Mapping[str, Step] | None = None
     waiting: set[str] = field(default_factory=set)
     found: dict[str, Answered | Absent] = field(default_factory=dict)
 
@@ -112,22 +113,26 @@ class ServingService:
     # -- the asking thread
     # ----------------------------------------------------------------------
 
-    def ask(self, ids: Sequence[str], timeout_s: float) -> Pending:
+    def ask(
+        self, ids: Sequence[str], timeout_s: float, steps: Mapping[str, Step] | None = None
+    ) -> Pending:
         """Sends a question about ``ids`` to all parties that attend; it does not wait.
 
         After ``timeout_s`` a party that has not answered is late. One that has let several
-        questions pass is away until it answers one in time: see ``Patience``.
+        questions pass is away until it answers one in time: see ``Patience``. ``steps``: {party:
+        what it is asked}, instead of embeddings; the others are not asked.
         """
         now_s = time.monotonic()
-        question = _Question(ids, now_s)
+        question = _Question(ids, now_s, steps)
+        left_ms = max(1, int(1000 * timeout_s))
         with self._changed:
             self._number += 1
             number = self._number
-            asked = serving_pb2.Question(
-                number=number, ids=ids, left_ms=max(1, int(1000 * timeout_s))
-            )
-            data = serving_pb2.FromActive(question=asked).SerializeToString()
-            for name in self._widths:
+            # Without steps it is the same for all.
+            data = _question(number, ids, left_ms, None) if steps is None else b""
+            for name in self._widths if steps is None else steps:
+                if steps is not None:
+                    data = _question(number, ids, left_ms, steps[name])
                 stream = self._streams.get(name)
                 if stream is None or stream.full:
                     question.found[name] = "away" if stream is None else "late"
@@ -155,7 +160,7 @@ class ServingService:
                 question.found[name] = "late"
                 self._late(self._streams.get(name), number, question.asked_s)
             question.waiting = set()
-            return {name: question.found[name] for name in self._widths}
+            return {name: question.found[name] for name in self._widths if name in question.found}
 
     def _late(self, stream: _Stream | None, number: int, asked_s: float) -> None:
         # Otherwise it is a newer stream, on which nobody has asked this.
@@ -281,7 +286,8 @@ class ServingService:
     def _heard(self, stream: _Stream, data: bytes) -> None:
         """Takes in an answer; of one that comes late, only the bytes are counted."""
         party, answer = stream.party, self._read(stream.party, data).answer
-        self._ledger.add(party, PHASE, ANSWER, "received", len(answer.embeddings), len(data))
+        payload = len(answer.embeddings) + len(answer.answered)
+        self._ledger.add(party, PHASE, ANSWER, "received", payload, len(data))
         with self._changed:
             question = stream.open.pop(answer.number, None)
             waited_for = question is not None
@@ -298,7 +304,8 @@ class ServingService:
                 error = from_failure(answer.failure, sender=party, me=self._keyring.name)
                 log.warning("%s", error, extra={"event": "unanswered", "peer": party})
             else:
-                found = read_answer(answer, question.ids, self._widths[party], party)
+                step = question.steps[party] if question.steps is not None else None
+                found = read_answer(answer, question.ids, self._widths[party], party, step)
         finally:
             with self._changed:
                 if party in question.waiting:
@@ -315,17 +322,30 @@ class ServingService:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
 
 
+def _question(number: int, ids: Sequence[str], left_ms: int, step: Step | None) -> bytes:
+    """Returns a question as it crosses the wire; only the first of a scoring has the ids."""
+    asked = serving_pb2.Question(number=number, left_ms=left_ms)
+    if step is None or not step.first:
+        asked.ids.extend(ids)
+    if step is not None:
+        asked.step.first, asked.step.asked = step.first, step.asked
+    return serving_pb2.FromActive(question=asked).SerializeToString()
+
+
 class Pending:
-    """A question that was asked."""
+    """A question that was asked.
+
+    ``number``: of the question.
+    """
 
     def __init__(
         self, service: ServingService, number: int, question: _Question, until_s: float
     ) -> None:
-        self._service, self._number = service, number
+        self._service, self.number = service, number
         self._question, self._until_s = question, until_s
 
     def wait(self) -> dict[str, Answered | Absent]:
         """Returns {party: its answer, or why it has none}, when all have answered, or time is
         over.
         """
-        return self._service.wait(self._number, self._question, self._until_s)
+        return self._service.wait(self.number, self._question, self._until_s)

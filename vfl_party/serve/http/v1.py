@@ -45,7 +45,7 @@ class Row(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     id: str | list[str]
-    state: str = Field(description="scored, partly, unknown, refused or failed")
+    state: str = Field(description="scored, partly, unknown, refused, failed or incomplete")
     parties: list[str] = Field(description="The parties that took part.")
     missing: dict[str, str] = Field(description="The parties that did not, and why.")
     expected_quality: float | None = Field(
