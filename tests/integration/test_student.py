@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pyarrow.csv
 import pytest
 import torch
 from click.testing import CliRunner
+from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
+import vfl
 from tests.harness import cases, reference, reference_student
 from tests.harness.federation import Federation, refused
 from tests.harness.memory import run_here
@@ -342,6 +345,29 @@ def test_on_one_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     table = pyarrow.csv.read_csv(tmp_path / "solo.csv")
     assert table.num_rows == 569
     assert set(table["state"].to_pylist()) == {"alone"}
+
+
+def test_it_is_an_onnx_file_on_the_party_s_own_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables = recipe("binary")
+    tables["simulate"] = {"data": {"source": "sklearn:breast_cancer", "label": "target"}}
+    from vfl.library.simulate import run_files
+
+    run_files(tables, tmp_path, tmp_path / "runs" / "one")
+    command = ["export", "model", "runs/one", "--party", "p0", "--format", "onnx"]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    assert done.output == "p0.onnx\np0-top.onnx\np0-student.onnx\np0.json\n"
+    about = json.loads(Path("p0.json").read_text())["p0-student.onnx"]
+    assert (about["what"], about["task"], about["classes"]) == ("student", "binary", [0, 1])
+    session = onnxruntime.InferenceSession("p0-student.onnx", providers=["CPUExecutionProvider"])
+    whole = load_breast_cancer(as_frame=True).data
+    numbers = whole[about["inputs"]["numbers"]["columns"]].to_numpy(np.float32)
+    (logits,) = session.run(["output"], {"numbers": numbers})
+    want = vfl.Run.load("runs/one").predict(solo=True)["score_1"]
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits[:, 0])), want, rtol=0, atol=1e-5)
 
 
 def test_who_stands_in_for_the_others_is_named(tmp_path: Path) -> None:
