@@ -42,7 +42,7 @@ def measured(
         masks: which passive parties take part in each of them, [n, P] each.
 
     Returns {"test": {way: [quality for each of ``masks``]}, "sets": {way: {set of parties:
-    [promised, found on the test rows, found on fresh rows]}}, "rows": [test, fresh]}.
+    [promised, found on fresh rows]}}, "rows": [test, fresh]}.
     """
     found: Found = {"test": {}, "sets": {}, "rows": [len(test), len(fresh.y)]}
     with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +59,7 @@ def measured(
             ]
             if way in LEARNT:
                 of_fresh = _outputs(run, fresh)
-                found["sets"][way] = _promises(run, setting.of(test), of_test, fresh, of_fresh)
+                found["sets"][way] = _promises(run, fresh, of_fresh)
             else:
                 for who in ("student", "alone"):
                     quality = run.metrics[f"test {who}"][setting.metric]
@@ -139,23 +139,16 @@ def _quality(setting: Setting, outputs: Tensor) -> float:
 
 
 def _promises(
-    run: vfl.Run,
-    test: Setting,
-    of_test: dict[frozenset[str], Tensor],
-    fresh: Setting,
-    of_fresh: dict[frozenset[str], Tensor],
+    run: vfl.Run, fresh: Setting, outputs: dict[frozenset[str], Tensor]
 ) -> dict[str, list[float]]:
-    """Returns {set of parties: [promised, found on the test rows, found on fresh rows]}."""
+    """Returns {set of parties: [promised, found on fresh rows]}."""
     worth = run.summary.worth
     assert worth is not None  # noqa: S101 - the recipe asks for it
-    found = {}
-    for each in worth.subsets:
-        if ACTIVE not in each.parties or each.test is None:
-            continue
-        there = frozenset(each.parties) - {ACTIVE}
-        found[" ".join(each.parties)] = [
+    return {
+        " ".join(each.parties): [
             each.test,
-            _quality(test, of_test[there]),
-            _quality(fresh, of_fresh[there]),
+            _quality(fresh, outputs[frozenset(each.parties) - {ACTIVE}]),
         ]
-    return found
+        for each in worth.subsets
+        if ACTIVE in each.parties and each.test is not None
+    }
