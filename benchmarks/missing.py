@@ -79,12 +79,13 @@ def main(folder: Path, path: Path, seeds: int, tasks: Sequence[str]) -> None:
     """Compare ways to train for parties that are missing."""
     torch.set_num_threads(1)
     done: Found = json.loads(path.read_text()) if path.exists() else {}
-    for seed, task in itertools.product(range(1, seeds + 1), tasks):
-        for rate in (*RATES, None):
-            key = f"{task}/{'library' if rate is None else rate}/{seed}"
+    several = range(1, seeds + 1)
+    for rates in (RATES, ("library",)):
+        for seed, task, rate in itertools.product(several, tasks, rates):
+            key = f"{task}/{rate}/{seed}"
             if key in done:
                 continue
-            if rate is None:
+            if isinstance(rate, str):
                 done[key] = with_library(task, folder, seed)
             else:
                 done[key] = grid(task, folder, rate, seed)
