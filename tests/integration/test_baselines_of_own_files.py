@@ -4,6 +4,7 @@ does for itself.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
+from rich.console import Console
 
 import vfl
 from tests.harness.federation import toml
 from tests.harness.here import one_launcher
 from tests.harness.sentences import raises, worded_as_before
 from vfl.cli import cli
+from vfl.production.models import models, show_models
 from vfl.simulation.baselines import BASELINES, baseline, of_party_file
 from vfl.simulation.origin import Origin
 from vfl.studies.plan import load_study
@@ -152,6 +155,15 @@ def test_the_active_party_s_baseline_stands_in_for_the_others(align: str, here: 
     assert len(scores) == ROWS
     kept = pd.DataFrame(alone.predictions).set_index("id")["score_yes"]
     np.testing.assert_allclose(scores[kept.index], kept, atol=1e-6)
+    # Both have the recipe's name.
+    marked = {each.run: each.alone for each in models(here / "runs")}
+    assert marked == {alone.folder.name: True, joint.folder.name: False}
+    told = Console(file=io.StringIO(), width=200)
+    show_models(models(here / "runs"), told)
+    lines = told.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert ["(one party)" in line for line in lines if "-own" in line] == [
+        each.alone for each in models(here / "runs")
+    ]
 
 
 def test_parties_whose_names_begin_alike_keep_their_columns_apart(here: Path) -> None:
