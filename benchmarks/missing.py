@@ -29,7 +29,7 @@ from vfl_party.base.seeds import Rows, derive_seed
 
 RATES = (0.0, 0.25, 0.5)
 # Rates in training, and the library's own runs: what says most comes first.
-ORDER = (0.0, 0.5, "library", 0.25)
+ORDER: tuple[float | str, ...] = (0.0, 0.5, "library", 0.25)
 # Chosen by rows that were cut from the training rows of a seed that is not among those measured.
 EPOCHS = {"credit": 10, "phishing": 40, "UJI": 40, "MNIST-10k": 40}
 Found = dict[str, Any]

@@ -48,7 +48,7 @@ def measured(
     with tempfile.TemporaryDirectory() as folder:
         for way in WAYS:
             run = vfl.simulate(
-                _recipe(setting, way, seed, epochs), _data(setting), out=folder, quiet=True
+                _recipe(setting, way, seed, epochs), data_of(setting), out=folder, quiet=True
             )
             of_test = _outputs(run, setting.of(test))
             together = _quality(setting.of(test), of_test[frozenset(setting.passives)])
@@ -96,7 +96,7 @@ def _recipe(setting: Setting, way: str, seed: int, epochs: int) -> Found:
     }
 
 
-def _data(setting: Setting, *, label: bool = True) -> Found:
+def data_of(setting: Setting, *, label: bool = True) -> Found:
     ids = np.array([f"{row:06}" for row in range(len(setting.y))])
     found = {}
     for name, columns in setting.columns.items():
@@ -111,7 +111,7 @@ def _data(setting: Setting, *, label: bool = True) -> Found:
 def _outputs(run: vfl.Run, rows: Setting) -> dict[frozenset[str], Tensor]:
     """Returns {passive parties that take part: outputs [n, O]}."""
     found: dict[frozenset[str], Tensor] = {}
-    data = {name: each.frame for name, each in _data(rows, label=False).items()}
+    data = {name: each.frame for name, each in data_of(rows, label=False).items()}
     for count in range(len(rows.passives) + 1):
         for away in itertools.combinations(rows.passives, count):
             given = {name: each for name, each in data.items() if name not in away}
@@ -126,9 +126,7 @@ def _outputs(run: vfl.Run, rows: Setting) -> dict[frozenset[str], Tensor]:
 
 
 def _mixed(setting: Setting, outputs: dict[frozenset[str], Tensor], mask: Mask) -> Tensor:
-    sets = [
-        frozenset(itertools.compress(setting.passives, there)) for there in mask.tolist()
-    ]
+    sets = [frozenset(itertools.compress(setting.passives, there)) for there in mask.tolist()]
     return torch.stack([outputs[each][row] for row, each in enumerate(sets)])
 
 
@@ -143,7 +141,7 @@ def _promises(
 ) -> dict[str, list[float]]:
     """Returns {set of parties: [promised, found on fresh rows]}."""
     worth = run.summary.worth
-    assert worth is not None  # noqa: S101 - the recipe asks for it
+    assert worth is not None
     return {
         " ".join(each.parties): [
             each.test,

@@ -103,9 +103,7 @@ class Trial:
         epochs: over ``train``; whoever trains on fewer rows makes as many steps.
     """
 
-    def __init__(
-        self, setting: Setting, train: Rows, known: Mask, seed: int, epochs: int
-    ) -> None:
+    def __init__(self, setting: Setting, train: Rows, known: Mask, seed: int, epochs: int) -> None:
         self._setting, self._train, self._seed, self._epochs = setting, train, seed, epochs
         self._columns = {name: torch.from_numpy(x) for name, x in setting.scaled(train).items()}
         y = torch.from_numpy(setting.y)
@@ -132,7 +130,7 @@ class Trial:
             if model.stand_in == "mean" and step % an_epoch == 0:
                 self._find_means(model)
             optimizer.zero_grad()
-            loss(torch.from_numpy(batch), step).backward()
+            loss(torch.from_numpy(batch), step).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         model.eval()
         self._find_means(model)
@@ -141,8 +139,9 @@ class Trial:
         return model
 
     def _batches(self, rows: Rows) -> Iterator[Rows]:
-        steps, random = self._epochs * -(-len(self._train) // BATCH), np.random.default_rng(
-            [self._seed, 1]
+        steps, random = (
+            self._epochs * -(-len(self._train) // BATCH),
+            np.random.default_rng([self._seed, 1]),
         )
         while steps > 0:
             order = random.permutation(rows)
@@ -151,9 +150,7 @@ class Trial:
                     steps -= 1
                     yield order[first : first + BATCH]
 
-    def _loss_of(
-        self, way: str, model: Model, complete: Rows
-    ) -> Callable[[Tensor, int], Tensor]:
+    def _loss_of(self, way: str, model: Model, complete: Rows) -> Callable[[Tensor, int], Tensor]:
         if way == "student":
             return self._student_loss(model, self.trained(TEACHER), complete)
         if way == "subsets":
@@ -180,9 +177,7 @@ class Trial:
         counts = known_BP.sum(dim=1)
         z_BD, total = model.embed(self._of(rows)), torch.zeros(())
         for others in range(known_BP.shape[1] + 1):
-            weights = [
-                comb(count, others) / (others + 1) for count in range(known_BP.shape[1] + 1)
-            ]
+            weights = [comb(count, others) / (others + 1) for count in range(known_BP.shape[1] + 1)]
             w_B = torch.tensor(weights)[counts]
             outputs = model.outputs(z_BD, known_BP & (place_BP < others))
             total = total + own(outputs, self._y[rows], w_B)

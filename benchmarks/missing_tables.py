@@ -49,15 +49,18 @@ def _grid(cells: Cells, rates: Sequence[float]) -> Iterator[str]:
     for task, metric in TASKS.items():
         yield f"**{task}** ({metric}, %)"
         yield ""
-        yield _row(["missing in training", "in the test", *WAYS])
-        yield _row(["---"] * (2 + len(WAYS)))
+        yield _row(["missing in training", "seeds", "in the test", *WAYS])
+        yield _row(["---"] * (3 + len(WAYS)))
         for a in (*rates, LIBRARY):
             for b, rate in enumerate(rates):
                 found = [cells.get((task, str(a), way), []) for way in WAYS]
+                seeds = max((len(each[b]) for each in found if each), default=0)
+                if not seeds:
+                    continue
                 means = [_mean(each[b]) if each else "" for each in found]
                 # The library's own training, with all rows.
                 where = _percent(a) if isinstance(a, float) else "0 %, by the library"
-                yield _row([where, _percent(rate), *means])
+                yield _row([where, str(seeds), _percent(rate), *means])
         yield ""
 
 
@@ -143,9 +146,7 @@ def _draw(cells: Cells, rates: Sequence[float], path: Path) -> None:
 def _panel(axes: Axes, cells: Cells, task: str, rates: Sequence[float]) -> None:
     pairs = [(a, b) for a in rates for b in range(len(rates))]
     ways = [way for way in WAYS if way != TEACHER] + [TEACHER]
-    values = [
-        [statistics.fmean(cells[task, str(a), way][b]) for a, b in pairs] for way in ways
-    ]
+    values = [[statistics.fmean(cells[task, str(a), way][b]) for a, b in pairs] for way in ways]
     low, high = min(map(min, values)), max(map(max, values))
     axes.imshow(values, aspect="auto", interpolation="nearest", cmap="viridis", vmin=low, vmax=high)
     for y, line in enumerate(values):

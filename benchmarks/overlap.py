@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 import vfl
-from benchmarks.missing_library import _data
+from benchmarks.missing_library import data_of
 from benchmarks.missing_rows import BATCH, LR, TOP, WIDTH, Model, Trial
 from benchmarks.missing_tasks import ACTIVE, TASKS, TEST, Setting, load
 from benchmarks.studies import RESULTS
@@ -104,7 +104,9 @@ class Overlap(Trial):
 
         def of_batch() -> Tensor:
             rows = torch.from_numpy(self._random.choice(own, BATCH))
-            return loss(model.outputs(model.embed(self._of(rows)), self._known[rows]), self._y[rows])
+            return loss(
+                model.outputs(model.embed(self._of(rows)), self._known[rows]), self._y[rows]
+            )
 
         return self._trained(model, of_batch)
 
@@ -203,7 +205,7 @@ def _by_library(setting: Setting, way: str, overlap: float, seed: int) -> float:
         "run": {"checkpoint_every": 1000},
     }
     with tempfile.TemporaryDirectory() as folder:
-        run = vfl.simulate(recipe, _data(setting), out=folder, quiet=True)
+        run = vfl.simulate(recipe, data_of(setting), out=folder, quiet=True)
         return run.metrics["test"][setting.metric]
 
 

@@ -22,7 +22,6 @@ from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
 from vfl_party.models import build_encoder, build_top, seeded
 
-
 # Of FedOnce with ``output = "tanh"``.
 BOUND = "encoder.body"
 

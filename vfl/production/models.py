@@ -24,8 +24,8 @@ _MAIN = ("accuracy", "auc", "rmse")
 @dataclass(frozen=True)
 class StagedRun:
     """A trained run. ``since``, ``who``: of its last change; '' if it never changed. ``metrics``:
-    of the test rows, where the run's summary is here. ``alone``: whether it had one party only, as a
-    baseline has.
+    of the test rows, where the run's summary is here. ``alone``: whether it had one party only, as
+    a baseline has.
     """
 
     run: str

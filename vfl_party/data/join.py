@@ -24,9 +24,9 @@ def read_table(
     """Reads a table with ``load``; if the settings have ``parts``, reads each of them and joins
     their columns.
 
-    A column is then called ``party:column``, or as in its own table if one part alone gives columns;
-    the label is that of the first part. Raises InputError, also if the parts have images, or other
-    ids than the first and the settings do not say ``in_common``.
+    A column is then called ``party:column``, or as in its own table if one part alone gives
+    columns; the label is that of the first part. Raises InputError, also if the parts have images,
+    or other ids than the first and the settings do not say ``in_common``.
     """
     if not settings.parts:
         return load(settings, with_label)
