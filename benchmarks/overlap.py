@@ -242,15 +242,19 @@ def main(folder: Path, path: Path, seeds: int, tasks: tuple[str, ...]) -> None:
 
 def shown(done: dict[str, float], tasks: tuple[str, ...]) -> str:
     """Returns a table of means and deviations over the seeds."""
-    lines = [f"| task | overlap | {' | '.join(WAYS)} |", f"| {' | '.join(['---'] * 7)} |"]
+    heads = ["task", "overlap", "seeds", *WAYS]
+    lines = [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads))]
     for task, overlap in itertools.product(tasks, OVERLAPS):
-        cells: list[str] = []
+        cells, seeds = list[str](), set[int]()
         for way in WAYS:
             start = f"{task}/{overlap}/{way}/"
             values = [100 * value for key, value in done.items() if key.startswith(start)]
+            seeds.add(len(values))
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             cells.append(f"{statistics.fmean(values):.1f} ± {spread:.1f}")
-        lines.append(f"| {task} | {100 * overlap:.0f} % | {' | '.join(cells)} |")
+        # Of a command that was stopped, ways may have one seed more than others.
+        count = "–".join(str(each) for each in sorted(seeds))
+        lines.append(f"| {task} | {100 * overlap:.0f} % | {count} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
