@@ -3,7 +3,7 @@
 Each passive party lacks a share of the training rows and of the test rows, drawn at random: the
 grid of MARS-VFL, missing rates in training × test. ``missing_rows`` trains it in one process. Then
 the library itself trains with all rows, and its quality of each set of parties is compared with
-that on fresh rows, which no run has seen. Settings were chosen before the runs, and by no test row.
+that on fresh rows, which no run has seen. The page of the results says how settings were chosen.
 The JSON is written after each run, and a command that was stopped goes on where it was.
 """
 
@@ -30,7 +30,7 @@ from vfl_party.base.seeds import Rows, derive_seed
 RATES = (0.0, 0.25, 0.5)
 # Rates in training, and the library's own runs: what says most comes first.
 ORDER: tuple[float | str, ...] = (0.0, 0.5, "library", 0.25)
-# Chosen by rows that were cut from the training rows of a seed that is not among those measured.
+# Chosen by rows that were cut from the training rows of seeds that are not among those measured.
 EPOCHS = {"credit": 10, "phishing": 40, "UJI": 40, "MNIST-10k": 40}
 Found = dict[str, Any]
 
