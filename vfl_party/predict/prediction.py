@@ -254,7 +254,7 @@ def _parts_of_training(
         )
     kinds = (preprocessor.numeric_names, preprocessor.categorical_names)
     parts = {
-        name: _as_in_training(part, *(own_columns(names, name) for names in kinds))
+        name: _as_in_training(part, *(own_columns(names, settings, name) for names in kinds))
         if part.is_table and part.view is None
         else part
         for name, part in settings.parts.items()

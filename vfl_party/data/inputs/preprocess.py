@@ -82,7 +82,7 @@ class Preprocessor:
         """
         if settings.parts:
             parts = [
-                (part_of(table, name), own)
+                (part_of(table, settings, name), own)
                 for name, own in settings.parts.items()
                 if own.columns != ()
             ]
