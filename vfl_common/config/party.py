@@ -121,6 +121,15 @@ class ServeSettings(Section):
     """Passive party: how often a day it answers for one id. Default: no limit."""
 
 
+class RecordSettings(Section):
+    """How this party writes down what leaves it."""
+
+    digest: Literal["sample", "whole"] = "sample"
+    """What the digest of a large tensor is of: 4 KiB of it, or all its bytes. The digest of all takes
+    a tenth of a step or more.
+    """
+
+
 class PartyFile(Section):
     """The party file. Relative paths start at the file's own folder."""
 
@@ -167,6 +176,8 @@ class PartyFile(Section):
     """What this party asks of a joint prediction."""
     serve: ServeSettings = ServeSettings()
     """How this party serves a trained model."""
+    record: RecordSettings = RecordSettings()
+    """How this party writes down what leaves it."""
     trees: TreeLimits = TreeLimits()
     """What this party asks of recipes with ``secureboost``."""
     init: Init = "secret"
