@@ -125,9 +125,11 @@ class RecordSettings(Section):
     """How this party writes down what leaves it."""
 
     digest: Literal["sample", "whole"] = "sample"
-    """What the digest of a large tensor is of: 4 KiB of it, or all its bytes. The digest of all takes
-    a tenth of a step or more.
+    """What the digest of a large tensor is of: 4 KiB of it, or all its bytes. The digest of all
+    bytes takes a tenth of a step or more.
     """
+    folder: str | None = None
+    """Where the folder of the record, ``.record-NAME``, is. Default: ``out``."""
 
 
 class PartyFile(Section):
@@ -214,6 +216,9 @@ def load_party(path: Path) -> PartyFile:
             "serve": party.serve.model_copy(update=files),
             "recipe": absolute(party.recipe),
             "out": absolute(party.out),
+            "record": party.record.model_copy(
+                update={"folder": absolute(party.record.folder) if party.record.folder else None}
+            ),
             "tls": tls,
             "data": data,
             "predict": party.predict.model_copy(

@@ -22,8 +22,8 @@ from vfl_party.base.seeds import Rows
 from vfl_party.outbound.declared import Exchange, Occurrence
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.phases.context import Party
-from vfl_party.record.lines import TOGETHER
 from vfl_party.phases.scoring import Chunk, chunks
+from vfl_party.record.lines import TOGETHER
 
 StandIn = Literal["mean", "zero"]
 FILE = "stand-ins.safetensors"

@@ -36,8 +36,8 @@ _CHUNK = 1 << 22
 
 
 def folder_of(out: Path, name: str) -> Path:
-    """Returns the folder of a party's record, beside those of its runs."""
-    return out / f"record-{name}"
+    """Returns the folder of a party's record, beside those of its runs; it is none of them."""
+    return out / f".record-{name}"
 
 
 class Book:

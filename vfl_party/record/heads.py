@@ -143,8 +143,7 @@ class Heads:
         """
         path = self._path(peer)
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            return Held.read(lines[-1]) if lines else None
+            return next(reversed(read(path)), None)
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
@@ -260,6 +259,17 @@ class Heads:
         self.met[peer] = pin
 
 
+def read(path: Path) -> list[Held]:
+    """Returns the heads in a file, without lines that a killed process has not finished. Raises
+    OSError, UnicodeDecodeError.
+    """
+    found: list[Held] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(Held.read(line))
+    return found
+
+
 def accept(folder: Path, peer: str) -> Path:
     """Sets the held heads of a peer aside, so that its next head is taken whatever it is. Returns
     where they are now. Raises InputError if there are none.
@@ -282,9 +292,11 @@ def _append(path: Path, line: str) -> None:
     """Appends a line to a file that only its owner may read. Raises InputError."""
     try:
         path.parent.mkdir(exist_ok=True, mode=0o700)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(file, f"{line}\n".encode())
+            size = os.fstat(file).st_size
+            whole = size == 0 or os.pread(file, 1, size - 1) == b"\n"
+            os.write(file, f"{'' if whole else chr(10)}{line}\n".encode())
         finally:
             os.close(file)
     except OSError as error:

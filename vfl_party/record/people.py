@@ -40,8 +40,8 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
 
 
 def rows_of(folder: Path, digest: str, wanted: bytes) -> npt.NDArray[np.int64]:
-    """Returns the numbers of the rows of a person, whose tag is ``wanted``. Raises InputError if the
-    file is not what was noted.
+    """Returns the numbers of the rows of a person, whose tag is ``wanted``. Raises InputError if
+    the file is not what was noted.
     """
     path = folder / FOLDER / digest
     try:

@@ -1,5 +1,5 @@
-"""A Merkle tree over the lines of a record, as RFC 9162 (Certificate Transparency 2.0), section 2.1,
-defines it: heads, and proofs that one tree is the beginning of another.
+"""A Merkle tree over the lines of a record, as RFC 9162 (Certificate Transparency 2.0) defines it in
+section 2.1: heads, and proofs that one tree is the beginning of another.
 
 The hashes of complete subtrees are kept in the order in which they become known: each leaf, then
 every subtree that it completes. So a tree that grows only appends, and a head or a proof reads
@@ -66,7 +66,7 @@ def root(size: int, hash_at: Kept) -> bytes:
 
 
 def consistency(old: int, new: int, hash_at: Kept) -> list[bytes]:
-    """Returns the proof that the first ``old`` of ``new`` leaves are the tree of a head of that size:
+    """Returns the proof that the tree of ``new`` leaves begins with that of the first ``old``:
     PROOF(old, D[new]) of section 2.1.4.1. 0 < old <= new.
     """
     return _proof(old, 0, new, True, hash_at) if old < new else []

@@ -225,7 +225,9 @@ class PartyApp:
         )
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)
-        book = Book(folder_of(Path(files.file.out), files.name), files.name)
+        book = Book(
+            folder_of(Path(files.file.record.folder or files.file.out), files.name), files.name
+        )
         stack.callback(book.close)
         transports = Transports(files, self.console, ledger, meter, joining, book, opened.work.job)
         session = Session(

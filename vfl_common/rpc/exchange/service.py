@@ -144,8 +144,8 @@ class ExchangeService:
 
     ``phases``: those of the recipe. Bytes of any other phase are counted as those of one,
     ``unknown``: a peer's words must not make the ledger grow. ``joining``: what this party says
-    when it joins, to answer whether a caller fits it; None: nobody may ask. ``confer``: answers what
-    a caller shows of its record; None: this party shows none.
+    when it joins, to answer whether a caller fits it; None: nobody may ask. ``confer``: answers
+    what a caller shows of its record; None: this party shows none.
     """
 
     def __init__(
