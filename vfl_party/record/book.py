@@ -89,7 +89,7 @@ class Book:
             self._require_whole(os.fstat(self._file).st_size)
             self._sync()
             size = self._grown()
-            return Head(self.origin, size, tree.root(size, self._hash_at))
+            return Head(self.origin, size, tree.root(size, self._hash_at), int(now()))
 
     def consistency(self, old: int, new: int) -> list[bytes]:
         """Returns the proof that the tree of ``new`` lines goes on from that of ``old``; see
@@ -108,7 +108,8 @@ class Book:
         self._closed.set()
         self._syncing.join()
         with self._mutex:
-            self._sync()
+            with contextlib.suppress(OSError):
+                self._sync()
             os.close(self._file)
             os.close(self._hashes)
 

@@ -106,6 +106,13 @@ class Heads:
         """Whether something has left since the active party last signed this party's head."""
         return self._book.head().size > self._cosigned_size + 1
 
+    def seal(self) -> None:
+        """Signs the head of the record at the end of a program, and keeps it beside those that
+        peers have signed.
+        """
+        certificates = {self._book.name: chain_pem(self._credentials()).decode()}
+        _append(self._book.folder / OWN, Held(self._signed(), certificates, now()).line)
+
     # -- the active party
     # ----------------------------------------------------------------------
 
@@ -198,7 +205,7 @@ class Heads:
             old.size, new.size, old.root, new.root, proof
         ):
             return
-        name = f"{peer}.broken-{new.size}-{new.root.hex()[:12]}.json"
+        name = f"{peer}.broken-{new.root.hex()[:12]}.json"
         evidence = {
             "held": json.loads(held.line),
             "shown": {"note": str(note), "certificates": {peer: _pem(certificate).decode()}},
@@ -209,7 +216,7 @@ class Heads:
         with contextlib.suppress(InputError):
             write_atomic(self._book.folder / PEERS / name, to_json(evidence) + "\n")
         what = (
-            f"has {new.size:,} lines, and does not go on from the {old.size:,} whose head it signed"
+            f"does not go on from the {old.size:,} lines whose head it signed"
             if old.origin == new.origin
             else f"is another one than that of {old.size:,} lines whose head it signed"
         )

@@ -1,8 +1,9 @@
 """Heads of records as signed notes, in the formats of C2SP: tlog-checkpoint and signed-note.
 
-A note is three lines (whose record it is, how many lines it has, the root of their tree in base64),
-a blank line, and a line for each signature. Keys are those of the parties' certificates: ECDSA has
-the identifier that C2SP gives it (0x02); RSA-PSS, which has none there, a long one of ours (0xff).
+A note is four lines (whose record it is, how many lines it has, the root of their tree in base64,
+and when that was), a blank line, and a line for each signature. Keys are those of the parties'
+certificates: ECDSA has the identifier that C2SP gives it (0x02); RSA-PSS, which has none there, a
+long one of ours (0xff).
 """
 
 from __future__ import annotations
@@ -32,24 +33,27 @@ _ORIGIN = re.compile(r"[!-~]{1,200}")
 
 @dataclass(frozen=True)
 class Head:
-    """The state of a record: its name, how many lines it has, and the root of their tree, 32
-    bytes.
+    """The state of a record: its name, how many lines it has, the root of their tree, 32 bytes, and
+    when that was, in seconds since 1970.
     """
 
     origin: str
     size: int
     root: bytes
+    at: int = 0
 
     @property
     def text(self) -> str:
         """What is signed."""
-        return f"{self.origin}\n{self.size}\n{base64.b64encode(self.root).decode()}\n"
+        root = base64.b64encode(self.root).decode()
+        return f"{self.origin}\n{self.size}\n{root}\nat {self.at}\n"
 
     @classmethod
     def read(cls, text: str) -> Self:
         """Reads ``text``. Raises ValueError if it is no head."""
-        origin, size, root, *rest = text.split("\n")
-        found = cls(origin, int(size), base64.b64decode(root, validate=True))
+        origin, size, root, at, *rest = text.split("\n")
+        when = int(at.removeprefix("at "))
+        found = cls(origin, int(size), base64.b64decode(root, validate=True), when)
         if rest != [""] or found.text != text or not _ORIGIN.fullmatch(origin) or found.size < 0:
             raise ValueError(text)
         return found

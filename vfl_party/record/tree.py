@@ -1,5 +1,5 @@
-"""A Merkle tree over the lines of a record, as RFC 9162 (Certificate Transparency 2.0) defines it in
-section 2.1: heads, and proofs that one tree is the beginning of another.
+"""A Merkle tree over the lines of a record, as RFC 9162 (Certificate Transparency 2.0) defines it
+in section 2.1: heads, and proofs that one tree is the beginning of another.
 
 The hashes of complete subtrees are kept in the order in which they become known: each leaf, then
 every subtree that it completes. So a tree that grows only appends, and a head or a proof reads

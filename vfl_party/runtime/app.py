@@ -228,8 +228,8 @@ class PartyApp:
         book = Book(
             folder_of(Path(files.file.record.folder or files.file.out), files.name), files.name
         )
-        stack.callback(book.close)
         transports = Transports(files, self.console, ledger, meter, joining, book, opened.work.job)
+        stack.callback(transports.close)
         session = Session(
             files.file.server,
             files.keyring,

@@ -150,6 +150,17 @@ class Transports:
         book, keyring = self.book, self.files.keyring
         self._heads = Heads(book, keyring.current) if book is not None else None
 
+    def close(self) -> None:
+        """Signs the head of the record, and closes it."""
+        if self.book is None or self._heads is None:
+            return
+        try:
+            self._heads.seal()
+        except VflError as error:
+            # Why the program ends says more.
+            log.warning("%s", error, extra={"event": "record"})
+        self.book.close()
+
     @contextlib.contextmanager
     def listening(self) -> Iterator[tuple[ExchangeService | None, str]]:
         """Yields the exchange's service and its address at the active party; a passive party

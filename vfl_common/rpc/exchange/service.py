@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -176,7 +176,8 @@ class ExchangeService:
         self.refusals = Refusals()
 
     def handler(self) -> Handler:
-        methods = {"Swap": self._swap}
+        methods: dict[str, Callable[[Iterator[bytes], Context], Iterator[bytes]]] = {}
+        methods["Swap"] = self._swap
         if self._joining is not None:
             methods["Ask"] = answering(self._keyring, self._require_place, self._ask)
         if self._confers is not None:
