@@ -156,4 +156,4 @@ def test_a_record_that_is_lost_is_accepted_by_hand(tmp_path: Path) -> None:
         for each in federation.programs.values():
             each.stop()
         federation.start_all()
-        federation.finish()
+        assert all(each.wait() == 0 for each in federation.programs.values())
