@@ -20,7 +20,7 @@ from vfl_common.ledger import CONTROL
 from vfl_party.cli import cli
 from vfl_party.record.book import LINES, folder_of
 from vfl_party.record.heads import OWN, PEERS
-from vfl_party.record.history import History
+from vfl_party.record.history import RecordHistory
 from vfl_party.record.lines import ALL
 
 ROWS, EPOCHS = 60, 2
@@ -53,7 +53,7 @@ def disclosures(federation: Federation, *words: str, code: int = 0) -> str:
 def counted(federation: Federation, name: str) -> Counter[tuple[str, str, str, str]]:
     """Sums of a party's record: {(peer, phase, kind, what): count}."""
     found: Counter[tuple[str, str, str, str]] = Counter()
-    for each in History(record_of(federation, name)).disclosures():
+    for each in RecordHistory(record_of(federation, name)).disclosures():
         for peer in each.to:
             key = peer, each.way.phase, each.way.kind
             found[(*key, "payload_bytes")] += each.payload_bytes
@@ -79,12 +79,12 @@ def test_the_record_is_the_ledgers_sum_and_tells_of_each_person(tmp_path: Path) 
             assert f"{'p1' if name == 'p0' else 'p0'} has signed" in said
         # The rows are known of all that tells of rows.
         for name in federation.names:
-            for each in History(record_of(federation, name)).disclosures():
+            for each in RecordHistory(record_of(federation, name)).disclosures():
                 assert each.about != ALL, each
                 assert each.way.phase == "open" or all(each.keys.get(to) for to in each.to)
         party = str(tmp_path / "p1.toml")
         by_phase = Counter[str]()
-        history = History(record_of(federation, "p1"))
+        history = RecordHistory(record_of(federation, "p1"))
         for number in range(ROWS):
             for one in history.about([f"{number:02d}"], history.disclosures(peer="p0")):
                 by_phase[one.way.phase] += 1

@@ -26,7 +26,7 @@ MOST_PROOF = 2 * 64
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownHead:
     """What a party shows of its record, and says of the receiver's; see ``Heads`` in the schema."""
 
     note: str = ""
@@ -72,7 +72,7 @@ class Shown:
         )
 
 
-Conferring = Callable[[str, Shown], Shown]
+Conferring = Callable[[str, ShownHead], ShownHead]
 
 
 def conferring(
@@ -93,7 +93,9 @@ def conferring(
             with places.taken(name):
                 data = next(messages, b"")
                 ledger.add(name, CONTROL, CONTROL, "received", 0, len(data))
-                answered = confer(name, Shown.decoded(data, party=name, me=keyring.name)).encoded()
+                answered = confer(
+                    name, ShownHead.decoded(data, party=name, me=keyring.name)
+                ).encoded()
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
             answered = exchange_pb2.Heads(failure=to_failure(error)).SerializeToString()
         if name:

@@ -64,12 +64,12 @@ def show(
       vfl-party disclosures show bank.toml --run 20260301-120000-churn-1f3a --json --each
     """
     from vfl_party.disclosures.tables import table
-    from vfl_party.record.history import History, summed
+    from vfl_party.record.history import RecordHistory, summed
 
     if each and not as_json:
         raise InputError(Code.CONFIG_INVALID, "--each: is for JSON lines; give --json, too")
     files = _files(party)
-    history = History(_folder(files))
+    history = RecordHistory(_folder(files))
     found = history.disclosures(run=run, peer=peer, phase=phase, kind=kind)
     if cells:
         found = history.about(_spellings(files, cells), found)

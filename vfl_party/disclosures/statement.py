@@ -19,7 +19,7 @@ from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.signing import chain_pem, has_signed, sign
 from vfl_common.text import to_json
 from vfl_party.record.heads import OWN, read
-from vfl_party.record.history import History, summed
+from vfl_party.record.history import RecordHistory, summed
 
 PAYLOAD = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -39,7 +39,7 @@ def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict
     Raises InputError if the record knows no such run, or the run has no checkpoint.
     """
     run_id = run.parent.name
-    sums = summed(History(folder).disclosures(run=run_id))
+    sums = summed(RecordHistory(folder).disclosures(run=run_id))
     if not sums:
         text = f"{folder}: the record knows no run {run_id}; vfl-party disclosures show lists them"
         raise InputError(Code.CONFIG_INVALID, text)

@@ -28,7 +28,7 @@ from vfl_common.files import unwritable, write_atomic
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.pem import pin_of
 from vfl_common.identity.signing import chain_pem, shown
-from vfl_common.rpc.confer import Shown
+from vfl_common.rpc.confer import ShownHead
 from vfl_common.text import to_json
 from vfl_party.record import tree
 from vfl_party.record.book import Book, now
@@ -84,7 +84,7 @@ class Heads:
     # -- a passive party
     # ----------------------------------------------------------------------
 
-    def confer(self, peer: str, ask: Callable[[Shown], Shown]) -> None:
+    def confer(self, peer: str, ask: Callable[[ShownHead], ShownHead]) -> None:
         """Shows the active party the head of this party's record, and takes its head. Raises
         PeerError if its record does not go on from the head that is held.
 
@@ -96,7 +96,7 @@ class Heads:
         self._require_going_on(peer, held, note, certificate, first.proof)
         proof = self._proof(peer, first, own.head)
         credentials = self._credentials()
-        last = ask(Shown(proof=proof, cosigned=str(note.signed(credentials))))
+        last = ask(ShownHead(proof=proof, cosigned=str(note.signed(credentials))))
         self._keep_own(peer, own, last.cosigned, certificate, first.certificates)
         self._keep(peer, note.signed(credentials), certificate, first.certificates)
         self._cosigned_size = own.head.size
@@ -116,7 +116,7 @@ class Heads:
     # -- the active party
     # ----------------------------------------------------------------------
 
-    def answer(self, peer: str, call: Shown) -> Shown:
+    def answer(self, peer: str, call: ShownHead) -> ShownHead:
         """Answers a call of ``confer``. Raises PeerError if the peer's record does not go on from
         the head that is held.
         """
@@ -127,7 +127,7 @@ class Heads:
                 self._between[peer] = note, certificate, own
                 proof = self._proof(peer, call, own.head)
                 answer = self._shows(own, held)
-                return Shown(
+                return ShownHead(
                     answer.note, answer.certificates, answer.held_origin, answer.held_size, proof
                 )
             if peer not in self._between:
@@ -139,7 +139,7 @@ class Heads:
             self._keep_own(peer, own, call.cosigned, certificate, chain)
             cosigned = note.signed(self._credentials())
             self._keep(peer, cosigned, certificate, chain)
-            return Shown(cosigned=str(cosigned))
+            return ShownHead(cosigned=str(cosigned))
 
     # -- both
     # ----------------------------------------------------------------------
@@ -163,11 +163,11 @@ class Heads:
     def _signed(self) -> SignedNote:
         return SignedNote(self._book.head()).signed(self._credentials())
 
-    def _shows(self, own: SignedNote, held: Held | None) -> Shown:
+    def _shows(self, own: SignedNote, held: Held | None) -> ShownHead:
         head = held.note.head if held is not None else Head("", 0, tree.EMPTY)
-        return Shown(str(own), chain_pem(self._credentials()), head.origin, head.size)
+        return ShownHead(str(own), chain_pem(self._credentials()), head.origin, head.size)
 
-    def _proof(self, peer: str, call: Shown, own: Head) -> tuple[bytes, ...]:
+    def _proof(self, peer: str, call: ShownHead, own: Head) -> tuple[bytes, ...]:
         """Returns the proof that a peer asks for. There is none of another record, or of more lines
         than there are: the peer says what is wrong.
         """
@@ -176,7 +176,7 @@ class Heads:
             return ()
         return tuple(self._book.consistency(call.held_size, own.size))
 
-    def _read(self, peer: str, call: Shown) -> tuple[SignedNote, x509.Certificate]:
+    def _read(self, peer: str, call: ShownHead) -> tuple[SignedNote, x509.Certificate]:
         """Returns the note that a peer shows. Raises PeerError if it has not signed it."""
         what = "the head of the record"
         certificate = shown(call.certificates, self._credentials(), peer, what)

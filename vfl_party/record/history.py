@@ -73,7 +73,7 @@ class Disclosure:
         }
 
 
-class History:
+class RecordHistory:
     """The lines of a party's record, as they are now.
 
     Args:

@@ -26,7 +26,7 @@ from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.process.logs import Console
 from vfl_common.rpc.ask import MAX_QUESTIONS
 from vfl_common.rpc.channel import dial, listening
-from vfl_common.rpc.confer import MAX_CONFERRING, Shown
+from vfl_common.rpc.confer import MAX_CONFERRING, ShownHead
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.link import ExchangeLink
@@ -75,14 +75,14 @@ class GrpcTransport:
         if link is None or record is None or (once and not record.heads.has_news):
             return
 
-        def ask(shows: Shown) -> Shown:
+        def ask(shows: ShownHead) -> ShownHead:
             answer = link.confer(shows.encoded(), once=once)
             if answer is None and not once:
                 text = f"{link.peer} shows no record of what leaves it; install the same version"
                 raise PeerError(Code.PROTOCOL_DIFFERS, text, party=link.peer)
             if answer is None:
                 raise LostError(Code.PARTY_LOST, f"{link.peer} does not answer", party=link.peer)
-            return Shown.decoded(answer, party=link.peer, me=self.me)
+            return ShownHead.decoded(answer, party=link.peer, me=self.me)
 
         try:
             record.heads.confer(link.peer, ask)

@@ -27,7 +27,7 @@ from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2
 from vfl_common.rpc.agreement import require_alike
 from vfl_common.rpc.ask import answering
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
-from vfl_common.rpc.confer import Conferring, Shown, conferring
+from vfl_common.rpc.confer import Conferring, ShownHead, conferring
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.pipe import BundlePipe, Delivery, PartyStream
@@ -186,7 +186,7 @@ class ExchangeService:
             )
         return stream_handler(SERVICE, **methods)
 
-    def _confer(self, party: str, shown: Shown) -> Shown:
+    def _confer(self, party: str, shown: ShownHead) -> ShownHead:
         """Answers what a party shows of its record. One that was rewritten ends the generation."""
         assert self._confers is not None  # noqa: S101 - there is no method without it
         try:
