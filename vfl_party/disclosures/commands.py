@@ -74,8 +74,8 @@ def show(
     if cells:
         found = history.about(_spellings(files, cells), found)
     if each:
-        for one in found:
-            click.echo(to_json(one.fields, compact=True))
+        for bundle in found:
+            click.echo(to_json(bundle.fields, compact=True))
         return
     sums = {key: one for key, one in summed(found).items() if peer in (None, key[1])}
     if as_json:

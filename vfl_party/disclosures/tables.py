@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vfl_common.text import LINE, clean
-from vfl_party.record.history import Sum, Way
+from vfl_party.record.history import Sum
+from vfl_party.record.lines import Way
 
 _HEAD = ("run", "to", "phase", "exchange", "kind", "bundles", "people", "numbers", "bytes", "as")
 

@@ -63,7 +63,7 @@ def bundle(numbers: int, fill: float = 0.5) -> Bundle:
 
 
 def send(of: Recorder, step: int, rows: object, width: int = 2, to: str = "p0") -> None:
-    count = len(rows) if isinstance(rows, list) else 1  # type: ignore[arg-type]
+    count = len(rows) if isinstance(rows, list) else 1
     of.leaves(
         ("embedding", "up", "embedding z", "identity", ""),
         StepKey("splitnn", 0, step),
