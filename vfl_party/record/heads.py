@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,10 @@ from vfl_party.record.book import Book, now
 from vfl_party.record.note import Head, SignedNote
 
 PEERS, OWN = "peers", "heads.jsonl"
+# To show a head that is not older than one that another program of the party shows.
+_TRIES = 3
+# Of a peer, in one process: each adds a line to the record.
+_MOST_CALLS = 2000
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Heads:
         self.met: dict[str, str] = {}
         # Of the record, when its head was last cosigned by the active party.
         self._cosigned_size = -1
+        self._calls: Counter[str] = Counter()
 
     # -- a passive party
     # ----------------------------------------------------------------------
@@ -90,8 +96,12 @@ class Heads:
 
         ``ask``: makes one call.
         """
-        own, held = self._signed(), self.held(peer)
-        first = ask(self._shows(own, held))
+        for _ in range(_TRIES):
+            own, held = self._signed(), self.held(peer)
+            first = ask(self._shows(own, held))
+            # Else another program of this party has shown a later head meanwhile.
+            if first.held_origin != own.head.origin or first.held_size <= own.head.size:
+                break
         note, certificate = self._read(peer, first)
         self._require_going_on(peer, held, note, certificate, first.proof)
         proof = self._proof(peer, first, own.head)
@@ -121,6 +131,10 @@ class Heads:
         the head that is held.
         """
         with self._lock:
+            self._calls[peer] += 1
+            if self._calls[peer] > _MOST_CALLS:
+                text = f"{peer} has shown its record {_MOST_CALLS:,} times, and no honest one does"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
             if call.note:
                 note, certificate = self._read(peer, call)
                 own, held = self._signed(), self.held(peer)
