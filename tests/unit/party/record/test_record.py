@@ -189,7 +189,8 @@ def test_every_change_of_what_was_signed_is_found(
     for number in range(CHANGES):
         found = [*lines]
         changes[number % len(changes)](found)
-        if found == lines:
+        # A line that is added at the end changes nothing that was signed.
+        if found[: len(lines)] == lines:
             continue
         path.write_bytes(b"".join(found))
         assert verify(one.book.folder, members["p1"]).wrong, (number, changes[number % 5].__name__)
