@@ -125,7 +125,7 @@ class RecordSettings(Section):
     """How this party writes down what leaves it."""
 
     digest: Literal["sample", "whole"] = "sample"
-    """What the digest of a large tensor is of: 4 KiB of it, or all its bytes. The digest of all
+    """What the digest of a large tensor is of: 1 KiB of it, or all its bytes. The digest of all
     bytes takes a tenth of a step or more.
     """
     folder: str | None = None

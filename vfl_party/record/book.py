@@ -31,6 +31,7 @@ from vfl_party.record.note import Head
 
 LINES, HASHES, STATE, SECRET = "lines.jsonl", "hashes", "hashes.json", "people.key"
 _SYNC_S = 1.0
+_WHAT = "cannot be written, and nothing leaves without it"
 # Read at once.
 _CHUNK = 1 << 22
 
@@ -79,9 +80,17 @@ class Book:
 
     def add_line(self, text: str) -> None:
         """Adds a line that is JSON already; see ``add``."""
-        line = f"{text}\n".encode()
-        with self._locked():
-            self._write(line)
+        line, file = f"{text}\n".encode(), self._file
+        # As ``_locked``, in fewer calls: this is done at every step.
+        with self._mutex:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                try:
+                    self._write(line)
+                finally:
+                    fcntl.flock(file, fcntl.LOCK_UN)
+            except OSError as error:
+                raise unwritable(self.path, error, _WHAT) from None
 
     def head(self) -> Head:
         """Returns the head of all lines so far, which are on the disk then. Raises InputError."""
@@ -123,9 +132,7 @@ class Book:
             try:
                 yield
             except OSError as error:
-                raise unwritable(
-                    self.path, error, "cannot be written, and nothing leaves"
-                ) from None
+                raise unwritable(self.path, error, _WHAT) from None
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 

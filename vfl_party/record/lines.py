@@ -8,6 +8,7 @@ numbers of rows mean; ``way`` declares one direction of an exchange; ``sent`` is
 from __future__ import annotations
 
 import base64
+import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -28,7 +29,8 @@ TOGETHER = "+"
 Rows = npt.NDArray[np.int64]
 # A larger bundle is not hashed as a whole, unless the party wants it.
 SMALL_BYTES = 4096
-_BLOCKS, _BLOCK_BYTES = 64, 64
+_BLOCKS, _BLOCK_BYTES = 8, 128
+_TYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 @dataclass(frozen=True)
@@ -60,53 +62,47 @@ class Way:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def packed(rows: Sequence[int] | npt.NDArray[Any] | str | None) -> str | None:
-    """Writes numbers of rows, in any order, in few characters; None and ``ALL`` as they are."""
+def packed(rows: Sequence[int] | npt.NDArray[Any] | str | None, most: int = 0) -> str | None:
+    """Writes numbers of rows, in any order; None and words such as ``ALL`` as they are. It is done
+    at every step, so it takes few calls.
+
+    ``most``: all numbers are below it; 0: that is not known.
+    """
     if rows is None or isinstance(rows, str):
         return rows
-    found = np.sort(np.asarray(rows, np.int64))
-    if not len(found):
-        return ""
-    steps = np.diff(found, prepend=0)
-    if len(found) == found[-1] - found[0] + 1 and (steps[1:] == 1).all():
-        return f"{found[0]}-{found[-1]}"
-    most = int(steps.max())
-    width = 1 if most < 1 << 8 else 2 if most < 1 << 16 else 4
-    data = base64.b64encode(steps.astype(f"<u{width}").tobytes()).decode()
-    return f"{width}:{data}"
+    width = 2 if 0 < most <= 1 << 16 else 4
+    data = np.asarray(rows).astype(_TYPES[width]).tobytes()
+    return f"{width}:{binascii.b2a_base64(data, newline=False).decode()}" if data else ""
 
 
 def unpacked(text: str) -> Rows:
     """Reads what ``packed`` wrote of numbers: in ascending order. Raises ValueError."""
     if not text:
         return np.empty(0, np.int64)
-    width, colon, data = text.partition(":")
-    if colon:
-        if width not in {"1", "2", "4"}:
-            raise ValueError(text)
-        steps = np.frombuffer(base64.b64decode(data, validate=True), f"<u{width}")
-        return np.cumsum(steps.astype(np.int64))
-    first, _, last = text.partition("-")
-    return np.arange(int(first), int(last) + 1, dtype=np.int64)
+    width, _, data = text.partition(":")
+    if width not in {"2", "4"}:
+        raise ValueError(text)
+    found = np.frombuffer(base64.b64decode(data, validate=True), _TYPES[int(width)])
+    return np.sort(found.astype(np.int64))
 
 
 def digest_of(bundle: Bundle, step: StepKey, *, whole: bool = False) -> str:
     """Returns a digest of what crosses the wire: names, dtypes, shapes and bytes, by SHA-256.
 
-    Of a tensor of more than ``SMALL_BYTES`` it takes 64 blocks of 64 bytes at equal distances, from
+    Of a tensor of more than ``SMALL_BYTES`` it takes 8 blocks of 128 bytes at equal distances, from
     a place that follows from the step, and says so: ``sample:`` in place of ``sha256:``. ``whole``:
     it takes all bytes.
     """
     found, sampled = sha256(), False
     for name, buffer in bundle.tensors.items():
+        data = buffer.data
         found.update(f"{name} {buffer.dtype.name} {buffer.shape} ".encode())
-        if whole or buffer.data.nbytes <= SMALL_BYTES:
-            found.update(buffer.data)
+        if whole or data.nbytes <= SMALL_BYTES:
+            found.update(data)
             continue
         sampled = True
-        data = np.frombuffer(buffer.data, np.uint8)
-        every = len(data) // _BLOCKS
-        at = (step.round * 7919 + step.batch * 104_729) % (every - _BLOCK_BYTES + 1)
-        blocks = data[: every * _BLOCKS].reshape(_BLOCKS, every)[:, at : at + _BLOCK_BYTES]
-        found.update(blocks.tobytes())
+        every = data.nbytes // _BLOCKS
+        first = (step.round * 7919 + step.batch * 104_729) % (every - _BLOCK_BYTES + 1)
+        for at in range(first, first + _BLOCKS * every, every):
+            found.update(data[at : at + _BLOCK_BYTES])
     return f"{'sample' if sampled else 'sha256'}:{found.hexdigest()}"

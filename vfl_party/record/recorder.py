@@ -4,7 +4,6 @@ every bundle before it is sent.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -50,14 +49,16 @@ class Recorder:
         self._asks_for, self._whole = frozenset(asks_for), whole
         # {declaration: its key}.
         self._ways: dict[tuple[str, ...], str] = {}
+        # Of which numbers of rows are below.
+        self._rows = 0
         self.book.add(**self._run, recipe=recipe, keys=dict(keys))
 
     def people(self, ids: Iterable[str], what: str) -> None:
         """Notes whose the rows are that later lines count, in the order of their numbers. ``what``:
         ``table``, this party's own; ``aligned``, those that the phases work with.
         """
-        digest, rows = people.keep(self.book.folder, self.book.secret, ids)
-        self.book.add(people=digest, rows=rows, what=what, **self._run)
+        digest, self._rows = people.keep(self.book.folder, self.book.secret, ids)
+        self.book.add(people=digest, rows=self._rows, what=what, **self._run)
 
     def leaves(
         self,
@@ -85,11 +86,12 @@ class Recorder:
         kind = bundle.kind.label
         of = self._ways.get((step.phase, *way[:2], kind)) or self._declare(step.phase, kind, way)
         # Written by hand, because it is done at every step.
-        about = packed(rows)
+        about, receivers = packed(rows, self._rows), '","'.join(to)
+        whose = "null" if about is None else f'"{about}"'
         text = (
-            f'{{"sent":"{of}","step":[{step.round},{step.batch}],"to":{json.dumps(to)},'
+            f'{{"sent":"{of}","step":[{step.round},{step.batch}],"to":["{receivers}"],'
             f'"numbers":{numbers},"bytes":[{size.payload_bytes},{size.message_bytes},'
-            f'{size.messages}],"rows":{json.dumps(about)},'
+            f'{size.messages}],"rows":{whose},'
             f'"digest":"{digest_of(bundle, step, whole=self._whole)}","at":{now()}}}'
         )
         self.book.add_line(text)
