@@ -30,7 +30,7 @@ Rows = npt.NDArray[np.int64]
 # A larger bundle is not hashed as a whole, unless the party wants it.
 SMALL_BYTES = 4096
 _BLOCKS, _BLOCK_BYTES = 8, 128
-_TYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 @dataclass(frozen=True)
