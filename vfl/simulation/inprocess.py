@@ -85,6 +85,11 @@ class MemoryTransport:
     ends: list[ExchangeHub[MemoryPipe] | MemoryLink] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     protocol: int = PROTOCOL
+    # Nothing leaves the process.
+    record: None = None
+
+    def confer(self, *, once: bool = False) -> None:
+        _ = once
 
     def end(self, error: VflError) -> None:
         for each in self.ends:

@@ -144,6 +144,17 @@ class ServeSettings(Section):
     """
 
 
+class RecordSettings(Section):
+    """How this party writes down what leaves it."""
+
+    digest: Literal["sample", "whole"] = "sample"
+    """What the digest of a large tensor is of: 1 KiB of it, or all its bytes. The digest of all
+    bytes takes a tenth of a step or more.
+    """
+    folder: str | None = None
+    """Where the folder of the record, ``.record-NAME``, is. Default: ``out``."""
+
+
 class PartyFile(Section):
     """The party file. Relative paths start at the file's own folder."""
 
@@ -190,6 +201,8 @@ class PartyFile(Section):
     """What this party asks of a joint prediction."""
     serve: ServeSettings = ServeSettings()
     """How this party serves a trained model."""
+    record: RecordSettings = RecordSettings()
+    """How this party writes down what leaves it."""
     trees: TreeLimits = TreeLimits()
     """What this party asks of recipes with ``secureboost``."""
     init: Init = "secret"
@@ -226,6 +239,9 @@ def load_party(path: Path) -> PartyFile:
             "serve": party.serve.model_copy(update=files),
             "recipe": absolute(party.recipe),
             "out": absolute(party.out),
+            "record": party.record.model_copy(
+                update={"folder": absolute(party.record.folder) if party.record.folder else None}
+            ),
             "tls": tls,
             "data": data,
             "predict": party.predict.model_copy(

@@ -37,6 +37,7 @@ from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.outbound.sent import SentBefore
 from vfl_party.privacy.plan import PrivacyPlan
+from vfl_party.record.recorder import Recorder
 
 if TYPE_CHECKING:
     from vfl_party.phases.course import Course
@@ -296,6 +297,11 @@ class Party:
     def protocol(self) -> int:
         """See ``Connections``."""
         return self.connections.protocol if self.connections is not None else PROTOCOL
+
+    @property
+    def record(self) -> Recorder | None:
+        """See ``Connections``."""
+        return self.connections.record if self.connections is not None else None
 
     def chains(self, phase: str, exchange: Exchange) -> Chains:
         """Makes the chains of an exchange of ``phase``: transforms, this party's policy, the

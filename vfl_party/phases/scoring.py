@@ -233,7 +233,7 @@ class SplitScorer:
                 continue
             z_BD = party.encode(*features.inputs(padded(chunk)))[: len(chunk)]
             try:
-                side.swap(step, {"z": z_BD})
+                side.swap(step, {"z": z_BD}, chunk)
             except StepPassed as passed:
                 if following is None:
                     raise

@@ -48,6 +48,7 @@ class _Nobody:
     server: Link | None = None
     clock: Clock = field(default_factory=Clock)
     protocol: int = PROTOCOL
+    record: None = None
 
 
 @dataclass(frozen=True)

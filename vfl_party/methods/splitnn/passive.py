@@ -82,7 +82,7 @@ class PassiveSplitNN(Phase):
             return False
         x = self._ready or training.inputs(rows, step.round, step.batch)
         z_BD = party.encode(*x)
-        self._embedding.send(step, {"z": z_BD})
+        self._embedding.send(step, {"z": z_BD}, rows)
         # The active party computes meanwhile:
         training.zero_grad()
         own_BD = None
