@@ -197,7 +197,7 @@ def test_a_promoted_run_takes_over_without_a_lost_request(followed: Models) -> N
     with load(models) as runs:
         ours.promote(models.second)
         # p2 has not loaded it, so nothing changes.
-        said = f"run {models.second} waits until p2 serve it; {models.first} answers"
+        said = f"run {models.second} waits until p2 serves it; {models.first} answers"
         models.served.program("p0").wait_for("advice", said=said)
         assert about(models, "case")["waits"] == models.second
         assert set(runs) == {models.first}

@@ -70,6 +70,7 @@ def show(
         raise InputError(Code.CONFIG_INVALID, "--each: is for JSON lines; give --json, too")
     files = _files(party)
     history = RecordHistory(_folder(files))
+    history.check_known(run=run, peer=peer, phase=phase, kind=kind)
     found = history.disclosures(run=run, peer=peer, phase=phase, kind=kind)
     if cells:
         found = history.about(_spellings(files, cells), found)

@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 
 from vfl_common.errors import Code, InputError
+from vfl_common.text import listed
 from vfl_party.record import people
 from vfl_party.record.book import LINES, SECRET
 from vfl_party.record.lines import ALL, TOGETHER, Rows, Way, unpacked
+
+# Of what the record knows, a sentence names as many: of runs, the newest.
+_MOST_NAMES = 10
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,22 @@ class RecordHistory:
                 and (peer is None or peer in found.to)
             ):
                 yield found
+
+    def check_known(self, **asked: str | None) -> None:
+        """Raises InputError if nothing in the record has the ``run``, ``peer``, ``phase`` or
+        ``kind`` that is asked for: a slip of the pen would read as if nothing had left.
+        """
+        known: dict[str, set[str]] = {name: set() for name, given in asked.items() if given}
+        if not known:
+            return
+        for each in self._all():
+            for name, values in known.items():
+                values.update(each.to if name == "peer" else [getattr(each.way, name)])
+        for name, values in known.items():
+            if asked[name] not in values:
+                text = f"{self._folder}: the record knows no {name} {asked[name]}"
+                text += f"; it knows {listed(sorted(values)[-_MOST_NAMES:])}" if values else ""
+                raise InputError(Code.CONFIG_INVALID, text)
 
     def about(self, spellings: Collection[str], of: Iterable[Disclosure]) -> Iterator[Disclosure]:
         """Yields those of some disclosures that tell of one person alone, by ``rows``.

@@ -10,6 +10,9 @@ from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
@@ -43,6 +46,49 @@ def alone(
     recipe = pages.recipe_of("binary", (name,), phases=[{"kind": kind, "name": kind}], seed=seed)
     table = pages.predictions("binary", 200, good=good)
     return pages.finished_run(folder, parties=(name,), recipe=recipe, table=table, seed=seed)
+
+
+def test_a_page_says_how_good_the_model_is_for_rows_that_only_some_parties_hold(
+    tmp_path: Path,
+) -> None:
+    table = pages.predictions("binary", 200)
+    tested = table.filter(pc.equal(table["split"], "test"))
+    held = {"test with bank, shop": tested[:60], "test with bank, telco": tested[60:]}
+    place = table.schema.get_field_index("split")
+    more = [
+        rows.set_column(place, "split", pa.array([name] * len(rows))) for name, rows in held.items()
+    ]
+    recipe = pages.recipe_of("binary", ("bank", "shop", "telco"))
+    recipe["rows"] |= {"align": "psi", "partial": True}
+    folder = pages.finished_run(
+        tmp_path / "20260101-120000-churn-0001",
+        parties=("bank", "shop", "telco"),
+        table=pa.concat_tables([table, *more]),
+        recipe=recipe,
+    )
+    facts = Facts(find(folder))
+    page = run_page(facts, {}, None)
+    (shown,) = [t for p in page.parts for t in p.tables if t.caption == "By who holds a row"]
+    for name, rows, auc, _ in shown.rows:
+        assert rows == str(len(held[name]))
+        assert auc == f"{measured(facts.kept[name])['auc'].value:.4f}"
+    assert [each[0] for each in shown.rows] == [*held]
+    assert "columns about those of these rows that they hold" in page_of(folder)
+
+
+def test_a_page_does_not_compare_on_a_few_rows_that_both_happen_to_have_tested(
+    tmp_path: Path,
+) -> None:
+    folder = pages.finished_run(tmp_path / "20260101-120000-churn-0001")
+    other = alone(tmp_path / "20260101-120001-churn-alone-0001")
+    path = other / "bank" / "predictions.parquet"
+    table = pyarrow.parquet.read_table(path)
+    pyarrow.parquet.write_table(
+        table.filter(pc.equal(table["split"], "test"))[:29], path
+    )
+    html = page_of(folder)
+    assert "Beside bank alone nothing can be said: only 29 of the 100 rows were tested by" in html
+    assert "no difference" not in html
 
 
 @pytest.mark.parametrize("kind", pages.KINDS)

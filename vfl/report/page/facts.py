@@ -55,6 +55,11 @@ class Facts:
                     continue
         return None
 
+    @property
+    def partial(self) -> bool:
+        """Whether rows count that only some parties hold."""
+        return self.recipe is not None and self.recipe.rows.partial
+
     @cached_property
     def kept(self) -> dict[str, KeptRows]:
         """The predictions of each split, in the usual order; empty if the active party's folder is

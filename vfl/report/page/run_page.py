@@ -77,7 +77,8 @@ def _lead(facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[Beside]) ->
         ]
         mine = facts.columns(facts.active)
         has = f"the labels and {len(mine)} columns" if mine else "the labels"
-        found.append(f"{facts.active} has {has}; {listed(who)} added columns about the same rows.")
+        rows = "those of these rows that they hold" if facts.partial else "the same rows"
+        found.append(f"{facts.active} has {has}; {listed(who)} added columns about {rows}.")
     else:
         found.append(f"{facts.active} trained by itself.")
     kept = facts.kept.get(facts.judged)
@@ -143,7 +144,7 @@ def _tiles(facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[Beside]) -
         note = f"{interval} (95 %)" if interval else ""
         found.append(Tile(f"{name_of(metric)}, {facts.judged} rows", value(one.value), note))
         tones = {"better": "good", "worse": "bad"}
-        for each in (each for each in pairs if each.kind in _TILES):
+        for each in (each for each in pairs if each.kind in _TILES and not each.few):
             gain = each.gain[metric]
             outcome = gain.better(metric)
             note = f"{value(each.theirs[metric].value)}; together is {outcome}"

@@ -18,6 +18,8 @@ from vfl_common.summary import Worth
 _MOST_COLUMNS = 20
 # Rows of a table of subsets of parties.
 _MOST_SUBSETS = 64
+# With fewer rows in common than these, and than each model has tested, nothing is compared.
+_FEW_ROWS = 30
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,16 @@ class Beside:
     theirs: Mapping[str, Estimate]
     gain: Mapping[str, Estimate]
 
+    @property
+    def few(self) -> bool:
+        """Whether both have tested too few of the same rows: the baseline has divided others."""
+        return self.rows < min(_FEW_ROWS, self.of)
+
     def says(self, metric: str) -> str:
         """One sentence about the metric that decides."""
+        if self.few:
+            on = f"only {self.rows:,} of the {self.of:,} rows were tested by both"
+            return f"Beside {self.title} nothing can be said: {on}."
         mine, theirs, gain = self.mine[metric], self.theirs[metric], self.gain[metric]
         outcome = gain.better(metric)
         numbers = f"{name_of(metric)} {value(mine.value)} against {value(theirs.value)}"
@@ -75,12 +85,18 @@ def part_of(facts: Facts, pairs: Sequence[Beside], found: Mapping[str, Baseline]
     """Returns the section about baselines and about what each party adds."""
     part = Part("worth", "Was it worth asking the others?")
     kept = facts.kept.get(facts.judged)
-    if kept is not None and pairs:
-        _baselines(part, pairs, FIRST[kept.kind])
+    if kept is not None:
+        metric = FIRST[kept.kind]
+        part.text += [each.says(metric) for each in pairs if each.few]
+        if enough := [each for each in pairs if not each.few]:
+            _baselines(part, enough, metric)
+        if facts.partial and pairs:
+            part.text.append("Baselines have the rows that all parties hold, and divide them anew.")
     missing = [kind for kind in possible(facts) if kind not in found]
     if missing and kept is not None:
         _missing(part, facts, missing)
     _without(part, facts)
+    _holders(part, facts)
     _each_party(part, facts)
     return part
 
@@ -163,6 +179,22 @@ def _without(part: Part, facts: Facts) -> None:
         heads = ["rows", name, "with all minus this", "95 % interval"]
         note = "The same model, as it scores with --without."
         part.tables.append(Table("If a party is away", heads, rows, note=note))
+
+
+def _holders(part: Part, facts: Facts) -> None:
+    """Shows how good the model is for the rows of each set of parties that hold them."""
+    rows, name = [], ""
+    for split, kept in facts.kept.items():
+        if not split.startswith(f"{facts.judged} with "):
+            continue
+        metric = FIRST[kept.kind]
+        name, found = name_of(metric), measured(kept).get(metric)
+        cells = ["–", ""] if found is None else [value(found.value), between(found)]
+        rows.append([split, f"{len(kept):,}", *cells])
+    if rows:
+        heads = ["rows", "how many", name, "95 % interval"]
+        note = "Each row is in one line: that of exactly the parties that hold it."
+        part.tables.append(Table("By who holds a row", heads, rows, note=note))
 
 
 def _each_party(part: Part, facts: Facts) -> None:

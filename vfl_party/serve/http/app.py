@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vfl_common.text import LINE, clean
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http import mlflow, v1, v2
+from vfl_party.serve.http.faults import worded
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.direct import Direct, again
 from vfl_party.serve.http.refusals import REFUSALS
@@ -71,12 +72,8 @@ def make_app(
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        # What was given may be an id, so the answer does not repeat it.
         faults = error.errors()
-        found = [
-            f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}"
-            for each in faults[:3]
-        ]
+        found = worded(faults)[:3]
         # The body as a whole is none: it is no JSON, or the caller does not say that it is.
         if any(each["loc"] == ("body",) or each["type"] == "json_invalid" for each in faults):
             found = ["give a JSON object, with the header content-type: application/json"]

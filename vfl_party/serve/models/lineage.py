@@ -96,7 +96,8 @@ class Lineage(Generic[R]):
         self._close_others()
 
     def _wait(self, run_id: str, missing: Sequence[str]) -> None:
-        said = f"run {run_id} waits until {listed(missing)} serve it; {self.now.run_id} answers"
+        serve = "serves" if len(missing) == 1 else "serve"
+        said = f"run {run_id} waits until {listed(missing)} {serve} it; {self.now.run_id} answers"
         if said != self._told:
             self._told = said
             self._say("advice", said=said)

@@ -311,6 +311,10 @@ def test_what_left_about_a_person_in_five_runs_is_what_was_sent(
     )
     assert found == sent
     assert [*history.about(["nobody"], history.disclosures())] == []
+    history.check_known(run=f"{RUN}4", peer="p0", phase="open", kind=None)
+    for name in ("run", "peer", "phase", "kind"):
+        with raises(InputError, Code.CONFIG_INVALID):
+            history.check_known(**{"peer": "p0", name: "other"})
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or b"person-" not in path.read_bytes(), path
 

@@ -129,6 +129,34 @@ def test_the_short_way_answers_as_the_long_one(status: int, body: bytes) -> None
         assert at.counts.requests == {status: 2}
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"ids": [17]}', "ids.0: must be text, in quotes"),
+        (b'{"ids": ["a", ["b", 3]]}', "ids.1.1: must be text, in quotes"),
+        (b'{"ids": "a"}', "ids: must be a list"),
+        (b'{"ids": []}', "ids: must not be empty"),
+        (
+            b'{"customer": ["a"]}',
+            "ids: is missing; customer: is no field of a request",
+        ),
+        (
+            b'{"ids": ["a"], "columns": {"c": [{}]}}',
+            "columns.c.0: must be a number, text, true, false or null",
+        ),
+        (
+            b'{"ids": ["a"], "columns": [1]}',
+            "columns: must be an object: a list of values for each column",
+        ),
+        (b'{"ids": ["a"], "min_quality": "high"}', "min_quality: must be a number"),
+    ],
+)
+def test_a_wrong_body_gets_plain_words(body: bytes, said: str) -> None:
+    with port() as at:
+        status, answer = ask(at, "/v1/predict", body)
+        assert (status, answer["error"]) == (422, said)
+
+
 def test_a_body_that_is_not_said_to_be_json_is_refused() -> None:
     with port() as at:
         status, answer = ask(at, "/v1/predict", BODY, **{"content-type": "text/plain"})

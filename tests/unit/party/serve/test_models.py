@@ -72,7 +72,7 @@ def test_the_next_run_answers_when_all_attend_it() -> None:
     ((event, facts),) = told
     assert (event, facts["said"]) == (
         "advice",
-        "run new waits until south serve it; old answers",
+        "run new waits until south serves it; old answers",
     )
     new.there.append("south")
     line.step()

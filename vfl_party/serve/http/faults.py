@@ -1,0 +1,48 @@
+"""Words what is wrong with a request's body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_WORDS = {
+    "missing": "is missing",
+    "extra_forbidden": "is no field of a request",
+    "list_type": "must be a list",
+    "dict_type": "must be an object: a list of values for each column",
+    "string_type": "must be text, in quotes",
+    "string_unicode": "must be text of valid characters",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "too_short": "must not be empty",
+}
+_CELL = "must be a number, text, true, false or null"
+
+
+def worded(faults: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a sentence for each part of a body that is wrong, from pydantic's errors.
+
+    What was given may be an id, so no sentence repeats it.
+    """
+    found: dict[str, str] = {}
+    for each in faults:
+        path = _path(each["loc"][1:])
+        words = _WORDS.get(each["type"], each["msg"])
+        # Of a cell of a column pydantic tells why it is none of each type.
+        if path[:1] == ["columns"] and isinstance(path[-1], int):
+            words = _CELL
+        found.setdefault(".".join(map(str, path)), words)
+    # Of a list in a list, what is wrong within it says more.
+    within = {path.rpartition(".")[0] for path in found}
+    return [f"{path}: {words}" for path, words in found.items() if path not in within]
+
+
+def _path(loc: Sequence[str | int]) -> list[str | int]:
+    """Leaves out pydantic's names of types: they follow the place in a list."""
+    path: list[str | int] = []
+    was_place = False
+    for part in loc:
+        if not (was_place and isinstance(part, str)):
+            path.append(part)
+        was_place = isinstance(part, int)
+    return path
