@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from pydantic import ValidationError
@@ -171,6 +172,8 @@ def test_a_forecast_is_what_crosses(kind: str, data: dict[str, Any], tmp_path: P
     want = {each for each in counted.by_link if each.phase in phases}
     assert {each for each in said.links if each.phase in phases and each.message_bytes} == want
     assert not any(each.bound for each in said.phases)
+    held = {name: pd.read_csv(each["source"])["id"] for name, each in data.items()}
+    assert said.rows == held["p0"].isin(pd.concat([held[name] for name in NAMES[1:]])).sum()
     # Each party sends its own rows alone.
     sent = {each.sender: each.payload_bytes for each in want if each.kind == "embedding"}
     assert len({sent[name] for name in NAMES[1:]}) == 3

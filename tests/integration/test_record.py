@@ -151,6 +151,8 @@ def test_a_record_that_is_lost_is_accepted_by_hand(tmp_path: Path) -> None:
         federation.finish()
         shutil.rmtree(record_of(federation, "p1"))
         federation.start_all()
+        said = federation.programs["p1"].wait_for("advice")["said"]
+        assert "a new record begins" in said
         refused(federation.programs["p0"], "p1", "another one")
         disclosures(federation, "accept", str(tmp_path / "p0.toml"), "p1")
         for each in federation.programs.values():

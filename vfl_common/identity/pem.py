@@ -62,6 +62,8 @@ def read(path: Path) -> bytes:
     """Reads a file. Raises InputError."""
     try:
         return path.read_bytes()
+    except FileNotFoundError as error:
+        raise _invalid(f"{path} does not exist; vfl certs makes such files") from error
     except OSError as error:
         raise _invalid(f"{path} cannot be read: {error.strerror}") from error
 

@@ -152,7 +152,9 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
         tried = try_parties(recipe, outlook.folder, outlook.load)
         others = {other: each.party for other, each in tried.items() if other != name}
         party = replace(tried[name].party, others=others)
-        return party, len(tried[name].prepared.table)
+        # Of rows that only some hold, all count at the active party.
+        whole = recipe.active.name if recipe.rows.partial else name
+        return party, len(tried[whole].prepared.table)
     assembled = try_party(recipe, name, data, outlook.encoder, policy=outlook.policy)
     return assembled.party, len(assembled.prepared.table)
 

@@ -65,7 +65,8 @@ class Book:
         self._end, self._dirty, self._closed = -1, False, threading.Event()
         self.secret = kept_secret(folder / SECRET, secrets.token_bytes(32))
         with self._locked():
-            if os.fstat(self._file).st_size == 0:
+            self.is_new = os.fstat(self._file).st_size == 0
+            if self.is_new:
                 first = {"record": secrets.token_hex(16), "party": name, "at": now()}
                 self._write(f"{to_json(first, compact=True)}\n".encode())
         self.origin = _origin(self.path, name)

@@ -231,9 +231,7 @@ class PartyApp:
         )
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)
-        book = Book(
-            folder_of(Path(files.file.record.folder or files.file.out), files.name), files.name
-        )
+        book = self._book()
         transports = Transports(files, self.console, ledger, meter, joining, book, opened.work.job)
         stack.callback(transports.close)
         session = Session(
@@ -262,6 +260,20 @@ class PartyApp:
             progress,
             address=files.file.advertise or address,
         )
+
+    def _book(self) -> Book:
+        """Opens the record, and says if it is a new one although this party has run before."""
+        file, name = self.files.file, self.files.name
+        book = Book(folder_of(Path(file.record.folder or file.out), name), name)
+        if book.is_new and any(Path(file.out).glob(f"*/{name}/run.json")):
+            said = (
+                f"{book.folder}: a new record begins, though {file.out} has earlier runs of {name}; "
+                "if there was a record, stop and restore it: peers that have signed it refuse "
+                "another one"
+            )
+            log.warning("%s", said, extra={"event": "advice"})
+            self.console.show("advice", said=said)
+        return book
 
     def _aligning(self, job: Job, at: Aligning) -> Aligning:
         """Adds what this party computes with, who it is, and what it asks of the others."""

@@ -83,9 +83,7 @@ def test_a_page_does_not_compare_on_a_few_rows_that_both_happen_to_have_tested(
     other = alone(tmp_path / "20260101-120001-churn-alone-0001")
     path = other / "bank" / "predictions.parquet"
     table = pyarrow.parquet.read_table(path)
-    pyarrow.parquet.write_table(
-        table.filter(pc.equal(table["split"], "test"))[:29], path
-    )
+    pyarrow.parquet.write_table(table.filter(pc.equal(table["split"], "test"))[:29], path)
     html = page_of(folder)
     assert "Beside bank alone nothing can be said: only 29 of the 100 rows were tested by" in html
     assert "no difference" not in html

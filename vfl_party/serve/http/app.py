@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vfl_common.text import LINE, clean
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http import mlflow, v1, v2
-from vfl_party.serve.http.faults import worded
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.direct import Direct, again
+from vfl_party.serve.http.faults import worded
 from vfl_party.serve.http.refusals import REFUSALS
 from vfl_party.serve.http.served import BUSY
 from vfl_party.serve.http.told import Told
