@@ -267,9 +267,9 @@ class PartyApp:
         book = Book(folder_of(Path(file.record.folder or file.out), name), name)
         if book.is_new and any(Path(file.out).glob(f"*/{name}/run.json")):
             said = (
-                f"{book.folder}: a new record begins, though {file.out} has earlier runs of {name}; "
-                "if there was a record, stop and restore it: peers that have signed it refuse "
-                "another one"
+                f"{book.folder}: a new record begins, though {file.out} has earlier runs of "
+                f"{name}; if there was a record, stop and restore it: peers that have signed it "
+                "refuse another one"
             )
             log.warning("%s", said, extra={"event": "advice"})
             self.console.show("advice", said=said)
