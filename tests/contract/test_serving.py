@@ -70,7 +70,7 @@ def attend(name: str, address: str, *, run_id: str = RUN, digest: str = DIGEST) 
         run_id=run_id,
         digest=digest,
         most_ids=10,
-        answer=lambda ids: embedded(WIDTHS.get(name, 1), ids),
+        answer=lambda ids, _until_s: embedded(WIDTHS.get(name, 1), ids),
         attends=lambda _here: None,
     )
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, PositiveInt
 
 from vfl_common.config.base import Section, parse, spelt
 from vfl_common.config.data import DataSettings
+from vfl_common.config.feature_stores import StoreSettings, TableStore, absolute_store
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
 from vfl_common.config.recipe import Recipe
@@ -113,12 +114,21 @@ class ServeSettings(Section):
     """Active party: how long a request waits for others to be scored with."""
     most_rows: Annotated[int, Field(gt=0, le=100_000)] = 10_000
     """Active party: the most rows of a request."""
-    refresh_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 5.0
+    refresh_s: Annotated[float, Field(ge=0.0, le=86_400.0)] | None = None
     """How often this party looks whether its table has changed, and reads it again if it has. 0:
-    never.
+    never. Default: 5 for files and folders. A database is read whole each time, and by default
+    never again.
     """
+    store: StoreSettings = TableStore()
+    """Where the features of the ids that are asked for come from."""
     answers_a_day: PositiveInt | None = None
     """Passive party: how often a day it answers for one id. Default: no limit."""
+    cache_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 0.0
+    """Passive party: for how long the active party may keep its embeddings, and use them again
+    without asking. It forgets them when this party's table changes. 0: not at all.
+    """
+    cache_mib: Annotated[int, Field(ge=0, le=65_536)] = 64
+    """Active party: how much memory kept embeddings may take; 0 for none."""
 
 
 class PartyFile(Section):
@@ -200,7 +210,9 @@ def load_party(path: Path) -> PartyFile:
     }
     return party.model_copy(
         update={
-            "serve": party.serve.model_copy(update=files),
+            "serve": party.serve.model_copy(
+                update={**files, "store": absolute_store(party.serve.store, base)}
+            ),
             "recipe": absolute(party.recipe),
             "out": absolute(party.out),
             "tls": tls,

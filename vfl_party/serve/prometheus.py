@@ -20,9 +20,12 @@ def families(counts: Counts, ledger: Ledger) -> Iterator[Metric]:
             (str(status),): float(count) for status, count in counts.requests.items()
         }
         within, seconds = dict(counts.within), counts.seconds
+        kept: dict[Labels, float] = {(name,): float(count) for name, count in counts.kept.items()}
     yield counter("vfl_serve_rows_total", "Rows that were answered.", rows, ("state",))
     text = "Rows in which a party took no part, and why."
     yield counter("vfl_serve_rows_without_total", text, without, ("party", "why"))
+    text = "Rows for which a party's embedding was kept, and not asked for."
+    yield counter("vfl_serve_rows_kept_total", text, kept, ("party",))
     yield counter("vfl_serve_requests_total", "HTTP requests.", requests, ("status",))
     total, buckets = 0, list[tuple[str, float]]()
     for end in (*ENDS, float("inf")):

@@ -21,6 +21,7 @@ from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console, log_to
 from vfl_common.rpc.channel import listening, split_address
 from vfl_common.rpc.health import MAX_CHECKS, Health
+from vfl_common.rpc.serving.answered import Keeping
 from vfl_common.rpc.serving.attendance import Attendance
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_party.assembly.files import PartyFiles
@@ -32,6 +33,7 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.quality import read_quality
 from vfl_party.serve.scorer import OnlineScorer, columns_of
 from vfl_party.serve.store import Store, require_served
+from vfl_party.serve.stores.kept import KeptEmbeddings
 from vfl_party.serve.tokens import Tokens
 
 # Of an answer; a message of gRPC has at most four.
@@ -98,12 +100,19 @@ class Serving:
         if file.active is None:
             text = f"party {self.files.name}: set active to the address at which {peer} serves"
             raise InputError(Code.CONFIG_INVALID, text)
+        if self.settings.answers_a_day is not None and self.settings.cache_s:
+            text = "serve: an embedding that the active party keeps is not counted as an answer"
+            ways = "set cache_s = 0, or remove answers_a_day"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
         limit, path = None, Path(file.out) / f"answers-{self.files.name}.sqlite"
         if self.settings.answers_a_day is not None:
             limit = DailyLimit(path, self.settings.answers_a_day)
 
         def attends(here: bool) -> None:
             self.console.emit("attending" if here else "away", peer=peer)
+
+        def keeping() -> Keeping:
+            return Keeping(self.settings.cache_s, self.store.held.features_version)
 
         attendance = Attendance(
             file.active,
@@ -116,7 +125,10 @@ class Serving:
             most_ids=max(self.most_at_once, 1024),
             answer=Answers(self.store, partial(SentBefore, path, self.trained.run_id), limit),
             attends=attends,
+            keeping=keeping,
+            at_once=self.store.at_once,
         )
+        self.store.when_renewed(attendance.renew)
         self.console.emit("ready", name=self.files.name, address=file.active)
         attendance.run()
 
@@ -150,7 +162,7 @@ class Serving:
             stack.callback(service.close)
             scorer = OnlineScorer(
                 self.store,
-                service.ask,
+                KeptEmbeddings(service, settings.cache_mib, self.counts.used_again).ask,
                 settings.party_timeout_ms / 1000,
                 quality,
                 stand_in.kept(self.trained.path),

@@ -21,7 +21,7 @@ from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import Answered, read_answer
+from vfl_common.rpc.serving.answered import Answered, Keeping, read_answer, read_keeping
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
 PHASE, QUESTION, ANSWER = "serve", "question", "answer"
@@ -40,9 +40,11 @@ Absent = Literal["away", "late", "failed"]
 
 @dataclass
 class _Question:
-    """A question to all parties. ``waiting``: those that have not answered yet."""
+    """A question to all parties. ``ids``: {party: those that it is asked for}. ``waiting``: those
+    that have not answered yet.
+    """
 
-    ids: Sequence[str]
+    ids: Mapping[str, Sequence[str]]
     waiting: set[str]
     found: dict[str, Answered | Absent] = field(default_factory=dict)
 
@@ -52,6 +54,7 @@ class _Stream:
     """A party's stream. ``open``: its questions without an answer, by number."""
 
     party: str
+    keeping: Keeping
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     open: dict[int, _Question] = field(default_factory=dict)
 
@@ -106,24 +109,36 @@ class ServingService:
     # -- the asking thread
     # ----------------------------------------------------------------------
 
-    def ask(self, ids: Sequence[str], timeout_s: float) -> Pending:
+    def keeping(self) -> dict[str, Keeping]:
+        """Returns {party that attends: what may be done with its embeddings}."""
+        with self._changed:
+            return {name: stream.keeping for name, stream in self._streams.items()}
+
+    def ask(
+        self,
+        ids: Sequence[str],
+        timeout_s: float,
+        fewer: Mapping[str, Sequence[str]] | None = None,
+    ) -> Pending:
         """Sends a question about ``ids`` to all parties that attend; it does not wait.
 
-        After ``timeout_s`` a party that has not answered is late.
+        After ``timeout_s`` a party that has not answered is late. ``fewer``: {party: the ids that
+        it is asked for, in place of all}; who is asked for none has answered.
         """
-        question = _Question(ids, set())
+        question = _Question({name: (fewer or {}).get(name, ids) for name in self._widths}, set())
         with self._changed:
             self._number += 1
             number = self._number
-            asked = serving_pb2.Question(
-                number=number, ids=ids, left_ms=max(1, int(1000 * timeout_s))
-            )
-            data = serving_pb2.FromActive(question=asked).SerializeToString()
-            for name in self._widths:
+            whole = _question(number, ids, timeout_s)
+            for name, own in question.ids.items():
                 stream = self._streams.get(name)
                 if stream is None or stream.full:
                     question.found[name] = "away" if stream is None else "late"
                     continue
+                if not own:
+                    question.found[name] = Answered(b"")
+                    continue
+                data = whole if own is ids else _question(number, own, timeout_s)
                 stream.open[number] = question
                 question.waiting.add(name)
                 stream.outbox.put(data)
@@ -155,8 +170,7 @@ class ServingService:
             party = caller(context, self._keyring)
             self._take_place(party)
             try:
-                self._check(party, requests)
-                stream = _Stream(party)
+                stream = _Stream(party, self._check(party, requests))
                 # Otherwise the stream has ended already.
                 if context.add_callback(lambda: stream.outbox.put(None)):
                     yield from self._asking(stream, requests)
@@ -180,8 +194,10 @@ class ServingService:
                 raise PeerError(Code.NAME_TAKEN, text, party=party)
             self._held[party] += 1
 
-    def _check(self, party: str, requests: Iterator[bytes]) -> None:
-        """Reads the first message. Raises PeerError if the party does not serve this model."""
+    def _check(self, party: str, requests: Iterator[bytes]) -> Keeping:
+        """Reads the first message, and returns what it allows. Raises PeerError if the party does
+        not serve this model.
+        """
         word = self._read(party, next(requests, b""))
         if not word.HasField("present"):
             text = f"{party} opened a stream without saying which model it serves"
@@ -195,6 +211,7 @@ class ServingService:
             raise PeerError(
                 Code.RECIPE_DIFFERS, f"{text}; give both the same run with --run", party=party
             )
+        return read_keeping(said)
 
     def _asking(self, stream: _Stream, requests: Iterator[bytes]) -> Iterator[bytes]:
         """Sends questions until the stream ends, while another thread reads the answers."""
@@ -259,7 +276,13 @@ class ServingService:
 
     def _heard(self, stream: _Stream, data: bytes) -> None:
         """Takes in an answer; of one that comes late, only the bytes are counted."""
-        party, answer = stream.party, self._read(stream.party, data).answer
+        party, word = stream.party, self._read(stream.party, data)
+        if word.HasField("present"):
+            # Its features have changed.
+            self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
+            stream.keeping = read_keeping(word.present)
+            return
+        answer = word.answer
         self._ledger.add(party, PHASE, ANSWER, "received", len(answer.embeddings), len(data))
         with self._changed:
             question = stream.open.pop(answer.number, None)
@@ -274,7 +297,7 @@ class ServingService:
                 error = from_failure(answer.failure, sender=party, me=self._keyring.name)
                 log.warning("%s", error, extra={"event": "unanswered", "peer": party})
             else:
-                found = read_answer(answer, question.ids, self._widths[party], party)
+                found = read_answer(answer, question.ids[party], self._widths[party], party)
         finally:
             with self._changed:
                 if party in question.waiting:
@@ -289,6 +312,11 @@ class ServingService:
         except DecodeError:
             text = f"{party} sent bytes that are no message of serving"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
+
+
+def _question(number: int, ids: Sequence[str], timeout_s: float) -> bytes:
+    asked = serving_pb2.Question(number=number, ids=ids, left_ms=max(1, int(1000 * timeout_s)))
+    return serving_pb2.FromActive(question=asked).SerializeToString()
 
 
 class Pending:
