@@ -110,15 +110,25 @@ def write_tables(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def trained(folder: Path) -> Iterator[Served]:
-    """Trains in this process, and yields the parties, which are not started yet."""
-    data = write_tables(folder)
+def trained(
+    folder: Path, data: dict[str, dict[str, Any]] | None = None, *, measured: bool = True
+) -> Iterator[Served]:
+    """Trains in this process, and yields the parties, which are not started yet.
+
+    ``data``: their [data]; by default those of ``write_tables``. ``measured``: with a student, and
+    with the quality of all sets of parties.
+    """
+    data = write_tables(folder) if data is None else data
     recipe = cases.recipe(3, task={"kind": "binary"})
-    recipe["phases"].append({"kind": "student", "epochs": 2})
-    recipe["phases"].append({"kind": "evaluate", "subsets": True, "resamples": 2})
+    if measured:
+        recipe["phases"].append({"kind": "student", "epochs": 2})
+        recipe["phases"].append({"kind": "evaluate", "subsets": True, "resamples": 2})
     with Federation(folder / "f", recipe, data) as federation:
         given = {
-            name: vfl.Data(table["source"], id=table["id"], label=table.get("label"))
+            name: vfl.Data(
+                table["source"],
+                settings={key: value for key, value in table.items() if key != "source"},
+            )
             for name, table in data.items()
         }
         run = vfl.simulate(

@@ -17,7 +17,7 @@ from vfl_party.data.choice import choose
 from vfl_party.data.sources.databases.alchemy import engine_of, failed, texts_of
 from vfl_party.data.sources.databases.query import missing_package, query_of
 from vfl_party.serve.stores.pool import Pool
-from vfl_party.serve.stores.queries import most_rows, named_keys, with_ids
+from vfl_party.serve.stores.queries import most_rows, named_keys, too_many, with_ids
 from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ class AlchemyRows:
             text = "data.query gives no rows; write one SELECT"
             raise checks.unusable(source, text) from None
         if len(rows) > most:
-            text = f"data.query gives more than {most:,} rows for {len(ids):,} ids"
-            raise checks.unusable(source, f"{text}; correct its condition with :ids")
+            raise too_many(source, len(ids), most)
         chosen = choose(source, names, self.settings, False)
         wanted = list(dict.fromkeys([*chosen.id, *chosen.features]))
         cells = {name: texts_of(source, name, names.index(name), rows) for name in wanted}

@@ -156,8 +156,8 @@ class ByIds:
             if each is not None:
                 places.setdefault(each, []).append(at)
         if not asked.issuperset(places):
-            text = "gives rows of ids that were not asked for; correct its condition with :ids"
-            raise checks.unusable(self.name, text)
+            text = "it gives rows of ids that were not asked for"
+            raise checks.unusable(self.name, f"{text}; correct the condition of serve.store.query")
         several = [each for each, at in places.items() if len(at) > 1]
         if settings.duplicates != "first":
             for each in several:

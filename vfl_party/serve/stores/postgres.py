@@ -23,7 +23,7 @@ from vfl_party.data.sources.databases.postgres import (
 )
 from vfl_party.data.sources.databases.query import missing_package, query_of
 from vfl_party.serve.stores.pool import Pool
-from vfl_party.serve.stores.queries import most_rows, named_keys, with_ids
+from vfl_party.serve.stores.queries import most_rows, named_keys, too_many, with_ids
 from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError
 
 # A query whose answer nobody waits for any more.
@@ -124,8 +124,7 @@ class PostgresRows:
         except adbc_driver_manager.Error as error:
             raise self._failed(error) from None
         if found.num_rows > most:
-            text = f"data.query gives more than {most:,} rows for {len(ids):,} ids"
-            raise checks.unusable(source, f"{text}; correct its condition with :ids")
+            raise too_many(source, len(ids), most)
         for name in found.column_names:
             for chunk in found[name].chunks:
                 require_dates(source, name, chunk)

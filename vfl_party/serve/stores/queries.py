@@ -29,6 +29,13 @@ def most_rows(ids: int) -> int:
     return _ROWS_OF_ONE * ids + _MORE_ROWS
 
 
+def too_many(source: str, ids: int, most: int) -> InputError:
+    """Returns the error for a query that gives more rows than it may."""
+    asked = "one id" if ids == 1 else f"{ids:,} ids"
+    text = f"data.query gives more than {most:,} rows for {asked}"
+    return checks.unusable(source, f"{text}; correct its condition with :ids")
+
+
 @contextlib.contextmanager
 def named_keys() -> Iterator[None]:
     """Names the keys of ``serve.store`` in sentences about the query."""

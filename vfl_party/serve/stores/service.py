@@ -171,8 +171,7 @@ class ServiceRows:
         filled = [key for key in _LISTS if value.get(key)]
         cells = value[filled[0]] if len(filled) == 1 else None
         if not isinstance(cells, list) or len(cells) != n:
-            found = len(cells) if isinstance(cells, list) else "none"
-            text = f"feature {name!r} has {found} values for {n:,} ids"
+            text = f"feature {name!r} does not have one list of one value for each id"
             raise checks.unusable(self._store.url, f"{text}; ask who runs the service")
         number = self._numeric.get(name)
         try:
