@@ -75,6 +75,8 @@ def serving(service: FeatureService, tls: ssl.SSLContext | None = None) -> Itera
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # Headers and body in one packet.
+        wbufsize = -1
 
         def do_POST(self) -> None:
             assert self.headers["content-type"] == "application/json"
@@ -96,7 +98,7 @@ def serving(service: FeatureService, tls: ssl.SSLContext | None = None) -> Itera
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        server.handle_error = lambda *_: None  # type: ignore[method-assign, assignment]
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
         scheme = "http" if tls is None else "https"

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,11 @@ from vfl_common.config.base import parse
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import load_entries
+from vfl_common.rpc.serving.answered import EMBEDDED, Answered
 from vfl_party.assembly.files import read_files
 from vfl_party.predict.prediction import load_joint
+from vfl_party.serve.quality import Quality
+from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import Store
 from vfl_party.serve.stores.seam import UNFIT_ROW, UNKNOWN_ROW
 
@@ -131,12 +135,18 @@ OPENED: list[Store] = []
 
 
 def opened(
-    served: Served, store: dict[str, Any] | None = None, said: list[str] | None = None, **data: Any
+    served: Served,
+    store: dict[str, Any] | None = None,
+    said: list[str] | None = None,
+    name: str = "p1",
+    **data: Any,
 ) -> Store:
-    """Opens p1's store in this process; ``data``: other keys of [data], ``refresh_s`` of serve."""
+    """Opens a party's store in this process; ``data``: other keys of [data], ``refresh_s`` of
+    serve.
+    """
     more = {key: data.pop(key) for key in ("refresh_s",) if key in data}
-    trained_ = load_joint(served.run.folder, "p1")
-    files = read_files(served.federation.write_party("p1"), recipe=trained_.recipe)
+    trained_ = load_joint(served.run.folder, name)
+    files = read_files(served.federation.write_party(name), recipe=trained_.recipe)
     serve = parse(ServeSettings, {**more, **({"store": store} if store else {})}, "serve")
     assert files.file.data is not None
     own = files.file.data.model_copy(update=data)
@@ -264,6 +274,11 @@ def test_ids_have_the_type_that_the_query_compares(served: Served, server: Postg
     query = select("WHERE id::text = ANY(:ids)", "named")
     store = opened(served, {**settings, "query": query.replace("SELECT id", "SELECT id::text")})
     assert embedded(store, [one, "x"])[0] == [0, UNKNOWN_ROW]
+    # An id of several columns is one text.
+    both = select("WHERE concat_ws(chr(31), id, 'north') = ANY(:ids)")
+    both = both.replace("SELECT", "SELECT 'north' AS branch,")
+    store = opened(served, {**settings, "query": both}, id=("id", "branch"))
+    assert embedded(store, ["K-1\x1fsouth", "K-1\x1fnorth", "K-1"])[0] == [-1, 0, -1]
     # A cast that fails: only of the id that is none.
     query = select("WHERE id = ANY(:ids::text[]::bigint[])", "numbered")
     said: list[str] = []
@@ -277,6 +292,7 @@ WRONG_QUERIES = {
     "no table": "SELECT * FROM nobody WHERE id = ANY(:ids)",
     "no ids": select(""),
     "a cast is none": select("WHERE id = 'x'::ids"),
+    "no ids but in a comment": select("-- :ids"),
     "no column": "SELECT id, amount, town, since FROM people WHERE id = ANY(:ids)",
     "no id": "SELECT amount, age, town, since FROM people WHERE id = ANY(:ids)",
     "two of a name": select("WHERE id = ANY(:ids)").replace(" FROM", ", age FROM"),
@@ -505,13 +521,51 @@ def test_a_service_is_known_by_its_certificate(served: Served, tmp_path: Path) -
         {"kind": "other"},
         {"kind": "service", "url": "ftp://host/x"},
         {"kind": "service", "url": "https://user:geheim@host/x"},
-        {"kind": "table", "query": "SELECT 1"},
+        {"kind": "service", "url": "https://host/x", "query": "SELECT 1"},
     ],
 )
 def test_what_is_no_store_is_refused(served: Served, store: dict[str, Any]) -> None:
     with raises(InputError, Code.CONFIG_INVALID, Code.FILE_INVALID) as caught:
         opened(served, store)
     assert "geheim" not in str(caught.value)
+
+
+def test_the_active_partys_own_features_may_be_asked_for(served: Served, tmp_path: Path) -> None:
+    """Without them in time a row has no score, and no request fails."""
+    path, frame = tmp_path / "own.db", pd.read_csv(served.federation.data["p0"]["source"])
+    with sqlite3.connect(path) as file:
+        frame.to_sql("people", file, index=False)
+    query = "SELECT id, xp0 FROM people WHERE id IN :ids"
+    settings = {"kind": "database", "source": f"sqlite:///{path}", "query": query}
+    store, others = opened(served, settings, name="p0"), {}
+    for name in ("p1", "p2"):
+        others[name] = opened(served, name=name)
+
+    def answer(name: str, ids: Sequence[str]) -> Answered:
+        z = embedded(others[name], ids)[1]
+        return Answered(bytes([EMBEDDED] * len(ids)), z.numpy().astype("<f4").tobytes())
+
+    def ask(ids: Sequence[str], timeout_s: float) -> Any:
+        _ = timeout_s
+        return SimpleNamespace(wait=lambda: {name: answer(name, ids) for name in others})
+
+    found = served.run.predict()
+    want = dict(zip(found["id"], found["score_1"], strict=True))
+    scorer = OnlineScorer(store, ask, 20.0, Quality(), {})
+    assert scorer.score(IDS).columns["score_1"].tolist() == [want[each] for each in IDS]
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE people SET xp0 = 'much' WHERE id = 'K-2'")
+    scores = scorer.score(["K-1", "K-2", *IDS[3:5]])
+    assert scores.state == ["scored", "failed", "scored", "scored"]
+    assert (scores.part(1).missing, scores.part(1).parties) == ({"p0": "failed"}, ("p1", "p2"))
+    assert scores.columns["score_1"][[0, 2]].tolist() == [want["K-1"], want["K-3"]]
+    with sqlite3.connect(path) as file:
+        file.execute("DROP TABLE people")
+    scores = scorer.score(IDS[:2])
+    assert scores.state == ["failed", "failed"]
+    late = OnlineScorer(store, ask, 0.0, Quality(), {}).score(IDS[:2])
+    assert late.state == ["failed", "failed"]
+    assert late.part(0).missing == {"p0": "late"}
 
 
 # --- tables in memory
@@ -605,7 +659,10 @@ def bytes_to(served: Served, party: str) -> int:
 
 @needs_server
 def test_programs_ask_a_database_and_keep_what_they_may(served: Served, server: Postgres) -> None:
-    """The numbers are those of a prediction from tables, and fewer bytes leave."""
+    """The numbers are those of a prediction from tables, and fewer bytes leave.
+
+    It takes as long as its three programs need to start.
+    """
     found = served.run.predict()
     want = dict(zip(found["id"], found["score_1"], strict=True))
     slow = "CASE WHEN id = 'K-9' THEN pg_sleep(60)::text ELSE '' END"
@@ -658,7 +715,6 @@ def test_programs_ask_a_database_and_keep_what_they_may(served: Served, server: 
     assert 0 < bytes_to(served, "p2") < 0.5 * bytes_to(served, "p1")
 
 
-def test_an_answer_that_is_counted_may_not_be_kept(served: Served) -> None:
-    program = served.start("p1", cache_s=5.0, answers_a_day=3)
-    assert program.wait(60.0) == 2
-    assert "cache_s" in program.stderr
+def test_an_answer_that_is_counted_may_not_be_kept() -> None:
+    with raises(InputError, Code.CONFIG_INVALID):
+        parse(ServeSettings, {"cache_s": 5.0, "answers_a_day": 3}, "shop.toml: serve")

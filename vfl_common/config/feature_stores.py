@@ -15,15 +15,6 @@ from vfl_common.passwords import shown
 Connections = Annotated[int, Field(gt=0, le=64)]
 
 
-class TableStore(Section):
-    """The party's table, in memory."""
-
-    kind: Literal["table"] = "table"
-    """The rows of ``[data]`` are read whole when the program starts, and again every
-    ``serve.refresh_s``.
-    """
-
-
 class DatabaseStore(Section):
     """A database, which is asked for the rows of each question."""
 
@@ -68,12 +59,10 @@ class ServiceStore(Section):
     """How many connections are open at most; as many questions are answered at the same time."""
 
 
-StoreSettings = Annotated[TableStore | DatabaseStore | ServiceStore, Field(discriminator="kind")]
+StoreSettings = Annotated[DatabaseStore | ServiceStore, Field(discriminator="kind")]
 
 
-def absolute_store(
-    store: TableStore | DatabaseStore | ServiceStore, base: Path
-) -> TableStore | DatabaseStore | ServiceStore:
+def absolute_store(store: DatabaseStore | ServiceStore, base: Path) -> DatabaseStore | ServiceStore:
     """Returns the same settings, with relative paths taken from ``base``."""
     update: dict[str, str] = {}
     if isinstance(store, DatabaseStore) and store.source is not None:

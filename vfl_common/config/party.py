@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
 from vfl_common.config.base import Section, parse, spelt
 from vfl_common.config.data import DataSettings
-from vfl_common.config.feature_stores import StoreSettings, TableStore, absolute_store
+from vfl_common.config.feature_stores import StoreSettings, absolute_store
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
 from vfl_common.config.recipe import Recipe
@@ -119,8 +119,8 @@ class ServeSettings(Section):
     never. Default: 5 for files and folders. A database is read whole each time, and by default
     never again.
     """
-    store: StoreSettings = TableStore()
-    """Where the features of the ids that are asked for come from."""
+    store: StoreSettings | None = None
+    """What is asked for the features of ids. Default: the table of ``[data]``, in memory."""
     answers_a_day: PositiveInt | None = None
     """Passive party: how often a day it answers for one id. Default: no limit."""
     cache_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 0.0
@@ -129,6 +129,13 @@ class ServeSettings(Section):
     """
     cache_mib: Annotated[int, Field(ge=0, le=65_536)] = 64
     """Active party: how much memory kept embeddings may take; 0 for none."""
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.answers_a_day is not None and self.cache_s:
+            raise ValueError(
+                "an embedding that the active party keeps is not counted as an answer; set "
+                "cache_s = 0, or remove answers_a_day"
+            )
 
 
 class PartyFile(Section):
@@ -208,11 +215,10 @@ def load_party(path: Path) -> PartyFile:
         for key in ("tokens", "certificate", "key")
         if (path := getattr(party.serve, key)) is not None
     }
+    store = absolute_store(party.serve.store, base) if party.serve.store is not None else None
     return party.model_copy(
         update={
-            "serve": party.serve.model_copy(
-                update={**files, "store": absolute_store(party.serve.store, base)}
-            ),
+            "serve": party.serve.model_copy(update={**files, "store": store}),
             "recipe": absolute(party.recipe),
             "out": absolute(party.out),
             "tls": tls,

@@ -100,10 +100,6 @@ class Serving:
         if file.active is None:
             text = f"party {self.files.name}: set active to the address at which {peer} serves"
             raise InputError(Code.CONFIG_INVALID, text)
-        if self.settings.answers_a_day is not None and self.settings.cache_s:
-            text = "serve: an embedding that the active party keeps is not counted as an answer"
-            ways = "set cache_s = 0, or remove answers_a_day"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
         limit, path = None, Path(file.out) / f"answers-{self.files.name}.sqlite"
         if self.settings.answers_a_day is not None:
             limit = DailyLimit(path, self.settings.answers_a_day)

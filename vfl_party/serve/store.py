@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from vfl_common.config.data import DataSettings, is_path, shown
-from vfl_common.config.feature_stores import TableStore
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.text import listed, shortened
 from vfl_party.assembly.files import PartyFiles
@@ -222,7 +221,7 @@ class Store:
         self._ended = threading.Event()
         self._renewed: list[Callable[[], None]] = []
         self._told = self._fingerprint = ""
-        if isinstance(store, TableStore):
+        if store is None:
             self._settings = prediction_data(files.file.data, source, trained.state, query)
             # As it was read, and as it was seen last.
             self._looked = self._seen = _look(self._settings)
@@ -241,7 +240,7 @@ class Store:
     def at_once(self) -> int:
         """How many questions may be looked up at the same time."""
         store = self._files.file.serve.store
-        return 1 if isinstance(store, TableStore) else store.connections
+        return 1 if store is None else store.connections
 
     def watch(self) -> None:
         """Looks for changes of the table from now on, in a thread of its own."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings, shown
 from vfl_party.data import checks
 from vfl_party.data.choice import choose
-from vfl_party.data.sources.databases.alchemy import engine_of, failed, texts_of
+from vfl_party.data.sources.databases.alchemy import connected, engine_of, failed, texts_of
 from vfl_party.data.sources.databases.query import missing_package, query_of
 from vfl_party.serve.stores.pool import Pool
 from vfl_party.serve.stores.queries import most_rows, named_keys, too_many, with_ids
@@ -60,12 +60,7 @@ class AlchemyRows:
         self._pool.close()
 
     def _open(self) -> Connection:
-        from sqlalchemy.exc import DBAPIError
-
-        try:
-            return self._engine.connect()
-        except DBAPIError as error:
-            raise failed(self.settings.source, error, 0) from None
+        return connected(self._engine, self.settings.source)
 
     def _fetched(self, connection: Connection, ids: Sequence[str]) -> pa.Table:
         from sqlalchemy.exc import DBAPIError, ResourceClosedError

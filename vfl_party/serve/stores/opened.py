@@ -66,7 +66,7 @@ def settings_of(
     preprocessor = _preprocessor(state)
     if preprocessor.image_shape is not None or data.view is not None or data.parts:
         text = "serve.store gives rows of columns, and this model was trained on other data"
-        raise InputError(Code.CONFIG_INVALID, f'party {files.name}: {text}; take kind = "table"')
+        raise InputError(Code.CONFIG_INVALID, f"party {files.name}: {text}; remove serve.store")
     if isinstance(store, ServiceStore):
         if len(data.id) > 1:
             text = "a feature service knows an id of one column"

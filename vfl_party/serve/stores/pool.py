@@ -46,8 +46,11 @@ class Pool(Generic[C]):
         Raises TimeoutError at ``until_s`` (monotonic), whatever the other end does: a thread of its
         own waits for it. Raises what ``opened`` and ``work`` raise.
         """
+        left_s = until_s - time.monotonic()
         try:
-            kept = self._free.get(timeout=max(0.0, until_s - time.monotonic()))
+            if left_s <= 0.0:
+                raise TimeoutError
+            kept = self._free.get(timeout=left_s)
         except queue.Empty:
             raise TimeoutError from None
         answer: Future[T] = Future()

@@ -32,6 +32,13 @@ _BEGIN = (
     "SET default_transaction_read_only = on",
     f"SET statement_timeout = {_LONGEST_MS}",
 )
+# So that a server that is gone without a word holds no connection for long.
+_ALIVE = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": _LONGEST_MS,
+}
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
 # The server's: what was asked for is no value of its type; the statement was ended.
 _NO_VALUE, _ENDED = "22", "57014"
@@ -80,7 +87,7 @@ class PostgresRows:
         except ImportError:
             raise missing_package(self.settings.source, "adbc-driver-postgresql") from None
         try:
-            connection = dbapi.connect(with_timeout(self.settings.source), autocommit=True)
+            connection = dbapi.connect(_alive(self.settings.source), autocommit=True)
             with connection.cursor() as cursor:
                 for each in _BEGIN:
                     cursor.execute(each)
@@ -100,7 +107,8 @@ class PostgresRows:
         except adbc_driver_manager.Error as error:
             raise refused_query(settings.source, error) from None
         chosen = choose(source, list(schema.names), settings, False)
-        kind = given.field(0).type
+        # The mark may stand in a comment.
+        kind = given.field(0).type if len(given) else pa.null()
         inner = kind.value_type if pa.types.is_list(kind) else None
         if inner is None or not (pa.types.is_integer(inner) or pa.types.is_string(inner)):
             text = "must compare :ids with text or whole numbers"
@@ -139,6 +147,13 @@ class PostgresRows:
             return UnfitError(said.code, str(said))
         lost = not code or code.startswith(("08", "57"))
         return BrokenError(said.code, str(said)) if lost else said
+
+
+def _alive(source: str) -> str:
+    """Returns the URL with what it does not say itself about a server that does not answer."""
+    url = with_timeout(source)
+    more = [f"{key}={value}" for key, value in _ALIVE.items() if f"{key}=" not in url]
+    return "&".join([url, *more]) if "?" in url else f"{url}?{'&'.join(more)}"
 
 
 def _values(ids: Sequence[str], kind: pa.DataType) -> list[Any]:

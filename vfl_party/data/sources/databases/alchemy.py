@@ -54,12 +54,7 @@ def open_alchemy(settings: DataSettings) -> Stream:
         raise missing_package(settings.source, "sqlalchemy") from None
     source, query = shown(settings.source), query_of(settings)
     engine = engine_of(settings.source)
-    try:
-        connection = engine.connect()
-    except sqlalchemy.exc.DBAPIError as error:
-        what = f"cannot be opened ({words(str(error.orig), settings.source, quoted=False)})"
-        advice = f"correct data.source, or start the server{encoding_hint(settings.source)}"
-        raise checks.unreadable(source, f"{what}; {advice}") from None
+    connection = connected(engine, settings.source)
     reading = _Reading(settings, query, connection, Passes(source))
     weakref.finalize(reading, _close, connection, engine)
     begin = _BEGIN.get(engine.dialect.name)
@@ -75,6 +70,18 @@ def open_alchemy(settings: DataSettings) -> Stream:
             source, f"column {place} of data.query has no name; give it one with AS"
         )
     return Stream(source, reading.names, True, reading.blocks, ordered=False)
+
+
+def connected(engine: Engine, source: str) -> Connection:
+    """Opens a connection. Raises InputError."""
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        return engine.connect()
+    except DBAPIError as error:
+        what = f"cannot be opened ({words(str(error.orig), source, quoted=False)})"
+        advice = f"correct data.source, or start the server{encoding_hint(source)}"
+        raise checks.unreadable(shown(source), f"{what}; {advice}") from None
 
 
 @dataclass(eq=False)
