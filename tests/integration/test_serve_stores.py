@@ -448,6 +448,19 @@ def test_what_is_no_answer_of_a_service_is_refused(served: Served, what: str) ->
         assert embedded(store, ["K-1"])[0] == [0]
 
 
+def test_a_service_may_refuse_a_question_about_nobody(served: Served) -> None:
+    with serving(service()) as found:
+        found.status = 400
+        store = opened(served, {"kind": "service", "url": found.url})
+        with raises(InputError, Code.FILE_INVALID):
+            store.held.look_up(["K-1"], soon())
+        found.status = 200
+        assert embedded(store, ["K-1"])[0] == [0]
+        found.status = 401
+        with raises(InputError, Code.FILE_INVALID):
+            opened(served, {"kind": "service", "url": found.url})
+
+
 def test_values_of_a_service_that_are_none_are_unfit(served: Served) -> None:
     with serving(service()) as found:
         store = opened(served, {"kind": "service", "url": found.url})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,8 @@ from vfl_party.serve.stores.seam import (
 
 # Sentences in the life of a program.
 _MOST_SAID = 100
+
+_ROW = re.compile(r" in row 1\b( below the header)?")
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +190,9 @@ class ByIds:
 
     def _unfit(self, ids: Sequence[str], error: UnfitError) -> _Part:
         if error.row == UNFIT_ROW:
-            self._say(f"{error}; such rows are not scored, and this is said once")
+            # It is the only row of what was asked for.
+            text = _ROW.sub("", str(error))
+            self._say(f"{text}; such rows are not scored, and this is said once")
         return _Part(ids, row=error.row)
 
     def _note(self, table: Table) -> None:

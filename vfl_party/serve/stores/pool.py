@@ -8,12 +8,26 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from vfl_party.serve.stores.seam import BrokenError
+from vfl_party.serve.stores.seam import BrokenError, UnfitError
+
+# Between two interrupts.
+_PAUSES_S = (0.05, 0.2, 1.0)
 
 C = TypeVar("C")
 T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Use(Generic[C]):
+    """The use of a place: its connection, if it is open. ``over``: set when it ends."""
+
+    connection: C | None
+    until_s: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    over: threading.Event = field(default_factory=threading.Event)
 
 
 class Pool(Generic[C]):
@@ -54,16 +68,16 @@ class Pool(Generic[C]):
         except queue.Empty:
             raise TimeoutError from None
         answer: Future[T] = Future()
-        using: list[C] = []
+        use: _Use[C] = _Use(kept, until_s)
         threading.Thread(
-            target=self._use, args=(kept, work, answer, using), name="lookup", daemon=True
+            target=self._work, args=(use, work, answer), name="lookup", daemon=True
         ).start()
         try:
             return answer.result(max(0.0, until_s - time.monotonic()))
         except TimeoutError:
             if not answer.done():
                 # The other end may not even answer this.
-                threading.Thread(target=self._stop, args=(using,), daemon=True).start()
+                threading.Thread(target=self._stop, args=(use,), daemon=True).start()
             raise TimeoutError from None
 
     def close(self) -> None:
@@ -73,43 +87,56 @@ class Pool(Generic[C]):
             while True:
                 self._end(self._free.get_nowait())
 
-    def _use(
-        self, kept: C | None, work: Callable[[C], T], answer: Future[T], using: list[C]
-    ) -> None:
-        left: C | None = None
+    def _work(self, use: _Use[C], work: Callable[[C], T], answer: Future[T]) -> None:
         try:
-            found, left = self._worked(kept, work, using)
+            answer.set_result(self._worked(use, work))
         except BaseException as error:  # noqa: BLE001 - whoever waits hears of it
             answer.set_exception(error)
-        else:
-            answer.set_result(found)
         finally:
-            using.clear()
+            use.over.set()
+            # It is interrupted no more.
+            with use.lock:
+                left, use.connection = use.connection, None
             if self._closed.is_set():
                 self._end(left)
                 left = None
             self._free.put(left)
 
-    def _worked(self, kept: C | None, work: Callable[[C], T], using: list[C]) -> tuple[T, C]:
-        if kept is not None:
-            with contextlib.suppress(BrokenError):
-                return self._on(kept, work, using), kept
-            # The other end may have closed it while nobody used it.
-        new = self._opened()
-        return self._on(new, work, using), new
+    def _worked(self, use: _Use[C], work: Callable[[C], T]) -> T:
+        if use.connection is not None:
+            try:
+                return self._on(use, work)
+            except BrokenError:
+                # The other end may have closed it while nobody used it.
+                if time.monotonic() >= use.until_s:
+                    raise
+        use.connection = self._opened()
+        # Nobody waits any more; the next one has a connection.
+        if time.monotonic() >= use.until_s:
+            raise TimeoutError
+        return self._on(use, work)
 
-    def _on(self, connection: C, work: Callable[[C], T], using: list[C]) -> T:
-        using[:] = [connection]
+    def _on(self, use: _Use[C], work: Callable[[C], T]) -> T:
+        assert use.connection is not None  # noqa: S101 - opened before
         try:
-            return work(connection)
+            return work(use.connection)
+        except UnfitError:
+            # It is fit for other ids.
+            raise
         except BaseException:
-            self._end(connection)
+            with use.lock:
+                broken, use.connection = use.connection, None
+            self._end(broken)
             raise
 
-    def _stop(self, using: list[C]) -> None:
-        with contextlib.suppress(Exception):
-            for each in list(using):
-                self._interrupt(each)
+    def _stop(self, use: _Use[C]) -> None:
+        """Interrupts the work, and again if it had not begun then."""
+        for pause_s in _PAUSES_S:
+            with use.lock, contextlib.suppress(Exception):
+                if use.connection is not None:
+                    self._interrupt(use.connection)
+            if use.over.wait(pause_s):
+                return
 
     def _end(self, connection: C | None) -> None:
         with contextlib.suppress(Exception):

@@ -33,6 +33,10 @@ from vfl_party.serve.stores.seam import UNKNOWN_ROW, Batch, BrokenError, UnfitEr
 # Of a service: nothing is wrong; an id is unknown.
 _OK, _NOT_FOUND = 0, 5
 _CONNECT_S, _CHECK_S = 5.0, 10.0
+# For one packet, if nobody interrupts.
+_LONGEST_S = 60.0
+# Of HTTP, also for a question about nobody: this is no such service, or not for this party.
+_NO_SERVICE = (401, 403, 404, 405)
 # Of an answer: what is allowed for each cell, and beside the cells.
 _CELL_BYTES, _MORE_BYTES = 1 << 10, 1 << 20
 _BLOCK = 1 << 16
@@ -72,10 +76,13 @@ class ServiceRows:
     def check(self) -> None:
         """Asks for no ids: whatever the service says of that, it is there. Raises InputError."""
         try:
-            self._pool.run(lambda each: self._answer(each, []), time.monotonic() + _CHECK_S)
+            until_s = time.monotonic() + _CHECK_S
+            status, _ = self._pool.run(lambda each: self._post(each, []), until_s)
         except TimeoutError:
             text = f"does not answer within {_CHECK_S:g} s; correct serve.store.url, or start it"
             raise checks.unreadable(self._store.url, text) from None
+        if status in _NO_SERVICE:
+            raise self._refused(status)
 
     def rows(self, ids: Sequence[str], until_s: float) -> Batch:
         """See ``seam.Source``."""
@@ -106,13 +113,25 @@ class ServiceRows:
         try:
             line.connect()
         except (OSError, UnicodeError) as error:
+            line.close()
             text = f"cannot be reached ({clean(str(error), _MOST_WORDS)})"
             advice = "correct serve.store.url or serve.store.ca, or start it"
             raise checks.unreadable(self._store.url, f"{text}; {advice}") from None
+        line.sock.settimeout(_LONGEST_S)
         return line
 
-    def _answer(self, line: http.client.HTTPConnection, ids: Sequence[str]) -> dict[str, Any]:
-        """Asks once. Raises InputError for what is no answer."""
+    def _refused(self, status: int) -> InputError:
+        text = f"the service answers with HTTP status {status}"
+        return checks.unreadable(
+            self._store.url, f"{text}; correct serve.store, or ask who runs it"
+        )
+
+    def _post(
+        self, line: http.client.HTTPConnection, ids: Sequence[str]
+    ) -> tuple[int, bytes | None]:
+        """Asks once. Returns the status and the answer, None if it is too long. Raises
+        BrokenError.
+        """
         url = urlsplit(self._store.url)
         param = {"query_datas": list(ids), "query_context": self._store.context}
         asked = {**self._about, "feature_fields": self._fields(), "param": param}
@@ -120,16 +139,21 @@ class ServiceRows:
         try:
             line.request("POST", url.path or "/", json.dumps(asked).encode(), headers)
             answer = line.getresponse()
-            data = _body(answer, self._most_bytes(len(ids)))
+            return answer.status, _body(answer, self._most_bytes(len(ids)))
+        except TimeoutError:
+            raise
         except (OSError, http.client.HTTPException) as error:
             text = f"the connection broke ({type(error).__name__}); ask who runs the service"
             raise BrokenError(Code.FILE_INVALID, f"{self._store.url}: {text}") from None
+
+    def _answer(self, line: http.client.HTTPConnection, ids: Sequence[str]) -> dict[str, Any]:
+        """Asks once. Raises InputError for what is no answer."""
+        status, data = self._post(line, ids)
+        if status != http.client.OK:
+            raise self._refused(status)
         if data is None:
             text = "the service answers with more bytes than its features can have"
             raise checks.unusable(self._store.url, f"{text}; ask who runs it")
-        if answer.status != http.client.OK:
-            text = f"the service answers with HTTP status {answer.status}"
-            raise checks.unreadable(self._store.url, f"{text}; correct serve.store.url, or ask")
         try:
             found = json.loads(data)
         except (ValueError, RecursionError):

@@ -12,7 +12,7 @@ import pytest
 from tests.harness.waiting import wait_until
 from vfl_common.errors import Code, InputError
 from vfl_party.serve.stores.pool import Pool
-from vfl_party.serve.stores.seam import BrokenError
+from vfl_party.serve.stores.seam import BrokenError, UnfitError
 
 
 class Line:
@@ -93,6 +93,33 @@ def test_one_that_is_new_and_breaks_is_told() -> None:
     assert lines.run(used, soon()) == 1
 
 
+def test_one_is_kept_that_is_fit_for_other_ids() -> None:
+    lines = pool()
+
+    def unfit(_line: Line) -> int:
+        raise UnfitError(Code.DATA_INVALID, "not these")
+
+    assert lines.run(used, soon()) == 1
+    with pytest.raises(UnfitError):
+        lines.run(unfit, soon())
+    assert lines.run(used, soon()) == 2
+
+
+def test_what_was_interrupted_is_not_done_again() -> None:
+    lines, done = pool(1), list[int]()
+    assert lines.run(used, soon()) == 1
+
+    def breaks(line: Line) -> bool:
+        done.append(used(line))
+        line.ended.wait(20.0)
+        raise BrokenError(Code.FILE_INVALID, "gone")
+
+    with pytest.raises(TimeoutError):
+        lines.run(breaks, time.monotonic() + 0.05)
+    assert lines.run(used, soon()) == 1
+    assert done == [2]
+
+
 def test_work_that_takes_too_long_is_interrupted_and_waited_for_no_more() -> None:
     lines = pool(1)
 
@@ -105,6 +132,36 @@ def test_work_that_takes_too_long_is_interrupted_and_waited_for_no_more() -> Non
     assert time.monotonic() - began_s < 5.0
     # Its place is free again.
     assert lines.run(used, soon()) == 1
+
+
+def test_work_that_would_begin_too_late_is_not_begun() -> None:
+    """As when a connection takes long to open."""
+    over = threading.Event()
+
+    def opened() -> Line:
+        over.wait(20.0)
+        return Line()
+
+    lines, begun = Pool(opened, lambda each: each.close(), 1), list[Line]()
+    with pytest.raises(TimeoutError):
+        lines.run(begun.append, time.monotonic() + 0.02)
+    over.set()
+    assert lines.run(used, soon()) == 1
+    assert not begun
+
+
+def test_work_that_is_interrupted_before_it_begins_is_interrupted_again() -> None:
+    lines, times = pool(1), list[float]()
+    lines._interrupt = lambda each: times.append(0.0) or (len(times) > 1 and each.ended.set())
+
+    def waits(line: Line) -> bool:
+        return line.ended.wait(20.0)
+
+    with pytest.raises(TimeoutError):
+        lines.run(waits, time.monotonic() + 0.02)
+    began_s = time.monotonic()
+    assert lines.run(used, soon()) == 1
+    assert time.monotonic() - began_s < 10.0
 
 
 def test_who_gets_no_place_in_time_is_late() -> None:
