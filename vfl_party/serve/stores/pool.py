@@ -97,10 +97,9 @@ class Pool(Generic[C]):
             # It is interrupted no more.
             with use.lock:
                 left, use.connection = use.connection, None
-            if self._closed.is_set():
-                self._end(left)
-                left = None
             self._free.put(left)
+            if self._closed.is_set():
+                self.close()
 
     def _worked(self, use: _Use[C], work: Callable[[C], T]) -> T:
         if use.connection is not None:

@@ -151,8 +151,14 @@ def test_work_that_would_begin_too_late_is_not_begun() -> None:
 
 
 def test_work_that_is_interrupted_before_it_begins_is_interrupted_again() -> None:
-    lines, times = pool(1), list[float]()
-    lines._interrupt = lambda each: times.append(0.0) or (len(times) > 1 and each.ended.set())
+    times: list[Line] = []
+
+    def interrupt(line: Line) -> None:
+        times.append(line)
+        if len(times) > 1:
+            line.ended.set()
+
+    lines = Pool(Line, lambda each: each.close(), 1, interrupt)
 
     def waits(line: Line) -> bool:
         return line.ended.wait(20.0)
