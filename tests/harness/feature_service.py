@@ -75,8 +75,8 @@ def serving(service: FeatureService, tls: ssl.SSLContext | None = None) -> Itera
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # Headers and body in one packet.
-        wbufsize = -1
+        # The body does not wait until the headers have arrived.
+        disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
             assert self.headers["content-type"] == "application/json"
