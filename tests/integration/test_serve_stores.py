@@ -487,8 +487,6 @@ def test_a_service_that_is_not_there_fails_the_start(served: Served, tmp_path: P
         pass
     with raises(InputError, Code.FILE_INVALID):
         opened(served, {"kind": "service", "url": "http://127.0.0.1:1/x"})
-    with serving(service()) as found, raises(InputError, Code.FILE_INVALID):
-        opened(served, {"kind": "service", "url": found.url + "s"})
     (tmp_path / "none.pem").write_text("nothing")
     for files in ({"ca": str(tmp_path / "none.pem")}, {"certificate": "a.pem"}):
         with raises(InputError, Code.CONFIG_INVALID, Code.CERTIFICATE_INVALID):
