@@ -1,204 +1,169 @@
-"""Latency and throughput of a served model beside two FastAPI processes written by hand:
-``python -m benchmarks.serve [--seconds 10] [--repeats 3] [--json FILE]``.
+"""Latency, throughput and memory of a served model, beside two FastAPI processes written by hand:
+``python -m benchmarks.serve [--seconds 6] [--repeats 3] [--far] [--faults] [--minutes 10]
+[--mlperf PYTHON] [--json FILE]``.
 
-Two parties, one id a request or 256. *Poisson* requests come whether the ones before are answered
-or not, so waiting counts; the others come over 16 connections, each after its answer. Both
-contestants take turns. The load generator shares the cores with the programs.
+Two parties hold the columns of scikit-learn's digits. *Poisson*: single ids come at random moments,
+100 a second, whether those before are answered or not, so waiting counts. The other requests, of
+one id or 256, come over 16 connections, each after its answer. Both contestants take turns. One
+thread generates the load; it shares the cores with the programs.
+
+``--far``: a round trip of 40 ms between the parties (``benchmarks.link``). ``--faults``: the passive
+party is frozen, killed and slow under load. ``--minutes``: memory under load. ``--mlperf``: single ids
+as MLPerf's load generator sends them (``benchmarks.serve_mlperf``).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import subprocess
-import sys
 import tempfile
+import threading
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
-import numpy as np
-import pandas as pd
 
-import vfl
-from benchmarks.serve_by_hand import post
+from benchmarks.load import closed, for_seconds, poisson, quantile, request
+from benchmarks.serve_faults import faults
+from benchmarks.serve_programs import IDS, Ours, Programs, by_hand, trained
 
-ROWS = 2_000
-_CONNECTIONS = 16
-Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-IDS = [f"K-{number}" for number in range(ROWS)]
-
-
-def trained(folder: Path) -> vfl.Run:
-    """Trains two parties of ten columns; writes their files. Returns the run."""
-    noise = np.random.default_rng(0)
-    x = noise.normal(size=(ROWS, 20)).round(4)
-    label = (x[:, :10].sum(1) * x[:, 10:].sum(1) > 0).astype(int)
-    data = {}
-    for at, name in enumerate(("p0", "p1")):
-        frame = pd.DataFrame(x[:, 10 * at : 10 * at + 10], columns=[f"c{j}" for j in range(10)])
-        frame = frame.add_prefix(f"{name}_")
-        frame.insert(0, "id", IDS)
-        if name == "p0":
-            frame["label"] = label
-        frame.to_csv(folder / f"{name}.csv", index=False)
-        data[name] = vfl.Data(
-            str(folder / f"{name}.csv"), id="id", label="label" if name == "p0" else None
-        )
-    recipe: dict[str, Any] = {
-        "name": "served",
-        "seed": 1,
-        "task": {"kind": "binary"},
-        "parties": [{"name": "p0", "role": "active"}, {"name": "p1", "role": "passive"}],
-        "model": {"embedding_size": 32, "encoder": {"kind": "mlp", "hidden": [128]}},
-        "phases": [{"kind": "splitnn", "epochs": 2, "batch_size": 128}],
-    }
-    vfl.Recipe.from_dict(recipe).save(folder / "recipe.toml")
-    return vfl.simulate(recipe, data=data, out=folder / "f" / "runs", quiet=True)
+RATE = 100.0
+_CONNECTIONS, _MANY = 16, 256
+_ONE = [request([each]) for each in IDS]
+_SEVERAL = [
+    # A benchmark's choice of ids.
+    request(random.Random(at).choices(IDS, k=_MANY))  # noqa: S311
+    for at in range(50)
+]
+# One way.
+_FAR_MS = 20
+_MEMORY_S = 30.0
+Found = dict[str, float]
 
 
-def ours(folder: Path, run: vfl.Run, stack: ExitStack) -> str:
-    """Starts both parties' programs; returns the URL."""
-    certs, listen = folder / "certs", f"127.0.0.1:{random.SystemRandom().randint(10_000, 32_000)}"
-    vfl_ = [sys.executable, "-m", "vfl"]
-    for making in (
-        ["ca", "--out", str(certs)],
-        ["issue", "p0", "p1", "server", "--ca", str(certs)],
-    ):
-        subprocess.run([*vfl_, "certs", *making], check=True, capture_output=True)
-    url = ""
-    for name in ("p0", "p1"):
-        label = ', label = "label"' if name == "p0" else ""
-        role = f'listen = "{listen}"' if name == "p0" else f'active = "{listen}"'
-        (folder / f"{name}.toml").write_text(
-            f'name = "{name}"\nrecipe = "recipe.toml"\nserver = "127.0.0.1:1"\n{role}\n'
-            f'out = "f/runs"\n'
-            f'tls = {{ ca = "certs/ca.pem", certificate = "certs/{name}.pem", '
-            f'key = "certs/{name}.key" }}\n'
-            f'data = {{ source = "{name}.csv", id = "id"'
-            f"{label}"
-            " }\n"
-            'serve = { http = "127.0.0.1:0" }\n'
-        )
-        words = ["vfl_party", "serve", f"{name}.toml", "--run", run.folder.name]
-        program = started([sys.executable, "-m", *words], folder, stack)
-        wanted = "ready" if name == "p0" else "attending"
-        while (event := json.loads(program.stdout.readline()))["event"] != wanted:  # type: ignore[union-attr]
-            pass
-        url = event.get("http", url)
-    return url
-
-
-def by_hand(folder: Path, stack: ExitStack) -> str:
-    """Starts the two programs that were written by hand; returns the URL."""
-    module, url = [sys.executable, "-m", "benchmarks.serve_by_hand"], ""
-    for words in (["p1", str(folder)], ["p0", str(folder)]):
-        program = started([*module, *words, *([url] if url else [])], Path.cwd(), stack)
-        url = json.loads(program.stdout.readline())["url"]  # type: ignore[union-attr]
-    return url
-
-
-def started(words: list[str], cwd: Path, stack: ExitStack) -> subprocess.Popen[str]:
-    """Starts a program, which ends with ``stack``."""
-    program = subprocess.Popen(words, cwd=cwd, stdout=subprocess.PIPE, text=True)
-
-    def end() -> None:
-        program.terminate()
-        program.wait(20)
-
-    stack.callback(end)
-    return program
-
-
-async def connected(url: str, count: int) -> list[Line]:
-    """Opens connections."""
-    host, port = urlsplit(url).netloc.split(":")
-    return [await asyncio.open_connection(host, int(port)) for _ in range(count)]
-
-
-async def closed(url: str, rows: int, seconds: float) -> float:
-    """Returns requests a second over some connections, each after its last answer."""
-    until, done = time.perf_counter() + seconds, 0
-
-    async def one(line: Line, seed: int) -> None:
-        nonlocal done
-        choose = random.Random(seed)  # noqa: S311 - a benchmark's choice of ids
-        while time.perf_counter() < until:
-            answer = await post(line, "/v1/predict", {"ids": choose.choices(IDS, k=rows)})
-            assert len(answer["rows"]) == rows
-            done += 1
-
-    lines = await connected(url, _CONNECTIONS)
-    began = time.perf_counter()
-    await asyncio.gather(*(one(line, at) for at, line in enumerate(lines)))
-    return done / (time.perf_counter() - began)
-
-
-async def poisson(url: str, rate: float, seconds: float) -> list[float]:
-    """Returns milliseconds from when each request should have been sent to its answer."""
-    choose = random.Random(1)  # noqa: S311 - a benchmark's arrivals
-    free: asyncio.Queue[Line] = asyncio.Queue()
-    for line in await connected(url, 64):
-        free.put_nowait(line)
-    took: list[float] = []
-
-    async def one(due: float) -> None:
-        line = await free.get()
-        await post(line, "/v1/predict", {"ids": [choose.choice(IDS)]})
-        took.append(1000 * (time.perf_counter() - due))
-        free.put_nowait(line)
-
-    due, tasks = time.perf_counter(), []
-    end = due + seconds
-    while due < end:
-        due += choose.expovariate(rate)
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.create_task(one(due)))
-    await asyncio.gather(*tasks)
-    return took
-
-
-def measured(url: str, seconds: float) -> dict[str, float]:
-    """Measures one contestant once."""
-
-    def run(work: Callable[[], Awaitable[Any]]) -> Any:
-        return asyncio.run(work())  # type: ignore[arg-type]
-
-    run(lambda: closed(url, 1, 1.0))
-    took = run(lambda: poisson(url, 100.0, seconds))
+def measured(programs: Programs, seconds: float) -> Found:
+    """Measures one contestant once. ``cpu_ms``: of all its programs, for a single id that comes
+    alone, and for one of many at once.
+    """
+    url, cpu_s = programs.url, [programs.cpu_s()]
+    alone = poisson(url, _ONE, for_seconds(seconds), RATE)
+    cpu_s.append(programs.cpu_s())
+    single = closed(url, _ONE, for_seconds(seconds), _CONNECTIONS)
+    cpu_s.append(programs.cpu_s())
+    several = closed(url, _SEVERAL, for_seconds(seconds), _CONNECTIONS, _MANY)
     return {
-        "p50_ms": float(np.percentile(took, 50)),
-        "p99_ms": float(np.percentile(took, 99)),
-        "ids_s": run(lambda: closed(url, 1, seconds)),
-        "rows_s": 256 * run(lambda: closed(url, 256, seconds)),
+        "p50_ms": quantile(alone.answers, 0.5),
+        "p99_ms": quantile(alone.answers, 0.99),
+        "ids_s": single.a_second,
+        "rows_s": _MANY * several.a_second,
+        "cpu_ms_alone": 1000 * (cpu_s[1] - cpu_s[0]) / len(alone.answers),
+        "cpu_ms_many": 1000 * (cpu_s[2] - cpu_s[1]) / len(single.answers),
+        "load_cpu_ms": 1000 * single.cpu_s / len(single.answers),
+        "failed": float(sum(len(each.failed) for each in (alone, single, several))),
     }
+
+
+def beside(contestants: dict[str, Programs], seconds: float, repeats: int) -> dict[str, Any]:
+    """Measures both in turns; says the medians, and those of the turns' ratios."""
+    turns: dict[str, list[Found]] = {name: [] for name in contestants}
+    for programs in contestants.values():
+        closed(programs.url, _ONE, for_seconds(1.0), _CONNECTIONS)
+    for _turn in range(repeats):
+        for name, programs in contestants.items():
+            turns[name].append(measured(programs, seconds))
+    for name, found in turns.items():
+        middle = {key: median(each[key] for each in found) for key in found[0]}
+        click.echo(f"{name:9} " + "  ".join(f"{key} {middle[key]:,.2f}" for key in middle))
+    ours, hand = turns.values()
+    ratios = {
+        key: median(a[key] / b[key] for a, b in zip(ours, hand, strict=True))
+        for key in ("ids_s", "rows_s")
+    }
+    click.echo("ratio     " + "  ".join(f"{key} {ratios[key]:.2f}" for key in ratios))
+    return {**turns, "ratio": ratios}
+
+
+def far(programs: Programs, seconds: float) -> Found:
+    """Measures single ids over the slow link."""
+    closed(programs.url, _ONE, for_seconds(1.0), _CONNECTIONS)
+    load = poisson(programs.url, _ONE, for_seconds(seconds), RATE)
+    found = {f"p{share}_ms": quantile(load.answers, share / 100) for share in (50, 99)}
+    found["failed"] = float(len(load.failed))
+    click.echo("40 ms     " + "  ".join(f"{key} {found[key]:,.1f}" for key in found))
+    return found
+
+
+def memory(programs: Programs, minutes: float) -> list[Found]:
+    """Samples the resident memory of both programs, MiB, while single ids and many come."""
+    found: list[Found] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        began_s = time.monotonic()
+        while not ended.wait(_MEMORY_S):
+            found.append({"s": time.monotonic() - began_s, **programs.rss_mib()})
+            click.echo("memory    " + "  ".join(f"{k} {v:,.1f}" for k, v in found[-1].items()))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    going = for_seconds(60.0 * minutes)
+    answered, failed = 0, 0
+    while going():
+        single = poisson(programs.url, _ONE, for_seconds(10.0), 2 * RATE)
+        several = closed(programs.url, _SEVERAL, for_seconds(1.0), 4, _MANY)
+        answered += len(single.answers) + len(several.answers)
+        failed += len(single.failed) + len(several.failed)
+    ended.set()
+    watching.join()
+    click.echo(f"memory    {answered:,} requests, {failed} failed")
+    return found
 
 
 @click.command(help=__doc__)
-@click.option("--seconds", default=10.0, show_default=True, help="Of each measurement.")
+@click.option("--seconds", default=6.0, show_default=True, help="Of each measurement.")
 @click.option("--repeats", default=3, show_default=True)
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Write all turns.")
-def main(seconds: float, repeats: int, path: Path | None) -> None:
-    turns: dict[str, list[dict[str, float]]] = {"ours": [], "by hand": []}
-    with tempfile.TemporaryDirectory() as home, ExitStack() as stack:
+@click.option("--far", "far_", is_flag=True, help="Measure over a round trip of 40 ms, too.")
+@click.option("--faults", "faults_", is_flag=True, help="Freeze, kill and slow down a party, too.")
+@click.option("--mlperf", metavar="PYTHON", help="Use MLPerf's load generator, too.")
+@click.option("--minutes", default=0.0, help="Watch memory so long, and nothing else.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write all that was found.")
+def main(
+    seconds: float,
+    repeats: int,
+    far_: bool,
+    faults_: bool,
+    mlperf: str | None,
+    minutes: float,
+    path: Path | None,
+) -> None:
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
         run = trained(folder)
-        urls = {"ours": ours(folder, run, stack), "by hand": by_hand(folder, stack)}
-        for _turn in range(repeats):
-            for name, url in urls.items():
-                turns[name].append(measured(url, seconds))
-    for name, found in turns.items():
-        middle = {key: median(each[key] for each in found) for key in found[0]}
-        said = "  ".join(f"{key} {value:,.1f}" for key, value in middle.items())
-        click.echo(f"{name:8} {said}")
+        with ExitStack() as stack:
+            ours = Ours(folder, run, stack)
+            programs = ours.start_all()
+            if minutes:
+                found["memory"] = memory(programs, minutes)
+            else:
+                hand = by_hand(folder, stack)
+                found |= beside({"ours": programs, "by hand": hand}, seconds, repeats)
+            if mlperf:
+                words = [mlperf, "-m", "benchmarks.serve_mlperf", programs.url, str(2 * seconds)]
+                told = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+                found["mlperf"] = json.loads(told.splitlines()[-1])
+                click.echo(f"mlperf    {found['mlperf']}")
+            if faults_:
+                found["faults"] = faults(ours, _ONE, RATE)
+        if far_:
+            with ExitStack() as stack:
+                found["far"] = far(Ours(folder, run, stack, _FAR_MS).start_all(), 2 * seconds)
     if path is not None:
-        path.write_text(json.dumps(turns, indent=1) + "\n")
+        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

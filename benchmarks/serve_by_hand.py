@@ -78,11 +78,16 @@ def app_of(party: str, folder: Path, shop: str) -> FastAPI:
         own = embed(asked.ids)
         with torch.no_grad():
             z = torch.cat([own, torch.tensor(await other)], dim=1)
-            scores = model.top(z).sigmoid().flatten().tolist()
+            scores_NC = model.top(z).softmax(dim=1)
+        chosen = scores_NC.argmax(dim=1).tolist()
         return {
             "rows": [
-                {"id": each, "score_1": score}
-                for each, score in zip(asked.ids, scores, strict=True)
+                {
+                    "id": each,
+                    **{f"score_{c}": score for c, score in enumerate(scores)},
+                    "class": best,
+                }
+                for each, scores, best in zip(asked.ids, scores_NC.tolist(), chosen, strict=True)
             ]
         }
 
@@ -109,7 +114,8 @@ async def post(
 def main() -> None:
     party, folder, *shop = sys.argv[1:]
     torch.set_num_threads(1)
-    bound = socket.socket()
+    # As those that uvicorn opens itself: asyncio turns off the wait for more to send.
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.bind(("127.0.0.1", 0))
     bound.listen(1000)
     config = uvicorn.Config(

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from vfl.leak_meter.scene.scene import Scene as Scene
     from vfl.leak_meter.scene.scene import UnfitError as UnfitError
     from vfl.leak_meter.scene.scores import Tally as Tally
+    from vfl.preparing.content import Content, blocks_of
+    from vfl.preparing.dataset import DataSet, Form, Need, PaperUse, Request
+    from vfl.preparing.dividing import COLUMNS, IMAGE_DIVISIONS
     from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
     from vfl_common.config.base import Section
     from vfl_common.errors import Code, InputError, VflError
@@ -63,6 +66,8 @@ if TYPE_CHECKING:
     from vfl_party.privacy.steps import PrivateSteps
 
 __all__ = [
+    "COLUMNS",
+    "IMAGE_DIVISIONS",
     "NOTHING",
     "Answering",
     "Asking",
@@ -70,12 +75,15 @@ __all__ = [
     "Code",
     "Codec",
     "Combination",
+    "Content",
     "DType",
+    "DataSet",
     "DpSettings",
     "Encoder",
     "Exchange",
     "Filter",
     "Float16",
+    "Form",
     "InputError",
     "InputSpec",
     "Kind",
@@ -84,8 +92,10 @@ __all__ = [
     "MakeEncoder",
     "Method",
     "Metric",
+    "Need",
     "NoisyFilter",
     "Occurrence",
+    "PaperUse",
     "Party",
     "Passage",
     "Phase",
@@ -93,6 +103,7 @@ __all__ = [
     "Policy",
     "PrivatePhase",
     "PrivateSteps",
+    "Request",
     "RoundReport",
     "Rows",
     "Scored",
@@ -109,6 +120,7 @@ __all__ = [
     "Use",
     "VflError",
     "batches",
+    "blocks_of",
     "combine",
     "derive_seed",
     "evaluate",
@@ -125,6 +137,9 @@ __all__ = [
 FROM = {
     name: module
     for module, names in {
+        "vfl.preparing.content": "Content blocks_of",
+        "vfl.preparing.dataset": "DataSet Form Need PaperUse Request",
+        "vfl.preparing.dividing": "COLUMNS IMAGE_DIVISIONS",
         "vfl_common.bundle": "BundleSpec DType Kind StepKey TensorSpec",
         "vfl_common.config.base": "Section",
         "vfl_common.errors": "Code InputError VflError",

@@ -24,14 +24,16 @@ def least_common(at_least: int | float, own: int) -> int:
     return at_least if isinstance(at_least, int) else math.ceil(round(at_least * own, 6))
 
 
-def too_few(at_least: int | float, found: int) -> PeerError:
+def too_few(at_least: int | float, found: int, *, partial: bool = False) -> PeerError:
     """Returns the error (ROWS_DIFFER) for fewer common rows than ``rows.at_least``; peers do not
-    learn how many.
+    learn how many. ``partial``: as in the recipe.
     """
     share = "" if isinstance(at_least, int) else " of each party's"
-    text = f"fewer rows are held by all parties than rows.at_least = {at_least}{share}"
+    by = "a party and the active party" if partial else "all parties"
+    text = f"fewer rows are held by {by} than rows.at_least = {at_least}{share}"
     text = (
         f"{text}; are ids spelt alike everywhere (rows.id_rules, and the order of the columns "
         "in data.id)?"
     )
-    return PeerError(Code.ROWS_DIFFER, text).privately(f"{text} ({found:,} rows are held by all)")
+    held = "in common" if partial else "held by all"
+    return PeerError(Code.ROWS_DIFFER, text).privately(f"{text} ({found:,} rows are {held})")

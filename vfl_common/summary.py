@@ -87,6 +87,23 @@ class LinkBytes(_Model):
     messages: int
 
 
+# Between a split and the parties that hold some of its rows.
+_HELD_BY = " with "
+
+
+def held_by(split: str, parties: Iterable[str]) -> str:
+    """Returns how ``Summary.metrics`` names the rows of a split that exactly these parties hold."""
+    return f"{split}{_HELD_BY}{', '.join(parties)}"
+
+
+def holders_in(split: str, name: str) -> list[str]:
+    """Returns the parties in a name that ``held_by`` gives for ``split``; none if it is no such
+    name.
+    """
+    of, with_, parties = name.partition(_HELD_BY)
+    return parties.split(", ") if with_ and of == split else []
+
+
 class ByteCount(_Model):
     """A sum of links."""
 

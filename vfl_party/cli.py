@@ -28,6 +28,7 @@ from vfl_common.process.program import (
     run_program,
 )
 from vfl_common.text import LINE, clean, to_json
+from vfl_party.disclosures.commands import disclosures
 from vfl_party.predict.options import result_options, without_option
 from vfl_party.serve.commands import serve, token
 
@@ -469,7 +470,7 @@ def health(party: Path, wait_s: float) -> None:
             "be asked"
         )
         raise InputError(Code.CONFIG_INVALID, text)
-    members = members_of(recipe, file.pins)
+    members = members_of(recipe, pins=file.pins)
     address = require_serving(
         file.listen, load_credentials(file.tls, name=file.name, members=members), wait_s
     )
@@ -517,6 +518,7 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
     return found
 
 
+cli.add_command(disclosures)
 cli.add_command(serve)
 cli.add_command(token)
 

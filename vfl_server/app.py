@@ -118,7 +118,7 @@ class ServerApp:
     def _serve_all(self) -> Summary:
         """Serves the run, and the one that follows it if it is set aside."""
         share_arenas()
-        members = members_of(self.recipe, self.pins)
+        members = members_of(self.recipe, pins=self.pins)
         keyring = Keyring(self.tls, self.recipe.server, members, uses=ANSWERS, out=self.out)
         # Fails before a folder is made.
         self._metrics_address()

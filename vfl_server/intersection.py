@@ -1,5 +1,5 @@
 """The server's part in private alignment: it compares masked tags, and tells each owner which of
-its rows are common.
+its rows are common: to all parties, or with ``rows.partial`` to the active party and others.
 
 The tags of each party's rows are masked by the keys of all parties, in the order in which their
 owner has shuffled them. So the server learns the sizes of the sets and of all overlaps, and no id.
@@ -9,7 +9,6 @@ See ``vfl_party.align.psi``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +21,23 @@ from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, least_common, too_few
 
 # Two numbers are sorted faster than twelve bytes.
 _TAG = np.dtype([("high", "<u8"), ("low", "<u4")])
-_DIGEST = BundleSpec(Kind.ROWS, {"digest": TensorSpec(DType.UINT8, (32,))})
+_DIGEST_BYTES = 32
 _SIZES = BundleSpec(Kind.ROWS, {"sizes": TensorSpec(DType.INT64, (2,))})
 
 
 def serve(
-    hub: Hub, ring: Sequence[str], at_least: int | float, rows_at_most: int = MOST_ROWS
+    hub: Hub,
+    ring: Sequence[str],
+    at_least: int | float,
+    rows_at_most: int = MOST_ROWS,
+    *,
+    partial: bool = False,
 ) -> Callable[[], None]:
     """Serves the three steps of an alignment: sizes, tags, digests of the lists. Returns what
     answers the last one.
 
-    ``ring``: the parties; each sends the tags of the next one. ``rows_at_most``: of a party.
+    ``ring``: the parties, the active one first; each sends the tags of the next one.
+    ``rows_at_most``: of a party. ``partial``: see ``told``.
 
     Raises PeerError: ROWS_DIFFER if fewer rows are common than ``at_least`` says, a count or a
     share of each party's rows, or if the parties then hold different lists; REFUSED if a party has
@@ -75,20 +80,31 @@ def serve(
         owner[party]: bundle.tensors["tags"].data
         for party, bundle in hub.collect(tags_step, specs).items()
     }
-    common = in_common(tags, {whose: party for party, whose in owner.items()})
-    found = int(next(iter(common.values())).sum())
-    if found < max(least_common(at_least, own) for own in sizes.values()):
-        raise too_few(at_least, found)
-    hub.reply(tags_step, {party: _bits(mask) for party, mask in common.items()})
-    lists = hub.collect(lists_step, _DIGEST)
-    digests = {party: bytes(bundle.tensors["digest"].data) for party, bundle in lists.items()}
-    if len(set(digests.values())) > 1:
+    senders = {whose: party for party, whose in owner.items()}
+    common = told(holders({party: tags[party] for party in ring}, senders), ring, partial)
+    for party, masks in common.items():
+        found = int(masks.any(axis=0).sum())
+        if found < least_common(at_least, sizes[party]):
+            raise too_few(at_least, found, partial=partial)
+    hub.reply(tags_step, {party: _bits(masks) for party, masks in common.items()})
+    digests = {
+        party: BundleSpec(
+            Kind.ROWS, {"digest": TensorSpec(DType.UINT8, (_DIGEST_BYTES * len(masks),))}
+        )
+        for party, masks in common.items()
+    }
+    lists = {
+        party: bytes(bundle.tensors["digest"].data)
+        for party, bundle in hub.collect(lists_step, digests).items()
+    }
+    mine = lists[ring[0]] if partial else lists[ring[0]] * (len(ring) - 1)
+    if mine != b"".join(lists[party] for party in ring[1:]):
         text = (
             "the parties do not take the same rows from the alignment: one of them, or the "
             "server, errs or lies"
         )
         raise PeerError(Code.ROWS_DIFFER, f"{text}; use the same version everywhere")
-    return partial(hub.reply, lists_step, dict.fromkeys(digests, Bundle(Kind.ACK)))
+    return lambda: hub.reply(lists_step, dict.fromkeys(lists, Bundle(Kind.ACK)))
 
 
 # The oldest with which an alignment can be served.
@@ -106,20 +122,42 @@ def alignment_service(
     """Returns what serves the recipe's alignment; None if the parties align without the server.
 
     ``trains``: false for a prediction, which may be for a single row, whatever ``rows.at_least``
-    says. ``rows_at_most``: of a party; the server needs about 50 bytes for each.
+    says; with ``rows.partial`` a party may know none of the rows. ``rows_at_most``: of a party; the
+    server needs about 50 bytes for each.
     """
     if recipe.rows.align != "psi":
         return None
     ring = [recipe.active.name, *(party.name for party in recipe.passives)]
-    return partial(
-        serve, ring=ring, at_least=recipe.rows.at_least if trains else 1, rows_at_most=rows_at_most
-    )
+    at_least = recipe.rows.at_least if trains else int(not recipe.rows.partial)
+
+    def serving(hub: Hub) -> Callable[[], None]:
+        return serve(hub, ring, at_least, rows_at_most, partial=recipe.rows.partial)
+
+    return serving
 
 
-def in_common(
+def told(
+    holders: Mapping[str, npt.NDArray[np.bool_]], ring: Sequence[str], partial: bool
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """Returns {party: what it is told of its own N rows, [masks, N]}.
+
+    That is one mask, of the rows that all parties hold. With ``partial`` it is one of the rows that
+    the active party holds, and for the active party one for each of the others. ``holders``: as the
+    function of this name gives it.
+    """
+    if not partial:
+        return {
+            party: np.logical_and.reduce(found, axis=0, keepdims=True)
+            for party, found in holders.items()
+        }
+    return {party: found[1:] if party == ring[0] else found[:1] for party, found in holders.items()}
+
+
+def holders(
     tags: Mapping[str, memoryview], senders: Mapping[str, str]
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Returns {party: for each of its tags, whether all parties have it}.
+    """Returns {party: which parties have each of its N tags, [parties, N]}, in the order of
+    ``tags``.
 
     ``senders``: {party: who has sent its tags}. Raises PeerError, naming the sender, if a party has
     a tag twice: who masks a set refuses a point that is there twice, so the owner has not sent it
@@ -141,16 +179,18 @@ def in_common(
             "program at all parties"
         )
         raise PeerError(Code.MALFORMED_MESSAGE, text, party=sender)
-    # Of each run of equal tags.
-    first = np.flatnonzero(np.concatenate([[True], ~same]))
-    length = np.diff(first, append=len(order))
-    common = np.empty(len(order), bool)
-    common[order] = np.repeat(length == len(sizes), length)
-    return dict(zip(tags, np.split(common, np.cumsum(sizes)[:-1]), strict=True))
+    # The number of each run of equal tags.
+    run = np.cumsum(np.concatenate([[0], ~same]))
+    has = np.zeros((len(sizes), int(run[-1]) + 1), bool)
+    has[owner, run] = True
+    run_of = np.empty(len(order), np.int64)
+    run_of[order] = run
+    parts = np.split(run_of, np.cumsum(sizes)[:-1])
+    return {party: has[:, part] for party, part in zip(tags, parts, strict=True)}
 
 
-def _bits(mask: npt.NDArray[np.bool_]) -> Bundle:
-    bits = np.packbits(mask)
+def _bits(masks: npt.NDArray[np.bool_]) -> Bundle:
+    bits = np.packbits(masks, axis=1).reshape(-1)
     return Bundle(
         Kind.ROWS, {"common": Buffer(DType.UINT8, bits.shape, memoryview(bits.tobytes()))}
     )

@@ -53,7 +53,9 @@ def rows() -> list[Row]:
     """Returns the lines of all kinds of phases, of alignment and of prediction."""
     silent: list[str] = []
     lines = _of_phase(assembled("splitnn", align="psi"), "align")
-    lines += _of_phase(assembled("splitnn"), "open") + _of_phase(assembled("mocosfl"), "open")
+    lines += _of_phase(assembled("splitnn"), "open")
+    lines += _of_phase(assembled("splitnn", align="psi", partial=True), "open")
+    lines += _of_phase(assembled("mocosfl"), "open")
     for kind in PHASES:
         party = assembled(kind)
         own = _of_phase(party, kind)
@@ -64,9 +66,11 @@ def rows() -> list[Row]:
     return [*lines, (", ".join(silent), "–", "–", "–", "nothing", "–")]
 
 
-def assembled(kind: str, policy: Policy | None = None, align: str = "digest") -> Assembled:
+def assembled(
+    kind: str, policy: Policy | None = None, align: str = "digest", *, partial: bool = False
+) -> Assembled:
     """Returns a passive party of a recipe with one phase, or of a recipe that ends with that phase."""
-    made, name = _recipe(kind, align), "p1"
+    made, name = _recipe(kind, align, partial=partial), "p1"
     data = cases.digits(2)[name]
     if kind in _OWN_ROWS:
         data = {"source": "sklearn:digits", "limit": 100, "scale": "minmax"}
@@ -74,7 +78,7 @@ def assembled(kind: str, policy: Policy | None = None, align: str = "digest") ->
     return assemble(opened, expected_rows(opened), policy=policy)
 
 
-def _recipe(kind: str, align: str) -> Recipe:
+def _recipe(kind: str, align: str, *, partial: bool) -> Recipe:
     made = cases.recipe(2)
     if kind in _OWN_ROWS:
         made = cases.recipe(
@@ -83,6 +87,7 @@ def _recipe(kind: str, align: str) -> Recipe:
         align = "none"
     phases = [{"kind": each, **PHASES[each]} for each in _COURSES.get(kind, (kind,))]
     some = {} if align == "none" else {"aligned": 0.6}  # the others are a party's own
+    some |= {"partial": True} if partial else {}
     told = {"report": {"tell_passives": ["auc"]}} if kind == "evaluate" else {}
     return Recipe.model_validate(
         made | told | {"phases": phases, "rows": {**made["rows"], "align": align, **some}}

@@ -379,6 +379,7 @@ class Found:
     hub: Hub | None = None
     server: Link | None = None
     clock: Clock = field(default_factory=Clock)
+    record: None = None
     protocol: int = PROTOCOL
 
 

@@ -6,8 +6,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -25,10 +27,13 @@ from vfl_common.rpc.serving.answered import (
     UNKNOWN,
     Answered,
     Keeping,
+    Step,
     read_keeping,
 )
 from vfl_common.rpc.serving.attendance import Attendance
-from vfl_common.rpc.serving.service import SERVICE, ServingService
+from vfl_common.rpc.serving.patience import MOST_LATE
+from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
+from vfl_common.rpc.serving.several import SeveralRuns
 
 ME, RUN, DIGEST = "active", "run", "digest"
 WIDTHS = {"north": 2, "south": 1}
@@ -73,34 +78,11 @@ def test_a_number_that_is_none_lets_nothing_be_kept(seconds: float) -> None:
     assert read_keeping(serving_pb2.Present()) == Keeping()
 
 
-def attendance_of(
-    name: str,
-    address: str,
-    *,
-    run_id: str = RUN,
-    digest: str = DIGEST,
-    answer: Callable[[Sequence[str], float], Answered] | None = None,
-    keeping: Callable[[], Keeping] = Keeping,
-    at_once: int = 1,
-) -> Attendance:
-    return Attendance(
-        address,
-        ME,
-        keyring(name),
-        Ledger(),
-        run_id=run_id,
-        digest=digest,
-        most_ids=10,
-        answer=answer or (lambda ids, _until_s: embedded(WIDTHS.get(name, 1), ids)),
-        attends=lambda _here: None,
-        keeping=keeping,
-        at_once=at_once,
-    )
-
-
-def attend(name: str, address: str, *, run_id: str = RUN, digest: str = DIGEST) -> list[Exception]:
+def attend(
+    name: str, address: str, *, run_id: str = RUN, digest: str = DIGEST, **more: Any
+) -> list[Exception]:
     """Has a party attend in a thread of its own; returns the list of how it ended."""
-    return run(attendance_of(name, address, run_id=run_id, digest=digest))
+    return run(attendance_of(name, address, run_id, digest, **more))
 
 
 def run(attendance: Attendance) -> list[Exception]:
@@ -114,6 +96,22 @@ def run(attendance: Attendance) -> list[Exception]:
 
     threading.Thread(target=attends, daemon=True).start()
     return ended
+
+
+def attendance_of(
+    name: str, address: str, run_id: str = RUN, digest: str = DIGEST, **more: Any
+) -> Attendance:
+    return Attendance(
+        address,
+        ME,
+        keyring(name),
+        Ledger(),
+        run_id=run_id,
+        digest=digest,
+        most_ids=10,
+        attends=lambda _here: None,
+        **{"answer": lambda ids, _until_s, _step: embedded(WIDTHS.get(name, 1), ids), **more},
+    )
 
 
 def test_each_party_answers_for_the_ids_that_it_knows(
@@ -137,7 +135,7 @@ def test_a_party_may_be_asked_for_fewer_ids(service: ServingService, address: st
     for name in WIDTHS:
         attend(name, address)
     wait_until(lambda: service.present == [*WIDTHS])
-    found = service.ask(["b", "x", "a"], WAIT_S, {"north": ["a"], "south": []}).wait()
+    found = service.ask(["b", "x", "a"], WAIT_S, fewer={"north": ["a"], "south": []}).wait()
     assert found["north"] == embedded(2, ["a"])
     # It is not asked.
     assert found["south"] == Answered(b"")
@@ -167,7 +165,7 @@ def test_a_party_without_features_in_time_is_late_and_answers_the_next(
     """Questions that are answered at the same time do not wait for each other."""
     over = threading.Event()
 
-    def answer(ids: Sequence[str], until_s: float) -> Answered:
+    def answer(ids: Sequence[str], until_s: float, _step: Step | None) -> Answered:
         if ids[0] == "a" and not over.wait(until_s - time.monotonic()):
             raise TimeoutError
         return embedded(2, ids)
@@ -304,11 +302,169 @@ def test_who_takes_no_questions_fills_no_memory(service: ServingService, address
         ids = ["a" * 1_000] * 500
 
         def refuses() -> bool:
-            # Half a megabyte each; gRPC takes a few ahead of the reader.
+            # Half a megabyte each; gRPC takes a few ahead of the reader. Soon only probes are sent,
+            # and these are worth nothing at once.
             for _ in range(100):
                 service.ask(ids, 0.0).wait()
             began_s = time.monotonic()
-            assert service.ask(ids, 0.5).wait() == {"north": "late", "south": "away"}
-            return time.monotonic() - began_s < 0.25
+            assert service.ask(ids, 0.5).wait()["north"] in ("late", "away")
+            assert time.monotonic() - began_s < 0.25
+            return service.ask(ids, 0.5).wait()["north"] == "late"
 
         wait_until(refuses)
+
+
+@pytest.fixture
+def several(ledger: Ledger) -> SeveralRuns:
+    """Serves the runs ``a``, of both parties, and ``b``, of south alone."""
+    found = SeveralRuns(keyring(ME), [*WIDTHS], 2)
+    for run_id, widths in (("a", WIDTHS), ("b", {"south": 1})):
+        found.add(run_id, service_of(run_id, widths, ledger))
+    return found
+
+
+def service_of(run_id: str, widths: dict[str, int], ledger: Ledger) -> ServingService:
+    return ServingService(
+        widths,
+        keyring(ME),
+        ledger,
+        run_id=run_id,
+        digest=DIGEST,
+        attends=lambda _name, _here: None,
+    )
+
+
+@pytest.fixture
+def port(several: SeveralRuns) -> Iterator[str]:
+    with listening("127.0.0.1:0", keyring(ME), [several], 20) as (_, found):
+        yield found
+        several.close()
+
+
+def there(several: SeveralRuns, run_id: str, *names: str) -> None:
+    wait_until(lambda: several._services[run_id].present == [*names])
+
+
+def test_each_stream_goes_to_the_run_that_it_names(several: SeveralRuns, port: str) -> None:
+    for name, run_id in (("north", "a"), ("south", "a"), ("south", "b")):
+        attend(name, port, run_id=run_id)
+    there(several, "a", "north", "south")
+    there(several, "b", "south")
+    for run_id, names in (("a", WIDTHS), ("b", ["south"])):
+        found = several._services[run_id].ask(["a"], WAIT_S).wait()
+        assert [*found] == [*names]
+        assert all(isinstance(each, Answered) for each in found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "run_id", "code"),
+    [
+        ("north", "c", Code.RECIPE_DIFFERS),
+        ("north", "b", Code.ROLE_MISMATCH),
+        ("west", "a", Code.ROLE_MISMATCH),
+    ],
+)
+def test_a_run_that_is_not_served_is_refused(port: str, name: str, run_id: str, code: Code) -> None:
+    ended = attend(name, port, run_id=run_id)
+    wait_until(lambda: bool(ended))
+    with raises(PeerError, code):
+        raise ended[0]
+
+
+def test_a_party_waits_for_a_run_that_comes_and_is_told_once_that_one_goes(
+    several: SeveralRuns, port: str, ledger: Ledger
+) -> None:
+    refused: list[str] = []
+    ended = attend("south", port, run_id="c", refused=refused.append)
+    wait_until(lambda: refused)
+    several.add("c", service_of("c", {"south": 1}, ledger))
+    there(several, "c", "south")
+    service, before = several._services["c"], len(refused)
+    several.remove("c")
+    service.close()
+    wait_until(lambda: len(refused) > before)
+    assert (service.present, ended) == ([], [])
+
+
+def test_a_party_that_ends_its_stream_has_left(several: SeveralRuns, port: str) -> None:
+    attendance = attendance_of("south", port, "b")
+    thread = threading.Thread(target=attendance.run, daemon=True)
+    thread.start()
+    there(several, "b", "south")
+    attendance.close()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    there(several, "b")
+
+
+def test_streams_that_say_nothing_are_bounded(port: str) -> None:
+    with dial(port, credentials("north"), ME) as channel:
+        outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        calls = [
+            channel.stream_stream(f"/{SERVICE}/Attend")(iter(outbox.get, None))
+            for _ in range(2 * MAX_STREAMS + 1)
+        ]
+        # One of them hears at once that these are too many.
+        words: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+        def hear(call: Iterator[bytes]) -> None:
+            # The others end with the test.
+            with suppress(grpc.RpcError):
+                words.put(next(call))
+
+        for call in calls:
+            threading.Thread(target=hear, args=(call,), daemon=True).start()
+        word = serving_pb2.FromActive.FromString(words.get(timeout=WAIT_S))
+        assert word.failure.code == int(Code.NAME_TAKEN)
+        for call in calls:
+            call.cancel()
+            outbox.put(None)
+
+
+def test_who_lets_questions_pass_is_waited_for_again_once_it_answers(
+    service: ServingService, address: str, ledger: Ledger
+) -> None:
+    late, away = {"north": "late", "south": "away"}, {"north": "away", "south": "away"}
+
+    def asked() -> int:
+        return sum(each.messages for each in ledger.entries() if each.kind == "question")
+
+    def ask() -> None:
+        began_s = time.monotonic()
+        assert service.ask(["a"], WAIT_S).wait() == away
+        assert time.monotonic() - began_s < WAIT_S / 2
+
+    def asks_more(than: int) -> bool:
+        ask()
+        return asked() > than
+
+    with liar(address) as (heard, say):
+
+        def answer(number: int) -> None:
+            given = serving_pb2.Answer(number=number, state=b"\x01", embeddings=b"\x00" * 8)
+            say(serving_pb2.FromParty(answer=given))
+
+        say(present())
+        next(heard)
+        wait_until(lambda: service.present == ["north"])
+        # Those that wait yet are given up with the first one.
+        others = [service.ask(["a"], WAIT_S) for _ in range(MOST_LATE - 1)]
+        assert service.ask(["a"], 0.05).wait() == late
+        assert [each.wait() for each in others] == [away] * len(others)
+        assert service.present == []
+        # The first of these is a probe; while it is under way, no other is sent.
+        for _ in range(5):
+            ask()
+        words = [serving_pb2.FromActive.FromString(next(heard)) for _ in range(MOST_LATE + 1)]
+        numbers = [each.question.number for each in words]
+        assert numbers == [*range(1, MOST_LATE + 2)]
+        assert asked() == len(numbers)
+        # An answer that comes late says that it lives, and not that it is in time.
+        answer(numbers[0])
+        wait_until(lambda: asks_more(len(numbers)))
+        assert service.present == []
+        answer(serving_pb2.FromActive.FromString(next(heard)).question.number)
+        wait_until(lambda: service.present == ["north"])
+        pending = service.ask(["a"], WAIT_S)
+        answer(serving_pb2.FromActive.FromString(next(heard)).question.number)
+        assert isinstance(pending.wait()["north"], Answered)

@@ -75,7 +75,7 @@ def test_a_failed_night_blocks_the_next_until_the_server_alone_begins_anew(tmp_p
         # Nobody has given it up.
         assert notes(federation, old, "set_aside") == dict.fromkeys(codes)
         assert set(again(federation, "--fresh").values()) == {0}
-        (new,) = [run for run in (tmp_path / "runs").iterdir() if run.is_dir() and run != old]
+        (new,) = [run for run in (tmp_path / "runs").glob("[!.]*") if run.is_dir() and run != old]
         whys = {name: aside["why"] for name, aside in notes(federation, old, "set_aside").items()}
         (why,) = {*whys.values()}
         assert "--fresh" in why
@@ -109,7 +109,7 @@ def test_an_old_run_is_set_aside_if_rows_have_changed(align: str, tmp_path: Path
         }
         assert old.name in why
         worded_as_before(why)
-        (new,) = [run for run in (tmp_path / "runs").iterdir() if run.is_dir() and run != old]
+        (new,) = [run for run in (tmp_path / "runs").glob("[!.]*") if run.is_dir() and run != old]
         assert set(notes(federation, new, "finished").values()) == {True}
         assert notes(federation, new, "generation")["server"] == 1
 
@@ -142,7 +142,7 @@ def test_a_server_without_its_folder_begins_nothing_and_loses_nothing(
             # Who came too late to hear of it looks for the server.
             federation.programs.pop(name).close()
         shutil.move(tmp_path / "aside", run / "server")
-        for path in (tmp_path / "runs").iterdir():
+        for path in (tmp_path / "runs").glob("[!.]*"):
             if path != run:
                 shutil.rmtree(path)
         federation.extra = {}
@@ -211,7 +211,7 @@ def test_a_party_that_is_unfit_for_each_run_does_not_have_all_begin_for_ever(
         assert server.wait() == 2
         line = error_as_before(server.stderr)
         assert f"{second.run_id}: no reason" in line
-        assert {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()} == {
+        assert {path.name for path in (tmp_path / "runs").glob("[!.]*") if path.is_dir()} == {
             first.run_id,
             second.run_id,
         }

@@ -251,6 +251,7 @@ class _Connections:
     hub: Hub | None = None
     server: Link | None = None
     clock: Clock = field(default_factory=Clock)
+    record: None = None
     protocol: int = PROTOCOL
 
 

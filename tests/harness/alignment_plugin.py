@@ -26,9 +26,9 @@ crash.STEPS |= {
 }
 
 
-def _lying(mask: npt.NDArray[np.bool_]) -> None:
+def _lying(masks: npt.NDArray[np.bool_]) -> None:
     if Path("lie").exists():
-        mask[0] = not mask[0]
+        masks[0, 0] = not masks[0, 0]
 
 
 def _counted(*_: object) -> None:

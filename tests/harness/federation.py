@@ -326,7 +326,7 @@ class Federation:
     @property
     def run_folder(self) -> Path:
         """The folder of the one run."""
-        (folder,) = (path for path in (self.folder / "runs").iterdir() if path.is_dir())
+        (folder,) = (path for path in (self.folder / "runs").glob("[!.]*") if path.is_dir())
         return folder
 
     def parameters(self, name: str) -> dict[str, Tensor]:

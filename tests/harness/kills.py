@@ -180,7 +180,7 @@ def survive(federation: Killed, victims: Sequence[str], moment: str) -> None:
         )
         time.sleep(0.02)
     assert not asked.exists(), f"{victims[0]} never came to {moment}"
-    runs = [path for path in (federation.folder / "runs").iterdir() if path.is_dir()]
+    runs = [path for path in (federation.folder / "runs").glob("[!.]*") if path.is_dir()]
     assert len(runs) == 1, f"{len(runs)} runs"
     for name in everybody:
         assert json.loads((runs[0] / name / "run.json").read_text()).get("finished"), (

@@ -22,6 +22,9 @@ from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
 from vfl_party.models import build_encoder, build_top, seeded
 
+# Of FedOnce with ``output = "tanh"``.
+BOUND = "encoder.body"
+
 
 def train(
     recipe_tables: dict[str, Any],
@@ -32,8 +35,8 @@ def train(
 ) -> dict[str, Tensor]:
     """Returns the student's weights, {"encoder.…", "top.…", "match.…": tensor}.
 
-    ``joint``: {party: {"encoder.…", "top.…": tensor}}, the trained joint model; of MLPs that are
-    concatenated. ``taught``: False for the same model without a teacher.
+    ``joint``: {party: {"encoder.…", "top.…": tensor}}, the trained joint model, of any phase; of
+    MLPs that are concatenated. ``taught``: False for the same model without a teacher.
     """
     recipe = Recipe.model_validate(recipe_tables)
     phase = next(each for each in recipe.phases if each.kind == "student")
@@ -56,14 +59,24 @@ def train(
             )
             features = fitted.transform(table)
             width = recipe.embedding_size(party.name)
-            encoder = build_encoder(recipe.model.encoder, features.spec, width)
-            _load(encoder, "encoder", joint[party.name])
-            z.append(encoder.eval()(features.x).detach())
+            weights = joint[party.name]
+            networks = _networks(weights)
+            for network in networks:
+                kind = recipe.model.encoder
+                encoder = build_encoder(kind, features.spec, width // len(networks))
+                _load(encoder, network, weights)
+                found = encoder.eval()(features.x).detach()
+                z.append(found.tanh() if network == BOUND else found)
             if party.role == "active":
                 own_x, own_spec, name = features.x, features.spec, party.name
-                labels = Labels.fit(table.labels, recipe.task, splits["train"], source="reference")
                 assert table.labels is not None
-                y = labels.encode(table.labels)
+                raw = table.labels
+                if said.beside:
+                    raw = np.stack([raw, *(table.beside[each] for each in said.beside)], axis=1)
+                labels = Labels.fit(
+                    raw, recipe.task, splits["train"], source="reference", names=said.labels
+                )
+                y = labels.encode(raw)
         h = torch.cat(z, dim=1)
         top = build_top(recipe.model.top, h.shape[1], recipe.task.outputs)
         _load(top, "top", joint[name])
@@ -126,6 +139,16 @@ def _student(
         if settings.get("match"):
             model["match"] = nn.Linear(width, joint)
     return model
+
+
+def _networks(weights: dict[str, Tensor]) -> list[str]:
+    """Returns the beginnings of the names of an encoder's weights: FedCVT has two networks side by
+    side, and FedOnce bounds what its own gives.
+    """
+    for names in (["encoder.unique", "encoder.shared"], [BOUND]):
+        if any(key.startswith(f"{names[0]}.") for key in weights):
+            return names
+    return ["encoder"]
 
 
 def _load(model: nn.Module, part: str, weights: dict[str, Tensor]) -> None:

@@ -32,6 +32,10 @@ class Served:
     run: vfl.Run
     listen: str = field(default_factory=ports.address)
     url: str = ""
+    # What is given with --run; empty: ``run``.
+    runs: tuple[str, ...] = ()
+    # {party: more options of its program}.
+    options: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def start(self, name: str, **more: Any) -> Program:
         """Starts a party's program; ``more``: keys of its table ``serve``."""
@@ -39,10 +43,13 @@ class Served:
         serve = {"refresh_s": 0.2, "party_timeout_ms": 1000, **more}
         if name == "p0":
             serve = {"http": "127.0.0.1:0"} | serve
-        self.federation.extra[name] = {**own, "serve": serve}
+        kept = {key: of for key, of in self.federation.extra.get(name, {}).items() if key == "out"}
+        self.federation.extra[name] = {**kept, **own, "serve": serve}
         path = self.federation.write_party(name).name
-        words = ("vfl-party", "serve", path, "--run", self.run.folder.name)
-        return self.federation.start(name, *words)
+        runs = [word for each in self.runs or (self.run.folder.name,) for word in ("--run", each)]
+        return self.federation.start(
+            name, "vfl-party", "serve", path, *runs, *self.options.get(name, ())
+        )
 
     def start_all(self, **more: Any) -> None:
         """Starts all parties, and waits until all attend; ``more``: of the active one."""
@@ -111,29 +118,44 @@ def write_tables(folder: Path) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def trained(
-    folder: Path, data: dict[str, dict[str, Any]] | None = None, *, measured: bool = True
+    folder: Path, *phases: dict[str, Any], data: dict[str, dict[str, Any]] | None = None
 ) -> Iterator[Served]:
     """Trains in this process, and yields the parties, which are not started yet.
 
-    ``data``: their [data]; by default those of ``write_tables``. ``measured``: with a student, and
-    with the quality of all sets of parties.
+    ``phases``: of the recipe; by default split training, a student and a measurement of subsets.
+    ``data``: the parties' [data]; by default those of ``write_tables``.
     """
-    data = write_tables(folder) if data is None else data
     recipe = cases.recipe(3, task={"kind": "binary"})
-    if measured:
+    if phases:
+        recipe["phases"] = [*phases]
+    else:
         recipe["phases"].append({"kind": "student", "epochs": 2})
         recipe["phases"].append({"kind": "evaluate", "subsets": True, "resamples": 2})
+    with federation_of(folder, recipe, data) as federation:
+        yield Served(federation, trained_run(federation, folder / "f" / "recipe.toml"))
+
+
+@contextmanager
+def federation_of(
+    folder: Path, recipe: dict[str, Any], data: dict[str, dict[str, Any]] | None = None
+) -> Iterator[Federation]:
+    """Writes the files of a federation with the tables of ``write_tables``, or with ``data``."""
+    data = write_tables(folder) if data is None else data
     with Federation(folder / "f", recipe, data) as federation:
-        given = {
-            name: vfl.Data(
-                table["source"],
-                settings={key: value for key, value in table.items() if key != "source"},
-            )
-            for name, table in data.items()
-        }
-        run = vfl.simulate(
-            folder / "f" / "recipe.toml", data=given, out=folder / "f" / "runs", quiet=True
-        )
         # No server is needed.
         federation.address = "127.0.0.1:1"
-        yield Served(federation, run)
+        yield federation
+
+
+def trained_run(federation: Federation, recipe: Path | dict[str, Any]) -> vfl.Run:
+    """Trains a recipe in this process, with the tables of its parties."""
+    named = federation.recipe if isinstance(recipe, Path) else recipe
+    tables = [(each["name"], federation.data[each["name"]]) for each in named["parties"]]
+    given = {
+        name: vfl.Data(
+            table["source"],
+            settings={key: value for key, value in table.items() if key != "source"},
+        )
+        for name, table in tables
+    }
+    return vfl.simulate(recipe, data=given, out=federation.folder / "runs", quiet=True)

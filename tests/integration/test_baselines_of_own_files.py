@@ -4,6 +4,7 @@ does for itself.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,26 @@ import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
+from rich.console import Console
 
 import vfl
 from tests.harness.federation import toml
 from tests.harness.here import one_launcher
 from tests.harness.sentences import raises, worded_as_before
 from vfl.cli import cli
+from vfl.production.models import models, show_models
 from vfl.simulation.baselines import BASELINES, baseline, of_party_file
 from vfl.simulation.origin import Origin
 from vfl.studies.plan import load_study
 from vfl.studies.run import run_study
+from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.assembly.party import Assembled
 from vfl_party.assembly.trial import try_parties
-from vfl_party.predict.prediction import load_trained, prediction_data
+from vfl_party.predict.alone import Alone
+from vfl_party.predict.prediction import load_joint, load_trained, prediction_data
+from vfl_party.predict.results import Output
 
 ROWS = 120
 NUMBERS = np.random.default_rng(7)
@@ -124,6 +130,40 @@ def test_columns_are_named_after_their_party(here: Path) -> None:
     assert table.numeric_names == ("bank:age", "shop:age")
     assert table.categorical_names == ("bank:colour", "shop:colour")
     assert table.source == "the joined tables of bank, shop"
+
+
+def test_the_columns_of_one_party_alone_keep_their_names(here: Path) -> None:
+    given = recipe(rows=recipe()["rows"] | {"align": "psi"})
+    (one,) = try_parties(made("alone", here, given), here).values()
+    assert one.prepared.table.numeric_names == ("age",)
+    assert one.prepared.table.categorical_names == ("colour",)
+
+
+@pytest.mark.parametrize("align", ["digest", "psi"])
+def test_the_active_party_s_baseline_stands_in_for_the_others(align: str, here: Path) -> None:
+    """``predict.alone`` names the run that ``vfl report --baselines`` has made."""
+    (here / "own.toml").write_text(toml(recipe(rows=recipe()["rows"] | {"align": align})))
+    alone, joint = (
+        vfl.simulate(here / "own.toml", baseline=kind, out=here / "runs", quiet=True)
+        for kind in ("alone", None)
+    )
+    found = load_joint(joint.folder, "bank")
+    own = DataSettings.model_validate(OWN["bank"]).absolute(here)
+    stand_in = Alone.load(alone.folder, found, "bank", own, None, None)
+    stand_in.write([Output(here / "away.csv")], torch.device("cpu"))
+    scores = pd.read_csv(here / "away.csv").set_index("id")["score_yes"]
+    assert len(scores) == ROWS
+    kept = pd.DataFrame(alone.predictions).set_index("id")["score_yes"]
+    np.testing.assert_allclose(scores[kept.index], kept, atol=1e-6)
+    # Both have the recipe's name.
+    marked = {each.run: each.alone for each in models(here / "runs")}
+    assert marked == {alone.folder.name: True, joint.folder.name: False}
+    told = Console(file=io.StringIO(), width=200)
+    show_models(models(here / "runs"), told)
+    lines = told.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert ["(one party)" in line for line in lines if "-own" in line] == [
+        each.alone for each in models(here / "runs")
+    ]
 
 
 def test_parties_whose_names_begin_alike_keep_their_columns_apart(here: Path) -> None:

@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for options in ([], ["--baseline", "alone"]):
         done = vfl_here("simulate", "case.toml", *options, cwd=folder)
         assert done.returncode == 0, done.stderr
-    (found,) = (each for each in (folder / "runs").iterdir() if "alone" not in each.name)
+    (found,) = (each for each in (folder / "runs").glob("[!.]*") if "alone" not in each.name)
     return found
 
 
@@ -68,7 +68,7 @@ def test_a_card_has_what_the_files_say(run: Path, tmp_path: Path) -> None:
     assert f"in {summary.bytes.total.messages:,} messages." in text
     assert "No phase trained with differential privacy." in text
     # The baseline beside it, on the test rows.
-    alone = next(each for each in run.parent.iterdir() if "alone" in each.name)
+    alone = next(each for each in run.parent.glob("[!.]*") if "alone" in each.name)
     its_own = load_summary(alone / "summary.json").metrics["test"]
     row = " | ".join(f"{its_own[name]:.4g}" for name in summary.metrics["test"])
     assert f"| `alone` | {row} |" in text

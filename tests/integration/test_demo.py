@@ -53,7 +53,7 @@ def vfl(*args: str | Path, cwd: Path, timeout_s: float = RUN_S) -> subprocess.Co
 
 
 def run_folder(out: Path) -> Path:
-    (folder,) = out.iterdir()
+    (folder,) = out.glob("[!.]*")
     return folder
 
 

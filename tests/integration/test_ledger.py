@@ -13,6 +13,8 @@ from tests.harness import cases
 from tests.harness.federation import Federation
 from tests.harness.proxy import Proxy
 from vfl_common.summary import Summary
+from vfl_party.record.book import folder_of
+from vfl_party.record.history import RecordHistory
 
 # Sender, receiver, phase, kind.
 Link = tuple[str, str, str, str]
@@ -227,6 +229,20 @@ def test_after_a_kill_the_summary_says_which_links_disagree(tmp_path: Path) -> N
         federation.start_party("p2")
         summary = Summary.model_validate(federation.finish())
         sent, received = ledgers(federation)
+        recorded: Counter[Link] = Counter()
+        for name in federation.names:
+            folder = folder_of(tmp_path / "runs", name)
+            for each in RecordHistory(folder).disclosures():
+                for peer in each.to:
+                    link = (name, peer, each.way.phase, each.way.kind)
+                    recorded[link] += each.payload_bytes
+    # What others got is in the sender's record, also of what the killed process had sent.
+    for link, count in received.items():
+        if link[0] in federation.names and link[2] != "control":
+            assert recorded[link] >= count[0], link
+    assert (
+        recorded["p2", "p0", "splitnn", "embedding"] > sent["p2", "p0", "splitnn", "embedding"][0]
+    )
     assert not summary.bytes.agrees
     differing = {
         link for link in sent.keys() | received.keys() if sent.get(link) != received.get(link)

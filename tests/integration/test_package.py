@@ -68,7 +68,7 @@ def build(source: Path, out: Path, kind: str) -> Path:
     command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(out)]
     done = subprocess.run([*command, str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-    (found,) = out.iterdir()
+    (found,) = out.glob("[!.]*")
     # What an index asks of it.
     check = [sys.executable, "-m", "twine", "check", "--strict", str(found)]
     assert subprocess.run(check, capture_output=True).returncode == 0

@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,11 @@ def test_new_categories_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     worded_as_before(done.stderr)
     assert "SECRET" not in done.stderr
+    with zipfile.ZipFile("new.zip", "w") as archive:
+        archive.write("new.csv")
+    packed = ("--data", "bank=bank.csv", "--data", "shop=new.zip/new.csv", "--out", "packed.csv")
+    assert invoke("predict", *packed).exit_code == 0
+    assert Path("packed.csv").read_bytes() == Path("new-scores.csv").read_bytes()
 
 
 def test_a_query_gives_the_rows_of_a_database(

@@ -32,7 +32,7 @@ from vfl_party.assembly.party import assemble, expected_rows, open_party
 from vfl_party.base.seeds import split_rows
 from vfl_party.data.rows import prepare
 from vfl_party.data.table import Categories, Table
-from vfl_party.methods.secureboost import active, common, guard, joint_walk, passive
+from vfl_party.methods.secureboost import active, common, descent, guard, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
 from vfl_party.methods.secureboost.homomorphic.none import PlainAdder, PlainKeys
 from vfl_party.methods.secureboost.joint_walk import Walk
@@ -449,8 +449,8 @@ def test_the_nearest_own_split_above_a_node_says_where_its_rows_come_from() -> N
     split = Split(0, (True, False), True)
     tree = Tree({(0, 0): split, (2, 3): split})
     nodes = ((0, 0), (1, 0), (1, 1), (2, 3), (3, 6), (3, 7))
-    assert [joint_walk._entrance(tree, *node) for node in nodes] == [1, 2, 3, 3, 14, 15]
-    assert joint_walk._entrance(Tree({(1, 0): split}), 2, 3) == 1
+    assert [descent._entrance(tree, *node) for node in nodes] == [1, 2, 3, 3, 14, 15]
+    assert descent._entrance(Tree({(1, 0): split}), 2, 3) == 1
 
 
 @pytest.mark.parametrize("level", [0, 2])

@@ -15,12 +15,16 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from tests.harness.online import predicted
 from tests.harness.served import NAMES, ROWS, Served, trained
+from tests.harness.waiting import wait_until
+from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.rpc.serving.answered import EMBEDDED, Answered
 from vfl_common.summary import Worth
 from vfl_party.assembly.files import read_files
@@ -29,6 +33,8 @@ from vfl_party.predict.prediction import load_joint
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import Store
+from vfl_party.serve.telling.request import OWN, PARTIES, QUEUE, TOP, Request, noting
+from vfl_party.serve.telling.teller import FILE
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
@@ -38,7 +44,7 @@ from vfl_party.serve.http.v1 import rows_of
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with trained(tmp_path_factory.mktemp("serve")) as found:
-        found.start_all()
+        found.start_all(grpc="127.0.0.1:0")
         yield found
 
 
@@ -96,6 +102,31 @@ def test_other_protocols_give_the_same(served: Served, want: dict[str, Any]) -> 
     assert served.get("/v2/health/ready")["ready"] is True
 
 
+def test_numbers_over_grpc_are_the_same(served: Served, want: dict[str, Any]) -> None:
+    ready = next(each for each in served.program("p0").events if each["event"] == "ready")
+    ids, frame = list(want), read(served, "p0")
+    asked = pb.ModelInferRequest(model_name="case", model_version=served.run.folder.name)
+    tensor = asked.inputs.add(name="ids", datatype="BYTES", shape=[len(ids)])
+    tensor.contents.bytes_contents.extend(each.encode() for each in ids)
+    with grpc.insecure_channel(ready["grpc"]) as channel:
+        ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        def outputs() -> dict[str, Any]:
+            answer = pb.ModelInferResponse.FromString(ask(asked.SerializeToString(), timeout=30))
+            return {each.name: each.contents for each in answer.outputs}
+
+        plain = outputs()
+        for name in frame:
+            column = asked.inputs.add(name=name, datatype="FP64", shape=[len(ids)])
+            column.contents.fp64_contents.extend(frame[name])
+        own = outputs()
+    for found in (plain, own):
+        rows = zip(found["score_1"].fp64_contents, found["class"].int64_contents, strict=True)
+        assert dict(zip(ids, rows, strict=True)) == want
+        assert set(found["parties"].bytes_contents) == {",".join(NAMES).encode()}
+        assert all(found["present"].bool_contents)
+
+
 def test_own_columns_take_the_place_of_the_table(served: Served, want: dict[str, Any]) -> None:
     ids, frame = list(want), read(served, "p0")
     columns = {name: frame[name].tolist() for name in frame}
@@ -143,6 +174,33 @@ def read(served: Served, name: str) -> Any:
     """Returns a party's columns, in the order of the ids."""
     frame = pd.read_csv(served.federation.data[name]["source"])
     return frame.drop(columns=["id", "label"], errors="ignore")
+
+
+def test_the_student_is_served_alone(served: Served) -> None:
+    """It asks nobody, and opens no port for the others."""
+    program = served.federation.start(
+        "solo", *("vfl-party", "serve", "p0.toml", "--run", served.run.folder.name, "--solo")
+    )
+    ready = program.wait_for("ready")
+    assert ready["address"] == ""
+    want = predicted(served.run, solo=True)
+    body = {"ids": [*want, "nobody"]}
+    status, answer = served.ask("/v1/predict", body, url=ready["http"])
+    assert status == 200, answer
+    *rows, last = answer["rows"]
+    assert scores(rows) == {each: tuple(found.values()) for each, found in want.items()}
+    assert {(row["state"], *row["parties"], *row["missing"]) for row in rows} == {("scored", "p0")}
+    assert (last["state"], last["missing"]) == ("unknown", {"p0": "unknown id"})
+    assert {row["expected_quality"] for row in rows} == {
+        served.run.metrics["test student"][worth(served).metric]
+    }
+    assert served.ask("/healthz", url=ready["http"])[1]["parties"] == ["p0"]
+    columns = {name: values.tolist() for name, values in read(served, "p0").items()}
+    status, answer = served.ask(
+        "/v1/predict", {"ids": [*want], "columns": columns}, url=ready["http"]
+    )
+    assert scores(answer["rows"]) == scores(rows)
+    program.stop()
 
 
 def test_who_is_unknown_has_no_score(served: Served) -> None:
@@ -357,6 +415,29 @@ def test_numbers_that_are_too_large_for_the_model_give_no_score(served: Served) 
     assert found.state == ["scored", "failed", "scored"]
     assert np.isfinite(found.columns["score_1"]).all()
     assert json.dumps(rows_of(["K-1", "K-2", "K-3"], found), allow_nan=False)
+
+
+def test_where_the_time_of_a_request_goes(served: Served) -> None:
+    def answer(name: str, ids: Sequence[str]) -> Answered:
+        return Answered(bytes(len(ids)))
+
+    request = Request("http", "POST /v1/predict")
+    with noting([(request, 7), (None, 8)]):
+        scorer(served, answer).score(["K-1"])
+    names, began, ended = zip(*request.stages, strict=True)
+    assert names == (QUEUE, OWN, PARTIES, TOP)
+    assert began[0] == 7
+    assert list(began) == sorted(began)
+    assert all(end <= next_ for end, next_ in zip(ended, began[1:], strict=False))
+
+
+def test_the_access_log_has_no_ids(served: Served) -> None:
+    served.rows("K-1", "K-2")
+    path = served.run.folder / "p0" / FILE
+    text = wait_until(path.read_text, lambda text: '"rows": 2' in text)
+    line = json.loads(text.splitlines()[-1])
+    assert (line["route"], line["status"], line["model"]) == ("POST /v1/predict", 200, "case")
+    assert "K-" not in text
 
 
 def test_an_id_that_is_spelt_longer_than_any_is_nobodys(served: Served) -> None:

@@ -25,7 +25,7 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from tests.harness import pki
+from tests.harness import cases, pki
 from tests.harness.feature_service import FeatureService, serving
 from tests.harness.postgres import Postgres, postgres, programs
 from tests.harness.sentences import raises
@@ -87,7 +87,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     }
     data["p0"]["label"] = "label"
     data["p1"]["missing"] = "mean"
-    with trained(folder, data, measured=False) as found:
+    phases = cases.recipe(3, task={"kind": "binary"})["phases"]
+    with trained(folder, *phases, data=data) as found:
         yield found
 
 
@@ -483,8 +484,8 @@ def test_a_slow_service_is_late(served: Served) -> None:
 
 
 def test_a_service_that_is_not_there_fails_the_start(served: Served, tmp_path: Path) -> None:
-    with serving(service()) as found:
-        pass
+    with serving(service()) as found, raises(InputError, Code.FILE_INVALID):
+        opened(served, {"kind": "service", "url": found.url + "s"})
     with raises(InputError, Code.FILE_INVALID):
         opened(served, {"kind": "service", "url": "http://127.0.0.1:1/x"})
     (tmp_path / "none.pem").write_text("nothing")

@@ -59,7 +59,9 @@ def test_one_tower_of_a_finished_run_is_begun_with(tmp_path: Path) -> None:
         federation.start_all()
         assert [program.wait() for program in federation.programs.values()] == [0, 0, 0]
         (second,) = (
-            path for path in (tmp_path / "runs").iterdir() if path.is_dir() and path.name != run_id
+            path
+            for path in (tmp_path / "runs").glob("[!.]*")
+            if path.is_dir() and path.name != run_id
         )
         store = federation.store(second, "p1")
         encoder = store.load(store.labels()[-1])["job"]["models"]["encoder"]

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pyarrow.csv
 import pytest
 import torch
 from click.testing import CliRunner
+from sklearn.datasets import load_breast_cancer
 from torch import Tensor
 
+import vfl
 from tests.harness import cases, reference, reference_student
 from tests.harness.federation import Federation, refused
 from tests.harness.memory import run_here
@@ -96,6 +99,59 @@ def test_each_row_counts_with_what_is_known_of_it(rows: dict[str, Any], tmp_path
     other = recipe("binary", {"aligned": rows["aligned"], "labelled": 10}, embedding_size=4)
     another = reference_student.train(other, data("binary"), found)
     assert largest_deviation({"p0": student_of(found)}, {"p0": another}) > 100 * TOLERANCE
+
+
+FEDONCE: list[dict[str, Any]] = [
+    {"kind": "fedonce", "epochs": 1, "batch_size": 24, "output": "tanh"},
+    {"kind": "head", "epochs": 2, "batch_size": 24, "own_encoder": "trained", "optimizer": SGD},
+]
+FEDCVT: list[dict[str, Any]] = [
+    {
+        "kind": "fedcvt",
+        "epochs": 2,
+        "batch_size": 16,
+        "unlabelled_batch_size": 12,
+        "own_batch_size": 10,
+        "optimizer": SGD,
+    }
+]
+
+
+@pytest.mark.parametrize("joint", [FEDONCE, FEDCVT], ids=["head", "fedcvt"])
+def test_any_joint_model_teaches(joint: list[dict[str, Any]], tmp_path: Path) -> None:
+    few = {"aligned": 0.6, "labelled": 20}
+    tables = recipe("binary", few, embedding_size=4, together=True)
+    tables["model"]["embedding_size"] = 4
+    tables["phases"] = [*joint, tables["phases"][1], {"kind": "evaluate"}]
+    _, federation = run_here(tmp_path / "whole", tables, data("binary"))
+    found = parameters(federation)
+    want = reference_student.train(tables, data("binary"), found)
+    assert largest_deviation({"p0": student_of(found)}, {"p0": want}) <= TOLERANCE
+    metrics = load_summary(federation.run_folder / "summary.json").metrics
+    assert metrics["test together"] == metrics["test"]
+
+
+def test_several_labels_are_taught(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    x_NF = rng.normal(size=(80, 4)).round(3)
+    own = [
+        f"r{n:02},{x[0]},{x[1]},{int(x[0] + x[2] > 0)},{int(x[3] > 0)}" for n, x in enumerate(x_NF)
+    ]
+    other = [f"r{n:02},{x[2]},{x[3]}" for n, x in enumerate(x_NF)]
+    (tmp_path / "own.csv").write_text("\n".join(["id,a,b,often,late", *own]))
+    (tmp_path / "other.csv").write_text("\n".join(["id,c,d", *other]))
+    said: dict[str, Any] = {
+        "p0": {"source": str(tmp_path / "own.csv"), "id": ["id"], "labels": ["often", "late"]},
+        "p1": {"source": str(tmp_path / "other.csv"), "id": ["id"]},
+    }
+    tables = recipe("binary", temperature=2.0, alone=True)
+    tables["task"] = {"kind": "multilabel", "classes": 2}
+    _, federation = run_here(tmp_path, tables, said)
+    found = parameters(federation)
+    want = reference_student.train(tables, said, found)
+    assert largest_deviation({"p0": student_of(found)}, {"p0": want}) <= TOLERANCE
+    metrics = load_summary(federation.run_folder / "summary.json").metrics
+    assert metrics["test student"] != metrics["test alone"]
 
 
 def test_rows_that_the_others_lack_count_with_their_labels_under_psi(tmp_path: Path) -> None:
@@ -342,6 +398,29 @@ def test_on_one_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     table = pyarrow.csv.read_csv(tmp_path / "solo.csv")
     assert table.num_rows == 569
     assert set(table["state"].to_pylist()) == {"alone"}
+
+
+def test_it_is_an_onnx_file_on_the_party_s_own_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tables = recipe("binary")
+    tables["simulate"] = {"data": {"source": "sklearn:breast_cancer", "label": "target"}}
+    from vfl.library.simulate import run_files
+
+    run_files(tables, tmp_path, tmp_path / "runs" / "one")
+    command = ["export", "model", "runs/one", "--party", "p0", "--format", "onnx"]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    assert done.output == "p0.onnx\np0-top.onnx\np0-student.onnx\np0.json\n"
+    about = json.loads(Path("p0.json").read_text())["p0-student.onnx"]
+    assert (about["what"], about["task"], about["classes"]) == ("student", "binary", [0, 1])
+    session = onnxruntime.InferenceSession("p0-student.onnx", providers=["CPUExecutionProvider"])
+    whole = load_breast_cancer(as_frame=True).data
+    numbers = whole[about["inputs"]["numbers"]["columns"]].to_numpy(np.float32)
+    (logits,) = session.run(["output"], {"numbers": numbers})
+    want = vfl.Run.load("runs/one").predict(solo=True)["score_1"]
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits[:, 0])), want, rtol=0, atol=1e-5)
 
 
 def test_who_stands_in_for_the_others_is_named(tmp_path: Path) -> None:

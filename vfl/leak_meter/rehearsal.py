@@ -34,6 +34,7 @@ from vfl.library.run import Run
 from vfl.library.simulate import carry_out, in_process
 from vfl.simulation.inprocess import Attach
 from vfl_common.bundle import Kind
+from vfl_common.errors import Code, InputError
 from vfl_common.text import listed
 from vfl_party.assembly.party import Assembled
 from vfl_party.base.plugins import where_it_failed
@@ -74,8 +75,11 @@ class Rehearsal:
 
     def attach(self, name: str, party: Assembled) -> None:
         """Listens at all exchanges that a party's phases have opened; called once the party is
-        assembled.
+        assembled. Raises InputError if the parties hold different rows.
         """
+        if party.party.recipe.rows.partial:
+            text = "recipe: rows.partial: a rehearsal plays attacks on rows that all parties hold"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it from the recipe for this")
         self.recording.attach(name, party)
         self._scenes.begin(name)
 

@@ -93,11 +93,11 @@ def predict(
 
 def by_party(data: tuple[str, ...]) -> dict[str, str]:
     """Reads the options ``NAME=SOURCE``. Raises InputError."""
-    from vfl_common.config.data import is_path
+    from vfl_common.config.sources import divided, is_path
 
     found = _named(data, "--data", "SOURCE")
     for name, file in found.items():
-        if is_path(file) and not Path(file).exists():
+        if is_path(file) and not Path(divided(file)[0]).exists():
             raise InputError(Code.FILE_INVALID, f"--data {name}={file}: no such file")
     return found
 

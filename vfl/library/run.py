@@ -164,7 +164,7 @@ class Run:
                 party that has features, also for a baseline of their joined columns. The columns
                 are those of training; no label is needed. Without it, the run's own rows are
                 predicted. With ``rows.align = "psi"`` it is the rows that all parties hold that are
-                predicted.
+                predicted; with ``rows.partial`` all of the active party.
             output: a new file for the result: CSV or Parquet, by its ending. Only you may read it.
             without: passive parties that take no part; for a model that has learnt to do without a
                 party (``subsets`` or ``party_dropout``), whose results say in ``parties`` who took

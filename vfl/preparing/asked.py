@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vfl.preparing.dataset import DataSet, Division, Request, Use
+from vfl.preparing.dataset import DataSet, Division, PaperUse, Request
 from vfl_common.errors import Code, InputError
 
 
@@ -20,11 +20,11 @@ class Asked:
 
     name: str
     dataset: DataSet
-    use: Use
+    use: PaperUse
     division: Division
     request: Request
     validation: float
-    numbers: Use | None
+    numbers: PaperUse | None
 
 
 def asked(
@@ -64,7 +64,7 @@ def asked(
     return Asked(name, dataset, use, division, request, _share(share), next(alike, None))
 
 
-def _use(dataset: DataSet, paper: str | None, divide: str | None) -> Use:
+def _use(dataset: DataSet, paper: str | None, divide: str | None) -> PaperUse:
     if paper is None:
         return next((use for use in dataset.uses if use.division == divide), dataset.uses[0])
     papers = {use.paper.lower().replace("-", ""): use for use in dataset.uses}
@@ -76,7 +76,7 @@ def _use(dataset: DataSet, paper: str | None, divide: str | None) -> Use:
     return found
 
 
-def _division(dataset: DataSet, use: Use, divide: str | None) -> Division:
+def _division(dataset: DataSet, use: PaperUse, divide: str | None) -> Division:
     found = dataset.divisions.get(divide or use.division)
     if found is None:
         known = ", ".join(dataset.divisions)
@@ -85,7 +85,7 @@ def _division(dataset: DataSet, use: Use, divide: str | None) -> Division:
     return found
 
 
-def _count(division: Division, use: Use, parties: int | None) -> int:
+def _count(division: Division, use: PaperUse, parties: int | None) -> int:
     fits = not division.parties or use.parties in division.parties
     count = parties or (use.parties if fits else division.parties[0])
     if count < 1 or (division.parties and count not in division.parties):

@@ -91,7 +91,7 @@ class Division:
 
 
 @dataclass(frozen=True)
-class Use:
+class PaperUse:
     """What a paper does with the data set.
 
     Args:
@@ -139,7 +139,7 @@ class DataSet:
     task: Mapping[str, Any]
     forms: tuple[Form, ...]
     divisions: Mapping[str, Division]
-    uses: tuple[Use, ...]
+    uses: tuple[PaperUse, ...]
     memory: str
     options: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
 

@@ -43,9 +43,10 @@ def models(context: click.Context, out: Path, as_json: bool) -> None:
     """List the trained runs in OUT with their stages, or change a stage.
 
     A trained run is a candidate. A run that is promoted is in production, and the one that was is
-    retired: one run of each recipe's name is in production. OUT/models.json has all changes, with
-    time and user. Each party keeps its own and promotes the same run; a joint prediction with
-    --run production ends with one sentence if two parties mean different runs.
+    retired: one run of each recipe's name is in production. A run of one party, such as a baseline,
+    is marked, because it has the recipe's name, too. OUT/models.json has all changes, with time and
+    user. Each party keeps its own and promotes the same run; a joint prediction with --run
+    production ends with one sentence if two parties mean different runs.
 
     \b
     Examples:

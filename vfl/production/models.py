@@ -16,13 +16,16 @@ from vfl_common.text import clean
 
 # Characters of a name that somebody else chose.
 _MOST = 60
+# Of a baseline, say, which is trained under the name of its federation's recipe.
+_ALONE = " (one party)"
 _MAIN = ("accuracy", "auc", "rmse")
 
 
 @dataclass(frozen=True)
 class StagedRun:
     """A trained run. ``since``, ``who``: of its last change; '' if it never changed. ``metrics``:
-    of the test rows, where the run's summary is here.
+    of the test rows, where the run's summary is here. ``alone``: whether it had one party only, as
+    a baseline has.
     """
 
     run: str
@@ -31,11 +34,13 @@ class StagedRun:
     since: str
     who: str
     metrics: dict[str, float]
+    alone: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Returns what ``vfl models --json`` prints."""
-        found: dict[str, Any] = {"run": self.run, "recipe": self.recipe, "stage": self.stage}
-        return found | {"since": self.since, "who": self.who, "metrics": self.metrics}
+        found: dict[str, Any] = {"run": self.run, "recipe": self.recipe, "alone": self.alone}
+        found |= {"stage": self.stage, "since": self.since, "who": self.who}
+        return found | {"metrics": self.metrics}
 
 
 def models(out: Path) -> list[StagedRun]:
@@ -53,6 +58,7 @@ def models(out: Path) -> list[StagedRun]:
                 last.at if last is not None else "",
                 last.who if last is not None else "",
                 _tested(out / each.run_id),
+                each.alone,
             )
         )
     return found
@@ -69,8 +75,9 @@ def show_models(found: list[StagedRun], console: Console | None = None) -> None:
     for each in found:
         metrics = [f"{each.metrics[m]:.4g}" if m in each.metrics else "" for m in shown]
         since = each.since[:16].replace("T", " ")
-        words = (each.run, each.recipe, each.stage, since, each.who)
-        table.add_row(*(clean(word, _MOST) for word in words), *metrics)
+        words = [clean(w, _MOST) for w in (each.run, each.recipe, each.stage, since, each.who)]
+        words[1] += _ALONE if each.alone else ""
+        table.add_row(*words, *metrics)
     console = console or wide_console()
     whole = console.measure(table, options=console.options.update(max_width=400)).maximum
     console.width = max(console.width, PIPE_WIDTH, whole)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console, Group
@@ -47,6 +47,11 @@ def size(count: int) -> str:
                 else f"{count / factor:,.0f} {unit}"
             )
     return f"{count} B"
+
+
+def is_one(used: Mapping[str, int]) -> bool:
+    """Whether all parties have as many rows that count: ``used``, {party: how many}."""
+    return len(set(used.values())) == 1
 
 
 def show(summary: Summary, phases: Sequence[str] = (), console: Console | None = None) -> None:
@@ -178,11 +183,13 @@ def _headline(summary: Summary) -> str:
     ]
     held = {party.name: party.rows for party in summary.parties if party.rows}
     if held:
-        common = next(party.common_rows for party in summary.parties if party.rows)
+        used = {party.name: party.common_rows for party in summary.parties if party.rows}
         shares = ", ".join(
-            f"{name} {percent(common, rows)} of {rows:,}" for name, rows in held.items()
+            f"{name} {percent(used[name], rows)} of {rows:,}" for name, rows in held.items()
         )
-        parts.append(f"{common:,} rows in common ({shares})")
+        # With rows.partial each party has other rows than the others.
+        what = f"{max(used.values()):,} rows in common" if is_one(used) else "rows that count"
+        parts.append(f"{what} ({shares})")
     if summary.without:
         parts.append(f"trained without {', '.join(summary.without)}, too late")
     missed = Counter[str]()

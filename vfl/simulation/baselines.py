@@ -34,7 +34,7 @@ _BETWEEN = ("codec", "transforms", "optimizers")
 # Keys of a phase that trains for parties that may be missing; ``evaluate`` has another ``subsets``.
 _MISSING = ("subsets", "party_dropout")
 # Keys of [rows] about finding the rows in common.
-_ALIGNMENT = ("align", "at_least", "alignment")
+_ALIGNMENT = ("align", "at_least", "alignment", "partial")
 # Trees without a lower loss on the validation rows.
 _PATIENCE = 50
 Tables = dict[str, Any]

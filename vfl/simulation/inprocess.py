@@ -85,6 +85,11 @@ class MemoryTransport:
     ends: list[ExchangeHub[MemoryPipe] | MemoryLink] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     protocol: int = PROTOCOL
+    # Nothing leaves the process.
+    record: None = None
+
+    def confer(self, *, once: bool = False) -> None:
+        _ = once
 
     def end(self, error: VflError) -> None:
         for each in self.ends:
@@ -232,8 +237,15 @@ def predict_in_process(
         settings = recipe.party(name)
         assert settings is not None  # noqa: S101 - its folder is in the run's
         own = prediction_data(data[name], None, trained[name].state)
-        says = trained[name].says_parties
-        work = Prediction(trained[name], settings, id_names(own), outputs, says_parties=says)
+        of = trained[name]
+        work = Prediction(
+            of,
+            settings,
+            id_names(own),
+            outputs,
+            says_parties=of.says_parties,
+            expects=of.expects,
+        )
         opened = assembly.open_party(
             recipe, name, own, trained[name].encoder, load or assembly.load, work
         )

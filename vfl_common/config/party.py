@@ -13,7 +13,7 @@ from vfl_common.config.feature_stores import StoreSettings, absolute_store
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.recipe_tables import Name
+from vfl_common.config.recipe_tables import Name, RunName
 from vfl_common.errors import Code, InputError
 from vfl_common.text import host_and_port
 
@@ -94,6 +94,10 @@ class ServeSettings(Section):
 
     http: Address = "127.0.0.1:8080"
     """Active party: where it answers HTTP; port 0 takes a free port."""
+    grpc: Address | None = None
+    """Active party: where it answers the Open Inference Protocol over gRPC, with the tokens and the
+    certificate of HTTP; port 0 takes a free port. Default: nowhere.
+    """
     tokens: str | None = None
     """Active party: the file of the callers' tokens, which ``vfl-party token`` writes. Default: no
     token is asked for, and ``http`` must be an address of this machine alone.
@@ -104,6 +108,11 @@ class ServeSettings(Section):
     """
     key: str | None = None
     """Active party: the PEM file of that certificate's key, with mode 0600."""
+    access_log: bool = True
+    """Active party: write a line for each request into ``serve-access.jsonl`` in the run's folder:
+    when, by whose token, which model, how many rows, with which status, and how long it took. It
+    never has ids.
+    """
     party_timeout_ms: Annotated[int, Field(gt=0, le=600_000)] = 500
     """Active party: how long a request waits for the passive parties. It is answered without those
     that are later.
@@ -122,13 +131,27 @@ class ServeSettings(Section):
     store: StoreSettings | None = None
     """What is asked for the features of ids. Default: the table of ``[data]``, in memory."""
     answers_a_day: PositiveInt | None = None
-    """Passive party: how often a day it answers for one id. Default: no limit."""
+    """Passive party: how often a day it answers for one id, for all models together. Default: no
+    limit.
+    """
     cache_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 0.0
     """Passive party: for how long the active party may keep its embeddings, and use them again
     without asking. It forgets them when this party's table changes. 0: not at all.
     """
     cache_mib: Annotated[int, Field(ge=0, le=65_536)] = 64
-    """Active party: how much memory kept embeddings may take; 0 for none."""
+    """Active party: how much memory the kept embeddings of one run may take; 0 for none."""
+    keep: Annotated[int, Field(ge=1, le=10)] = 1
+    """With ``--run production``: how many earlier runs of each model stay ready, so that a rollback
+    takes no time.
+    """
+    shadow: tuple[RunName, ...] = ()
+    """Active party: runs, at most one of a model, that score a copy of what the model is asked. The
+    answers do not show it; the metrics compare both.
+    """
+    weights: dict[RunName, Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default_factory=dict)
+    """Active party: {run: its share of the ids}; the run that answers its model has the rest. An id
+    always has the same run.
+    """
 
     def model_post_init(self, _context: Any) -> None:
         if self.answers_a_day is not None and self.cache_s:
@@ -136,6 +159,17 @@ class ServeSettings(Section):
                 "an embedding that the active party keeps is not counted as an answer; set "
                 "cache_s = 0, or remove answers_a_day"
             )
+
+
+class RecordSettings(Section):
+    """How this party writes down what leaves it."""
+
+    digest: Literal["sample", "whole"] = "sample"
+    """What the digest of a large tensor is of: 1 KiB of it, or all its bytes. The digest of all
+    bytes takes a tenth of a step or more.
+    """
+    folder: str | None = None
+    """Where the folder of the record, ``.record-NAME``, is. Default: ``out``."""
 
 
 class PartyFile(Section):
@@ -184,6 +218,8 @@ class PartyFile(Section):
     """What this party asks of a joint prediction."""
     serve: ServeSettings = ServeSettings()
     """How this party serves a trained model."""
+    record: RecordSettings = RecordSettings()
+    """How this party writes down what leaves it."""
     trees: TreeLimits = TreeLimits()
     """What this party asks of recipes with ``secureboost``."""
     init: Init = "secret"
@@ -221,6 +257,9 @@ def load_party(path: Path) -> PartyFile:
             "serve": party.serve.model_copy(update={**files, "store": store}),
             "recipe": absolute(party.recipe),
             "out": absolute(party.out),
+            "record": party.record.model_copy(
+                update={"folder": absolute(party.record.folder) if party.record.folder else None}
+            ),
             "tls": tls,
             "data": data,
             "predict": party.predict.model_copy(

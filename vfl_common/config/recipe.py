@@ -144,12 +144,7 @@ class Recipe(Section):
             raise ValueError(
                 'start: held_by = "active" is for parties that hold rows of their own; remove it'
             )
-        if self.rows.align != "psi" and (
-            self.rows.alignment is not None or self.rows.at_least != 1
-        ):
-            raise ValueError(
-                'rows: alignment and at_least are for align = "psi"; add that, or remove them'
-            )
+        self._check_found_rows()
         if self.task.kind == "ranking" and self.rows.split not in ("grouped", "column"):
             text = f'a ranking compares the rows of a query, and split = "{self.rows.split}"'
             raise ValueError(f'rows: {text} divides them; set split = "grouped"')
@@ -167,6 +162,19 @@ class Recipe(Section):
         self._check_wire(phase_names)
         self._check_told()
         return self
+
+    def _check_found_rows(self) -> None:
+        """Raises ValueError if the recipe says how rows are found, and does not have them found."""
+        rows = self.rows
+        if rows.align != "psi" and (rows.alignment is not None or rows.at_least != 1):
+            raise ValueError(
+                'rows: alignment and at_least are for align = "psi"; add that, or remove them'
+            )
+        if rows.partial and rows.align != "psi":
+            raise ValueError('rows: partial = true is for align = "psi"; add that, or remove it')
+        if rows.partial and not self.passives:
+            text = f"{self.active.name} is alone, and no other party can hold some of its rows"
+            raise ValueError(f"rows: partial: {text}; remove it, or add a passive party")
 
     def _check_told(self) -> None:
         """Raises ValueError if the passive parties could not be told what they are to be."""

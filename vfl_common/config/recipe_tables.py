@@ -78,11 +78,16 @@ class RowsSettings(Section):
     """
     at_least: CountOrShare = 1
     """With psi: how many rows must be common, as a number, or as a share of each party's rows. If
-    there are fewer, the run ends before any party learns which rows are common.
+    there are fewer, the run ends before any party learns which rows are common. With ``partial``,
+    each party has so many rows that count.
     """
     alignment: RunName | None = None
     """With psi: the id of an earlier run of the same parties and tables. This run takes its common
     rows, and aligns nothing.
+    """
+    partial: bool = False
+    """With psi: whether rows count that the active party and at least one passive party hold. Each
+    row is trained and scored with the parties that hold it. Default: only rows that all hold.
     """
     split: Literal["random", "stratified", "grouped", "column"] = "random"
     """How rows are divided. ``random``: every party draws it from the seed. ``stratified``: the

@@ -81,14 +81,19 @@ class Members:
             raise PeerError(Code.IDENTITY_MISMATCH, text, party=name).privately(private)
 
 
-def members_of(recipe: Recipe, pins: Mapping[str, str] | None = None) -> Members:
-    """Makes the members of a recipe. Raises InputError (CONFIG_INVALID) if a pin is for somebody
+def members_of(*recipes: Recipe, pins: Mapping[str, str] | None = None) -> Members:
+    """Makes the members of recipes. Raises InputError (CONFIG_INVALID) if a pin is for somebody
     else.
     """
-    names = frozenset([recipe.server, *(party.name for party in recipe.parties)])
+    names = frozenset(
+        name
+        for recipe in recipes
+        for name in (recipe.server, *(party.name for party in recipe.parties))
+    )
     for name in pins or {}:
         if name not in names:
-            text = f"pins: {name!r} is neither the server nor a party of recipe {recipe.name}"
+            of = " or ".join(dict.fromkeys(recipe.name for recipe in recipes))
+            text = f"pins: {name!r} is neither the server nor a party of recipe {of}"
             raise InputError(
                 Code.CONFIG_INVALID, f"{text} ({', '.join(sorted(names))}); correct the name"
             )

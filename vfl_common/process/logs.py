@@ -143,12 +143,7 @@ def log_to(path: Path, **always: str) -> logging.Handler:
     Peers and strangers cause lines, so the log must have an end: a full file gets ``.1`` at the end
     of its name, as in ``files.append``. Raises InputError if the file cannot be opened.
     """
-    try:
-        handler = _LogFile(path, maxBytes=MOST_BYTES, backupCount=OLDER, encoding="utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from None
-    handler.setLevel(logging.INFO)
-    handler.setFormatter(JsonLines(version=version(), **always))
+    handler = _file_handler(path, always)
     root = logging.getLogger()
     root.addHandler(handler)
     for each in root.handlers:
@@ -172,6 +167,25 @@ def log_to(path: Path, **always: str) -> logging.Handler:
             handler.handle(record)
     root.setLevel(logging.INFO)
     return handler
+
+
+def _file_handler(path: Path, always: Mapping[str, str]) -> logging.Handler:
+    try:
+        handler = _LogFile(path, maxBytes=MOST_BYTES, backupCount=OLDER, encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, error) from None
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(JsonLines(version=version(), **always))
+    return handler
+
+
+def own_log(path: Path, **always: str) -> logging.Logger:
+    """Returns a log of its own, beside the program's, which ends as that of ``log_to``. Raises
+    InputError if the file cannot be opened.
+    """
+    found = logging.Logger(path.name, logging.INFO)
+    found.addHandler(_file_handler(path, always))
+    return found
 
 
 class Console:
@@ -243,9 +257,10 @@ def interrupted(facts: Mapping[str, Any]) -> str:
     return f"interrupted: {facts['reason']}{limit}"
 
 
-def aligned(common: int, own: int) -> str:
-    """Words how many of a party's ``own`` rows are common to all."""
-    return f"{common:,} of your {own:,} rows ({percent(common, own)}) are common to all parties"
+def aligned(common: int, own: int, by: str = "") -> str:
+    """Words how many of a party's ``own`` rows are common to all; ``by``: or to whom."""
+    share = f"{common:,} of your {own:,} rows ({percent(common, own)})"
+    return f"{share} are {by or 'common to all parties'}"
 
 
 # Events of a party that say something of its own table.
@@ -305,7 +320,7 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "resumed":
         return f"resuming from checkpoint {facts['checkpoint']}"
     if event == "aligned":
-        return aligned(facts["common"], facts["of"])
+        return aligned(facts["common"], facts["of"], facts.get("by", ""))
     if event == "realigning":
         return f"resuming the alignment: {facts['masked']:,} of {facts['of']:,} ids are masked"
     if event == "predicted":

@@ -1,4 +1,5 @@
-"""Tells OpenTelemetry of a run, its phases and its rounds, if the environment asks for it.
+"""Tells OpenTelemetry of a run, its phases and its rounds, and of requests to a served model, if
+the environment asks for it.
 
 ``OTEL_TRACES_EXPORTER=otlp`` asks; OpenTelemetry's other variables say where the spans go. Nothing
 of it crosses between the parties: the trace's id follows from the run's, so that the spans of all
@@ -14,7 +15,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -75,11 +76,67 @@ def exporting(exporter: SpanExporter, program: str, party: str) -> Iterator[None
         root.removeHandler(spans)
         ours.setLevel(before)
         spans.end(error)
-        # It heeds no limit of its own while a collector is away.
-        last = threading.Thread(target=provider.force_flush, name="traces", daemon=True)
-        last.start()
         stopped = error is not None and not isinstance(error, Exception)
-        last.join(_STOP_S if stopped else _FLUSH_S)
+        _flush(provider, _STOP_S if stopped else _FLUSH_S)
+
+
+@contextmanager
+def requests_traced(program: str, party: str) -> Iterator[RequestSpans | None]:
+    """Yields what traces requests, if the environment asks for it; see ``traced``."""
+    exporter = _exporter(os.environ.get(ASKS, "").strip())
+    if exporter is None:
+        yield None
+        return
+    with requests_exporting(exporter, program, party) as found:
+        yield found
+
+
+@contextmanager
+def requests_exporting(exporter: SpanExporter, program: str, party: str) -> Iterator[RequestSpans]:
+    """Gives the spans of requests to ``exporter``."""
+    provider = _provider(exporter, program, party, _Ids())
+    try:
+        yield RequestSpans(provider)
+    finally:
+        _flush(provider, _FLUSH_S)
+
+
+class RequestSpans:
+    """Makes spans of requests that have ended; any thread may tell."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._tracer = provider.get_tracer("vfl", logs.version())
+
+    def tell(
+        self,
+        name: str,
+        times: tuple[int, int],
+        facts: Mapping[str, str | int],
+        stages: Sequence[tuple[str, int, int]],
+        parent: str = "",
+    ) -> None:
+        """Tells of a request, and in it of its stages.
+
+        Args:
+            times: when it began and ended, in nanoseconds since 1970.
+            facts: what is said of it; empty ones are left out.
+            stages: (name, when it began, when it ended).
+            parent: W3C's ``traceparent`` of the caller; '' or what is none begins a trace.
+        """
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        caller = TraceContextTextMapPropagator().extract({"traceparent": parent})
+        said = {f"vfl.{key}": value for key, value in facts.items() if value != ""}
+        span = self._tracer.start_span(
+            name, caller, kind=SpanKind.SERVER, start_time=times[0], attributes=said
+        )
+        within = set_span_in_context(span)
+        for stage, began_ns, ended_ns in stages:
+            self._tracer.start_span(stage, within, start_time=began_ns).end(ended_ns)
+        if int(facts.get("status", 0)) >= 500:
+            span.set_status(StatusCode.ERROR)
+        span.end(times[1])
 
 
 class Spans(logging.Handler):
@@ -208,6 +265,13 @@ def _provider(exporter: SpanExporter, program: str, party: str, ids: _Ids) -> Tr
     )
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
+
+
+def _flush(provider: TracerProvider, timeout_s: float) -> None:
+    # It heeds no limit of its own while a collector is away.
+    last = threading.Thread(target=provider.force_flush, name="traces", daemon=True)
+    last.start()
+    last.join(timeout_s)
 
 
 def _exporter(wanted: str) -> SpanExporter | None:

@@ -12,6 +12,8 @@ import numpy as np
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials
 from vfl_common.psi import MOST_ROWS
+from vfl_party.base.held import HeldRows
+from vfl_party.base.seeds import Rows
 from vfl_party.data import Table
 from vfl_party.data.rows import is_division
 from vfl_party.outbound.declared import Occurrence
@@ -30,15 +32,20 @@ class Aligned:
 
     ``division``: a byte a row, see ``vfl_party.data.rows.division_of``; None: every party divides
     the rows by itself. ``holdings``: {passive party: the rows that it holds}, if the parties' rows
-    are not the same; else empty.
+    are not the same; else empty. ``held``: who holds which row, if not all parties hold each;
+    ``rows`` are then those of this party's table, in the order of ``ids``.
     """
 
     ids: Sequence[str]
     division: bytes | None = None
     holdings: Mapping[str, Holding] = field(default_factory=dict)
+    held: HeldRows | None = None
+    rows: Rows = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
 
     def of(self, table: Table) -> Table:
         """Returns the aligned rows of a party's table. Raises KeyError if it lacks one."""
+        if self.held is not None:
+            return table.select(self.rows)
         if self.ids == table.ids:
             return table
         aligned_N = table.among(self.ids)
@@ -47,12 +54,28 @@ class Aligned:
         return table.select(np.flatnonzero(aligned_N))
 
     def rest(self, table: Table) -> Table | None:
-        """Returns the rows of a party's table that not all parties hold; None if there are none."""
+        """Returns the rows of a party's table that are not aligned; None if there are none."""
         return (
             None
             if len(self.ids) == len(table)
             else table.select(np.flatnonzero(~table.among(self.ids)))
         )
+
+    def by(self, name: str, active: str) -> str:
+        """Words who holds the rows of the party ``name``, if not all parties hold each: at the
+        active party how many each set of parties holds. '' if all do.
+        """
+        if self.held is None:
+            return ""
+        if name != active:
+            return f"held by {active}, too"
+        found = self.held.alike(self.held.splits["all"])
+        sets = (
+            f"{len(at):,} that {' and '.join(names) or 'nobody else'} "
+            f"{'hold' if len(names) > 1 else 'holds'}"
+            for names, at in found
+        )
+        return f"used: {', '.join(sets)}"
 
     def save(self, folder: Path) -> None:
         """Keeps the division in the run's folder, if another party has made it. Raises

@@ -83,12 +83,7 @@ class DigestAlignment:
     def show(self, at: Aligning, aligned: Aligned) -> None:
         if at.connections.protocol < SHOWN_AGAIN_SINCE:
             return
-        asking = self._asking(at, len(aligned.ids))
-        asking.lenient = True
-        with contextlib.suppress(StepPassed):
-            asking.swap(AGAIN, _shown(at, aligned.ids))
-            text = f"{asking.peer} answers a party that returns as if it were at the beginning"
-            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=asking.peer)
+        show_again(self._asking(at, len(aligned.ids)), at, aligned.ids)
 
     def _asking(self, at: Aligning, rows: int) -> Asking:
         chains = make_chains(self._recipe, OPENING, self._exchange, "passive", self._policy)
@@ -103,7 +98,7 @@ class DigestAlignment:
         a passive party if the active party's division is none.
         """
         name, table, step, active = at.name, at.table, SHOWN, self._recipe.active.name
-        ids, mine = table.ids, _shown(at, table.ids)
+        ids, mine = table.ids, shown(at, table.ids)
         if name != active:
             reply = self._asking(at, len(ids)).swap(step, mine)
             if not self._told:
@@ -141,8 +136,19 @@ class DigestAlignment:
         return aligned
 
 
-def _shown(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
-    """Returns what a passive party shows of its rows."""
+def show_again(asking: Asking, at: Aligning, ids: Sequence[str]) -> None:
+    """Shows the active party, which goes on, what this passive party has shown of its rows before.
+    Raises PeerError if they are others.
+    """
+    asking.lenient = True
+    with contextlib.suppress(StepPassed):
+        asking.swap(AGAIN, shown(at, ids))
+        text = f"{asking.peer} answers a party that returns as if it were at the beginning"
+        raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=asking.peer)
+
+
+def shown(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
+    """Returns what a passive party shows of its rows: how many, and a digest of their ids."""
     said = rows_digest(at.run_id, ids, at.salt, protocol=at.connections.protocol)
     return {
         "count": torch.tensor([len(ids)]),

@@ -51,7 +51,12 @@ MASKED = Exchange(
     when="once a batch and round",
 )
 SIZES = Exchange("sizes", Sent(Kind.ROWS, {"sizes": i64(2)}), NOTHING, asks="server", when="once")
-LISTS = Exchange("lists", Sent(Kind.ROWS, {"digest": u8(32)}), NOTHING, asks="server", when="once")
+# Bytes of a list's digest.
+DIGEST_BYTES = 32
+# Mostly of one list.
+LISTS = Exchange(
+    "lists", Sent(Kind.ROWS, {"digest": u8("bytes")}), NOTHING, asks="server", when="once"
+)
 TAGS = Exchange(
     "tags",
     Sent(Kind.ROWS, {"tags": u8("tags")}),
@@ -72,7 +77,7 @@ def occurrences(parties: int, rows: int) -> list[Occurrence]:
     found.append(Occurrence.of(SIZES, StepKey(PHASE, parties, 0)))
     tags, bits = rows * TAG_BYTES, -(-rows // 8)
     found.append(Occurrence.of(TAGS, StepKey(PHASE, parties, 1), tags=tags, bits=bits))
-    found.append(Occurrence.of(LISTS, StepKey(PHASE, parties, 2)))
+    found.append(Occurrence.of(LISTS, StepKey(PHASE, parties, 2), bytes=DIGEST_BYTES))
     return found
 
 

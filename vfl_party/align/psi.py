@@ -16,6 +16,9 @@ so none can compare any; the server sees all sets, masked by all keys, so it lea
 and their overlaps are, and no id. What B sends C passes A, who answers both: it is sealed for C
 (``vfl_party.psi.sealed``). ``docs/explanation/private-alignment.md`` says who learns what.
 
+With ``rows.partial`` the server tells a passive party which of its rows the active party holds, and
+the active party which of its rows each passive party holds; ``vfl_party.align.partial`` goes on.
+
 The rows go in batches, a step each. Every party keeps what it has masked, so that a party that is
 killed costs the others the batches that were under way.
 """
@@ -29,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import RowsSettings
 from vfl_common.errors import AbortedError, Code, InputError, PeerError
 from vfl_common.psi import least_common, too_few
 from vfl_party.align import batches
@@ -36,6 +40,7 @@ from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.digest import DigestAlignment
 from vfl_party.align.exchanges import occurrences
 from vfl_party.align.meeting import Meeting
+from vfl_party.align.partial import PartialRows
 from vfl_party.align.ring import PsiRing
 from vfl_party.align.rounds import Rounds
 from vfl_party.align.state import Common, Kept
@@ -55,10 +60,13 @@ class PsiAlignment:
     def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True) -> None:
         self._recipe, self._policy, self._divides = recipe, policy, divides
         self._digest = DigestAlignment(recipe, policy, divides=divides, remedy=REMEDY)
+        self._partial: PartialRows | None = None
+        if recipe.rows.partial:
+            self._partial = PartialRows(recipe, policy, divides=divides, remedy=REMEDY)
 
     def occurrences(self, rows: int) -> list[Occurrence]:
         found = occurrences(1 + len(self._recipe.passives), rows)
-        return [*found, *self._digest.occurrences(rows)]
+        return [*found, *(self._partial or self._digest).occurrences(rows)]
 
     def expected(self, table: Table) -> Aligned:
         return self._digest.expected(table)
@@ -73,18 +81,35 @@ class PsiAlignment:
             raise InputError(
                 Code.DATA_INVALID, f"{text}; restore the folder and the rows that it had"
             )
+        if found is not None and self._partial is not None:
+            return self._partial.kept(at, self._wanted(found))
         rows = at.table if found is None else _picked(at.table, found.rows)
         return self._digest.expected(rows).with_kept(at.folder)
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
         found = self._known(at)
-        self._digest.show(at if found is None else replace(at, salt=found.salt), aligned)
+        rows = self._partial if self._partial is not None and found is not None else self._digest
+        rows.show(at if found is None else replace(at, salt=found.salt), aligned)
 
     def _known(self, at: Aligning) -> Common | None:
         """Returns the common rows, if this party has kept them."""
         if not self._recipe.passives:
             return None
-        return Kept(at.folder, at.table.ids, batches.BATCH).common()
+        return self._kept(at.folder, at.table, at.name).common()
+
+    def _kept(self, folder: Path, table: Table, name: str) -> Kept:
+        """Returns a party's files of an alignment. ``folder``: its folder of the run."""
+        tells_apart = self._partial is not None and name == self._recipe.active.name
+        holders = [each.name for each in self._recipe.passives] if tells_apart else []
+        return Kept(folder, table.ids, batches.BATCH, holders)
+
+    def _wanted(self, common: Common) -> Common:
+        """Returns the rows that count: of those to predict all of the active party, if it has
+        features.
+        """
+        if self._divides or not (common.holders and self._recipe.active.features):
+            return common
+        return replace(common, rows=np.ones_like(common.rows))
 
     def found_before(self, runs: Path, name: str, table: Table) -> int | None:
         """Returns how many rows the run of ``rows.alignment`` has found to be common; None if the
@@ -93,7 +118,7 @@ class PsiAlignment:
         ``runs``: the party's folder of runs. Raises InputError if that run cannot be used;
         PeerError if it has too few.
         """
-        found = self._of_earlier(Kept(runs, table.ids, batches.BATCH), runs, name)
+        found = self._of_earlier(self._kept(runs, table, name), runs, name)
         return int(found.rows.sum()) if found is not None else None
 
     def _of_earlier(self, kept: Kept, runs: Path, name: str) -> Common | None:
@@ -101,7 +126,7 @@ class PsiAlignment:
         if rows.alignment is None or not self._divides:
             return None
         common = kept.common_of(runs / rows.alignment / name)
-        _require_enough(rows.at_least, common.rows)
+        _require_enough(rows, common.rows)
         return common
 
     def align(self, at: Aligning) -> Aligned:
@@ -115,7 +140,7 @@ class PsiAlignment:
         """
         if not self._recipe.passives:
             return self._digest.align(at)
-        kept = Kept(at.folder, at.table.ids, batches.BATCH)
+        kept = self._kept(at.folder, at.table, at.name)
         common = kept.common()
         if (
             common is None
@@ -130,8 +155,8 @@ class PsiAlignment:
                 rounds = Rounds(ring, kept, agreed)
                 common = rounds.run()
                 self._check_enough(common.rows, at)
-                ids = [at.table.ids[row] for row in np.flatnonzero(common.rows).tolist()]
-                rounds.compare(ids, common.salt)
+                masks = [*common.holders.values()] or [common.rows]
+                rounds.compare([_picked(at.table, each).ids for each in masks], common.salt)
                 kept.finish(common)
         except (PeerError, AbortedError):
             # The run ends, and the attempt with it.
@@ -143,8 +168,11 @@ class PsiAlignment:
                 f"{ring.active} says that all parties know the common rows, and this party does not"
             )
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.active)
-        aligned = self._digest.align(
-            replace(at, table=_picked(at.table, common.rows), salt=common.salt)
+        salted = replace(at, salt=common.salt)
+        aligned = (
+            self._partial.align(salted, self._wanted(common))
+            if self._partial is not None
+            else self._digest.align(replace(salted, table=_picked(at.table, common.rows)))
         )
         # All parties have kept the common rows before they compared them.
         kept.clear()
@@ -155,9 +183,11 @@ class PsiAlignment:
         wants.
         """
         if self._divides:
-            _require_enough(self._recipe.rows.at_least, common)
+            _require_enough(self._recipe.rows, common)
         found = int(common.sum())
-        if found < at.at_least:
+        # A party may know none of the rows to predict.
+        least = 0 if self._partial is not None and at.at_least == 1 else at.at_least
+        if found < least:
             text = f"fewer rows are held by all parties than {at.name} answers for"
             mine = (
                 f"{text}: {found:,} are, and predict.at_least of its party file is {at.at_least:,}"
@@ -165,11 +195,11 @@ class PsiAlignment:
             raise PeerError(Code.ROWS_DIFFER, text, party=at.name).privately(mine)
 
 
-def _require_enough(at_least: int | float, common: npt.NDArray[np.bool_]) -> None:
+def _require_enough(rows: RowsSettings, common: npt.NDArray[np.bool_]) -> None:
     """Raises PeerError if too few of this party's rows are common."""
     found = int(common.sum())
-    if found < least_common(at_least, len(common)):
-        raise too_few(at_least, found)
+    if found < least_common(rows.at_least, len(common)):
+        raise too_few(rows.at_least, found, partial=rows.partial)
 
 
 def _picked(table: Table, common: npt.NDArray[np.bool_]) -> Table:

@@ -27,6 +27,9 @@ class PsiRing:
         self.names = [recipe.active.name, *(party.name for party in recipe.passives)]
         self.server, self.at = recipe.server, at
         self.me, self.size = self.names.index(at.name), len(self.names)
+        # With rows.partial: the others whose rows among this party's are told apart.
+        self.partial = recipe.rows.partial
+        self.holders = self.names[1:] if self.partial and not self.me else []
         # Of each party, once they have met.
         self.rows: list[int] = []
         role: Role = "passive" if self.me else "active"

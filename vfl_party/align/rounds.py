@@ -17,10 +17,10 @@ from vfl_common.psi import PHASE
 from vfl_party.align import batches
 from vfl_party.align.batches import OwnBatches, ReceivedBatches
 from vfl_party.align.digest import PASSES_FOUND, slow_digest
-from vfl_party.align.exchanges import LISTS, MASKED, SIZES, TAGS, ints, raw
+from vfl_party.align.exchanges import DIGEST_BYTES, LISTS, MASKED, SIZES, TAGS, ints, raw
 from vfl_party.align.meeting import Agreed
 from vfl_party.align.ring import PsiRing
-from vfl_party.align.state import Common, Kept
+from vfl_party.align.state import Common, Kept, unpacked
 from vfl_party.psi import curve, sealed
 from vfl_party.psi.pool import Masking
 
@@ -61,9 +61,12 @@ class Rounds:
                 self._kept.require_distinct(round_ + 1, ring.sender)
         bits = self._intersect()
         self._pin(bits)
-        common = np.zeros(len(order), bool)
-        common[order] = np.unpackbits(bits, count=len(order)).astype(bool)
-        return Common(common, attempt.salt)
+        masks = []
+        for told in unpacked(bits, max(1, len(ring.holders)), len(order)):
+            masks.append(np.zeros(len(order), bool))
+            masks[-1][order] = told
+        holders = dict(zip(ring.holders, masks, strict=True)) if ring.holders else {}
+        return Common(np.logical_or.reduce(masks), attempt.salt, holders)
 
     def _pin(self, bits: npt.NDArray[np.uint8]) -> None:
         """Notes the first bits of the attempt before anything is answered. Raises PeerError if
@@ -85,19 +88,22 @@ class Rounds:
             Code.MALFORMED_MESSAGE, f"{text}: {whose}; begin a new run", party=self._ring.server
         )
 
-    def compare(self, ids: Sequence[str], salt: bytes) -> None:
+    def compare(self, lists: Sequence[Sequence[str]], salt: bytes) -> None:
         """Has the server compare the list of common ids with those of the others, with a salt that
-        it does not know.
+        it does not know; of the active party with ``rows.partial``, one for each of the others.
 
         So no party sees another's digest. Whoever makes up a list and sees its digest pays for each
         guess of the ids that it does not know. Raises PeerError (ROWS_DIFFER) if the lists differ.
         """
-        digest = hmac.digest(slow_digest(salt, ids, PASSES_FOUND), b"lists", "sha256")
-        self._ring.asking(LISTS).swap(StepKey(PHASE, self._ring.size, 2), {"digest": raw(digest)})
+        digests = [
+            hmac.digest(slow_digest(salt, ids, PASSES_FOUND), b"lists", "sha256") for ids in lists
+        ]
+        side = self._ring.asking(LISTS, bytes=DIGEST_BYTES * len(lists))
+        side.swap(StepKey(PHASE, self._ring.size, 2), {"digest": raw(b"".join(digests))})
 
     def _intersect(self) -> npt.NDArray[np.uint8]:
         """Sends the server the tags of the next party's rows; returns a bit a row of this one's, in
-        the shown order.
+        the shown order: of the active party with ``rows.partial``, for each of the others.
         """
         k, rows = self._ring.size, self._ring.rows[self._ring.owner(self._ring.size)]
         step = StepKey(PHASE, k, 0)
@@ -107,7 +113,7 @@ class Rounds:
             for at in range(0, rows, batches.BATCH)
         )
         tags = raw(b"".join(cut))
-        bits = -(-len(self._ring.at.table) // 8)
+        bits = max(1, len(self._ring.holders)) * -(-len(self._ring.at.table) // 8)
         reply = self._ring.asking(TAGS).swap(step._replace(batch=1), {"tags": tags}, bits=bits)
         return reply["common"].numpy()
 

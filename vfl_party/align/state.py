@@ -13,7 +13,7 @@ import hmac
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,32 +56,44 @@ class Attempt:
     marks: bytes = b""
 
     def order(self, rows: int) -> npt.NDArray[np.int64]:
-        """Returns the rows in the order in which this party shows them: sorted by numbers of a
-        ChaCha20 stream.
+        """Returns the rows in the order in which this party shows them; see ``shuffled``."""
+        return shuffled(self.seed, rows)
 
-        Nobody who lacks the seed can tell it from any other order, and it is the same with every
-        version of NumPy.
-        """
-        stream = Cipher(ChaCha20(self.seed, bytes(16)), mode=None).encryptor()
-        drawn = np.frombuffer(stream.update(bytes(8 * rows)), "<u8")
-        return np.argsort(drawn, kind="stable").astype(np.int64)
+
+def shuffled(key: bytes, rows: int) -> npt.NDArray[np.int64]:
+    """Returns rows in a secret order: sorted by numbers of a ChaCha20 stream. ``key``: 32 bytes.
+
+    Nobody who lacks the key can tell it from any other order, and it is the same with every version
+    of NumPy.
+    """
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    drawn = np.frombuffer(stream.update(bytes(8 * rows)), "<u8")
+    return np.argsort(drawn, kind="stable").astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Common:
     """Which of this party's rows, in canonical order, are common. ``salt``: of the attempt that
-    found them.
+    found them. ``holders``: with ``rows.partial``, at the active party: {passive party: which rows
+    it holds}.
 
     An alignment of an earlier release has left no salt.
     """
 
     rows: npt.NDArray[np.bool_]
     salt: bytes = b""
+    holders: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
 
 
 def _sum(facts: dict[str, Any]) -> str:
     """Returns a checksum, by which a damaged file is known."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def unpacked(bits: npt.NDArray[np.uint8], masks: int, rows: int) -> list[npt.NDArray[np.bool_]]:
+    """Returns ``masks`` masks, [rows] each, of which each begins with a new byte."""
+    found = np.unpackbits(bits.reshape(masks, -1), axis=1, count=rows).astype(bool)
+    return list(found)
 
 
 class Kept:
@@ -91,10 +103,13 @@ class Kept:
         folder: this party's folder of the run.
         ids: this party's ids, in canonical order.
         batch: rows in a batch.
+        holders: the parties whose rows among these are told apart.
     """
 
-    def __init__(self, folder: Path, ids: Sequence[str], batch: int) -> None:
-        self._path, self._batch = folder / FOLDER, batch
+    def __init__(
+        self, folder: Path, ids: Sequence[str], batch: int, holders: Sequence[str] = ()
+    ) -> None:
+        self._path, self._batch, self._holders = folder / FOLDER, batch, holders
         self._digest = keyed_digest(b"kept", ids)
         self._rows = len(ids)
         self.attempt = self._read_attempt()
@@ -218,7 +233,9 @@ class Kept:
         """Keeps which rows are common. Raises InputError."""
         self._make_folder()
         with private_file(self._path / _COMMON) as file:
-            file.write(self._digest + np.packbits(common.rows).tobytes() + common.salt)
+            masks = [common.rows, *(common.holders[name] for name in self._holders)]
+            bits = b"".join(np.packbits(each).tobytes() for each in masks)
+            file.write(self._digest + bits + common.salt)
 
     def common(self) -> Common | None:
         """Returns which rows are common; None if that is not known, or was for other rows."""
@@ -244,11 +261,12 @@ class Kept:
             data = path.read_bytes()
         except OSError:
             return None
-        end = _DIGEST_BYTES + -(-self._rows // 8)
+        end = _DIGEST_BYTES + (1 + len(self._holders)) * -(-self._rows // 8)
         bits, salt = np.frombuffer(data, np.uint8)[_DIGEST_BYTES:end], data[end:]
         if data[:_DIGEST_BYTES] != self._digest or len(data) not in (end, end + SALT_BYTES):
             return None
-        return Common(np.unpackbits(bits, count=self._rows).astype(bool), salt)
+        rows, *masks = unpacked(bits, 1 + len(self._holders), self._rows)
+        return Common(rows, salt, dict(zip(self._holders, masks, strict=True)))
 
     def clear(self) -> None:
         """Removes secrets and masked points, but not the result."""

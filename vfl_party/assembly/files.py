@@ -91,7 +91,12 @@ class PartyFiles:
 
 
 def read_files(
-    path: Path, *, device: str | None = None, recipe: Recipe | None = None, joins: bool = False
+    path: Path,
+    *,
+    device: str | None = None,
+    recipe: Recipe | None = None,
+    joins: bool = False,
+    keyring: Keyring | None = None,
 ) -> PartyFiles:
     """Reads a party file, its recipe and its certificate. Raises InputError.
 
@@ -100,6 +105,7 @@ def read_files(
         recipe: replaces the one that the file names.
         joins: the party is about to join: the server hears of a failure, once it is known which
             server that is.
+        keyring: of a party that serves several recipes, whose members are those of all of them.
     """
     file = load_party(path)
     # For the user's own encoder, beside the party file.
@@ -113,8 +119,9 @@ def read_files(
             f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})",
         )
     uses = BOTH if settings.role == "active" else DIALS
-    members = members_of(recipe, file.pins)
-    keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
+    if keyring is None:
+        members = members_of(recipe, pins=file.pins)
+        keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
     with _telling(file, recipe, settings, keyring) if joins else contextlib.nullcontext():
         _check_relayed(path, file, recipe)
         check_code(path, file, recipe)

@@ -396,6 +396,7 @@ def assemble(
             targets=prepared.targets.to(device) if prepared.targets is not None else None,
             ids=prepared.table.ids,
             holdings=aligned.holdings,
+            held=aligned.held,
             columns=prepared.cells if features is not None else None,
             weights=prepared.weights,
         ),

@@ -15,6 +15,7 @@ from vfl_common.config.division import divide
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
+from vfl_party.align import of_tables
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import Assembled, Load, assemble, expected_rows, load, open_party
 from vfl_party.data import Table
@@ -45,6 +46,12 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, As
         name: open_party(recipe, name, data, encoder_settings(recipe, name, None), load)
         for name, data in divide(recipe, folder).items()
     }
+    if recipe.rows.partial:
+        partly = of_tables(recipe, {name: each.table for name, each in opened.items()})
+        return {
+            name: assemble(each, partly[name], policy=of_trial(recipe, name))
+            for name, each in opened.items()
+        }
     # With the division that the others will hear of.
     told = expected_rows(opened[recipe.active.name])
     rows = {name: expected_rows(each) for name, each in opened.items()}

@@ -24,15 +24,15 @@ def read_table(
     """Reads a table with ``load``; if the settings have ``parts``, reads each of them and joins
     their columns.
 
-    A column is then called ``party:column``, and the label is that of the first part. Raises
-    InputError, also if the parts have images, or other ids than the first and the settings do not
-    say ``in_common``.
+    A column is then called ``party:column``, or as in its own table if one part alone gives
+    columns; the label is that of the first part. Raises InputError, also if the parts have images,
+    or other ids than the first and the settings do not say ``in_common``.
     """
     if not settings.parts:
         return load(settings, with_label)
     one, *_ = settings.parts
     tables = {
-        name: _named(name, own, load(own, with_label and name == one))
+        name: _named(settings, name, load(own, with_label and name == one))
         for name, own in settings.parts.items()
     }
     if settings.in_common:
@@ -65,15 +65,14 @@ def read_table(
     )
 
 
-def part_of(table: Table, name: str) -> Table:
-    """Returns the columns of a joined table that are one part's."""
-    numeric = [
-        at for at, column in enumerate(table.numeric_names) if column.startswith(name + _BETWEEN)
-    ]
+def part_of(table: Table, settings: DataSettings, name: str) -> Table:
+    """Returns the columns of a joined table that are one part's. ``settings``: those of all
+    parts.
+    """
+    start = _start(settings, name)
+    numeric = [at for at, column in enumerate(table.numeric_names) if column.startswith(start)]
     categorical = [
-        at
-        for at, column in enumerate(table.categorical_names)
-        if column.startswith(name + _BETWEEN)
+        at for at, column in enumerate(table.categorical_names) if column.startswith(start)
     ]
     return replace(
         table,
@@ -88,28 +87,38 @@ def part_of(table: Table, name: str) -> Table:
     )
 
 
-def own_columns(names: tuple[str, ...], part: str) -> tuple[str, ...]:
-    """Returns one part's columns as its own table calls them, of the columns of a joined table."""
-    return tuple(
-        name.removeprefix(part + _BETWEEN) for name in names if name.startswith(part + _BETWEEN)
-    )
-
-
-def _named(part: str, settings: DataSettings, table: Table) -> Table:
-    """Returns a part's table with its columns called after it; without images if it gives only ids
-    and labels.
+def own_columns(names: tuple[str, ...], settings: DataSettings, part: str) -> tuple[str, ...]:
+    """Returns one part's columns as its own table calls them, of the columns of a joined table.
+    ``settings``: those of all parts.
     """
-    if settings.columns == ():
+    start = _start(settings, part)
+    return tuple(name.removeprefix(start) for name in names if name.startswith(start))
+
+
+def _start(settings: DataSettings, part: str) -> str:
+    """Returns what stands before the names of a part's columns: nothing if no other part gives
+    columns, so that its own table can take the place of the joined one.
+    """
+    giving = [name for name, own in settings.parts.items() if own.columns != ()]
+    return "" if giving == [part] else part + _BETWEEN
+
+
+def _named(settings: DataSettings, part: str, table: Table) -> Table:
+    """Returns a part's table with its columns called after it; without images if it gives only ids
+    and labels. ``settings``: those of all parts.
+    """
+    if settings.parts[part].columns == ():
         return replace(table, images_NCHW=None)
     if table.images_NCHW is not None:
         raise checks.unusable(
             table.source, f"{part} has images, and only columns can be joined with other parties'"
         )
+    start = _start(settings, part)
     return replace(
         table,
-        numeric_names=tuple(part + _BETWEEN + name for name in table.numeric_names),
-        categorical_names=tuple(part + _BETWEEN + name for name in table.categorical_names),
-        kinds={part + _BETWEEN + name: kind for name, kind in table.kinds.items()},
+        numeric_names=tuple(start + name for name in table.numeric_names),
+        categorical_names=tuple(start + name for name in table.categorical_names),
+        kinds={start + name: kind for name, kind in table.kinds.items()},
     )
 
 

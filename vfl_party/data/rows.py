@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -131,14 +131,19 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
         else cut_order(*_order(recipe, table), rows.aligned, rows.labelled)
     )
     _check_labelled(recipe, splits)
-    codes = np.zeros(n, np.uint8)
-    for code, name in enumerate(CODES):
-        codes[splits[name]] = code
-    division = codes.tobytes()
+    division = coded(splits, n)
     if not is_division(division):
         text = f'no row is left for training, divided by rows.split = "{rows.split}"'
         raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; give more rows")
     return division
+
+
+def coded(splits: Mapping[str, Rows], n: int) -> bytes:
+    """Returns a byte for each of ``n`` rows: the place in ``CODES`` of its smallest split."""
+    codes = np.zeros(n, np.uint8)
+    for code, name in enumerate(CODES):
+        codes[splits[name]] = code
+    return codes.tobytes()
 
 
 def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:

@@ -176,6 +176,11 @@ class Sent:
         """
         return _spec(self, tuple(sizes.items()))
 
+    @property
+    def about_rows(self) -> bool:
+        """Whether it has a number, or several, for each of some rows."""
+        return any(shape[:1] == ("rows",) for _, shape in self.tensors.values())
+
     def __str__(self) -> str:
         """Returns ``embedding z float32 [rows, width]``; more than three tensors are counted
         instead.

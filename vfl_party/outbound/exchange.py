@@ -5,11 +5,12 @@ or a hub.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from vfl_party.base.step_timing import DECODE, ENCODE, WAIT, Clock, spends
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import NOTHING, TORCH, WIRE, Exchange, Sent
 from vfl_party.outbound.filter import Passage, Tensors
+from vfl_party.record.lines import ALL, NOBODY
+from vfl_party.record.recorder import Recorder
 
 
 class Connections(Protocol):
@@ -51,6 +54,15 @@ class Connections(Protocol):
         release before.
         """
         ...
+
+    @property
+    def record(self) -> Recorder | None:
+        """Writes down what leaves, before it does; None if nothing leaves this process."""
+        ...
+
+
+# Whose the rows of a bundle are: their numbers; ``ALL``; None: those of nobody alone.
+About: TypeAlias = "Sequence[int] | npt.NDArray[Any] | str | None"
 
 
 class _Side:
@@ -86,6 +98,31 @@ class _Side:
             spec = self.exchange.spec(sent, self.phase, {**self._sizes, **sizes})
             known = self._specs[key] = _Specs(spec, chain.wire_spec(spec))
         return known
+
+    def _record(
+        self,
+        step: StepKey,
+        bundle: Bundle,
+        given: Tensors,
+        to: Sequence[str],
+        about: About,
+        *,
+        up: bool,
+    ) -> None:
+        """Writes that ``bundle``, which was ``given``, is about to leave. Raises InputError if that
+        cannot be written.
+        """
+        record = self._connections.record
+        if record is None:
+            return
+        sent, chain = (
+            (self.exchange.up, self.chains.up) if up else (self.exchange.down, self.chains.down)
+        )
+        if about is None and sent.about_rows:
+            about = ALL
+        words = (self.exchange.name, "up" if up else "down", str(sent), str(chain), sent.how)
+        numbers = sum(x.numel() for x in given.values())
+        record.leaves(words, step, bundle, to, numbers=numbers, rows=about)
 
 
 class _Specs(NamedTuple):
@@ -126,9 +163,11 @@ class Asking(_Side):
             raise InputError(Code.ROLE_MISMATCH, text)
         return link
 
-    def swap(self, step: StepKey, tensors: Tensors, **sizes: int) -> dict[str, Tensor]:
+    def swap(
+        self, step: StepKey, tensors: Tensors, about: About = None, **sizes: int
+    ) -> dict[str, Tensor]:
         """Calls ``send``, then ``receive``."""
-        self.send(step, tensors)
+        self.send(step, tensors, about)
         return self.receive(step, **sizes)
 
     @spends(WAIT)
@@ -140,29 +179,37 @@ class Asking(_Side):
         """
         leaves = self.chains.up.apply(tensors, Passage(step, self.chains.party, self.peer))
         ready()
-        self.link.send(step, to_bundle(self.exchange.up.kind, leaves))
+        bundle = to_bundle(self.exchange.up.kind, leaves)
+        self._record(step, bundle, tensors, (self.peer,), None, up=True)
+        self.link.send(step, bundle)
         self._receive(step, NOTHING.spec())
 
     def take(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
         """Asks without sending anything, and waits for the answer as long as the peers live.
         Raises as ``swap``.
         """
-        self.link.send(step, Bundle(Kind.ACK))
+        bundle = Bundle(Kind.ACK)
+        self._record(step, bundle, {}, (self.peer,), NOBODY, up=True)
+        self.link.send(step, bundle)
         self.link.unhurried()
         return self.receive(step, **sizes)
 
-    def send(self, step: StepKey, tensors: Tensors) -> None:
+    def send(self, step: StepKey, tensors: Tensors, about: About = None) -> None:
         """Sends ``tensors`` (without their graph); they may be changed afterwards. Raises as
         ``Link.send``.
+
+        ``about``: the numbers of the rows that they tell of, for the party's record.
         """
         wait_for_gpus(tensors)
-        self._send(step, tensors)
+        self._send(step, tensors, about)
 
     @spends(ENCODE)
-    def _send(self, step: StepKey, tensors: Tensors) -> None:
+    def _send(self, step: StepKey, tensors: Tensors, about: About) -> None:
         at = Passage(step, self.chains.party, self.peer)
         leaves = self.chains.up.apply(tensors, at)
-        self.link.send(step, to_bundle(self.exchange.up.kind, leaves))
+        bundle = to_bundle(self.exchange.up.kind, leaves)
+        self._record(step, bundle, tensors, (self.peer,), about, up=True)
+        self.link.send(step, bundle)
 
     @spends(WAIT)
     def receive(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
@@ -272,19 +319,25 @@ class Answering(_Side):
         step: StepKey,
         tensors: Mapping[str, Tensors],
         beside: Mapping[str, Tensors] = MappingProxyType({}),
+        about: About = None,
     ) -> None:
         """Answers each party with its own tensors; those that are the same objects for several are
         encoded once.
 
-        ``beside``: {party: what the chain may know of its rows}; it is not sent.
+        ``beside``: {party: what the chain may know of its rows}; it is not sent. ``about``: the
+        numbers of the rows that the answers tell of, for the party's record.
         """
         for each in tensors.values():
             wait_for_gpus(each)
-        self._reply(step, tensors, beside)
+        self._reply(step, tensors, beside, about)
 
     @spends(ENCODE)
     def _reply(
-        self, step: StepKey, tensors: Mapping[str, Tensors], beside: Mapping[str, Tensors]
+        self,
+        step: StepKey,
+        tensors: Mapping[str, Tensors],
+        beside: Mapping[str, Tensors],
+        about: About,
     ) -> None:
         down, kind, repeats = self.chains.down, self.exchange.down.kind, self.chains.down.repeats
         replies: dict[str, Bundle] = {}
@@ -303,19 +356,32 @@ class Answering(_Side):
             if key not in encoded:
                 encoded[key] = ready, to_bundle(kind, ready)
             replies[party] = encoded[key][1]
+        # Before any of them leaves, a line for each bundle.
+        to: dict[int, list[str]] = {}
+        for party, bundle in replies.items():
+            to.setdefault(id(bundle), []).append(party)
+        for parties in to.values():
+            self._record(step, replies[parties[0]], tensors[parties[0]], parties, about, up=False)
         self.hub.reply(step, replies)
 
     @spends(ENCODE)
-    def reply_all(self, step: StepKey, parties: Iterable[str], tensors: Tensors) -> None:
-        """Answers all ``parties`` with the same tensors, which go through the chain once."""
-        at = Passage(step, self.chains.party, "")
+    def reply_all(
+        self, step: StepKey, parties: Iterable[str], tensors: Tensors, about: About = None
+    ) -> None:
+        """Answers all ``parties`` with the same tensors, which go through the chain once.
+        ``about``: see ``reply``.
+        """
+        at, to = Passage(step, self.chains.party, ""), [*parties]
         bundle = to_bundle(self.exchange.down.kind, self.chains.down.apply(tensors, at))
-        self.hub.reply(step, dict.fromkeys(parties, bundle))
+        self._record(step, bundle, tensors, to, about, up=False)
+        self.hub.reply(step, dict.fromkeys(to, bundle))
 
     @spends(ENCODE)
     def acknowledge(self, step: StepKey, parties: Iterable[str]) -> None:
         """Answers all ``parties`` with an empty acknowledgement."""
-        self.hub.reply(step, {party: Bundle(Kind.ACK) for party in parties})
+        bundle, to = Bundle(Kind.ACK), [*parties]
+        self._record(step, bundle, {}, to, NOBODY, up=False)
+        self.hub.reply(step, dict.fromkeys(to, bundle))
 
 
 _Ids: TypeAlias = tuple[tuple[str, int], ...]

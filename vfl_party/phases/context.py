@@ -20,6 +20,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_party.base.devices import index_on
+from vfl_party.base.held import HeldRows
 from vfl_party.base.phase import RoundReport
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.base.seeds import Rows, derive_seed
@@ -36,6 +37,7 @@ from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.outbound.sent import SentBefore
 from vfl_party.privacy.plan import PrivacyPlan
+from vfl_party.record.recorder import Recorder
 
 if TYPE_CHECKING:
     from vfl_party.phases.course import Course
@@ -125,6 +127,7 @@ class PartyData:
     targets: Tensor | None = None
     ids: Sequence[str] = ()
     holdings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    held: HeldRows | None = None
     columns: Callable[[], Columns] | None = None
     weights: Tensor | None = None
 
@@ -295,6 +298,11 @@ class Party:
         """See ``Connections``."""
         return self.connections.protocol if self.connections is not None else PROTOCOL
 
+    @property
+    def record(self) -> Recorder | None:
+        """See ``Connections``."""
+        return self.connections.record if self.connections is not None else None
+
     def chains(self, phase: str, exchange: Exchange) -> Chains:
         """Makes the chains of an exchange of ``phase``: transforms, this party's policy, the
         phase's codec.
@@ -342,6 +350,24 @@ class Party:
             replace(Occurrence.of(exchange, step, **sizes, width=width), party=name)
             for name, width in self.widths.items()
         ]
+
+    def joint_occurrences(self, exchange: Exchange, step: StepKey, rows: Rows) -> list[Occurrence]:
+        """Returns ``occurrences`` for ``rows``, as all parties count them: with each passive party
+        that holds some of them.
+        """
+        sizes = self.sizes_of(rows)
+        if sizes is None:
+            return self.occurrences(exchange, step, rows=len(rows))
+        return [
+            replace(Occurrence.of(exchange, step, **own, width=self.widths[name]), party=name)
+            for name, own in sizes.items()
+        ]
+
+    @property
+    def bound(self) -> str:
+        """Why a forecast's sizes are the most that there can be; '' if they are not."""
+        unknown = self.recipe.rows.partial and self.data.held is None
+        return "who holds which rows is not known: these are the bytes if all hold all" * unknown
 
     def unhurried(self) -> None:
         """Lets the next exchange wait as long as the peers live: they may be at work on their
@@ -441,10 +467,31 @@ class Party:
         return found.to(self.device) if found is not None else None
 
     def rows(self, split: str) -> Rows:
-        """Returns a split, ascending: ``train``, ``aligned``, ``local``, ``validation``, ``test``,
-        or ``all``.
+        """Returns a split of this party's own rows, ascending: ``train``, ``aligned``, ``local``,
+        ``validation``, ``test``, or ``all``.
         """
         return self.data.splits[split]
+
+    def joint_rows(self, split: str) -> Rows:
+        """Returns a split as all parties count its rows; see ``own_rows``."""
+        held = self.data.held
+        return self.data.splits[split] if held is None else held.splits[split]
+
+    def own_rows(self, rows: Rows) -> Rows:
+        """Returns those of ``rows`` that this party holds. ``rows``: as all parties count them; the
+        result: as this party does.
+        """
+        held = self.data.held
+        return rows if held is None or self.role == "active" else held.own(self.name, rows)
+
+    def sizes_of(self, rows: Rows) -> dict[str, dict[str, int]] | None:
+        """Returns {passive party that holds some of ``rows``: {"rows": how many}}, for an exchange;
+        None if all parties hold all rows.
+        """
+        held = self.data.held
+        if held is None:
+            return None
+        return {name: {"rows": count} for name, count in held.counts(rows).items()}
 
     def ticker(self, phase: str, round_: int, rounds: int, batches: int) -> Callable[[], None]:
         """Returns a function to call after each of the ``batches`` of a round."""

@@ -27,6 +27,7 @@ from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.check_task import check_chooses, check_follows, check_idle, check_task
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method
+from vfl_party.phases.online import Online
 from vfl_party.phases.scoring import Scorer
 from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivacyPlan, make_plan
@@ -225,6 +226,17 @@ class Course:
                 return found
         return None
 
+    @blaming()
+    def online(self, party: Party) -> Online | None:
+        """Makes the party's side of the scoring by id, if the recipe's method has its own. Raises
+        InputError.
+        """
+        for each in self.phases:
+            found = each.method.online(party, each.settings)
+            if found is not None:
+                return found
+        return None
+
     @cached_property
     def oldest_protocol(self) -> int:
         """The oldest protocol with which all phases can be run."""
@@ -255,9 +267,18 @@ class Course:
         return next((each for each in found if each), "")
 
     @property
+    def copes(self) -> bool:
+        """Whether the model has been trained to do without a passive party: on sets of them, or on
+        rows that some do not hold.
+        """
+        return bool(self.learns) or self.recipe.rows.partial
+
+    @property
     def without(self) -> LatePolicy:
         """What stands in for a party that is away when rows are scored."""
-        return "skip" if self.learns else self.late_policy
+        # Those who hold a row are combined without the others.
+        partly = self.recipe.rows.partial and self.late_policy == "wait"
+        return "skip" if self.learns or partly else self.late_policy
 
     @blaming()
     def privacy(self, rows: int) -> PrivacyPlan | None:
@@ -378,6 +399,8 @@ class Course:
         """Raises InputError if a phase needs rows that the recipe's alignment does not give."""
         own = self.recipe.rows.align == "none"
         self._check_mixed()
+        if self.recipe.rows.partial:
+            self._check_partial()
         for phase in self.phases:
             if own == (phase.method.rows == "own") or not self.recipe.passives:
                 continue
@@ -388,6 +411,20 @@ class Course:
                 raise InputError(Code.CONFIG_INVALID, f"{where} {text} its own; take {ways}")
             text = "trains on rows of which each party has its own"
             raise InputError(Code.CONFIG_INVALID, f'{where} {text}; set rows.align = "none"')
+
+    def _check_partial(self) -> None:
+        """Raises InputError if a phase cannot work with rows that some parties do not hold."""
+        where = "recipe: rows.partial"
+        for phase in self.phases:
+            said = phase.method.no_partial(phase.settings)
+            if said:
+                text = f"{where}: phase {phase.name}: {said}; remove one of the two"
+                raise InputError(Code.CONFIG_INVALID, text)
+        if self.recipe.task.compares:
+            text = f"{where}: the loss of a {self.recipe.task.kind} task compares rows with each"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text} other, and each has other parties; remove partial"
+            )
 
     def _check_mixed(self) -> None:
         """Raises InputError if phases on a network cut in two and phases on whole encoders follow

@@ -16,6 +16,7 @@ from vfl_party.base.phase import Phase
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.context import MakeEncoder, Party
+from vfl_party.phases.online import Online
 from vfl_party.phases.scoring import Scorer
 from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivatePhase
@@ -140,6 +141,13 @@ class Method(Generic[S]):
         _ = party, phase, settings
         return None
 
+    def online(self, party: Party, settings: S) -> Online | None:
+        """Makes a party's side of the scoring by id, while a model of ``own_models`` is served.
+        None: the parties embed, and the active party scores, or the model cannot be served.
+        """
+        _ = party, settings
+        return None
+
     def noise(self, settings: S) -> float:
         """Returns σ of the noise on the embeddings that a passive party sends for evaluation and
         prediction.
@@ -201,6 +209,13 @@ class Method(Generic[S]):
         """
         _ = settings
         return "wait"
+
+    def no_partial(self, settings: S) -> str:
+        """Says why the phase needs rows that all parties hold; '' if it can do with rows that only
+        some of them hold (``rows.partial``).
+        """
+        _ = settings
+        return "its kind needs rows that all parties hold"
 
     def learns(self, settings: S) -> Learnt:
         """Returns what the phase teaches the model to do without a party; '' for nothing."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import InternalError
 from vfl_common.link import Lenience, StepPassed
+from vfl_party.base.held import alike
 from vfl_party.base.seeds import Rows
 from vfl_party.models import combine, forward
 from vfl_party.models.top.stand_ins import learnt_stand_ins
@@ -51,7 +52,8 @@ class Scored:
 class Scorer(Protocol):
     """One party's side of the joint forward pass: the active party scores, the others answer.
 
-    All give the same rows, and the same first step; the following steps count its batch up.
+    All give the same rows, as all parties count them, and the same first step; the following steps
+    count its batch up.
     """
 
     def score(self, rows: Rows, first: StepKey) -> Scored:
@@ -67,16 +69,42 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Chunk:
-    """All parties' embeddings [B, D] of some rows; None for a party that is absent."""
+    """All parties' embeddings [B, D] of some rows; None for a party that is absent.
+
+    ``held``: {passive party: the places in the chunk of the rows that it holds, and whose
+    embeddings are here}; None if all hold all.
+    """
 
     own: list[Tensor]
     others: dict[str, Tensor | None]
     rows: int = 0
+    held: Mapping[str, Rows] | None = None
 
     def of(self, parties: Collection[str]) -> Chunk:
         """Returns the embeddings as if no passive party but ``parties`` were there."""
         others = {name: z if name in parties else None for name, z in self.others.items()}
-        return Chunk(self.own, others, self.rows)
+        return Chunk(self.own, others, self.rows, self.held)
+
+    def alike(self) -> Iterator[tuple[Chunk, Rows]]:
+        """Yields the rows that the same parties hold, as a chunk in which the others are absent,
+        and their places in this chunk.
+        """
+        if self.held is None:
+            yield self, np.arange(self.rows)
+            return
+        there = {name: z for name, z in self.others.items() if z is not None}
+        masks = []
+        for name in there:
+            masks.append(np.zeros(self.rows, bool))
+            masks[-1][self.held[name]] = True
+        for names, at in alike([*there], masks) if there else [((), np.arange(self.rows))]:
+            others = {
+                name: there[name][torch.from_numpy(np.searchsorted(self.held[name], at))]
+                if name in names
+                else None
+                for name in self.others
+            }
+            yield Chunk([z[torch.from_numpy(at)] for z in self.own], others, len(at)), at
 
     def without(self, party: str) -> Chunk:
         """Returns the embeddings as if ``party`` were absent."""
@@ -155,14 +183,19 @@ class SplitScorer:
             party.models["encoder"].eval()
         for step, chunk in _steps(rows, first):
             own = [z_BD[: len(chunk)] for z_BD in party.own_embeddings(padded(chunk))]
-            received = side.collect(step, lenience=lenience, rows=len(chunk))
-            side.acknowledge(step, received)
+            sizes, held = party.sizes_of(chunk), party.data.held
+            received: dict[str, dict[str, Tensor]] = {}
+            # Rows of which no other party holds any are scored alone.
+            if sizes is None or sizes:
+                received = side.collect(step, lenience=lenience, each=sizes, rows=len(chunk))
+                side.acknowledge(step, received)
             z_BD = {
                 each.name: received[each.name]["z"] if each.name in received else None
                 for each in party.recipe.modelled
                 if each.role == "passive"
             }
-            yield Chunk(own, z_BD, len(chunk))
+            of = None if held is None else {name: held.of(name, chunk) for name in received}
+            yield Chunk(own, z_BD, len(chunk), of)
 
     @torch.no_grad()
     def scored(self, found: Iterable[Chunk]) -> Scored:
@@ -174,10 +207,17 @@ class SplitScorer:
         stand_ins = learnt_stand_ins(party.models)
         top.eval()
         outputs, without = [], Counter[str]()
-        for each in found:
-            z_BD = combine(rule, filled(policy, rule, each.own, each.others, widths, stand_ins))
-            outputs.append(outputs_of(party, z_BD))
-            without.update({name: each.rows for name, z in each.others.items() if z is None})
+        for chunk in found:
+            parts, places = [], []
+            for each, at in chunk.alike():
+                z_BD = combine(rule, filled(policy, rule, each.own, each.others, widths, stand_ins))
+                parts.append(outputs_of(party, z_BD))
+                places.append(at)
+                without.update({name: each.rows for name, z in each.others.items() if z is None})
+            found_BO = parts[0] if len(parts) == 1 else torch.cat(parts)
+            if len(parts) > 1:
+                found_BO = party.take(found_BO, np.argsort(np.concatenate(places)))
+            outputs.append(found_BO)
         empty = torch.empty(0, party.recipe.task.outputs, device=party.device)
         return Scored(torch.cat(outputs) if outputs else empty, without, len(outputs))
 
@@ -187,12 +227,13 @@ class SplitScorer:
         party, side, following = self._party, self.asking, self._following
         features = party.need_features()
         party.models["encoder"].eval()
-        for step, chunk in _steps(rows, first):
-            if following is not None and following.is_over(step):
+        for step, joint in _steps(rows, first):
+            chunk = party.own_rows(joint)
+            if not len(chunk) or (following is not None and following.is_over(step)):
                 continue
             z_BD = party.encode(*features.inputs(padded(chunk)))[: len(chunk)]
             try:
-                side.swap(step, {"z": z_BD})
+                side.swap(step, {"z": z_BD}, chunk)
             except StepPassed as passed:
                 if following is None:
                     raise
@@ -254,7 +295,7 @@ def scoring_traffic(
     return [
         each
         for step, chunk in _steps(rows, StepKey(phase, round_, first_batch))
-        for each in party.occurrences(exchange, step, rows=len(chunk))
+        for each in party.joint_occurrences(exchange, step, chunk)
     ]
 
 

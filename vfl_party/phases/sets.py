@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import comb
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 import torch
@@ -77,14 +77,15 @@ class Sets:
         check(party, phase, settings)
         self._settings = settings
         self._seed = derive_seed(party.recipe.seed, phase, settings.learns)
-        self._stand_ins = learnt_stand_ins(party.models)
+        self.stand_ins = learnt_stand_ins(party.models)
 
-    def drawn(self, names: Collection[str], *place: int) -> list[PartySet] | None:
+    def drawn(self, names: Collection[str], *place: int | str) -> list[PartySet] | None:
         """Draws the sets of a batch; None: all parties once.
 
         Args:
             names: the passive parties that are there.
-            place: the batch's, which no other batch of the phase has.
+            place: the batch's, which no other batch of the phase has; then the parties of a part of
+                its rows.
         """
         if not self._settings.learns:
             return None
@@ -116,7 +117,7 @@ class Sets:
         """
         if sets is None:
             return None
-        return [[*own, *of_set(each.there, others, self._stand_ins).values()] for each in sets]
+        return [[*own, *of_set(each.there, others, self.stand_ins).values()] for each in sets]
 
 
 def of_set(
@@ -132,7 +133,14 @@ def of_set(
     }
 
 
-def summed(losses: Sequence[Tensor], sets: Sequence[PartySet] | None) -> Tensor:
+class Weighed(Protocol):
+    """Something whose loss counts by a weight."""
+
+    @property
+    def weight(self) -> float: ...
+
+
+def summed(losses: Sequence[Tensor], sets: Sequence[Weighed] | None) -> Tensor:
     """Returns the sum of the sets' losses by their weights; that of the one loss without sets."""
     if sets is None:
         return losses[0]

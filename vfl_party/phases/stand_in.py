@@ -23,6 +23,7 @@ from vfl_party.outbound.declared import Exchange, Occurrence
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk, chunks
+from vfl_party.record.lines import TOGETHER
 
 StandIn = Literal["mean", "zero"]
 FILE = "stand-ins.safetensors"
@@ -56,7 +57,7 @@ def give(side: Asking, party: Party, kind: StandIn, step: StepKey) -> None:
     Raises as ``Asking.swap``.
     """
     if kind == "mean":
-        side.swap(step, {"z": mean_embedding(party, party.rows("train"))})
+        side.swap(step, {"z": mean_embedding(party, party.rows("train"))}, TOGETHER)
 
 
 def collect(side: Answering, party: Party, kind: StandIn, step: StepKey) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ from vfl_party.phases.scoring import SOLO
 from vfl_party.predict.prediction import Prediction, TrainedRun, load_trained, prediction_data
 from vfl_party.predict.results import (
     ALONE,
+    EXPECTED,
     PARTIES,
     WAITING,
     Output,
@@ -47,6 +48,7 @@ class _Nobody:
     server: Link | None = None
     clock: Clock = field(default_factory=Clock)
     protocol: int = PROTOCOL
+    record: None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Alone:
     trained: TrainedRun
     opened: Opened
     says_parties: bool = False
+    expects: str = ""
 
     @classmethod
     def load(
@@ -97,7 +100,7 @@ class Alone:
         found = cls.opened_for(
             trained, name, prediction_data(settings, source, trained.state, query)
         )
-        return replace(found, says_parties=joint.says_parties)
+        return replace(found, says_parties=joint.says_parties, expects=joint.expects)
 
     @classmethod
     def opened_for(
@@ -121,7 +124,9 @@ class Alone:
         """
         opened, recipe = self.opened, self.trained.recipe
         work = replace(
-            _work(self.trained, opened.settings, outputs), says_parties=self.says_parties
+            _work(self.trained, opened.settings, outputs),
+            says_parties=self.says_parties,
+            expects=self.expects,
         )
         party = assemble(replace(opened, work=work), expected_rows(opened), device=device)
         pipe = MemoryPipe(opened.name, ())
@@ -173,5 +178,8 @@ def write_waiting(trained: TrainedRun, table: Table, ids: Sequence[str], output:
         for name, values in result_columns(trained.recipe, labels, none).items()
     }
     if trained.says_parties:
-        columns = {PARTIES: pa.nulls(len(table), pa.string()), **columns}
+        more = {PARTIES: pa.nulls(len(table), pa.string())}
+        if trained.expects:
+            more[f"{EXPECTED}{trained.expects}"] = pa.nulls(len(table), pa.float64())
+        columns = {**more, **columns}
     output.write(listed_rows(ids, table, columns, WAITING), table.own)

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
@@ -37,7 +39,8 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.measure import decides
 from vfl_party.phases.scoring import SOLO, Scorer, SoloScorer, SplitScorer, scoring
-from vfl_party.predict.results import PARTIES, SCORED, Output, listed_rows, result_columns
+from vfl_party.predict.quality import Quality, read_quality
+from vfl_party.predict.results import EXPECTED, PARTIES, SCORED, Output, listed_rows, result_columns
 
 PHASE = "predict"
 
@@ -62,7 +65,21 @@ class TrainedRun:
     def says_parties(self) -> bool:
         """Whether a result names who took part: the model can do without some."""
         recipe = self.recipe
-        return recipe.modelled != recipe.parties or Course(recipe).learns != ""
+        return (
+            recipe.modelled != recipe.parties or recipe.rows.partial or Course(recipe).learns != ""
+        )
+
+    @cached_property
+    def quality(self) -> Quality:
+        """What was measured of the model, by the parties that take part. Raises InputError."""
+        return read_quality(self.path.parent, self.recipe.task)
+
+    @property
+    def expects(self) -> str:
+        """The metric of which a result says beside who took part what was measured; '' if of
+        none.
+        """
+        return self.quality.metric if self.says_parties else ""
 
 
 def load_trained(run: Path, name: str) -> TrainedRun:
@@ -237,7 +254,7 @@ def _parts_of_training(
         )
     kinds = (preprocessor.numeric_names, preprocessor.categorical_names)
     parts = {
-        name: _as_in_training(part, *(own_columns(names, name) for names in kinds))
+        name: _as_in_training(part, *(own_columns(names, settings, name) for names in kinds))
         if part.is_table and part.view is None
         else part
         for name, part in settings.parts.items()
@@ -329,7 +346,7 @@ class PassivePredict(Phase):
         self._scorer = scorer(party)
 
     def run_round(self, round_: int) -> RoundReport:
-        self._scorer.answer(self._party.rows("all"), StepKey(PHASE, round_, 0))
+        self._scorer.answer(self._party.joint_rows("all"), StepKey(PHASE, round_, 0))
         return RoundReport(0)
 
 
@@ -350,15 +367,32 @@ class ActivePredict(Phase):
             )
         columns = result_columns(party.recipe, party.data.labels, outputs, decides(party))
         if self._work.says_parties:
-            of = [party.recipe.active] if self._work.solo else party.recipe.parties
-            there = [each.name for each in of if each.features]
-            columns = {PARTIES: [", ".join(there)] * len(outputs), **columns}
+            columns = {**self._took_part(len(outputs)), **columns}
         found = listed_rows(self._work.ids, self._table, columns, self._work.state)
         for output in self._work.outputs:
             output.write(found, self._table.own)
             self._work.written.append(output)
             advise(party.show, output.advice(found))
         return RoundReport(0)
+
+    def _took_part(self, count: int) -> dict[str, Any]:
+        """Returns columns for ``count`` rows: who took part, and what was measured of such rows."""
+        party = self._party
+        of = [party.recipe.active] if self._work.solo else party.recipe.parties
+        names = [each.name for each in of if each.features]
+        held = None if self._work.solo else party.data.held
+        groups = [(tuple(names), np.arange(count))]
+        if held is not None:
+            groups = held.alike(party.rows("all"))
+        quality, metric = self._work.trained.quality, self._work.expects
+        parties, expected = np.empty(count, object), np.empty(count, object)
+        for others, at in groups:
+            there = [name for name in names if name in others or name == party.name]
+            parties[at] = ", ".join(there)
+            if metric == quality.metric:
+                expected[at] = quality.student if self._work.solo else quality.of_holders(there)
+        of_metric = {f"{EXPECTED}{metric}": pa.array(expected, pa.float64())} if metric else {}
+        return {PARTIES: parties.tolist(), **of_metric}
 
 
 @dataclass(frozen=True)
@@ -368,7 +402,8 @@ class Prediction:
     ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``outputs``:
     the files that the active party writes. ``state``: of the rows that have a score. ``solo``:
     whether the active party scores by itself, with the run's student. ``says_parties``: whether
-    they name who took part. ``written``: the files that are written already.
+    they name who took part; ``expects``: the metric that they then tell, '' for none. ``written``:
+    the files that are written already.
     """
 
     trained: TrainedRun
@@ -378,6 +413,7 @@ class Prediction:
     state: str = SCORED
     solo: bool = False
     says_parties: bool = False
+    expects: str = ""
     written: list[Output] = field(default_factory=list)
 
     job: ClassVar[Job] = "predict"

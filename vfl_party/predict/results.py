@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vfl_common.config.data import DataSettings, is_path, shown
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_party.base.phase import Predictions
@@ -35,12 +36,16 @@ KEPT = "predictions.parquet"
 FORMATS = (".csv", ".parquet")
 # Rows that are written at once.
 _AT_ONCE = 1 << 14
+# Rows that the processor computes alike, and such blocks that one thread computes.
+_BLOCK, _BLOCKS = 16, 1 << 10
 # Before the name of a class.
 _SCORE = "score_"
 # Before the name of an id column: the id by which the parties have found the row.
 MATCHED = "matched_"
 # Who took part in a score.
 PARTIES = "parties"
+# Before the name of a metric: what was measured of the model with these parties.
+EXPECTED = "expected_"
 STATE, SCORED, ELSEWHERE = "state", "scored", "not at every party"
 # Of rows that have no joint score because a party was away: with a score of this party's own, or
 # with none.
@@ -112,7 +117,7 @@ def id_names(settings: DataSettings) -> tuple[str, ...]:
     settings = next(iter(settings.parts.values()), settings)
     folder = is_path(settings.source) and Path(settings.source).is_dir()
     names = settings.id or (FILE if folder else "id",)
-    taken = any(name in _OURS or name.startswith((_SCORE, MATCHED)) for name in names)
+    taken = any(name in _OURS or name.startswith((_SCORE, MATCHED, EXPECTED)) for name in names)
     return tuple(f"id_{name}" for name in names) if taken else names
 
 
@@ -212,7 +217,7 @@ def result_columns(
     labels: ``score_<label>`` of each.
     """
     # In float32 the last bit of a score would depend on the rows beside it.
-    found = scores(recipe.task, outputs_NO.double()).to(outputs_NO.dtype).cpu()
+    found = _rowwise(recipe.task, outputs_NO.double()).to(outputs_NO.dtype).cpu()
     if recipe.task.kind == "survival":
         return {"risk": found.reshape(-1).numpy()}
     if recipe.task.kind == "ranking":
@@ -230,6 +235,16 @@ def result_columns(
         f"{_SCORE}{name}": known[:, column].numpy() for column, name in enumerate(labels.classes)
     }
     return {**named, "class": list(labels.decode(known.argmax(dim=1)))}
+
+
+def _rowwise(task: TaskSettings, outputs_NO: Tensor) -> Tensor:
+    """Returns scores of each row, the same bit for bit whichever rows are beside it: in whole
+    blocks. The processor computes the rest of a block in another way than blocks.
+    """
+    n = len(outputs_NO)
+    whole = torch.cat([outputs_NO, outputs_NO[-1:].expand(-n % _BLOCK, -1)])
+    parts = torch.split(whole, _BLOCKS * _BLOCK)
+    return torch.cat([scores(task, part) for part in parts])[:n]
 
 
 def check_output(path: Path, *, replace: bool = False) -> None:

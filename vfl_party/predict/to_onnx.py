@@ -3,7 +3,8 @@
 The encoder's file takes the party's own columns as they are, in the units of its table: filling,
 scaling and coding are part of the graph. Beside it stands a JSON file, which is also in the ONNX
 file's metadata: what the inputs and outputs are. The active party's top model is a file of its own,
-which takes one embedding of each party.
+which takes one embedding of each party. So is its student, which takes the party's own columns and
+needs nobody.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from vfl_common.files import private_file
 from vfl_party.data import Preprocessor
 from vfl_party.data.inputs.features import HIDDEN, MISSING, RESERVED, UNKNOWN
 from vfl_party.models import combine, deterministic
+from vfl_party.phases.scoring import SOLO
 from vfl_party.predict.trained import TrainedParty
 
 if TYPE_CHECKING:
@@ -127,8 +129,9 @@ class Graph:
 
 
 def export(trained: TrainedParty, path: Path) -> list[Path]:
-    """Writes ``path``, an encoder, ``<name>-top.onnx`` at the active party, and ``<name>.json``,
-    which describes them. Returns the files. Only the owner may read them.
+    """Writes ``path``, an encoder, ``<name>-top.onnx`` at the active party, ``<name>-student.onnx``
+    if it has trained a student, and ``<name>.json``, which describes them. Returns the files. Only
+    the owner may read them.
 
     Raises InputError if there is nothing to export, if a model cannot be written as ONNX or
     computes something else there, if packages are missing, or if a file exists.
@@ -169,11 +172,48 @@ def _graphs(trained: TrainedParty, path: Path) -> dict[Path, Graph]:
     # A network that is cut in two has its upper half in another model.
     if "top" in models and "tail" not in models:
         found[path.with_name(f"{path.stem}-top{SUFFIX}")] = _top(trained)
+    if SOLO in models and trained.preprocessor is not None:
+        found[path.with_name(f"{path.stem}-student{SUFFIX}")] = _student(
+            trained, trained.preprocessor
+        )
     return found
 
 
 def _encoder(trained: TrainedParty, made: Preprocessor) -> Graph:
-    encoder = deterministic(trained.models["encoder"].eval())
+    party, kind = trained.about.party, trained.about.encoder.kind
+    what = f"the encoder of {party}, of kind {kind!r},"
+    # The name of the top model's input for it. No value inside a graph has a blank in its name.
+    output = embedding_of(party)
+    of = trained.models["encoder"]
+    return _on_columns(trained, made, of, output, what, {"what": "encoder", "encoder": kind})
+
+
+def _student(trained: TrainedParty, made: Preprocessor) -> Graph:
+    what = f"the student of {trained.about.party}"
+    about = {"what": "student"} | _meaning(trained)
+    return _on_columns(trained, made, trained.models[SOLO], OUTPUT, what, about)
+
+
+def _on_columns(
+    trained: TrainedParty,
+    made: Preprocessor,
+    of: nn.Module,
+    output: str,
+    what: str,
+    more: Mapping[str, Any],
+) -> Graph:
+    """Makes the graph of a module that takes the party's own columns; ``more``: to describe it."""
+    inputs, examples = _columns(made)
+    module = Prepared(deterministic(of.eval()), made).eval()
+    model = _exported(module, inputs, examples, output, what)
+    if made.vocabularies:
+        _take_words(model, made.vocabularies)
+    about = _about(trained, inputs) | dict(more)
+    return Graph(_described(model, about, output), about)
+
+
+def _columns(made: Preprocessor) -> tuple[dict[str, dict[str, Any]], list[Tensor]]:
+    """Returns a description of the inputs that stand for a party's own columns, and examples."""
     inputs: dict[str, dict[str, Any]] = {}
     examples: list[Tensor] = []
     drawn = torch.Generator().manual_seed(0)
@@ -208,15 +248,7 @@ def _encoder(trained: TrainedParty, made: Preprocessor) -> Graph:
         # No word has the code of what augmentation hides.
         codes = torch.tensor(rows)
         examples.append(torch.where(codes == HIDDEN, MISSING, codes))
-    module, kind = Prepared(encoder, made).eval(), trained.about.encoder.kind
-    what = f"the encoder of {trained.about.party}, of kind {kind!r},"
-    # The name of the top model's input for it. No value inside a graph has a blank in its name.
-    output = embedding_of(trained.about.party)
-    model = _exported(module, inputs, examples, output, what)
-    if made.vocabularies:
-        _take_words(model, made.vocabularies)
-    about = _about(trained, inputs, "encoder") | {"encoder": kind}
-    return Graph(_described(model, about, output), about)
+    return inputs, examples
 
 
 def _top(trained: TrainedParty) -> Graph:
@@ -233,20 +265,23 @@ def _top(trained: TrainedParty) -> Graph:
     module = Joint(trained.models["top"].eval(), recipe.model.combine).eval()
     what = f"the top model of {trained.about.party}"
     model = _exported(module, inputs, examples, OUTPUT, what)
-    task, labels = recipe.task, trained.labels
-    meaning = {
-        "task": task.kind,
-        "values": "the top model's outputs, before any sigmoid or softmax",
-        "classes": list(labels.classes) if labels is not None else [],
-    }
-    about = _about(trained, inputs, "top") | meaning
+    about = _about(trained, inputs) | {"what": "top"} | _meaning(trained)
     return Graph(_described(model, about, OUTPUT), about)
 
 
-def _about(trained: TrainedParty, inputs: Mapping[str, Any], what: str) -> dict[str, Any]:
+def _meaning(trained: TrainedParty) -> dict[str, Any]:
+    """Returns what ``OUTPUT`` is."""
+    labels = trained.labels
+    return {
+        "task": trained.about.recipe.task.kind,
+        "values": "the top model's outputs, before any sigmoid or softmax",
+        "classes": list(labels.classes) if labels is not None else [],
+    }
+
+
+def _about(trained: TrainedParty, inputs: Mapping[str, Any]) -> dict[str, Any]:
     about = trained.about
     return {
-        "what": what,
         "party": about.party,
         "run_id": about.run_id,
         "recipe_digest": about.recipe_digest,

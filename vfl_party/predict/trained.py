@@ -38,6 +38,7 @@ from vfl_party.data.sources.frames import as_arrow, is_arrays
 from vfl_party.models import deterministic, forward
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
+from vfl_party.phases.online import Cells
 from vfl_party.phases.scoring import chunks
 from vfl_party.predict.prediction import load_trained
 
@@ -85,6 +86,18 @@ class TrainedParty:
 
         Returns float32 [N, …] and, for a tabular encoder, int64 [N, K] codes. Raises InputError.
         """
+        preprocessor, table = self._read(rows)
+        return preprocessor.transform(table).inputs(np.arange(len(table), dtype=np.int64))
+
+    def cells(self, rows: Any) -> Cells:
+        """Returns the columns of rows in memory as trees take them, in their order; see ``inputs``.
+        Raises InputError.
+        """
+        preprocessor, table = self._read(rows)
+        return preprocessor.cells(table)[:2]
+
+    def _read(self, rows: Any) -> tuple[Preprocessor, Table]:
+        """Returns a table of rows in memory, and what prepares it. Raises InputError."""
         name, preprocessor = self.about.party, self.preprocessor
         if preprocessor is None:
             raise InputError(
@@ -111,7 +124,7 @@ class TrainedParty:
                 missing="error" if preprocessor.fill is None else "zero",
             )
             table = loading({name: frame})(settings, False)
-        return preprocessor.transform(table).inputs(np.arange(len(table), dtype=np.int64))
+        return preprocessor, table
 
     @torch.no_grad()
     def embed(self, rows: Any) -> Tensor:

@@ -10,25 +10,18 @@ another one for each direction.
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Self
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-from cryptography.utils import CryptographyDeprecationWarning
 
-from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.identity import pem
+from vfl_common.errors import Code, PeerError
 from vfl_common.identity.credentials import Credentials
+from vfl_common.identity.signing import chain_pem, has_signed, shown, sign
 from vfl_party.psi import curve
 
 PUBLIC_BYTES = 32
@@ -40,7 +33,6 @@ OVERHEAD = _NONCE_BYTES + _TAG_BYTES
 # the reverse.
 _INTRODUCTION = b" " * 64 + b"vfl psi v1 introduction\0"
 _SEALED = b"vfl psi v1 sealed"
-_PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
 
 
 @dataclass(frozen=True)
@@ -67,20 +59,10 @@ class KeyPair:
         ``context``: what the introduction is good for, such as the run.
         Raises InputError (CERTIFICATE_INVALID) if the certificate's key is neither ECDSA nor RSA.
         """
-        key, said = load_pem_private_key(credentials.key_pem, None), _said(context, self.public)
-        if isinstance(key, ec.EllipticCurvePrivateKey):
-            signature = key.sign(said, ec.ECDSA(SHA256()))
-        elif isinstance(key, rsa.RSAPrivateKey):
-            signature = key.sign(said, _PSS, SHA256())
-        else:
-            text = (
-                f"the key of {credentials.certificate_file} is neither ECDSA nor RSA; make "
-                "another, have it signed"
-            )
-            raise InputError(Code.CERTIFICATE_INVALID, text)
-        # Encoded anew: the file may hold more than the certificates, even the key.
-        chain = b"".join(each.public_bytes(Encoding.PEM) for each in credentials.chain[:-1])
-        return self.public + len(signature).to_bytes(2, "little") + signature + chain
+        signature = sign(credentials, _said(context, self.public))
+        return (
+            self.public + len(signature).to_bytes(2, "little") + signature + chain_pem(credentials)
+        )
 
     def seal(self, peer_public: bytes, context: bytes, plain: bytes) -> bytes:
         """Encrypts ``plain`` for the peer; the result is ``OVERHEAD`` bytes longer.
@@ -148,70 +130,15 @@ def verified(introduction: bytes, credentials: Credentials, party: str, context:
     public, rest = introduction[:PUBLIC_BYTES], introduction[PUBLIC_BYTES:]
     end = 2 + int.from_bytes(rest[:2], "little")
     signature = rest[2:end]
-    authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
-    try:
-        # What is only warned of today is refused, too.
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", CryptographyDeprecationWarning)
-            certificate, *others = x509.load_pem_x509_certificates(rest[end:])
-            key = certificate.public_key()
-            chain = pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities)
-    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion, CryptographyDeprecationWarning):
-        text = (
-            f"the introduction of {party} cannot be read; run the same version of this program "
-            "at all parties"
-        )
-        raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
-    _require_chain(chain, certificate, credentials, party)
-    said = _said(context, public)
-    try:
-        if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signature, said, ec.ECDSA(SHA256()))
-        elif isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, said, _PSS, SHA256())
-        else:
-            raise InvalidSignature
-    except InvalidSignature:
+    certificate = shown(rest[end:], credentials, party, "the introduction")
+    if not has_signed(certificate, _said(context, public), signature):
         text = (
             f"the introduction of {party} is not signed for this run with the key of its "
             "certificate"
         )
-        raise PeerError(Code.IDENTITY_MISMATCH, text, party=party) from None
+        raise PeerError(Code.IDENTITY_MISMATCH, text, party=party)
     curve.check(public, party)
     return public
-
-
-def _require_chain(
-    chain: list[x509.Certificate],
-    certificate: x509.Certificate,
-    credentials: Credentials,
-    party: str,
-) -> None:
-    if not chain:
-        text = (
-            f"the certificate of {party} is from another CA than that of {credentials.name}; "
-            "take both from one"
-        )
-        raise PeerError(Code.CERTIFICATE_INVALID, text, party=party)
-    if not credentials.members.stand_for(certificate, party):
-        words = credentials.members.words(certificate, party)
-        text = f"the introduction of {party} has a certificate {words}"
-        raise PeerError(Code.IDENTITY_MISMATCH, text, party=party)
-    now = datetime.now(UTC)
-    for each in chain:
-        if problem := pem.out_of_date(each, now):
-            text = (
-                f"the certificate of {party} {problem}; it is {pem.utc(now)} by the clock of "
-                f"{credentials.name}"
-            )
-            raise PeerError(Code.CERTIFICATE_INVALID, text, party=party)
-    if problem := pem.unusable(certificate.public_key()):
-        raise PeerError(
-            Code.CERTIFICATE_INVALID,
-            f"the key of the certificate of {party} {problem}",
-            party=party,
-        )
-    credentials.admit(party, certificate)
 
 
 def _said(context: bytes, public: bytes) -> bytes:

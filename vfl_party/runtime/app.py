@@ -36,6 +36,7 @@ from vfl_party.predict.alone import Alone, is_away, write_waiting
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
 from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, follow
+from vfl_party.record.book import Book, folder_of
 from vfl_party.runtime import versions
 from vfl_party.runtime.folders import Folders, store_of
 from vfl_party.runtime.generation import Preparation, new_secret
@@ -127,8 +128,14 @@ class PartyApp:
         """
         files = self.files
         with files.telling():
-            says = trained.says_parties
-            work = Prediction(trained, files.settings, id_names(data), (output,), says_parties=says)
+            work = Prediction(
+                trained,
+                files.settings,
+                id_names(data),
+                (output,),
+                says_parties=trained.says_parties,
+                expects=trained.expects,
+            )
             opened = self._to_predict(work, data)
         folders = Folders(
             Path(files.file.out),
@@ -224,7 +231,11 @@ class PartyApp:
         )
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)
-        transports = Transports(files, self.console, ledger, meter, joining)
+        book = Book(
+            folder_of(Path(files.file.record.folder or files.file.out), files.name), files.name
+        )
+        transports = Transports(files, self.console, ledger, meter, joining, book, opened.work.job)
+        stack.callback(transports.close)
         session = Session(
             files.file.server,
             files.keyring,

@@ -6,10 +6,10 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -66,6 +66,15 @@ class Transport(Connections, Protocol):
 
     def close(self, error: BaseException | None) -> None:
         """Closes the exchange and sends ``error``, if any, to the peers."""
+        ...
+
+    def confer(self, *, once: bool = False) -> None:
+        """Shows the active party the head of this party's record, and takes its head; see
+        ``vfl_party.record.heads``. ``once``: only if something has left since, and a peer that does
+        not answer is no error.
+
+        Raises PeerError if the active party's record does not go on from the head that is held.
+        """
         ...
 
 
@@ -155,7 +164,11 @@ class Generation:
         """
         opened, transport = self._opened, self._transport
         (expected, ready), self._ready = self._ready or (None, None), None
-        at = self._aligning
+        at, record = self._aligning, transport.record
+        # Before anything leaves.
+        transport.confer()
+        if record is not None:
+            record.people(opened.table.ids, "table")
         if returning:
             aligned = self._alignment.kept(at)
         else:
@@ -163,6 +176,8 @@ class Generation:
             if opened.name != opened.recipe.active.name:
                 aligned.save(self._folder.path)
         self._aligned = aligned
+        if record is not None:
+            record.people(self._people(aligned), "aligned")
         secret = own_secret(self._folder, self._init, self._fresh)
         usable = ready is not None and aligned == expected and ready.party.secret == secret
         self._assembled = ready if ready is not None and usable else self._assemble(aligned, secret)
@@ -176,6 +191,17 @@ class Generation:
                 with blaming():
                     phase.keep(self._folder.path)
         self._assembled.connect(transport, self._hooks)
+
+    def _people(self, aligned: Aligned) -> Iterator[str]:
+        """Yields the ids of the rows that phases work with, in the order of their numbers."""
+        yield from aligned.ids
+        if self._opened.work.job == "train":
+            for more in (aligned.rest(self._opened.table), self._opened.unaligned):
+                yield from more.ids if more is not None else ()
+
+    def confer(self) -> None:
+        """Has the peers sign the head of this party's record, if something has left since."""
+        self._transport.confer(once=True)
 
     @property
     def _aligning(self) -> Aligning:
@@ -236,10 +262,12 @@ class Generation:
         """
         own, common = self._held
         if own:
-            log.info(
-                "%s", sentence(common, own), extra={"event": "aligned", "common": common, "of": own}
-            )
-            self._hooks.show("aligned", common=common, of=own)
+            active = self._opened.recipe.active.name
+            by = self._aligned.by(self._opened.name, active) if self._aligned is not None else ""
+            facts: dict[str, Any] = {"common": common, "of": own} | ({"by": by} if by else {})
+            said = sentence(common, own, by)
+            log.info("%s", said, extra={"event": "aligned", **facts})
+            self._hooks.show("aligned", **facts)
             advise(self._hooks.show, few_common(self._opened.settings, common, own))
 
     def unhurried(self) -> None:

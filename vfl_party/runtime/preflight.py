@@ -123,7 +123,7 @@ def _credentials(file: PartyFile, recipe: Recipe) -> Credentials:
     """
     uses = BOTH if file.name == recipe.active.name else DIALS
     return load_credentials(
-        file.tls, name=file.name, members=members_of(recipe, file.pins), uses=uses
+        file.tls, name=file.name, members=members_of(recipe, pins=file.pins), uses=uses
     )
 
 

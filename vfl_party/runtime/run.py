@@ -422,6 +422,7 @@ class PartyRun:
                 if done:
                     with blaming():
                         phase.finish()
+                    generation.confer()
                 if label := rounds.ends(report, done=done):
                     self._vouch(folder, label)
                 if done:

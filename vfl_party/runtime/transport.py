@@ -5,19 +5,28 @@ hub.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from vfl_common.errors import Code, InternalError, InterruptedRun, PeerError, VflError
+from vfl_common.errors import (
+    Code,
+    InternalError,
+    InterruptedRun,
+    LostError,
+    PeerError,
+    VflError,
+)
 from vfl_common.identity.diagnose import diagnose
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.process.logs import Console
 from vfl_common.rpc.ask import MAX_QUESTIONS
 from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.confer import MAX_CONFERRING, ShownHead
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.link import ExchangeLink
@@ -25,14 +34,22 @@ from vfl_common.rpc.exchange.service import MAX_STREAMS, ExchangeService, FrameP
 from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.messages import Joining, Start
+from vfl_common.stages import Job
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.step_timing import Clock
+from vfl_party.record.book import Book
+from vfl_party.record.heads import Heads
+from vfl_party.record.recorder import Recorder
+
+log = logging.getLogger(__name__)
 
 # Allowed to the passive parties to end their streams.
 _CLOSE_S = 5.0
 _DIAGNOSIS_S = 2.0
 # Allowed to all passive parties to open their streams, before the missing ones are reported.
 _COME_S = 10.0
+# Since which protocol parties show each other their records.
+_RECORDS = 8
 
 
 @dataclass
@@ -50,6 +67,30 @@ class GrpcTransport:
     roll_call: threading.Timer | None = None
     clock: Clock = field(default_factory=Clock)
     protocol: int = PROTOCOL
+    record: Recorder | None = None
+    conferring: ExchangeLink | None = None
+
+    def confer(self, *, once: bool = False) -> None:
+        link, record = self.conferring, self.record
+        if link is None or record is None or (once and not record.heads.has_news):
+            return
+
+        def ask(shows: ShownHead) -> ShownHead:
+            answer = link.confer(shows.encoded(), once=once)
+            if answer is None and not once:
+                text = f"{link.peer} shows no record of what leaves it; install the same version"
+                raise PeerError(Code.PROTOCOL_DIFFERS, text, party=link.peer)
+            if answer is None:
+                raise LostError(Code.PARTY_LOST, f"{link.peer} does not answer", party=link.peer)
+            return ShownHead.decoded(answer, party=link.peer, me=self.me)
+
+        try:
+            record.heads.confer(link.peer, ask)
+        except LostError as error:
+            if not once:
+                raise
+            text = "the head of the record is not signed now (%s); it is in the next run"
+            log.info(text, error, extra={"event": "record"})
 
     def end(self, error: VflError) -> None:
         if self.grpc_hub is not None:
@@ -93,6 +134,8 @@ class Transports:
         console: reports missing parties to a person.
         joining: what this party says when it joins; the active party answers with it whether a
             passive one fits.
+        book: this party's record.
+        job: what is run.
     """
 
     files: PartyFiles
@@ -100,6 +143,23 @@ class Transports:
     ledger: Ledger
     meter: TcpMeter
     joining: Joining | None = None
+    book: Book | None = None
+    job: Job = "train"
+
+    def __post_init__(self) -> None:
+        book, keyring = self.book, self.files.keyring
+        self._heads = Heads(book, keyring.current) if book is not None else None
+
+    def close(self) -> None:
+        """Signs the head of the record, and closes it."""
+        if self.book is None or self._heads is None:
+            return
+        try:
+            self._heads.seal()
+        except VflError as error:
+            # Why the program ends says more.
+            log.warning("%s", error, extra={"event": "record"})
+        self.book.close()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[tuple[ExchangeService | None, str]]:
@@ -119,6 +179,7 @@ class Transports:
             phases=[phase.name for phase in recipe.phases],
             attach_timeout_s=recipe.run.rejoin_deadline_s,
             joining=self.joining,
+            confer=self._heads.answer if self._heads is not None else None,
         )
         health = Health(
             {EXCHANGE: lambda: True},
@@ -127,7 +188,8 @@ class Transports:
         )
         # For each party; server and this party's own probes check, too; four more for callers to
         # refuse.
-        threads = (MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS) * len(roster) + 2 * MAX_CHECKS + 4
+        each = MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS + MAX_CONFERRING
+        threads = each * len(roster) + 2 * MAX_CHECKS + 4
         with listening(self.files.file.listen, self.files.keyring, [service, health], threads) as (
             _,
             address,
@@ -177,6 +239,7 @@ class Transports:
                 roll_call=roll_call,
                 clock=clock,
                 protocol=start.protocol,
+                record=self._recorder(start, roster),
             )
         address, peer = files.file.active or start.exchange_address, recipe.active.name
         if not address:
@@ -194,6 +257,25 @@ class Transports:
             grpc_links=links,
             clock=clock,
             protocol=start.protocol,
+            record=self._recorder(start, [peer]),
+            conferring=link if start.protocol >= _RECORDS else None,
+        )
+
+    def _recorder(self, start: Start, peers: Sequence[str]) -> Recorder | None:
+        """Begins a generation in the party's record."""
+        book, heads, files = self.book, self._heads, self.files
+        if book is None or heads is None:
+            return None
+        return Recorder(
+            book,
+            heads,
+            run_id=start.run_id,
+            generation=start.generation,
+            job=self.job,
+            recipe=files.recipe.digest(),
+            keys=files.file.pins,
+            asks_for=peers if start.protocol >= _RECORDS else (),
+            whole=files.file.record.digest == "whole",
         )
 
     def _roll_call(self, pipe: FramePipe) -> threading.Timer:

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vfl_common.errors import Code, InputError
-from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered, Step
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.context import Party
@@ -166,18 +166,27 @@ class Answers:
         noisy = any(each.draws for each in chains.up.filters)
         self._sent = sent() if noisy else None
 
+    def close(self) -> None:
+        """Closes the memory of what has left."""
+        if self._sent is not None:
+            self._sent.close()
+
     def _current(self, held: Held) -> Chains:
         if self._chains is None or held is not self._held:
             self._held = held
             self._chains = held.party.chains(PHASE, embeddings(held.party))
         return self._chains
 
-    def __call__(self, ids: Sequence[str], until_s: float) -> Answered:
+    def __call__(self, ids: Sequence[str], until_s: float, step: Step | None = None) -> Answered:
         """Returns the embeddings of the ids that this party knows. Raises VflError if the chain
         refuses, or if the store cannot be asked, and TimeoutError if it has nothing at ``until_s``
         (monotonic).
         """
         held = self._store.held
+        if step is not None:
+            peer = held.party.recipe.active.name
+            text = f"{peer} asks {held.party.name} for a step, and this model has embeddings"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
         found = held.look_up(ids, until_s)
         with self._leaving:
             return self._answered(held, found, ids)

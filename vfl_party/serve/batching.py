@@ -11,9 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfl_party.serve.scored import Scores
+from vfl_party.serve.telling.request import Request, noting, under_way
 
-# Batches under way: while one waits for the passive parties, the next is gathered.
-_UNDER_WAY = 4
+# Batches under way: while some wait for the passive parties, the next is gathered. Near parties
+# seldom have more than a few; for far ones each further batch waits a little, for others to share
+# its question.
+_UNDER_WAY, _A_FEW = 12, 4
+_PACE_S = 0.004
 # Requests that wait; more are refused.
 MOST_WAITING = 2_000
 
@@ -32,6 +36,8 @@ class _Request:
     least: float | None
     columns: Given | None
     answer: Future[Scores] = field(default_factory=Future)
+    told: Request | None = field(default_factory=under_way)
+    since_ns: int = field(default_factory=time.time_ns)
 
 
 class Batcher:
@@ -47,7 +53,9 @@ class Batcher:
     def __init__(self, score: Score, most: int, wait_s: float) -> None:
         self._score, self._most, self._wait_s = score, most, wait_s
         self._queue: queue.Queue[_Request | None] = queue.Queue(MOST_WAITING)
-        self._taking = threading.Lock()
+        self._taking, self._counting = threading.Lock(), threading.Lock()
+        self._ending = threading.Lock()
+        self._under_way, self._closed = 0, False
         self._next: _Request | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"score-{number}", daemon=True)
@@ -59,16 +67,24 @@ class Batcher:
     def submit(
         self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
     ) -> Future[Scores]:
-        """Queues a request; one with columns is scored by itself. Raises Busy if too many wait."""
+        """Queues a request; one with columns is scored by itself. Raises Busy if too many wait, or
+        if this has ended.
+        """
         request = _Request(ids, least, columns)
         try:
-            self._queue.put_nowait(request)
+            # What is queued after the end would wait for ever.
+            with self._ending:
+                if self._closed:
+                    raise Busy
+                self._queue.put_nowait(request)
         except queue.Full:
             raise Busy from None
         return request.answer
 
     def close(self) -> None:
         """Scores what waits, then ends."""
+        with self._ending:
+            self._closed = True
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -80,7 +96,13 @@ class Batcher:
                 batch = self._gather()
             if not batch:
                 return
+            self._count(1)
             self._answer(batch)
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._counting:
+            self._under_way += more
 
     def _gather(self) -> list[_Request]:
         """Returns the requests to score next; none at the end."""
@@ -90,7 +112,8 @@ class Batcher:
         if first is None:
             return []
         batch, rows = [first], len(first.ids)
-        until_s = time.monotonic() + self._wait_s
+        pace_s = _PACE_S if self._under_way >= _A_FEW else 0.0
+        until_s = time.monotonic() + max(self._wait_s, pace_s)
         while rows < self._most and first.columns is None:
             left_s = until_s - time.monotonic()
             try:
@@ -117,7 +140,8 @@ class Batcher:
         if not ids:
             return
         try:
-            found = self._score(ids, batch[0].least, batch[0].columns)
+            with noting([(each.told, each.since_ns) for each in batch]):
+                found = self._score(ids, batch[0].least, batch[0].columns)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it
             for request in batch:
                 request.answer.set_exception(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,13 +19,20 @@ from vfl_common.process.program import EXIT_CODES, LOG_STDOUT, METRICS
     "--run",
     "trained",
     required=True,
+    multiple=True,
     metavar="RUN",
-    help="The trained run, by its id or folder; or production (see vfl models), or latest.",
+    help="A trained run, by its id or folder; or production, which follows vfl models, or latest; "
+    "of another recipe than the party file's: NAME:production. May be repeated.",
 )
 @click.option(
     "--data",
     metavar="SOURCE",
     help="The table with the people who may be asked for; replaces the party file's source.",
+)
+@click.option(
+    "--solo",
+    is_flag=True,
+    help="Active party: ask nobody, and score with the run's student (a phase of kind student).",
 )
 @click.option("--http", metavar="HOST:PORT", help="Replace the party file's serve.http.")
 @click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
@@ -34,13 +40,14 @@ from vfl_common.process.program import EXIT_CODES, LOG_STDOUT, METRICS
 @LOG_STDOUT
 def serve(
     party: Path,
-    trained: str,
+    trained: tuple[str, ...],
     data: str | None,
+    solo: bool,
     http: str | None,
     device: str | None,
     metrics: str,
 ) -> None:
-    """Serve a trained model until the program is stopped: every party runs this; no server is
+    """Serve trained models until the program is stopped: every party runs this; no server is
     needed.
 
     The active party answers HTTP: POST /v1/predict with ids, the Open Inference Protocol under /v2,
@@ -49,31 +56,31 @@ def serve(
     its table. A table that changes is read again. Each row of an answer says which parties took
     part, and why others did not.
 
+    With --run production the run that is promoted next takes over as soon as all parties serve it,
+    and no request is lost; the one before stays ready for a rollback.
+
     \b
     Examples:
       vfl-party serve bank.toml --run production
+      vfl-party serve bank.toml --run churn:production --run fraud:production
       curl 127.0.0.1:8080/v1/predict -d '{"ids": ["K-1017"]}' -H 'content-type: application/json'
     """
     from vfl_common.config.base import parse
     from vfl_common.config.recipe import load_recipe
-    from vfl_common.production.registry import WORDS, ModelRegistry
-    from vfl_party.assembly.files import read_files
-    from vfl_party.predict.prediction import load_joint
+    from vfl_common.production.registry import ModelRegistry
+    from vfl_party.serve.models.chosen import choose
     from vfl_party.serve.run import Serving
 
     file = load_party(party)
-    recipe = load_recipe(Path(file.recipe)).name if trained in WORDS else ""
-    meant = ModelRegistry(Path(file.out), file.name).folder(trained, recipe)
-    found = load_joint(meant, file.name)
-    files = read_files(party, device=device, recipe=found.recipe)
+    registry = ModelRegistry(Path(file.out), file.name)
+    chosen = [
+        choose(registry, each, lambda: load_recipe(Path(file.recipe)).name) for each in trained
+    ]
     if http is not None:
-        if not files.is_active:
-            text = f"--http is for the active party, and {files.name} is passive; remove it"
-            raise InputError(Code.CONFIG_INVALID, text)
-        given = {**files.file.serve.model_dump(), "http": http}
-        settings = parse(type(files.file.serve), given, "--http")
-        files = replace(files, file=files.file.model_copy(update={"serve": settings}))
-    Serving(files, found, Console("vfl-party"), data, metrics).run()
+        given = {**file.serve.model_dump(), "http": http}
+        file = file.model_copy(update={"serve": parse(type(file.serve), given, "--http")})
+    serving = Serving(party, file, chosen, Console("vfl-party"), device, data, metrics, solo)
+    serving.run(listens=http is not None)
 
 
 @click.command(epilog=EXIT_CODES)

@@ -4,188 +4,264 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
-
-from vfl_common.config.party import ServeSettings
-from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, InputError
-from vfl_common.ledger import Ledger
+from vfl_common.config.party import PartyFile, ServeSettings
+from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.logs import Console, log_to
+from vfl_common.production.registry import ModelRegistry
 from vfl_common.rpc.channel import listening, split_address
 from vfl_common.rpc.health import MAX_CHECKS, Health
-from vfl_common.rpc.serving.answered import Keeping
-from vfl_common.rpc.serving.attendance import Attendance
-from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
-from vfl_party.assembly.files import PartyFiles
-from vfl_party.phases import stand_in
+from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
+from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.predict.prediction import TrainedRun
-from vfl_party.serve.answering import Answers, DailyLimit, SentBefore
-from vfl_party.serve.batching import Batcher
+from vfl_party.serve.active import Active, ActiveRun
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.quality import read_quality
-from vfl_party.serve.scorer import OnlineScorer, columns_of
-from vfl_party.serve.store import Store, require_served
-from vfl_party.serve.stores.kept import KeptEmbeddings
+from vfl_party.serve.models.chosen import Chosen
+from vfl_party.serve.models.compare import Disagreement
+from vfl_party.serve.models.follow import Follower
+from vfl_party.serve.models.lineage import Lineage, LoadedRun
+from vfl_party.serve.opening import Opened, Opener, loading
+from vfl_party.serve.passive import Passive
+from vfl_party.serve.rpc.model import answering as answering_grpc
+from vfl_party.serve.telling.teller import telling
 from vfl_party.serve.tokens import Tokens
 
-# Of an answer; a message of gRPC has at most four.
-_ANSWER_BYTES = 2 << 20
-# In the party's folder of the run: the log, and the bytes of the last time that it was served.
-LOG, BYTES = "serve.jsonl", "serve-bytes.json"
+# In the party's folder of the first run.
+LOG = "serve.jsonl"
 INSTALL = 'pip install "vfl[serve]"'
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=LoadedRun)
+# By the name of the recipe.
+Lineages = Mapping[str, Lineage[R]]
 
 
 @dataclass
 class Serving:
-    """A party that serves a trained model.
+    """A party that serves trained runs.
 
     Args:
+        path: of the party file.
+        file: what it says, with what the command line replaces in it.
+        chosen: the runs. Of a model the run in production answers, if it is among them, else the
+            first.
+        device: replaces the file's.
         source: of the table with the people who may be asked for; None: the party file's.
         metrics: host:port for Prometheus; '' for none.
+        solo: whether the active party scores by itself, with each run's student.
     """
 
-    files: PartyFiles
-    trained: TrainedRun
+    path: Path
+    file: PartyFile
+    chosen: Sequence[Chosen]
     console: Console
+    device: str | None = None
     source: str | None = None
     metrics: str = ""
-    ledger: Ledger = field(default_factory=Ledger)
+    solo: bool = False
+    # Of the HTTP port: requests by status.
     counts: Counts = field(default_factory=Counts)
 
     @property
     def settings(self) -> ServeSettings:
-        return self.files.file.serve
+        return self.file.serve
 
     @property
-    def recipe(self) -> Recipe:
-        return self.trained.recipe
-
-    @cached_property
-    def store(self) -> Store:
-        """The rows and models. Raises InputError."""
-        require_served(self.trained)
-        return Store(self.files, self.trained, self.console.show, self.source)
+    def registry(self) -> ModelRegistry:
+        return ModelRegistry(Path(self.file.out), self.file.name)
 
     @property
-    def most_at_once(self) -> int:
-        """The most rows of a question: its answers must fit into a message."""
-        widest = max(self.store.held.party.widths.values(), default=1)
-        return max(1, min(self.settings.max_batch, _ANSWER_BYTES // (4 * widest)))
+    def follows(self) -> set[str]:
+        """The names of the models whose run in production is served."""
+        return {each.follows for each in self.chosen if each.follows}
 
-    def run(self) -> None:
-        """Serves until a signal comes. Raises VflError."""
-        log_to(self.trained.path / LOG, run=self.trained.run_id, party=self.files.name)
-        with ExitStack() as stack:
-            stack.enter_context(self._exposed())
-            self.store.watch()
-            stack.callback(self.store.close)
-            stack.callback(self.ledger.save, self.trained.path / BYTES)
-            if not self.files.is_active:
-                self._attend()
-            stack.enter_context(self._answering())
-            threading.Event().wait()
-
-    def _attend(self) -> None:
-        """Answers the active party. Raises VflError."""
-        file, recipe = self.files.file, self.recipe
-        peer = recipe.active.name
-        if file.active is None:
-            text = f"party {self.files.name}: set active to the address at which {peer} serves"
+    def run(self, *, listens: bool = False) -> None:
+        """Serves until a signal comes. Raises VflError, also if this party ``listens`` for HTTP and
+        is passive.
+        """
+        load = loading(solo=self.solo)
+        runs = [load(each.folder, self.file.name) for each in self.chosen]
+        routed = [*self.settings.weights, *self.settings.shadow]
+        is_active = runs[0].recipe.active.name == self.file.name
+        if listens and not is_active:
+            text = f"--http is for the active party, and {self.file.name} is passive; remove it"
             raise InputError(Code.CONFIG_INVALID, text)
-        limit, path = None, Path(file.out) / f"answers-{self.files.name}.sqlite"
-        if self.settings.answers_a_day is not None:
-            limit = DailyLimit(path, self.settings.answers_a_day)
-
-        def attends(here: bool) -> None:
-            self.console.emit("attending" if here else "away", peer=peer)
-
-        def keeping() -> Keeping:
-            return Keeping(self.settings.cache_s, self.store.held.features_version)
-
-        attendance = Attendance(
-            file.active,
-            peer,
-            self.files.keyring,
-            self.ledger,
-            run_id=self.trained.run_id,
-            digest=recipe.digest(),
-            # The active party's own bound may be another one.
-            most_ids=max(self.most_at_once, 1024),
-            answer=Answers(self.store, partial(SentBefore, path, self.trained.run_id), limit),
-            attends=attends,
-            keeping=keeping,
-            at_once=self.store.at_once,
-        )
-        self.store.when_renewed(attendance.renew)
-        self.console.emit("ready", name=self.files.name, address=file.active)
-        attendance.run()
-
-    @contextlib.contextmanager
-    def _answering(self) -> Iterator[str]:
-        """Answers HTTP while the block runs; yields the URL. Raises VflError."""
-        files, recipe, settings = self.files, self.recipe, self.settings
-        listen_http, make_app, served_of = _http()
-        check_open(settings)
-        tokens = Tokens(Path(settings.tokens) if settings.tokens is not None else None)
-
-        def attends(name: str, here: bool) -> None:
-            self.console.emit("attending" if here else "away", party=name)
-
-        service = ServingService(
-            self.store.held.party.widths,
-            files.keyring,
-            self.ledger,
-            run_id=self.trained.run_id,
-            digest=recipe.digest(),
-            attends=attends,
-        )
-        roster = [each.name for each in recipe.passives]
-        may_ask = [files.name, recipe.server, *roster]
-        health = Health({SERVICE: lambda: True}, files.keyring, may_ask=may_ask)
-        threads = (MAX_STREAMS + MAX_CHECKS) * len(roster) + 2 * MAX_CHECKS + 4
-        quality = read_quality(self.trained.path.parent, recipe.task)
+        if is_active:
+            # Whoever names a run there need not name it twice.
+            known = {each.run_id for each in runs}
+            more = [each for each in dict.fromkeys(routed) if each not in known]
+            folders = [self.registry.out / each for each in more]
+            runs += self._beside(runs, [load(each, self.file.name) for each in folders])
+        log_to(runs[0].path / LOG, run=runs[0].run_id, party=self.file.name)
+        given = (self.device, self.source)
+        opener = Opener(self.path, self.file, runs, self.console, *given, solo=self.solo)
         with ExitStack() as stack:
-            listens = listening(files.file.listen, files.keyring, [service, health], threads)
+            stack.enter_context(self._exposed(opener))
+            (self._answer if is_active else self._attend)(stack, opener, runs)
+
+    def _beside(
+        self, runs: Sequence[TrainedRun], more: Sequence[TrainedRun]
+    ) -> Sequence[TrainedRun]:
+        """Returns ``more``, if they are of the models of ``runs``. Raises InputError."""
+        models = {each.recipe.name for each in runs}
+        for each in more:
+            if each.recipe.name not in models:
+                text = f"run {each.run_id} is of model {each.recipe.name}, which is not served"
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"serve.weights, serve.shadow: {text}; give a run of it with --run, too",
+                )
+        return more
+
+    def _attend(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> None:
+        """Answers the active party. Raises VflError."""
+        opened = [opener.open(each) for each in runs]
+        failed = queue.SimpleQueue[BaseException]()
+        patient = len(runs) > 1 or bool(self.follows)
+        passive = Passive(opener, opened[0], self.console, failed, patient=patient)
+        self.console.emit("ready", name=passive.name, address=passive.address)
+        self._serve(stack, opener, opened, passive.open)
+        raise failed.get()
+
+    def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> None:
+        """Answers HTTP. Raises VflError."""
+        http, settings = _http(), self.settings
+        check_open(settings)
+        if (said := plain_words(settings)) is not None:
+            log.warning("%s", said, extra={"event": "advice"})
+            self.console.show("advice", said=said)
+        tokens = Tokens(Path(settings.tokens) if settings.tokens is not None else None)
+        # Of each model that is followed: those that are kept, one that comes, one that goes.
+        most = len(runs) + len(self.follows) * (settings.keep + 2)
+        several = SeveralRuns(opener.keyring, opener.passives, most)
+        active = Active(opener, several, self.console, tokens, http.served)
+        opened = [opener.open(each) for each in runs]
+        lines = self._serve(stack, opener, opened, active.open)
+        models = self._models(lines, http)
+        may_ask = [self.file.name, *opener.servers, *opener.passives]
+        health = Health({SERVICE: lambda: True}, opener.keyring, may_ask=may_ask)
+        threads = (MAX_STREAMS * most + MAX_CHECKS) * len(opener.passives) + 2 * MAX_CHECKS + 4
+        address = ""
+        if not self.solo:
+            listens = listening(self.file.listen, opener.keyring, [several, health], threads)
             _, address = stack.enter_context(listens)
-            stack.callback(service.close)
-            scorer = OnlineScorer(
-                self.store,
-                KeptEmbeddings(service, settings.cache_mib, self.counts.used_again).ask,
-                settings.party_timeout_ms / 1000,
-                quality,
-                stand_in.kept(self.trained.path),
-            )
-            batcher = Batcher(scorer.score, self.most_at_once, settings.max_wait_ms / 1000)
-            stack.callback(batcher.close)
-            one = columns_of(self.store.held, torch.zeros(1, recipe.task.outputs))
-            served = served_of(
-                name=recipe.name,
-                run_id=self.trained.run_id,
-                columns={name: values.dtype for name, values in one.items()},
-                parties=tuple(each.name for each in recipe.parties),
-                batcher=batcher,
-                tokens=tokens,
-                quality=quality,
-                counts=self.counts,
-                most_rows=settings.most_rows,
-                most_at_once=self.most_at_once,
-                present=lambda: service.present,
-            )
-            app = make_app(served, self.store.held.columns, _hosts(settings))
-            url = stack.enter_context(listen_http(app, settings))
-            self.console.emit("ready", name=files.name, address=address, http=url)
-            yield url
+            stack.callback(several.close)
+        catalog = http.catalog(models, tokens, self.counts)
+        told = telling(runs[0].path, self.file.name, access_log=settings.access_log)
+        teller = stack.enter_context(told)
+        app = http.make_app(catalog, _hosts(settings), teller)
+        url = stack.enter_context(http.listening(app, settings))
+        grpc = stack.enter_context(answering_grpc(catalog, settings, teller))
+        where = {"http": url} | ({"grpc": grpc} if grpc is not None else {})
+        self.console.emit("ready", name=self.file.name, address=address, **where)
+        threading.Event().wait()
+
+    def _serve(
+        self,
+        stack: ExitStack,
+        opener: Opener,
+        opened: Sequence[Opened],
+        begin: Callable[[Opened], R],
+    ) -> Lineages[R]:
+        """Serves runs until the stack ends, and follows the registry. Returns the lines by the
+        names of the models. Raises VflError.
+        """
+
+        def load(run_id: str) -> R:
+            found = opener.load(self.registry.out / run_id)
+            try:
+                return begin(found)
+            except BaseException:
+                found.store.close()
+                raise
+
+        production = {each.folder.name for each in self.chosen if each.follows}
+        by_model = dict[str, list[R]]()
+        for each in opened:
+            runs, run = by_model.setdefault(each.trained.recipe.name, []), begin(each)
+            if all(known.run_id != run.run_id for known in runs):
+                runs.insert(0 if run.run_id in production else len(runs), run)
+        lines = dict[str, Lineage[R]]()
+        for name, runs in by_model.items():
+            before = self._before(name, runs, load) if name in self.follows else []
+            line = Lineage(name, runs, before, self.settings.keep, self.console.emit)
+            stack.callback(line.close)
+            lines[name] = line
+        followed = [line for name, line in lines.items() if name in self.follows]
+        follower = Follower(self.registry, followed, load, self.console.emit)
+        stack.callback(follower.close)
+        follower.watch()
+        return lines
+
+    def _before(self, name: str, runs: list[R], load: Callable[[str], R]) -> list[str]:
+        """Adds the runs that were in production before to ``runs``, so that a rollback takes no
+        time; returns their ids, the last first.
+        """
+        found = list[str]()
+        line = self.registry.lines().get(name)
+        for run_id in reversed(line.before[-self.settings.keep :] if line is not None else []):
+            try:
+                if all(each.run_id != run_id for each in runs):
+                    runs.append(load(run_id))
+                    found.append(run_id)
+            except VflError as error:
+                said = f"{error}; run {run_id} is not ready for a rollback"
+                self.console.emit("advice", said=said)
+        return found
+
+    def _models(self, lines: Lineages[ActiveRun], http: _Http) -> dict[str, Any]:
+        """Returns what the catalog has of each line. Raises InputError."""
+        return {name: http.model(line, self._routed(line, http)) for name, line in lines.items()}
+
+    def _routed(self, line: Lineage[ActiveRun], http: _Http) -> Any:
+        """Returns how a model's requests are shared; None if one run has them all. Raises
+        InputError.
+        """
+        weights = {
+            each: self.settings.weights[each]
+            for each in sorted(self.settings.weights)
+            if line.find(each) is not None
+        }
+        shadow = [each for each in self.settings.shadow if line.find(each) is not None]
+        if sum(weights.values()) > 1.0:
+            text = f"serve.weights: those of model {line.name} are above 1 together"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; make them smaller")
+        if len(shadow) > 1:
+            text = f"serve.shadow: several runs are of model {line.name}"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; leave one of them")
+        if not weights and not shadow:
+            return None
+
+        def find(run_id: str) -> Any:
+            found = line.find(run_id)
+            return found.served if found is not None else None
+
+        disagreement = Disagreement()
+        for each in shadow:
+            found = line.find(each)
+            if found is not None:
+                found.opened.tally.shadow = disagreement
+        return http.routed(
+            line.name,
+            find,
+            lambda ids: line.now.opened.store.held.spelt(ids),
+            weights,
+            shadow[0] if shadow else "",
+            disagreement,
+        )
 
     @contextlib.contextmanager
-    def _exposed(self) -> Iterator[None]:
+    def _exposed(self, opener: Opener) -> Iterator[None]:
         """Serves metrics to Prometheus, if they were asked for."""
         if not self.metrics:
             yield
@@ -194,7 +270,7 @@ class Serving:
         from vfl_party.serve.prometheus import families
 
         address = listen_address(self.metrics)
-        told = partial(families, self.counts, self.ledger)
+        told = partial(families, opener.tallies, self.counts)
         with exposed(address, told, lambda: "running") as port:
             self.console.emit("metrics", address=port.address)
             yield
@@ -204,11 +280,31 @@ def check_open(settings: ServeSettings) -> None:
     """Raises InputError if HTTP would be open to more than was meant."""
     if (settings.certificate is None) != (settings.key is None):
         raise InputError(Code.CONFIG_INVALID, "serve: give certificate and key, or none of them")
-    host = split_address(settings.http)[0]
-    if settings.tokens is None and not _is_local(host):
-        text = f"serve.http: others can reach {settings.http}, and no token is asked for"
+    reached = _reached(settings)
+    if settings.tokens is None and reached:
+        key, address = next(iter(reached.items()))
+        text = f"{key}: others can reach {address}, and no token is asked for"
         ways = "set serve.tokens to a file that vfl-party token writes, or take 127.0.0.1"
         raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
+
+
+def plain_words(settings: ServeSettings) -> str | None:
+    """Returns what to say if tokens travel where others can read them; None if they do not."""
+    reached = _reached(settings)
+    if not reached or settings.certificate is not None:
+        return None
+    text = f"{' and '.join(reached)}: without a certificate, whoever is on the way reads the tokens"
+    return f"{text}; set serve.certificate and serve.key, unless a proxy in front has HTTPS"
+
+
+def _reached(settings: ServeSettings) -> dict[str, str]:
+    """Returns {key: address} of the ports that others than this machine can reach."""
+    given = {"serve.http": settings.http, "serve.grpc": settings.grpc}
+    return {
+        key: address
+        for key, address in given.items()
+        if address is not None and not _is_local(split_address(address)[0])
+    }
 
 
 def _is_local(host: str) -> bool:
@@ -227,13 +323,27 @@ def _hosts(settings: ServeSettings) -> frozenset[str] | None:
     return frozenset(("localhost", "127.0.0.1", "[::1]", split_address(settings.http)[0]))
 
 
-def _http() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+@dataclass(frozen=True)
+class _Http:
+    """What the port is made of, which needs packages of the extra."""
+
+    make_app: Callable[..., Any]
+    listening: Callable[..., Any]
+    catalog: Callable[..., Any]
+    model: Callable[..., Any]
+    routed: Callable[..., Any]
+    served: Callable[..., Any]
+
+
+def _http() -> _Http:
     """Imports the HTTP port. Raises InputError if its packages are missing."""
     try:
         from vfl_party.serve.http.app import make_app
+        from vfl_party.serve.http.catalog import Catalog, ServedModel
         from vfl_party.serve.http.port import listening as listening_http
+        from vfl_party.serve.http.routed import Routed
         from vfl_party.serve.http.served import Served
     except ImportError as error:
         text = f"serve: FastAPI cannot be imported here ({str(error).splitlines()[0]}); {INSTALL}"
         raise InputError(Code.CONFIG_INVALID, text) from None
-    return listening_http, make_app, Served
+    return _Http(make_app, listening_http, Catalog, ServedModel, Routed, Served)

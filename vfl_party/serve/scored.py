@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 # Of a row: all parties took part, some did, or nobody who is needed knows the id. ``refused``: the
 # parties that took part give less quality than was asked for. ``failed``: what they sent gives no
-# number, or the active party's own features cannot be had.
-State = Literal["scored", "partly", "unknown", "refused", "failed"]
+# number, or the active party's own features cannot be had. ``incomplete``: the model needs a party
+# that is missing, and has nothing in its place.
+State = Literal["scored", "partly", "unknown", "refused", "failed", "incomplete"]
 # Why a party took no part in a row.
 Why = Literal["unknown id", "refused", "away", "late", "failed"]
 
@@ -25,11 +26,13 @@ class Part:
         parties: those that do, in the recipe's order.
         missing: {party that does not: why}.
         quality: what was measured of the model with these parties; None: nothing was.
+        run: the id of the run that scores the row.
     """
 
     parties: tuple[str, ...]
     missing: Mapping[str, Why]
     quality: float | None = None
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,16 @@ class Scores:
         """Returns the scores of some rows."""
         columns = {name: values[rows] for name, values in self.columns.items()}
         return Scores(columns, self.state[rows], self.parts, self.of_part[rows])
+
+    def by(self, run_id: str) -> Scores:
+        """Returns the same scores, as those of a run."""
+        return replace(self, parts=[replace(part, run=run_id) for part in self.parts])
+
+    def ordered(self, rows: npt.NDArray[np.int64]) -> Scores:
+        """Returns the scores of the rows with these numbers, in their order."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        state = [self.state[at] for at in rows.tolist()]
+        return Scores(columns, state, self.parts, self.of_part[rows])
 
     def part(self, row: int) -> Part:
         """Returns who takes part in a row."""

@@ -39,9 +39,11 @@ from vfl_party.serve.batching import Given
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.store import Held, Store
+from vfl_party.serve.stores.seam import Found
+from vfl_party.serve.telling.request import OWN, PARTIES, TOP, stage
 
 # Why a party took no part in a row, by its state there.
-_WHY: Mapping[int, Why] = {
+WHY: Mapping[int, Why] = {
     UNKNOWN: "unknown id",
     REFUSED: "refused",
     UNFIT: "failed",
@@ -112,8 +114,11 @@ class OnlineScorer:
         spelt = held.spelt(ids)
         # An empty text is no id at any party.
         pending = self._ask([each or "" for each in spelt], self._timeout_s)
-        own_N, own_why, own_ND, solo = self._own(held, spelt, columns, until_s)
-        there, why, z = self._arrived(held, len(ids), pending.wait())
+        with stage(OWN):
+            own_N, own_why, own_ND, solo = self._own(held, spelt, columns, until_s)
+        with stage(PARTIES):
+            answers = pending.wait()
+        there, why, z = self._arrived(held, len(ids), answers)
         if party.features is not None:
             why[party.name] = own_why
         embedded = _Embedded(own_ND if party.features is not None else None, z)
@@ -132,9 +137,10 @@ class OnlineScorer:
             scored = state[rows[0]] not in ("unknown", "failed")
             parts.append(part if scored else replace(part, quality=None))
             if state[rows[0]] in ("scored", "partly"):
-                found = solo(rows) if _by_student(party, part) else None
-                if found is None:
-                    found = self._joint(held, part, rows, embedded)
+                with stage(TOP):
+                    found = solo(rows) if _by_student(party, part) else None
+                    if found is None:
+                        found = self._joint(held, part, rows, embedded)
                 # Embeddings may be finite, and yet too large for the top model.
                 finite = found.isfinite().all(dim=1)
                 state[rows[~finite.cpu().numpy()]] = "failed"
@@ -143,12 +149,8 @@ class OnlineScorer:
 
     def _state(self, party: Party, part: Part, least: float | None) -> State:
         if not part.parties or (party.features is not None and party.name not in part.parties):
-            own = part.missing.get(party.name, "unknown id")
-            return "unknown" if own == "unknown id" else "failed"
-        quality = part.quality
-        if least is not None and (quality is None or not self._quality.enough(quality, least)):
-            return "refused"
-        return "partly" if part.missing else "scored"
+            return unscored(part.missing.get(party.name, "unknown id"))
+        return state_of(part, self._quality, least)
 
     def _joint(self, held: Held, part: Part, rows: Rows, embedded: _Embedded) -> Tensor:
         """Returns the joint model's outputs for rows of a request, [B, O]."""
@@ -167,7 +169,7 @@ class OnlineScorer:
     def _absent(self, held: Held, name: str, rows: Rows) -> Tensor | None:
         """Returns what stands in for a passive party, [B, D]; None if the model knows that."""
         found = self._stand_in.get(name)
-        if found is None or held.party.course.learns:
+        if found is None or held.party.course.copes:
             return None
         return found.expand(len(rows), -1).to(held.party.device)
 
@@ -189,13 +191,9 @@ class OnlineScorer:
         z_ND, nobody = torch.zeros(len(ids), held.party.embedding_size), np.zeros(len(ids), bool)
         if held.party.features is None:
             return nobody, "unknown id", z_ND, lambda _rows: None
-        try:
-            found = held.look_up(ids, until_s)
-        except TimeoutError:
-            return nobody, "late", z_ND, lambda _rows: None
-        except VflError as error:
-            log.warning("%s", error, extra={"event": "unanswered"})
-            return nobody, "failed", z_ND, lambda _rows: None
+        found = own_rows(held, ids, until_s)
+        if not isinstance(found, Found):
+            return nobody, found, z_ND, lambda _rows: None
         known = found.rows >= 0
         if known.any():
             z_ND[torch.from_numpy(known)] = held.embed(found, found.rows[known])
@@ -246,7 +244,7 @@ class OnlineScorer:
                 continue
             said = why.get(name, "unknown id")
             if isinstance(said, np.ndarray):
-                said = _WHY[int(said[rows[0]])]
+                said = WHY[int(said[rows[0]])]
             missing[name] = said
         part = Part(parties, missing)
         student = _by_student(party, part)
@@ -262,6 +260,33 @@ class _Embedded:
 
     own: Tensor | None
     others: Mapping[str, Tensor]
+
+
+def own_rows(held: Held, ids: Sequence[str | None], until_s: float) -> Found | Why:
+    """Returns what the active party itself knows of ids, or why it cannot say; see
+    ``Held.look_up``.
+    """
+    try:
+        return held.look_up(ids, until_s)
+    except TimeoutError:
+        return "late"
+    except VflError as error:
+        log.warning("%s", error, extra={"event": "unanswered"})
+        return "failed"
+
+
+def unscored(why: Why) -> State:
+    """Returns the state of a row in which the active party itself takes no part."""
+    return "unknown" if why == "unknown id" else "failed"
+
+
+def state_of(part: Part, quality: Quality, least: float | None) -> State:
+    """Returns the state of a row that these parties score. ``least``: see
+    ``OnlineScorer.score``.
+    """
+    if least is not None and (part.quality is None or not quality.enough(part.quality, least)):
+        return "refused"
+    return "partly" if part.missing else "scored"
 
 
 def _by_student(party: Party, part: Part) -> bool:

@@ -38,6 +38,7 @@ from vfl_party.data.rows import Prepared
 from vfl_party.models import forward
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.online import Cells
 from vfl_party.phases.scoring import SOLO, chunks, padded
 from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
 from vfl_party.predict.results import id_names
@@ -76,6 +77,7 @@ class Held:
         rules: how ids are spelt.
         columns: the names of the id columns.
         preparing: prepares rows that a caller gives; None without features.
+        gives: what ``Found.inputs`` gives, for the rows in memory.
         asks: the store that is asked for the rows of each question; None: they are in memory.
     """
 
@@ -85,6 +87,7 @@ class Held:
     rules: tuple[str, ...]
     columns: tuple[str, ...]
     preparing: TrainedParty | None
+    gives: Callable[[Rows], tuple[Tensor, ...]]
     asks: ByIds | None = None
 
     @property
@@ -97,6 +100,12 @@ class Held:
 
         An id of several columns has its cells in their order, with ``SEPARATOR`` between them.
         """
+        if len(self.columns) == 1 and not self.rules:
+            # The same, and much sooner for a few.
+            return [
+                each if each and not each.isspace() and len(each) <= LONGEST_ID else None
+                for each in ids
+            ]
         if len(self.columns) == 1:
             cells: list[Sequence[str | None]] = [ids]
         else:
@@ -117,10 +126,15 @@ class Held:
         """
         if self.asks is not None:
             return self.asks.look_up(ids, until_s)
-        places, features = self.places, self.party.features
+        places = self.places
         found = (places.get(each, UNKNOWN_ROW) if each else UNKNOWN_ROW for each in ids)
         rows = np.fromiter(found, np.int64, len(ids))
-        return Found(rows, features.inputs if features is not None else _nothing, self.version)
+        return Found(rows, self.gives, self.version)
+
+    def cells(self, found: Found, rows: Rows) -> Cells:
+        """Returns the cells of rows of ``found``, of a model that takes these."""
+        numbers_NF, codes_NK = found.inputs(rows)
+        return numbers_NF.numpy(), codes_NK.numpy()
 
     @torch.no_grad()
     def embed(self, found: Found, rows: Rows) -> Tensor:
@@ -169,6 +183,19 @@ class Held:
 
     def _given(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
         """Returns the encoder's inputs of rows of a caller, in whole blocks."""
+        preparing, given = self._checked(columns, n)
+        at = torch.from_numpy(padded(np.arange(n)))
+        return [each[at].to(self.party.device) for each in preparing.inputs(given)]
+
+    def cells_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Cells:
+        """Returns the cells of ``n`` rows that a caller gives; see ``embed_given``."""
+        preparing, given = self._checked(columns, n)
+        return preparing.cells(given)
+
+    def _checked(
+        self, columns: Mapping[str, Sequence[Any]], n: int
+    ) -> tuple[TrainedParty, pa.Table]:
+        """Returns rows of a caller, and what prepares them. Raises InputError."""
         if self.preparing is None:
             text = f"columns: {self.party.name} has no features; leave columns out"
             raise InputError(Code.DATA_INVALID, text)
@@ -187,14 +214,20 @@ class Held:
         if given.num_rows != n:
             text = f"columns: they have {given.num_rows:,} rows, and there are {n:,} ids"
             raise InputError(Code.DATA_INVALID, text)
-        at = torch.from_numpy(padded(np.arange(n)))
-        return [each[at].to(self.party.device) for each in self.preparing.inputs(given)]
+        return self.preparing, given
 
 
-def _nothing(rows: Rows) -> tuple[Tensor, ...]:
-    """Stands for the inputs of a party without features."""
-    _ = rows
-    return ()
+def _gives(party: Party) -> Callable[[Rows], tuple[Tensor, ...]]:
+    """Returns what gives the encoder's arguments, or the cells for a model that takes these; none
+    for a party without features.
+    """
+    features, columns = party.features, party.data.columns
+    if features is None or columns is None:
+        return lambda _rows: ()
+    if party.course.lone_phase is None:
+        return features.inputs
+    whole = tuple(torch.from_numpy(each) for each in columns()[:2])
+    return lambda rows: tuple(each[torch.from_numpy(rows)] for each in whole)
 
 
 class Store:
@@ -232,9 +265,13 @@ class Store:
             raise InputError(Code.CONFIG_INVALID, f"{text}; remove one of them")
         asks = open_store(files, trained, store, lambda said: say("advice", said=said))
         self._settings = asks.settings
-        self.held, _ = self._made(
-            self._settings, asks=asks, load=lambda *_: no_rows(asks.preprocessor, asks.name)
-        )
+        try:
+            self.held, _ = self._made(
+                self._settings, asks=asks, load=lambda *_: no_rows(asks.preprocessor, asks.name)
+            )
+        except BaseException:
+            asks.close()
+            raise
 
     @property
     def at_once(self) -> int:
@@ -339,7 +376,8 @@ def _held(
     places = {each: at for at, each in enumerate(made.prepared.table.ids)}
     version = hashlib.sha256(f"{time.time_ns()} {id(made)}".encode()).hexdigest()[:16]
     rules = opened.settings.ruled(tuple(opened.recipe.rows.id_rules)).id_rules or ()
-    return Held(party, places, version, tuple(rules), tuple(columns), preparing, asks)
+    given = (tuple(rules), tuple(columns), preparing, _gives(party), asks)
+    return Held(party, places, version, *given)
 
 
 def _look(settings: DataSettings) -> tuple[Any, ...]:
@@ -362,8 +400,8 @@ def _look(settings: DataSettings) -> tuple[Any, ...]:
 def require_served(trained: TrainedRun) -> None:
     """Raises InputError if the model cannot be served."""
     own = Course(trained.recipe).lone_phase
-    if own is not None:
-        text = f"a model of kind {own.kind!r} is no encoders and a top model"
+    if own is not None and not own.says("online"):
+        text = f"a model of kind {own.kind!r} says not how it scores by id"
         raise InputError(
             Code.CONFIG_INVALID, f"{trained.path}: {text}; use vfl-party predict for it"
         )

@@ -7,7 +7,7 @@ import hashlib
 import json
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -101,10 +101,12 @@ class Tokens:
             raise Denied(403, "the token is for other models")
         return token
 
-    def spend(self, token: Token | None, rows: int) -> None:
-        """Counts rows that a caller asks for. Raises Denied if these are too many for a day."""
+    def spend(self, token: Token | None, rows: int) -> str | None:
+        """Counts rows that a caller asks for; returns the day. None: they are not counted. Raises
+        Denied if these are too many for a day.
+        """
         if token is None or token.rows_a_day is None:
-            return
+            return None
         with self._lock:
             day = self._now().date().isoformat()
             if day != self._day:
@@ -113,6 +115,26 @@ class Tokens:
             if spent > token.rows_a_day:
                 raise Denied(429, f"the token is for {token.rows_a_day} rows a day")
             self._spent[token.name] = spent
+            return day
+
+    @contextlib.contextmanager
+    def spending(self, token: Token | None, rows: int) -> Iterator[None]:
+        """Counts the rows of the block as ``spend`` does, and gives them back if nobody was asked
+        for them: too many requests wait.
+        """
+        day = self.spend(token, rows)
+        try:
+            yield
+        except Denied as why:
+            if token is not None and day is not None and why.status == 503:
+                self._give_back(token, rows, day)
+            raise
+
+    def _give_back(self, token: Token, rows: int, day: str) -> None:
+        with self._lock:
+            # Another day has none of them.
+            if day == self._day:
+                self._spent[token.name] -= rows
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:

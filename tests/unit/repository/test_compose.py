@@ -17,6 +17,7 @@ import yaml
 
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
+from vfl_party.serve.commands import serve
 
 ROOT = Path(__file__).parents[3]
 ALL: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
@@ -187,3 +188,47 @@ def test_images_have_labels_of_what_they_are_made(tmp_path: Path) -> None:
     assert labels == [(name, name.upper()) for name in ("version", "revision", "source")] * 2
     assert built(tmp_path, "server")[1][0].startswith("build --target server -t vfl-server:latest ")
     assert built(tmp_path, "client")[0] == 2
+
+
+# -- deploy/serve.yml: the same parties serve what they have trained
+# ----------------------------------------------------------------------
+
+SERVED: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "serve.yml").read_text())
+
+
+def test_who_serves_sees_what_it_saw_in_training() -> None:
+    services = SERVED["services"]
+    assert set(services) == {*PARTIES, "token"}
+    for name in PARTIES:
+        seen = {
+            line.replace("../examples", "./examples")
+            .replace("./demo", "./deploy/demo")
+            .replace(":-../runs", ":-./runs")
+            for line in services[name]["volumes"]
+        }
+        assert seen == {*SERVICES[name]["volumes"]}
+    # The token is made where no network is, with the bank's runs alone.
+    assert services["token"]["network_mode"] == "none"
+    assert not [line for line in services["token"]["volumes"] if "certs" in line or "data" in line]
+
+
+def test_only_the_active_party_that_serves_has_a_port_and_a_way_out() -> None:
+    services = SERVED["services"]
+    for name, each in services.items():
+        assert (each["cap_drop"], each["read_only"]) == (["ALL"], True)
+        assert ("ports" in each) == (name == "bank")
+        if name != "token":
+            wanted = ["federation", "callers"] if name == "bank" else ["federation"]
+            assert each["networks"] == wanted
+            context = serve.make_context("x", each["command"][2:], resilient_parsing=True)
+            assert context.params["trained"] == ("${VFL_RUN:-latest}",)
+    assert SERVED["networks"]["federation"] == {"internal": True}
+    # On this machine alone, and with a token.
+    (port,) = services["bank"]["ports"]
+    file = load_party(ROOT / "deploy" / "demo" / "bank.toml")
+    assert port.startswith("127.0.0.1:")
+    assert port.endswith(f":{file.serve.http.rsplit(':', 1)[1]}")
+    assert file.serve.tokens is not None
+    for name in PARTIES:
+        own = load_party(ROOT / "deploy" / "demo" / f"{name}.toml")
+        assert own.active == (None if name == "bank" else file.advertise)

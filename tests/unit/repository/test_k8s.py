@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from kubernetes_validate import validate
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_party.cli import run
+from vfl_party.serve.commands import serve as served
 from vfl_server.cli import serve
 
 ROOT = Path(__file__).parents[3]
@@ -262,3 +264,76 @@ def test_the_operator_s_rules_are_the_alerts() -> None:
     rule = named(K8S / "rules", "PrometheusRule", "vfl")
     (alerts,) = documents(ROOT / "deploy" / "observability" / "alerts.yml")
     assert rule["spec"] == alerts
+
+
+SERVING = K8S / "serving"
+
+
+def deployment(folder: Path) -> Resource:
+    return named(folder, "Deployment", "serving")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_serves_fits_its_schema(version: str) -> None:
+    found = resources(SERVING)
+    assert {each["kind"] for each in found} == {"Deployment", "NetworkPolicy", "Service"}
+    for each in found:
+        validate(each, version, strict=True)
+
+
+def test_the_parties_that_serve_find_each_other() -> None:
+    """Names, ports, labels, Services and policies of those that serve belong together."""
+    active = SERVING / "active"
+    ports = {each["name"]: each for each in named(active, "Service", "serving")["spec"]["ports"]}
+    (container,) = deployment(active)["spec"]["template"]["spec"]["containers"]
+    opened_by = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert {name: each["targetPort"] for name, each in ports.items()} == {
+        name: name for name in opened_by
+    }
+    file = load_party(active / "party.toml")
+    assert file.listen == f"0.0.0.0:{opened_by['exchange']}"
+    assert file.serve.http == f"0.0.0.0:{opened_by['http']}"
+    for party in RECIPE.passives:
+        own = load_party(SERVING / party.name / "party.toml")
+        assert own.active == file.advertise == f"serving.vfl-bank:{ports['exchange']['port']}"
+        (was, now) = (
+            tomllib.loads((folder / party.name / "party.toml").read_text())
+            for folder in (K8S, SERVING)
+        )
+        assert now == {**was, "active": own.active}
+        (kustomization,) = documents(SERVING / party.name / "kustomization.yaml")
+        assert kustomization["namespace"] == f"vfl-{party.name}"
+    # To it they may go, and it lets them in: on this port, and nobody else.
+    (to,) = named(SERVING / "passive", "NetworkPolicy", "to-serving-party")["spec"]["egress"]
+    (come,) = named(active, "NetworkPolicy", "from-serving-parties")["spec"]["ingress"]
+    labels = deployment(active)["spec"]["template"]["metadata"]["labels"]
+    assert to["to"][0]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert come["from"][0]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert peers(come) == {f"vfl-{party.name}" for party in RECIPE.passives}
+    assert {each["port"] for rule in (to, come) for each in rule["ports"]} == {7001}
+
+
+@pytest.mark.parametrize("role", ["active", "passive"])
+def test_who_serves_has_no_rights_and_probes_that_its_port_answers(role: str) -> None:
+    of = deployment(SERVING / role)["spec"]
+    pod = of["template"]["spec"]
+    (container,) = pod["containers"]
+    # As the Job of the same party, in all that keeps it in its place.
+    (job,) = documents(K8S / "base" / "party" / "job.yaml")
+    wanted = job["spec"]["template"]["spec"]
+    for key in ("automountServiceAccountToken", "enableServiceLinks", "securityContext"):
+        assert pod[key] == wanted[key]
+    for key in ("image", "securityContext", "resources", "workingDir"):
+        assert container[key] == wanted["containers"][0][key]
+    assert (of["replicas"], of["strategy"]) == (1, {"type": "Recreate"})
+    mounted = {each["name"] for each in container["volumeMounts"]}
+    assert mounted == {each["name"] for each in pod["volumes"]}
+    context = served.make_context("x", container["command"][2:], resilient_parsing=True)
+    assert context.params["trained"] == ("production",)
+    probes = {name: each for name, each in container.items() if name.endswith("Probe")}
+    assert set(probes) == (
+        {"startupProbe", "livenessProbe", "readinessProbe"} if role == "active" else set()
+    )
+    for each in probes.values():
+        assert each["httpGet"]["path"] in ("/healthz", "/v2/health/live", "/v2/health/ready")
+        assert (each["httpGet"]["port"], each["httpGet"]["scheme"]) == ("http", "HTTPS")

@@ -14,7 +14,7 @@ import pyarrow as pa
 from vfl.preparing.columns.importance import ALPHA, IMPORTANCE
 from vfl.preparing.columns.official import FLOAT, ColumnFiles, classes_of, damaged, file
 from vfl.preparing.content import Content
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.dividing import COLUMNS
 
 LABEL = "label"
@@ -30,7 +30,7 @@ def libsvm_set(
     rows: Mapping[str, int],
     width: int,
     classes: Mapping[float, str],
-    use: Use,
+    use: PaperUse,
     *,
     memory: str,
     others: tuple[Form, ...] = (),

@@ -10,7 +10,7 @@ import numpy as np
 
 from vfl.preparing import recipes
 from vfl.preparing.content import TEST, TRAIN, Array, Content, blocks_of
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.dividing import IMAGE_DIVISIONS
 from vfl.preparing.formats.npz import read_npz
 from vfl_common.errors import Code, InputError
@@ -54,7 +54,7 @@ def idx_set(
     if ten_thousand is not None:
         told = "an NPZ file of the 10,000 test images, without the training images"
         forms.append(Form((Need(ten_thousand),), partial(read_npz, ten_thousand), unofficial=told))
-    use = Use("FedOnce", where, "quadrants", 4, _FEDONCE, silent=_SILENT)
+    use = PaperUse("FedOnce", where, "quadrants", 4, _FEDONCE, silent=_SILENT)
     return DataSet(
         title=title,
         publisher=publisher,

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from vfl.preparing.content import TEST, TRAIN, Content
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.dividing import IMAGE_DIVISIONS
 from vfl.preparing.families.pictured import Pictured
 from vfl.preparing.formats.trees import folders_in, images_in
@@ -23,7 +23,7 @@ _LIST = Need("LOC_val_solution.csv", optional=True)
 _SPLIT = "The validation images are for testing, because the test images have no labels"
 
 
-def imagenet(title: str, classes: int, rows: int, uses: tuple[Use, ...]) -> DataSet:
+def imagenet(title: str, classes: int, rows: int, uses: tuple[PaperUse, ...]) -> DataSet:
     """Returns a data set of so many classes of ImageNet, which have about ``rows`` images."""
     return DataSet(
         title=title,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from vfl.preparing.content import TEST, TRAIN, Content
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.families.pictured import Pictured, views
 from vfl.preparing.formats.trees import folders_in, images_in
 from vfl_common.errors import Code, InputError
@@ -22,7 +22,7 @@ _SAMPLES = "how many rows an object gives at most, each with other views of the 
 
 
 def modelnet(
-    title: str, objects: int, size: int, folders: Sequence[str], uses: tuple[Use, ...]
+    title: str, objects: int, size: int, folders: Sequence[str], uses: tuple[PaperUse, ...]
 ) -> DataSet:
     """Returns a ModelNet.
 

@@ -21,7 +21,7 @@ from vfl.report.page.worth import Beside, beside, part_of
 from vfl.report.quality.curves import decisions, tenths
 from vfl.report.quality.kept import KeptRows
 from vfl.report.quality.measures import FIRST, Estimate, measured
-from vfl.report.table import size, splits
+from vfl.report.table import is_one, size, splits
 from vfl_common.config.task import ThresholdRule
 from vfl_common.production.registry import when_began
 from vfl_common.text import listed, percent
@@ -42,9 +42,7 @@ def run_page(
     or a threshold. Raises InputError if the kept predictions are damaged.
     """
     summary = facts.run.summary
-    by_split = {
-        name: measured(kept) for name, kept in facts.kept.items() if " without " not in name
-    }
+    by_split = {name: measured(kept) for name, kept in facts.kept.items() if _is_split(name)}
     own = by_split.get(facts.judged, {})
     pairs = beside(facts, baselines, own)
     began = time.strftime("%d %B %Y, %H:%M UTC", time.gmtime(when_began(summary.run_id, 0.0)[0]))
@@ -152,11 +150,12 @@ def _tiles(facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[Beside]) -
             note = note.replace("together is no", "no")
             tone = tones.get(outcome, "")
             found.append(Tile(f"against {each.title}", f"{gain.value:+.4f}", note, tone))
-    common = next((each.common_rows for each in summary.parties if each.common_rows), 0)
-    if common:
+    used = {each.name: each.common_rows for each in summary.parties if each.rows}
+    if any(used.values()):
         held = {each.name: each.rows for each in summary.parties if each.rows}
-        note = ", ".join(f"{percent(common, rows)} of {name}'s" for name, rows in held.items())
-        found.append(Tile("Rows in common", f"{common:,}", note))
+        note = ", ".join(f"{percent(used[name], rows)} of {name}'s" for name, rows in held.items())
+        what = "Rows in common" if is_one(used) else "Rows that count"
+        found.append(Tile(what, f"{max(used.values()):,}", note))
     if facts.passives:
         total = summary.bytes.total
         found.append(Tile("Sent in all", size(total.message_bytes), f"{total.messages:,} messages"))
@@ -298,11 +297,16 @@ _DIVIDED = {
 }
 
 
+def _is_split(name: str) -> bool:
+    """Whether predictions are of a whole split, with all parties that hold its rows."""
+    return not any(word in name for word in (" without ", " with "))
+
+
 def _rows(facts: Facts) -> Part:
     part = Part("rows", "Who took part, with which rows")
     summary, recipe = facts.run.summary, facts.recipe
     part.tables.append(tables.parties(summary))
-    kept = {n: k for n, k in facts.kept.items() if " without " not in n}
+    kept = {n: k for n, k in facts.kept.items() if _is_split(n)}
     if recipe is not None:
         rows = recipe.rows
         shares = {"validation": rows.validation, "test": rows.share_for_tests}

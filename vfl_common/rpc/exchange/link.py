@@ -39,6 +39,8 @@ _FIRST_S = 60.0
 # Without a connection before it is reported.
 _SILENT_S = 5.0
 _CLOSE_S = 5.0
+# For the answer to a call about records.
+_CONFER_S = 30.0
 
 
 class ExchangeLink(Link):
@@ -97,6 +99,11 @@ class ExchangeLink(Link):
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="link-watchdog", daemon=True).start()
 
+    @property
+    def peer(self) -> str:
+        """The name of the party at the other end."""
+        return self._peer
+
     def unhurried(self) -> None:
         self._hurried = False
 
@@ -124,6 +131,37 @@ class ExchangeLink(Link):
                 return reply
             except grpc.RpcError as error:
                 self._broken(step, error)
+
+    def confer(self, message: bytes, *, once: bool = False) -> bytes | None:
+        """Calls the peer about records, over the connection of this link, and returns its answer;
+        None if the peer shows no record.
+
+        Raises InterruptedRun if this generation has ended, LostError if the peer cannot be reached
+        or does not answer. ``once``: it tries once; None: that has failed.
+        """
+        step = StepKey(CONTROL, 0, 0)
+        if not self._unanswered:
+            self._broke, self._give_up_s = False, None
+        while True:
+            try:
+                if self._call is None:
+                    self._connect()
+                channel = self._channel
+                if channel is None:
+                    raise _StreamEnded
+                method = channel.unary_unary(f"/{SERVICE}/Confer")
+                self._ledger.add(self._peer, CONTROL, CONTROL, "sent", 0, len(message))
+                data = bytes(method(message, timeout=min(self._timeout_s, _CONFER_S)))
+            except grpc.RpcError as error:
+                if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return None
+                if once:
+                    return None
+                self._broken(step, error)
+            else:
+                self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
+                self._met = True
+                return data
 
     def _answered(self) -> None:
         """Notes that the first bundle without a reply has got one."""

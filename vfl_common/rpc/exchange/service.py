@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -27,6 +27,7 @@ from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2
 from vfl_common.rpc.agreement import require_alike
 from vfl_common.rpc.ask import answering
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
+from vfl_common.rpc.confer import Conferring, ShownHead, conferring
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.pipe import BundlePipe, Delivery, PartyStream
@@ -143,7 +144,8 @@ class ExchangeService:
 
     ``phases``: those of the recipe. Bytes of any other phase are counted as those of one,
     ``unknown``: a peer's words must not make the ledger grow. ``joining``: what this party says
-    when it joins, to answer whether a caller fits it; None: nobody may ask.
+    when it joins, to answer whether a caller fits it; None: nobody may ask. ``confer``: answers
+    what a caller shows of its record; None: this party shows none.
     """
 
     def __init__(
@@ -156,7 +158,9 @@ class ExchangeService:
         phases: Collection[str],
         attach_timeout_s: float,
         joining: Joining | None = None,
+        confer: Conferring | None = None,
     ) -> None:
+        self._confers = confer
         self._joining = joining
         self._roster, self._keyring = frozenset(roster), keyring
         self._phases = RESERVED_PHASES.union(phases)
@@ -172,12 +176,26 @@ class ExchangeService:
         self.refusals = Refusals()
 
     def handler(self) -> Handler:
-        asks = (
-            {"Ask": answering(self._keyring, self._require_place, self._ask)}
-            if self._joining is not None
-            else {}
-        )
-        return stream_handler(SERVICE, Swap=self._swap, **asks)
+        methods: dict[str, Callable[[Iterator[bytes], Context], Iterator[bytes]]] = {}
+        methods["Swap"] = self._swap
+        if self._joining is not None:
+            methods["Ask"] = answering(self._keyring, self._require_place, self._ask)
+        if self._confers is not None:
+            methods["Confer"] = conferring(
+                self._keyring, self._require_place, self._ledger, self._confer
+            )
+        return stream_handler(SERVICE, **methods)
+
+    def _confer(self, party: str, shown: ShownHead) -> ShownHead:
+        """Answers what a party shows of its record. One that was rewritten ends the generation."""
+        assert self._confers is not None  # noqa: S101 - there is no method without it
+        try:
+            return self._confers(party, shown)
+        except VflError as error:
+            hub = self._hub
+            if hub is not None:
+                hub.end(error)
+            raise
 
     def _ask(self, party: str, join: control_pb2.Join) -> None:
         """Returns if a party fits this one: protocol, recipe and plug-ins. Raises PeerError."""

@@ -1,4 +1,4 @@
-"""A passive party's answer to a question, and its way over the wire."""
+"""What a passive party is asked, its answer, and their way over the wire."""
 
 from __future__ import annotations
 
@@ -21,6 +21,24 @@ _LONGEST_S = 100_000.0
 
 
 @dataclass(frozen=True)
+class Step:
+    """A question of a scoring that takes several: see ``vfl_party.phases.online``.
+
+    Args:
+        asked: what the method asks about each id, in its own form.
+        first: the number of the scoring's first question; 0, for the asking side: this is the
+            first.
+        begins: whether this is the first.
+        size: bytes that the answer must have; the asking side alone knows it.
+    """
+
+    asked: bytes
+    first: int = 0
+    begins: bool = True
+    size: int = 0
+
+
+@dataclass(frozen=True)
 class Answered:
     """What a passive party knows of the ids of a question.
 
@@ -28,11 +46,13 @@ class Answered:
         state: a byte for each id: one of those above.
         embeddings: float32, little-endian, of the embedded ids, one after the other, [N, D].
         features: names the state of the party's features.
+        answered: to a step, in the method's own form; there are no embeddings then.
     """
 
     state: bytes
     embeddings: bytes = b""
     features: str = ""
+    answered: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -56,19 +76,25 @@ def read_keeping(present: serving_pb2.Present) -> Keeping:
     return Keeping(seconds, clean(said.features, _LONGEST_VERSION))
 
 
-def read_answer(answer: serving_pb2.Answer, ids: Sequence[str], width: int, party: str) -> Answered:
+def read_answer(
+    answer: serving_pb2.Answer, ids: Sequence[str], width: int, party: str, step: Step | None = None
+) -> Answered:
     """Returns an answer, if it is one to a question about ``ids``. Raises PeerError.
 
-    ``width``: of the party's embeddings.
+    ``width``: of the party's embeddings. ``step``: what was asked instead of embeddings.
     """
-    state, found = bytes(answer.state), bytes(answer.embeddings)
+    state, found, answered = (bytes(x) for x in (answer.state, answer.embeddings, answer.answered))
     if len(state) != len(ids) or not _STATES.issuperset(state):
         raise _wrong(party, f"says something else than a state for each of {len(ids)} ids")
-    wanted = state.count(EMBEDDED) * width * _FLOAT
+    wanted = state.count(EMBEDDED) * width * _FLOAT if step is None else 0
     if len(found) != wanted:
         text = f"sends {len(found):,} bytes of embeddings, and {wanted:,} are wanted"
         raise _wrong(party, text)
-    return Answered(state, found, clean(answer.features, _LONGEST_VERSION))
+    size = step.size if step is not None else 0
+    if len(answered) != size:
+        text = f"sends {len(answered):,} bytes for a step, and {size:,} are wanted"
+        raise _wrong(party, text)
+    return Answered(state, found, clean(answer.features, _LONGEST_VERSION), answered)
 
 
 def _wrong(party: str, what: str) -> PeerError:

@@ -19,7 +19,7 @@ from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import connect
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import Answered, Keeping
+from vfl_common.rpc.serving.answered import Answered, Keeping, Step
 from vfl_common.rpc.serving.service import ANSWER, PHASE, QUESTION, SERVICE
 
 _CONNECT_S = 2.0
@@ -46,10 +46,14 @@ class Attendance:
         address, peer: of the active party.
         run_id, digest: of the model and of its recipe.
         most_ids: of a question.
-        answer: embeds ids until a time (monotonic). Raises TimeoutError if it cannot.
+        answer: embeds ids, or answers a step about them, until a time (monotonic). Raises
+            TimeoutError if it cannot; it may raise VflError.
         keeping: what the active party may do with the embeddings now.
         at_once: how many questions are answered at the same time.
         attends: called when the stream is up (True), and when it is lost.
+        refused: called with the active party's words if it does not serve this run now; then this
+            party tries again, since either may load a run before the other does. None: such a
+            refusal ends it.
     """
 
     def __init__(
@@ -62,25 +66,34 @@ class Attendance:
         run_id: str,
         digest: str,
         most_ids: int,
-        answer: Callable[[Sequence[str], float], Answered],
+        answer: Callable[[Sequence[str], float, Step | None], Answered],
         attends: Callable[[bool], None],
+        refused: Callable[[str], None] | None = None,
         keeping: Callable[[], Keeping] = Keeping,
         at_once: int = 1,
     ) -> None:
         self._address, self._peer, self._keyring, self._ledger = address, peer, keyring, ledger
         self._run_id, self._digest, self._most_ids = run_id, digest, most_ids
-        self._answer, self._attends = answer, attends
+        self._answer, self._attends, self._refused = answer, attends, refused
         self._keeping, self._at_once = keeping, at_once
         # Of the stream that is up.
         self._outbox: queue.SimpleQueue[bytes | None] | None = None
+        self._ended = threading.Event()
+        self._call: grpc.Call | None = None
+
+    def close(self) -> None:
+        """Has ``run`` end soon."""
+        self._ended.set()
+        if (call := self._call) is not None:
+            call.cancel()
 
     def run(self) -> None:
-        """Keeps the stream up until the caller is stopped by a signal. Raises VflError if the
-        active party refuses this one.
+        """Keeps the stream up until ``close``, or until the caller is stopped by a signal. Raises
+        VflError if the active party refuses this one.
         """
         pause_s = _PAUSE_S
         told: str | None = None
-        while True:
+        while not self._ended.is_set():
             channel = connect(self._address, self._keyring.current(), self._peer, _CONNECT_S)
             if isinstance(channel, VflError):
                 if channel.code is not Code.UNREACHABLE:
@@ -92,7 +105,7 @@ class Attendance:
                 with channel:
                     if self._attend(channel):
                         pause_s, told = _PAUSE_S, None
-            time.sleep(pause_s)
+            self._ended.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def renew(self) -> None:
@@ -120,6 +133,9 @@ class Attendance:
         asked: queue.Queue[_Asked | None] = queue.Queue(_MOST_WAITING)
         self._present(outbox)
         call = channel.stream_stream(f"/{SERVICE}/Attend")(_sent(outbox))
+        self._call = call
+        if self._ended.is_set():
+            call.cancel()
         workers = [
             threading.Thread(
                 target=self._answering, args=(asked, outbox), name=f"answers-{number}", daemon=True
@@ -136,6 +152,9 @@ class Attendance:
                     error = from_failure(word.failure, sender=self._peer, me=self._keyring.name)
                     if error.code in _PASSES:
                         log.warning("%s", error, extra={"event": "away"})
+                        break
+                    if error.code is Code.RECIPE_DIFFERS and self._refused is not None:
+                        self._refused(str(error))
                         break
                     raise error
                 if word.HasField("question"):
@@ -167,7 +186,9 @@ class Attendance:
 
     def _take(self, question: serving_pb2.Question, asked: queue.Queue[_Asked | None]) -> None:
         """Queues a question. Raises PeerError if it is none."""
-        if not question.number or not 0 < len(question.ids) <= self._most_ids:
+        # Further questions of a scoring are about the ids of its first one.
+        fewest = 0 if question.step.first else 1
+        if not question.number or not fewest <= len(question.ids) <= self._most_ids:
             text = f"{self._peer} asks for {len(question.ids):,} ids, and 1 to {self._most_ids:,}"
             raise PeerError(Code.MALFORMED_MESSAGE, f"{text} may be asked", party=self._peer)
         asked.put(_Asked(question, time.monotonic() + question.left_ms / 1000))
@@ -183,7 +204,8 @@ class Attendance:
                 continue
             answer = serving_pb2.Answer(number=each.question.number)
             try:
-                found = self._answer(list(each.question.ids), each.until_s)
+                step = _step_of(each.question)
+                found = self._answer(list(each.question.ids), each.until_s, step)
             except TimeoutError:
                 continue
             except Exception as error:
@@ -191,9 +213,10 @@ class Attendance:
                 answer.failure.CopyFrom(to_failure(error))
             else:
                 answer.state, answer.embeddings = found.state, found.embeddings
-                answer.features = found.features
+                answer.features, answer.answered = found.features, found.answered
             data = serving_pb2.FromParty(answer=answer).SerializeToString()
-            self._ledger.add(self._peer, PHASE, ANSWER, "sent", len(answer.embeddings), len(data))
+            sent = len(answer.embeddings) + len(answer.answered)
+            self._ledger.add(self._peer, PHASE, ANSWER, "sent", sent, len(data))
             outbox.put(data)
 
     def _read(self, data: bytes) -> serving_pb2.FromActive:
@@ -202,6 +225,13 @@ class Attendance:
         except DecodeError:
             text = f"{self._peer} sent bytes that are no message of serving"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._peer) from None
+
+
+def _step_of(question: serving_pb2.Question) -> Step | None:
+    if not question.HasField("step"):
+        return None
+    first = question.step.first
+    return Step(question.step.asked, first or question.number, begins=not first)
 
 
 def _sent(outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:

@@ -21,7 +21,8 @@ from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import Answered, Keeping, read_answer, read_keeping
+from vfl_common.rpc.serving.answered import Answered, Keeping, Step, read_answer, read_keeping
+from vfl_common.rpc.serving.patience import Patience
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
 PHASE, QUESTION, ANSWER = "serve", "question", "answer"
@@ -40,12 +41,14 @@ Absent = Literal["away", "late", "failed"]
 
 @dataclass
 class _Question:
-    """A question to all parties. ``ids``: {party: those that it is asked for}. ``waiting``: those
-    that have not answered yet.
+    """A question to parties. ``ids``: {party: those that it is asked for}. ``asked_s``: when.
+    ``steps``: see ``ServingService.ask``. ``waiting``: those that have not answered yet.
     """
 
     ids: Mapping[str, Sequence[str]]
-    waiting: set[str]
+    asked_s: float
+    steps: Mapping[str, Step] | None = None
+    waiting: set[str] = field(default_factory=set)
     found: dict[str, Answered | Absent] = field(default_factory=dict)
 
 
@@ -57,6 +60,7 @@ class _Stream:
     keeping: Keeping
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     open: dict[int, _Question] = field(default_factory=dict)
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def full(self) -> bool:
@@ -91,13 +95,14 @@ class ServingService:
         self._closed = False
 
     def handler(self) -> Handler:
-        return stream_handler(SERVICE, Attend=self._attend)
+        return stream_handler(SERVICE, Attend=self.attend)
 
     @property
     def present(self) -> list[str]:
-        """The parties that attend now, in the recipe's order."""
+        """The parties that attend and answer now, in the recipe's order."""
         with self._changed:
-            return [name for name in self._widths if name in self._streams]
+            streams = self._streams
+            return [n for n in self._widths if n in streams and streams[n].patience.waits]
 
     def close(self) -> None:
         """Ends all streams."""
@@ -118,31 +123,50 @@ class ServingService:
         self,
         ids: Sequence[str],
         timeout_s: float,
+        steps: Mapping[str, Step] | None = None,
         fewer: Mapping[str, Sequence[str]] | None = None,
     ) -> Pending:
         """Sends a question about ``ids`` to all parties that attend; it does not wait.
 
-        After ``timeout_s`` a party that has not answered is late. ``fewer``: {party: the ids that
-        it is asked for, in place of all}; who is asked for none has answered.
+        After ``timeout_s`` a party that has not answered is late. One that has let several
+        questions pass is away until it answers one in time: see ``Patience``. ``steps``: {party:
+        what it is asked}, instead of embeddings; the others are not asked. ``fewer``: {party: the
+        ids that it is asked for, in place of all}; who is asked for none has answered.
         """
-        question = _Question({name: (fewer or {}).get(name, ids) for name in self._widths}, set())
+        now_s = time.monotonic()
+        own = {
+            name: (fewer or {}).get(name, ids)
+            for name in (self._widths if steps is None else steps)
+        }
+        question = _Question(own, now_s, steps)
+        left_ms = max(1, int(1000 * timeout_s))
         with self._changed:
             self._number += 1
             number = self._number
-            whole = _question(number, ids, timeout_s)
-            for name, own in question.ids.items():
+            # Without steps it is the same for all that are asked for all.
+            whole = _question(number, ids, left_ms, None) if steps is None else b""
+            for name, some in own.items():
                 stream = self._streams.get(name)
                 if stream is None or stream.full:
                     question.found[name] = "away" if stream is None else "late"
                     continue
-                if not own:
+                if not stream.patience.waits:
+                    question.found[name] = "away"
+                    if not stream.patience.probes(number, now_s, now_s + timeout_s):
+                        continue
+                    # A question about nobody would be no probe.
+                    some = some or ids
+                elif some:
+                    stream.open[number] = question
+                    question.waiting.add(name)
+                else:
                     question.found[name] = Answered(b"")
                     continue
-                data = whole if own is ids else _question(number, own, timeout_s)
-                stream.open[number] = question
-                question.waiting.add(name)
+                step = steps[name] if steps is not None else None
+                same = some is ids and step is None
+                data = whole if same else _question(number, some, left_ms, step)
                 stream.outbox.put(data)
-        return Pending(self, number, question, time.monotonic() + timeout_s)
+        return Pending(self, number, question, now_s + timeout_s)
 
     def wait(
         self, number: int, question: _Question, until_s: float
@@ -155,16 +179,24 @@ class ServingService:
                 self._changed.wait(left_s)
             for name in question.waiting:
                 question.found[name] = "late"
-                stream = self._streams.get(name)
-                if stream is not None:
-                    stream.open.pop(number, None)
+                self._late(self._streams.get(name), number, question.asked_s)
             question.waiting = set()
-            return {name: question.found[name] for name in self._widths}
+            return {name: question.found[name] for name in self._widths if name in question.found}
+
+    def _late(self, stream: _Stream | None, number: int, asked_s: float) -> None:
+        # Otherwise it is a newer stream, on which nobody has asked this.
+        if stream is None or stream.open.pop(number, None) is None:
+            return
+        if stream.patience.late(asked_s, len(stream.open)):
+            text = f"{stream.party} answers no questions; it is away until it answers one in time"
+            log.warning("%s", text, extra={"event": "away"})
+            self._give_up(stream)
 
     # -- gRPC's threads
     # ----------------------------------------------------------------------
 
-    def _attend(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+    def attend(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        """Serves one stream of a passive party, whose messages are ``requests``."""
         stream: _Stream | None = None
         try:
             party = caller(context, self._keyring)
@@ -283,9 +315,13 @@ class ServingService:
             stream.keeping = read_keeping(word.present)
             return
         answer = word.answer
-        self._ledger.add(party, PHASE, ANSWER, "received", len(answer.embeddings), len(data))
+        payload = len(answer.embeddings) + len(answer.answered)
+        self._ledger.add(party, PHASE, ANSWER, "received", payload, len(data))
         with self._changed:
             question = stream.open.pop(answer.number, None)
+            waited_for = question is not None
+            if stream.patience.answered(answer.number, time.monotonic(), waited_for=waited_for):
+                log.warning("%s answers in time again", party, extra={"event": "attending"})
             if not answer.number or answer.number > self._number:
                 text = f"{party} answers a question that nobody has asked"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
@@ -297,7 +333,8 @@ class ServingService:
                 error = from_failure(answer.failure, sender=party, me=self._keyring.name)
                 log.warning("%s", error, extra={"event": "unanswered", "peer": party})
             else:
-                found = read_answer(answer, question.ids[party], self._widths[party], party)
+                step = question.steps[party] if question.steps is not None else None
+                found = read_answer(answer, question.ids[party], self._widths[party], party, step)
         finally:
             with self._changed:
                 if party in question.waiting:
@@ -314,22 +351,30 @@ class ServingService:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
 
 
-def _question(number: int, ids: Sequence[str], timeout_s: float) -> bytes:
-    asked = serving_pb2.Question(number=number, ids=ids, left_ms=max(1, int(1000 * timeout_s)))
+def _question(number: int, ids: Sequence[str], left_ms: int, step: Step | None) -> bytes:
+    """Returns a question as it crosses the wire; only the first of a scoring has the ids."""
+    asked = serving_pb2.Question(number=number, left_ms=left_ms)
+    if step is None or not step.first:
+        asked.ids.extend(ids)
+    if step is not None:
+        asked.step.first, asked.step.asked = step.first, step.asked
     return serving_pb2.FromActive(question=asked).SerializeToString()
 
 
 class Pending:
-    """A question that was asked."""
+    """A question that was asked.
+
+    ``number``: of the question.
+    """
 
     def __init__(
         self, service: ServingService, number: int, question: _Question, until_s: float
     ) -> None:
-        self._service, self._number = service, number
+        self._service, self.number = service, number
         self._question, self._until_s = question, until_s
 
     def wait(self) -> dict[str, Answered | Absent]:
         """Returns {party: its answer, or why it has none}, when all have answered, or time is
         over.
         """
-        return self._service.wait(self._number, self._question, self._until_s)
+        return self._service.wait(self.number, self._question, self._until_s)

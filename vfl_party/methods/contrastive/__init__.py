@@ -86,6 +86,10 @@ class ContrastiveLearning(Method[ContrastiveSettings]):
         _ = party, phase, settings
         return Traffic()
 
+    def no_partial(self, settings: ContrastiveSettings) -> str:
+        _ = settings
+        return ""
+
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
         _ = written
         return True

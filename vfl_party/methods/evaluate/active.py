@@ -11,6 +11,7 @@ from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.exchanges import embeddings
+from vfl_party.methods.evaluate.holders import by_holders, held_by_all, with_counts
 from vfl_party.methods.evaluate.quality import Judge, metric_of
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.methods.evaluate.subsets import Subsets
@@ -57,7 +58,7 @@ class ActiveEvaluate(Phase):
                 embedded[split] = rows, found
         predictions = self._predictions(embedded)
         # First, because a rule of the recipe may choose the threshold by it.
-        metrics = measured(party, predictions)
+        metrics = with_counts(party, measured(party, predictions), predictions)
         self._telling.tell(StepKey(self.name, round_, batch), metrics)
         batch += telling_steps(party)
         absent: dict[str, Tensor] = {}
@@ -71,8 +72,15 @@ class ActiveEvaluate(Phase):
             first = StepKey(self.name, round_, batch)
             self._measure_columns(self._importance, first, *embedded["validation"])
         # Last, because it takes longest, and needs nobody.
-        worth = self._subsets.measured(embedded, absent) if self._subsets is not None else None
-        return RoundReport(0, metrics, predictions=predictions, worth=worth)
+        worth, note = None, ""
+        if self._subsets is not None:
+            whole = {split: held_by_all(*found) for split, found in embedded.items()}
+            if all(len(whole[split][0]) for split in self._subsets.splits):
+                worth = self._subsets.measured(whole, absent)
+            else:
+                note = f"{self.name}: no row to evaluate is held by all parties, so sets of parties"
+                note = f"{note} are not measured"
+        return RoundReport(0, metrics, predictions=predictions, worth=worth, note=note)
 
     def _measure_columns(
         self, of: importance.ActiveImportance, first: StepKey, rows: Rows, found: list[Chunk]
@@ -94,6 +102,8 @@ class ActiveEvaluate(Phase):
         # If training may go on without a party, or prepares for it, people want to know what the
         # model is worth without it.
         some = party.features is not None or len(party.recipe.passives) > 1
+        # Of a row that one passive party holds, nobody would be left without it.
+        some = some and (party.features is not None or party.data.held is None)
         away = (
             [each.name for each in party.recipe.passives]
             if party.course.without != "wait" and some
@@ -106,4 +116,5 @@ class ActiveEvaluate(Phase):
             }
             for name, each in of.items():
                 predictions[name] = rows, self._scorer.scored(each).outputs
+            predictions |= by_holders(party, split, *predictions[split])
         return predictions

@@ -33,7 +33,7 @@ def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
     found: list[Occurrence] = []
     exchange, batch = embeddings(party, settings), 0
     for split in settings.splits:
-        rows = party.rows(split)
+        rows = party.joint_rows(split)
         found += scoring_traffic(party, phase, exchange, 0, batch, rows)
         batch += len(chunks(rows))
     found += telling_traffic(party, StepKey(phase, 0, batch), settings.splits)
@@ -43,7 +43,7 @@ def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
         found += means
         batch += stand_in.steps(settings.absent)
     if not settings.importance:
-        return Traffic(found)
+        return Traffic(found, bound=party.bound)
     permuted, lacking = importance.traffic(party, exchange, settings, StepKey(phase, 0, batch))
     text = f"the permuted columns of {', '.join(lacking)} are not counted: they are not here"
     return Traffic([*found, *permuted], bound=text if lacking else "")

@@ -107,7 +107,8 @@ class PassiveImportance:
         for _, found in permuted(self._party, self._phase, self._settings):
             for z_BD in found:
                 batch += 1
-                self._embeddings.swap(first._replace(batch=batch), {"z": z_BD})
+                at = first._replace(batch=batch)
+                self._embeddings.swap(at, {"z": z_BD}, self._party.rows("validation"))
         answer = self._changes.take(first._replace(batch=batch + 1), columns=len(names))
         return listed(names, answer["changes"].cpu().view(torch.float64))
 

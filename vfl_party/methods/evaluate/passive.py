@@ -41,7 +41,7 @@ class PassiveEvaluate(Phase):
         party, settings, batch = self._party, self._settings, 0
         for split in settings.splits:
             first = StepKey(self.name, round_, batch)
-            batch += self._scorer.answer(party.rows(split), first)
+            batch += self._scorer.answer(party.joint_rows(split), first)
         self._told.hear(StepKey(self.name, round_, batch))
         batch += telling_steps(party)
         if settings.subsets:

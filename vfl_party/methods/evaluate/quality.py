@@ -10,23 +10,16 @@ from torch import Tensor
 from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
-from vfl_party.models.metrics import evaluate
+from vfl_party.models.metrics import evaluate, first_metric
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import decides
-
-_DEFAULTS = {
-    "multiclass": "accuracy",
-    "regression": "rmse",
-    "survival": "c_index",
-    "ranking": "ndcg",
-}
 
 
 def metric_of(task: TaskSettings, phase: str, named: str | None) -> str:
     """Returns the metric by which a phase judges parties; ``named``: by the recipe. Raises
     InputError if the task has no such metric.
     """
-    name = named or _DEFAULTS.get(task.kind, "auc")
+    name = named or first_metric(task)
     if name not in task.all_metrics:
         text = f"recipe: phases: {phase}: metric: a {task.kind} task has no {name}"
         text = f"{text} (it has {', '.join(task.all_metrics)}; task.metrics adds others)"

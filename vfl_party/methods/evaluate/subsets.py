@@ -64,10 +64,10 @@ class Subsets:
         self._metric = metric_of(party.recipe.task, phase, settings.metric)
         self._players = [each.name for each in party.recipe.parties if each.features]
         self._seed = derive_seed(party.recipe.seed, "worth", phase)
-        self._splits = [
+        self.splits = [
             split for split in _LAST if split in settings.splits and len(party.rows(split))
         ]
-        if not self._splits:
+        if not self.splits:
             text = f"recipe: phases: {phase}: subsets needs validation or test rows, and there are"
             raise InputError(Code.CONFIG_INVALID, f"{text} none; set rows.validation or rows.test")
 
@@ -86,7 +86,7 @@ class Subsets:
             metric=self._metric,
             lower_is_better=lower_is_better(self._party.recipe.task, self._metric),
             absent=self._settings.absent,
-            split=self._splits[0],
+            split=self.splits[0],
             permutations=len(orders),
             subsets=[self._quality(each, measured) for each in shown],
             shapley=self._shapley(orders, measured.drawn),
@@ -103,10 +103,10 @@ class Subsets:
     def _measured(
         self, sets: Sequence[Players], found: Embedded, stand_in: Mapping[str, Tensor]
     ) -> _Measured:
-        measured = _Measured({split: {} for split in self._splits}, {})
-        for split in self._splits:
+        measured = _Measured({split: {} for split in self.splits}, {})
+        for split in self.splits:
             rows, chunks = found[split]
-            last = split == self._splits[0]
+            last = split == self.splits[0]
             draws, seed = self._settings.resamples, derive_seed(self._seed, "rows")
             judge = Judge(self._party, self._metric, rows, draws=draws if last else 0, seed=seed)
             outputs_of = self._outputs(chunks, stand_in)
@@ -121,7 +121,7 @@ class Subsets:
     def _outputs(
         self, chunks: Sequence[Chunk], stand_in: Mapping[str, Tensor]
     ) -> Callable[[Players], Tensor]:
-        me, scorer, learns = self._party.name, self._scorer, self._party.course.learns
+        me, scorer, copes = self._party.name, self._scorer, self._party.course.copes
 
         def outputs(there: Players) -> Tensor:
             if there:
@@ -132,8 +132,10 @@ class Subsets:
 
         def only(found: Sequence[Chunk], there: Players) -> list[Chunk]:
             parts = replaced(found, me, there, stand_in)
-            # A model that has learnt to do without passive parties does so.
-            return [each.of(there) for each in parts] if learns else parts
+            # A model that was trained to do without passive parties does so.
+            return (
+                [each.of(there) for each in parts] if copes and (there or parts[0].own) else parts
+            )
 
         return outputs
 

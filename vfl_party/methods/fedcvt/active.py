@@ -74,7 +74,7 @@ class ActiveFedCVT(Phase):
             check_sums(party, step, found.loss, gradients.values(), {passive: received})
             # The passive party proceeds while these models are updated: gradients are of the
             # weights before the update.
-            self._representations.reply(step, {passive: gradients})
+            self._representations.reply(step, {passive: gradients}, about=each.rows[: each.aligned])
             training.step(last=each.last)
             loss, terms, taken = (
                 loss + found.loss.detach(),

@@ -39,7 +39,7 @@ class PassiveFedCVT(Phase):
             check_own(party, step, {"representations": r_BD.detach()})
             sent = {"aligned": r_BD[: each.aligned], "own": r_BD[each.aligned :]}
             named = self._representations.exchange.up.tensors
-            self._representations.send(step, {name: sent[name] for name in named})
+            self._representations.send(step, {name: sent[name] for name in named}, each.rows)
             training.zero_grad()
             reply = self._representations.receive(step, rows=each.aligned)
             dr_BD = torch.cat([reply[f"d_{name}"] for name in named])

@@ -69,7 +69,8 @@ class CrossStep:
         batch = 0
         for epoch in range(epochs):
             for rows in features.expecting(self._batches(round_ * epochs + epoch)):
-                loss, z_BP = self._step(StepKey(self._phase, round_, batch), features.inputs(rows))
+                step = StepKey(self._phase, round_, batch)
+                loss, z_BP = self._step(step, features.inputs(rows), rows)
                 total += loss
                 kept += variance_kept(z_BP)
                 batch += 1
@@ -87,7 +88,7 @@ class CrossStep:
         """Opens this side of the exchange of projections."""
         raise NotImplementedError
 
-    def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
     def _update(self, inputs: Inputs, z_BP: Tensor, received: Mapping[str, Tensor]) -> Tensor:
@@ -135,12 +136,12 @@ class ActiveCross(CrossStep):
     def _open(self, exchange: Exchange, **sizes: int) -> None:
         self._projection = self._party.answering(self._phase, exchange, **sizes)
 
-    def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
         # Line 6.
         z_BP = self.tower.project(inputs)
         received = self._projection.collect(step)
         # Line 8.
-        self._projection.reply_all(step, received, {"z": z_BP})
+        self._projection.reply_all(step, received, {"z": z_BP}, rows)
         loss = self._update(
             inputs, z_BP, {peer: tensors["z"] for peer, tensors in received.items()}
         )
@@ -153,11 +154,11 @@ class PassiveCross(CrossStep):
     def _open(self, exchange: Exchange, **sizes: int) -> None:
         self._projection = self._party.asking(self._phase, exchange, **sizes)
 
-    def _step(self, step: StepKey, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
         # Line 6.
         z_BP = self.tower.project(inputs)
         # Line 10.
-        self._projection.send(step, {"z": z_BP})
+        self._projection.send(step, {"z": z_BP}, rows)
         reply = self._projection.receive(step)
         loss = self._update(inputs, z_BP, {self._projection.peer: reply["z"]})
         return loss, z_BP.detach()

@@ -56,6 +56,10 @@ class FedOnceMethod(Method[FedOnceSettings]):
             learn.append(recipe.active.name)
         return PrivatePhase(phase, settings.dp, tuple(learn), settings.batch_size, settings.epochs)
 
+    def no_partial(self, settings: FedOnceSettings) -> str:
+        _ = settings
+        return ""
+
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
         # The augmentations of views, which only one objective draws.
         return written.get("objective") == "contrastive"

@@ -34,6 +34,11 @@ class Head(Method[HeadSettings]):
     def learns(self, settings: HeadSettings) -> Learnt:
         return settings.learns
 
+    def no_partial(self, settings: HeadSettings) -> str:
+        if settings.deadline_s is not None:
+            return "deadline_s is for parties that hold all rows and are late"
+        return "dp bounds what a row does that all parties hold" if settings.dp is not None else ""
+
     def noise(self, settings: HeadSettings) -> float:
         return settings.noise
 

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vfl_common.bundle import StepKey
 from vfl_common.config.models import TopSettings
 from vfl_common.errors import Code, InputError
+from vfl_party.base.held import HeldRows
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows, batches
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
@@ -24,6 +25,7 @@ from vfl_party.models.metrics import loss_fn
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.models.top.stand_ins import NAME, learnt_stand_ins
 from vfl_party.phases.context import Party
+from vfl_party.phases.passes import HeldBatch, losses_of, passes
 from vfl_party.phases.scoring import embed
 from vfl_party.phases.sets import Sets, summed
 from vfl_party.privacy.steps import PrivateSteps
@@ -71,6 +73,12 @@ class ActiveHead(Phase):
         if norms and min(settings.batch_size, len(self._rows)) < 2:
             text = f"{where}: batch normalisation needs batches of at least two rows"
             raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, or a larger batch_size")
+        if norms and party.recipe.rows.partial:
+            text = f"{where}: batch normalisation needs batches of at least two rows, and with"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{text} rows.partial fewer may be combined alike; take models without it",
+            )
         self._params = list(self._models.parameters())
         self._optimizer = build_optimizer(settings.optimizer, self._params)
         self._epochs = settings.epochs_over(len(self._rows))
@@ -123,7 +131,10 @@ class ActiveHead(Phase):
         n = len(self._rows)
         deadline_s = self._settings.deadline_s
         received = self._upload.collect(
-            step, rows=n, deadline_s=math.inf if deadline_s is None else deadline_s
+            step,
+            rows=n,
+            each=party.sizes_of(self._rows),
+            deadline_s=math.inf if deadline_s is None else deadline_s,
         )
         self._late = [each.name for each in party.recipe.passives if each.name not in received]
         self._r = {name: tensors["z"] for name, tensors in received.items()} | zeros(
@@ -165,17 +176,21 @@ class ActiveHead(Phase):
         r_ND = {each.name: self._r[each.name] for each in party.recipe.passives}
         w_N = None if self._weights is None else party.take(self._weights, self._rows)
         own_ND = self._frozen()
-        epochs = self._epochs
+        epochs, held = self._epochs, party.data.held
 
         def loss(batch: Rows) -> Tensor:
-            r_BD = {name: party.take(each, batch) for name, each in r_ND.items()}
             own_BD = self._own(own_ND, batch, steps)
-            sets = self._sets.drawn(r_BD, steps)
-            combined = self._sets.embeddings(sets, own_BD, r_BD) or [[*own_BD, *r_BD.values()]]
             y_B = party.take(y_N, batch)
             weights_B = None if w_N is None else party.take(w_N, batch)
-            losses = [self._loss(top(combine(rule, each)), y_B, weights_B) for each in combined]
-            return summed(losses, sets)
+            if held is not None:
+                parts = passes(rule, self._sets, self._held_batch(held, batch, own_BD, steps))
+                outputs = [top(combine(rule, each.embeddings)) for each in parts]
+                return summed(losses_of(self._loss, outputs, y_B, weights_B, parts), parts)
+            r_BD = {name: party.take(each, batch) for name, each in r_ND.items()}
+            sets = self._sets.drawn(r_BD, steps)
+            combined = self._sets.embeddings(sets, own_BD, r_BD) or [[*own_BD, *r_BD.values()]]
+            outputs = [top(combine(rule, each)) for each in combined]
+            return summed(losses_of(self._loss, outputs, y_B, weights_B, None), sets)
 
         steps, mean_loss = 0, 0.0
         self._models.train()
@@ -207,6 +222,19 @@ class ActiveHead(Phase):
                 note=self._private.note,
             )
         return RoundReport(steps, {"train": found})
+
+    def _held_batch(
+        self, held: HeldRows, batch: Rows, own_BD: list[Tensor], step: int
+    ) -> HeldBatch:
+        """Returns a batch of positions with the representations that were received of its rows."""
+        party, rows = self._party, self._rows[batch]
+        at = {name: found for name in self._r if len(found := held.of(name, rows))}
+        r_RD = {}
+        for name, places in at.items():
+            # As the party counts its training rows, which it has sent in the order of all.
+            mine = np.searchsorted(held.of(name, self._rows), batch[places])
+            r_RD[name] = party.take(self._r[name], mine)
+        return HeldBatch(len(rows), own_BD, r_RD, at, (step,), party.widths)
 
     def _batches(self, epoch: int) -> Iterable[Rows]:
         """Returns batches of positions in the training rows."""

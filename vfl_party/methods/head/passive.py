@@ -32,7 +32,8 @@ class PassiveHead(Phase):
             return RoundReport(0)
         party = self._party
         r_ND = embed(party, party.rows("train"))
-        reply = self._upload.swap(StepKey(self.name, round_, 0), {"z": r_ND})
+        step = StepKey(self.name, round_, 0)
+        reply = self._upload.swap(step, {"z": r_ND}, party.rows("train"))
         used = all(bool(each) for each in reply.values())
         note = (
             ""

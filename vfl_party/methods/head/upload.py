@@ -35,7 +35,9 @@ def upload(settings: HeadSettings, how: str) -> Exchange:
 def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
     """See ``Method.traffic``."""
     once, step = upload(settings, party.course.protected), StepKey(name, UPLOAD, 0)
-    return Traffic(party.occurrences(once, step, rows=len(party.rows("train"))))
+    return Traffic(
+        party.joint_occurrences(once, step, party.joint_rows("train")), bound=party.bound
+    )
 
 
 @torch.no_grad()

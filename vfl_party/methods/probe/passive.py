@@ -44,6 +44,7 @@ class PassiveProbe(Phase):
                 self._latents.swap(
                     step,
                     {"z": z, "ids": digests(party.recipe, [party.data.ids[row] for row in rows])},
+                    rows,
                 )
             party.tick(self.name, round_, self.rounds, number, count)
         return RoundReport(0)

@@ -10,6 +10,7 @@ from torch import nn
 
 from vfl_party.methods.secureboost.active import ActiveSecureBoost
 from vfl_party.methods.secureboost.joint_walk import Walk
+from vfl_party.methods.secureboost.online import OnlineWalk
 from vfl_party.methods.secureboost.passive import PassiveSecureBoost
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.traffic import traffic
@@ -27,6 +28,9 @@ class SecureBoost(Method[SecureBoostSettings]):
 
     def scores(self, party: Party, phase: str, settings: SecureBoostSettings) -> Walk:
         return Walk(party, phase, settings, "once")
+
+    def online(self, party: Party, settings: SecureBoostSettings) -> OnlineWalk:
+        return OnlineWalk(party, settings)
 
     def traffic(self, party: Party, phase: str, settings: SecureBoostSettings) -> Traffic:
         return traffic(party, phase, settings)

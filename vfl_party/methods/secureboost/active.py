@@ -154,7 +154,10 @@ class ActiveSecureBoost(Phase):
             chosen[rows] = True
             self._swaps.sample.collect(step)
             self._swaps.sample.reply_all(
-                step, self._passives, {"sampled": torch.from_numpy(np.packbits(chosen))}
+                step,
+                self._passives,
+                {"sampled": torch.from_numpy(np.packbits(chosen))},
+                self._train,
             )
         return rows, weights_R
 
@@ -275,7 +278,7 @@ class ActiveSecureBoost(Phase):
                 )
                 raise self._wrong(party, text)
         (name,) = self._swaps.gradients.exchange.down.tensors
-        self._swaps.gradients.reply_all(step, self._passives, {name: ciphers})
+        self._swaps.gradients.reply_all(step, self._passives, {name: ciphers}, self._routed)
         return found
 
     def _grow(self, of: GrowingTree, round_: int) -> None:
@@ -290,7 +293,8 @@ class ActiveSecureBoost(Phase):
             if of.sizes:
                 last = level + 1 == self._settings.depth
                 moved = torch.from_numpy(of.nodes[:0] if last else of.nodes.copy())
-                self._swaps.partition.reply_all(self._step(round_, -1), of.sizes, {"nodes": moved})
+                step = self._step(round_, -1)
+                self._swaps.partition.reply_all(step, of.sizes, {"nodes": moved}, self._routed)
             if not open_nodes(of.nodes):
                 return
 

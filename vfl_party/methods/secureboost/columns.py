@@ -111,6 +111,13 @@ def cuts(values: npt.NDArray[np.float64], bins: int) -> list[float]:
 def coded(party: Party, columns: list[Column]) -> Codes:
     """Returns the codes of all rows, [N, columns]."""
     numbers_NF, codes_NK, _ = cells(party)
+    return codes_of(columns, numbers_NF, codes_NK)
+
+
+def codes_of(
+    columns: list[Column], numbers_NF: npt.NDArray[np.float32], codes_NK: npt.NDArray[np.int64]
+) -> Codes:
+    """Returns the codes of rows in which the numbers and categories are these, [N, columns]."""
     cells_ = [*numbers_NF.T, *codes_NK.T]
     return np.stack(
         [column.codes(each) for column, each in zip(columns, cells_, strict=True)], axis=1

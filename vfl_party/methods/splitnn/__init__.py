@@ -44,6 +44,9 @@ class SplitNN(Method[SplitNNSettings]):
     def late_policy(self, settings: SplitNNSettings) -> LatePolicy:
         return settings.late_policy
 
+    def no_partial(self, settings: SplitNNSettings) -> str:
+        return settings.no_partial
+
     def learns(self, settings: SplitNNSettings) -> Learnt:
         return settings.learns
 

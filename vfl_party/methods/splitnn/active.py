@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,8 +27,9 @@ from vfl_party.outbound.filter import Tensors
 from vfl_party.phases.context import Party
 from vfl_party.phases.drift import Drift
 from vfl_party.phases.measure import measured
+from vfl_party.phases.passes import HeldBatch, Pass, losses_of, passes
 from vfl_party.phases.scoring import SplitScorer
-from vfl_party.phases.sets import Sets, summed
+from vfl_party.phases.sets import Sets, Weighed, summed
 
 
 class ActiveSplitNN(Phase):
@@ -46,7 +47,8 @@ class ActiveSplitNN(Phase):
         self._embedding = party.answering(
             name, embedding(settings), width=party.widths or party.embedding_size
         )
-        policy = None if settings.learns else settings.late_policy
+        partly = party.data.held is not None
+        policy = None if settings.learns or partly else settings.late_policy
         self._scorer = SplitScorer(party, name, validation(settings), policy=policy)
         self._sets = Sets(party, name, settings)
         self._loss = loss_fn(party.recipe.task)
@@ -140,36 +142,48 @@ class ActiveSplitNN(Phase):
         if party.features is not None:
             own = [party.encode(*self._training.inputs(rows, step.round, step.batch))]
         lenience = self._absent.lenience if self._absent is not None else None
-        received = self._embedding.collect(step, lenience=lenience, rows=len(rows))
+        sizes, held = party.sizes_of(rows), party.data.held
+        received = self._embedding.collect(step, lenience=lenience, each=sizes, rows=len(rows))
         z_BD = {name: tensors["z"] for name, tensors in received.items()}
         others = z_BD
         if self._absent is not None:
             others = self._absent.fill(step, rows, own, z_BD)
-        sets = self._sets.drawn(others, *place)
-        combined = Combined(
-            party.recipe.model.combine,
-            [*own, *others.values()],
-            z_BD,
-            self._sets.embeddings(sets, own, others),
-        )
+        rule = party.recipe.model.combine
+        sets: Sequence[Weighed] | None
+        parts: list[Pass] | None = None
+        if held is None:
+            sets = drawn = self._sets.drawn(others, *place)
+            embeddings = self._sets.embeddings(drawn, own, others)
+        else:
+            # So that the passes, which take rows of them, give them gradients.
+            for z in z_BD.values():
+                z.requires_grad_()
+            at = {name: held.of(name, rows) for name in z_BD}
+            batch = HeldBatch(len(rows), own, z_BD, at, place, party.widths)
+            sets = parts = passes(rule, self._sets, batch)
+            embeddings = [each.embeddings for each in parts]
+        combined = Combined(rule, [*own, *others.values()], z_BD, embeddings)
         outputs = [party.outputs(each) for each in combined.values]
         weights = self._weights_of(rows)
 
         def loss_of(targets: Tensor) -> Tensor:
-            found = summed([self._loss(each, targets, weights) for each in outputs], sets)
+            found = summed(losses_of(self._loss, outputs, targets, weights, parts), sets)
             return found if share == 1.0 else found * share
 
         loss = loss_of(y_B)
         facts: Mapping[str, Tensors] = {}
         if self._facts is not None:
-            facts = self._facts.of(combined, y_B, loss_of)
+            labels = {
+                name: y_B if held is None else party.take(y_B, held.of(name, rows)) for name in z_BD
+            }
+            facts = self._facts.of(combined, labels, y_B, loss_of)
         backward(loss)
         # The parties proceed while the top model is updated: each gradient is of the weights before
         # the update.
         dz_BD = combined.gradients()
         if self._settings.dcor:
             dz_BD = with_labels(dz_BD, z_BD, y_B, self._settings.dcor)
-        self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()}, facts)
+        self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()}, facts, rows)
         if self._watch is not None:
             self._watch.batch(own, z_BD)
         return loss.detach(), Swapped(rows, z_BD, dz_BD, place)

@@ -36,7 +36,7 @@ class Batches:
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
-        rows = len(party.rows("train"))
+        rows = len(party.joint_rows("train"))
         if rows == 0:
             raise InputError(
                 Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows"
@@ -77,7 +77,13 @@ class Batches:
         )
 
     def of(self, round_: int) -> list[tuple[Rows, bool]]:
-        """Returns the batches of a round in order, each with whether it is its epoch's last."""
+        """Returns the batches of a round in order, as this party counts its own rows, each with
+        whether it is its epoch's last. With ``rows.partial`` a party may hold no row of a batch.
+        """
+        return [(self._party.own_rows(rows), last) for rows, last in self._of(round_)]
+
+    def _of(self, round_: int) -> list[tuple[Rows, bool]]:
+        """Returns the batches of a round, as all parties count the rows."""
         group = round_ // self._parts
         if self._drawn[0] != group:
             epochs = [self._epoch(epoch)[: self._count(epoch)] for epoch in self._epochs(group)]
@@ -92,12 +98,20 @@ class Batches:
         larger ones first.
         """
         found, first = [], 0
-        for rows, last in self.of(round_):
-            pieces = self._pieces(len(rows))
-            parts = np.array_split(rows, pieces) if pieces > 1 else [rows]
-            found.append(Batch(rows, parts, first, last))
+        own = self._party.own_rows
+        for rows, last in self._of(round_):
+            parts = self._cut_up(rows)
+            found.append(Batch(own(rows), [own(each) for each in parts], first, last))
             first += len(parts)
         return found
+
+    def exchanged(self, round_: int) -> list[Rows]:
+        """Returns the rows of each exchange of a round, in order, as all parties count them."""
+        return [part for rows, _ in self._of(round_) for part in self._cut_up(rows)]
+
+    def _cut_up(self, rows: Rows) -> list[Rows]:
+        pieces = self._pieces(len(rows))
+        return np.array_split(rows, pieces) if pieces > 1 else [rows]
 
     def sizes(self, round_: int) -> list[int]:
         """Returns the number of rows of each exchange of a round, in order: of each part of each
@@ -160,5 +174,5 @@ class Batches:
         return sum(sent < most for sent, _ in zip(before, self._bytes, strict=False))
 
     def _epoch(self, epoch: int) -> list[Rows]:
-        rows = self._party.rows("train")
+        rows = self._party.joint_rows("train")
         return batches(self._party.recipe.seed, self._phase, epoch, rows, self._settings.batch_size)

@@ -62,11 +62,14 @@ class PassiveSplitNN(Phase):
         self._ready = ()
         for number, (rows, last) in enumerate(batches):
             following = batches[number + 1][0] if number + 1 < len(batches) else None
-            done += self._step(StepKey(self.name, round_, number), rows, following)
+            # With rows.partial this party may hold no row of a batch.
+            if len(rows):
+                done += self._step(StepKey(self.name, round_, number), rows, following)
             if last:
                 training.end_epoch()
             party.tick(self.name, round_, self.rounds, number + 1, len(batches))
-        report = RoundReport(done, passed=len(batches) - done)
+        mine = sum(len(rows) > 0 for rows, _ in batches)
+        report = RoundReport(done, passed=mine - done)
         return self._report(StepKey(self.name, round_, len(batches)), report)
 
     def _step(self, step: StepKey, rows: Rows, following: Rows | None) -> bool:
@@ -79,14 +82,14 @@ class PassiveSplitNN(Phase):
             return False
         x = self._ready or training.inputs(rows, step.round, step.batch)
         z_BD = party.encode(*x)
-        self._embedding.send(step, {"z": z_BD})
+        self._embedding.send(step, {"z": z_BD}, rows)
         # The active party computes meanwhile:
         training.zero_grad()
         own_BD = None
         if self._settings.nopeek:
             own_BD = gradient(z_BD, columns_of(x), self._settings.nopeek)
         self._ready = ()
-        if following is not None:
+        if following is not None and len(following):
             self._ready = training.inputs(following, step.round, step.batch + 1)
         try:
             dz_BD = self._embedding.receive(step, rows=z_BD.shape[0])["dz"]
@@ -103,7 +106,7 @@ class PassiveSplitNN(Phase):
         """Ends a round, with validation if it is due; ``step``: the next one."""
         if not self._training.batches.validates(step.round):
             return report
-        steps = self._scorer.answer(self._party.rows("validation"), step)
+        steps = self._scorer.answer(self._party.joint_rows("validation"), step)
         if self._judged is None:
             return report
         ends = self._judged.ends(StepKey(step.phase, step.round, step.batch + steps))

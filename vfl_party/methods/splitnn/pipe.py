@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.batches import Batch
 from vfl_party.methods.splitnn.local import PassiveLocal, Swapped
 from vfl_party.methods.splitnn.settings import SplitNNSettings
@@ -170,7 +171,7 @@ class Pipe:
         if copies is not None:
             weights = copies.take(ahead)
         sent = _Sent(batch, [], weights)
-        for number, rows in enumerate(batch.parts, batch.first):
+        for number, rows in _held(batch):
             inputs = training.inputs(rows, round_, number)
             with (
                 copies.used(weights)
@@ -186,12 +187,14 @@ class Pipe:
         """Waits for the oldest batch's gradients, and updates."""
         batch, training, dz_BD = sent.batch, self._training, []
         training.zero_grad()
-        for number, z in enumerate(sent.z, batch.first):
+        for (number, _), z in zip(_held(batch), sent.z, strict=True):
             reply = self._embedding.receive(StepKey(self._name, round_, number), rows=len(z))
             dz_BD.append(reply["dz"])
             backward(z, reply["dz"])
         if self._copies is not None and sent.weights is not None:
             self._copies.move_gradient(sent.weights)
+        if not sent.z:
+            return
         with self._copies.updated() if self._copies is not None else nullcontext():
             training.step()
         if self._local is not None:
@@ -216,3 +219,10 @@ class Pipe:
             ]
             if self._copies is not None and self._copies.last_update is not None:
                 torch._foreach_copy_(self._copies.last_update, self._last_update)
+
+
+def _held(batch: Batch) -> list[tuple[int, Rows]]:
+    """Returns the parts of a batch of which this party holds rows, with the numbers of their
+    exchanges.
+    """
+    return [(number, rows) for number, rows in enumerate(batch.parts, batch.first) if len(rows)]

@@ -28,15 +28,20 @@ class RowFacts:
         self._knows, self._task = knows, task
 
     def of(
-        self, combined: Combined, y_B: Tensor, loss_of: Callable[[Tensor], Tensor]
+        self,
+        combined: Combined,
+        labels: Mapping[str, Tensor],
+        y_B: Tensor,
+        loss_of: Callable[[Tensor], Tensor],
     ) -> Mapping[str, Tensors]:
         """Returns {party: the facts of its rows}; before the loss's own backward pass.
 
-        ``loss_of``: gives the loss of these rows with other targets, as far as it counts.
+        ``labels``: {party: those of its rows}. ``y_B``: of the whole batch. ``loss_of``: gives the
+        loss of the batch with other targets, as far as it counts.
         """
         known: dict[str, dict[str, Tensor]] = {}
         if LABELS in self._knows:
-            known = {name: {LABELS: y_B} for name in combined.received}
+            known = {name: {LABELS: labels[name]} for name in combined.received}
         if OF_CLASS in self._knows:
             losses = [loss_of(torch.full_like(y_B, c)) for c in range(self._task.classes or 2)]
             for name, gradients in combined.gradients_of(losses).items():

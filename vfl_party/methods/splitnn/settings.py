@@ -101,6 +101,18 @@ class SplitNNSettings(TrainingSettings, OwnOptimizers, SetSettings):
         return self.under_way == 1 and not self.local
 
     @property
+    def no_partial(self) -> str:
+        """See ``Method.no_partial``."""
+        if self.late_policy != "wait":
+            return "late_policy is for parties that hold all rows and are late"
+        if self.max_bytes is not None:
+            return "max_bytes counts the same bytes of each batch at all parties"
+        name = next((each for each in ("nopeek", "dcor") if getattr(self, each)), None)
+        if name is not None:
+            return f"{name} needs batches of several rows, of which a party may hold one"
+        return "local_updates and cache train on batches that all parties hold" * self.local
+
+    @property
     def local(self) -> bool:
         """Whether there are updates without an exchange."""
         return self.local_updates > 1 or self.cache is not None

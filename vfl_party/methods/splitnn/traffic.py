@@ -24,7 +24,11 @@ def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
     # A part has at least one row.
     parts = min(settings.micro_batches, settings.batch_size)
     return Traffic(
-        occurrences, may_end_early=fewer, in_flight=settings.in_flight * parts, parts=parts
+        occurrences,
+        may_end_early=fewer,
+        in_flight=settings.in_flight * parts,
+        parts=parts,
+        bound=party.bound,
     )
 
 
@@ -34,12 +38,18 @@ def _occurrences(
     swap, scores = embedding(settings), validation(settings)
     for round_ in range(batches.rounds):
         sizes = batches.sizes(round_)
-        for batch, rows in enumerate(sizes):
-            yield from party.occurrences(swap, StepKey(name, round_, batch), rows=rows)
+        if party.data.held is None:
+            for batch, rows in enumerate(sizes):
+                yield from party.occurrences(swap, StepKey(name, round_, batch), rows=rows)
+        else:
+            for batch, part in enumerate(batches.exchanged(round_)):
+                yield from party.joint_occurrences(swap, StepKey(name, round_, batch), part)
         if not batches.validates(round_):
             continue
-        scored = scoring_traffic(party, name, scores, round_, len(sizes), party.rows("validation"))
+        scored = scoring_traffic(
+            party, name, scores, round_, len(sizes), party.joint_rows("validation")
+        )
         yield from scored
-        steps = len(sizes) + len(chunks(party.rows("validation")))
+        steps = len(sizes) + len(chunks(party.joint_rows("validation")))
         if settings.early_stopping is not None:
             yield Occurrence.of(VERDICT, StepKey(name, round_, steps))

@@ -45,6 +45,13 @@ class OwnTraining:
                 Code.CONFIG_INVALID,
                 f"{text}; give more rows, a larger batch_size, or another encoder",
             )
+        if norms and party.recipe.rows.partial:
+            text = f"party {party.name}: batch normalisation needs batches of at least two rows"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{text}, and with rows.partial a batch may have one; take an encoder and a top "
+                "model without it",
+            )
         if norms and (kind := _of_row(party, phase)):
             text = (
                 f"recipe: phases: {phase}: transforms: {kind}: {party.name} has batch "

@@ -49,6 +49,15 @@ class Metric:
 PLUGINS = PlugIns("vfl.metrics", "metric", ours=tuple(METRICS))
 
 
+# By the kind of the task; of all others it is ``auc``.
+_FIRST = {
+    "multiclass": "accuracy",
+    "regression": "rmse",
+    "survival": "c_index",
+    "ranking": "ndcg",
+}
+
+
 def load_metric(name: str) -> Metric:
     """Returns the metric of a plug-in; a function by itself is one of which more is better. Raises
     InputError if there is none.
@@ -56,6 +65,11 @@ def load_metric(name: str) -> Metric:
     found = PLUGINS.load(name, _WHERE)
     made = Metric(found) if callable(found) and not isinstance(found, type) else found
     return PLUGINS.checked(made, name, _WHERE, Metric)
+
+
+def first_metric(task: TaskSettings) -> str:
+    """Returns the metric by which a task is judged, if nothing names another one."""
+    return _FIRST.get(task.kind, "auc")
 
 
 def lower_is_better(task: TaskSettings, name: str) -> bool:

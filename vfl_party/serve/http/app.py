@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vfl_common.text import LINE, clean
+from vfl_party.serve.counts import Counts
 from vfl_party.serve.http import mlflow, v1, v2
-from vfl_party.serve.http.served import BUSY, Served
+from vfl_party.serve.http.catalog import Catalog
+from vfl_party.serve.http.direct import Direct, again
+from vfl_party.serve.http.refusals import REFUSALS
+from vfl_party.serve.http.served import BUSY
+from vfl_party.serve.http.told import Told
+from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
 
 # Of a request's body.
 MOST_BYTES = 4 << 20
+# Of a larger one.
+_MOST_DISCARDED = 64 << 20
 # For a whole body to arrive.
 _BODY_S = 10.0
 # Of the bodies of all requests that are under way: parsed, they take several times as much.
@@ -28,30 +37,37 @@ MOST_HELD_BYTES = 16 * MOST_BYTES
 log = logging.getLogger(__name__)
 
 
-def make_app(served: Served, id_columns: tuple[str, ...], hosts: frozenset[str] | None) -> ASGIApp:
+def make_app(
+    models: Catalog[Any], hosts: frozenset[str] | None, teller: Teller | None = None
+) -> ASGIApp:
     """Makes the application.
 
     Args:
-        id_columns: the names of the columns of an id.
+        models: what is served.
         hosts: names by which callers may reach it; None: any. A page in somebody's browser can
             reach this machine by another name, if no token is asked for.
+        teller: is told of each request; None: nobody is.
     """
     app = FastAPI(
-        title=f"{served.name}",
-        description="Scores of a model that several parties hold together, by id.",
-        version=served.run_id,
+        # Names of models are for those whose token opens them.
+        title="Scores by id",
+        description="Scores of models that several parties hold together, by id.",
+        version=models.first.run_id,
+        responses=REFUSALS,
     )
-    app.include_router(v1.routes(served))
-    app.include_router(v2.routes(served))
-    app.include_router(mlflow.routes(served, id_columns))
+    first = v1.routes(models)
+    app.include_router(first)
+    app.include_router(v2.routes(models))
+    app.include_router(mlflow.routes(models))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, Any]:
-        return {"run": served.run_id, "present": served.present(), "parties": served.parties}
+        first = models.first
+        return {"run": first.run_id, "present": first.present(), "parties": first.parties}
 
     @app.exception_handler(Denied)
     async def denied(_request: Request, why: Denied) -> JSONResponse:
-        return JSONResponse({"error": why.why}, why.status, _headers(why))
+        return _answer(why)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
@@ -70,17 +86,41 @@ def make_app(served: Served, id_columns: tuple[str, ...], hosts: frozenset[str] 
     async def refused(_request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
 
-    @app.middleware("http")
-    async def counted(request: Request, go_on: Callable[[Request], Awaitable[Any]]) -> Any:
+    @app.exception_handler(Exception)
+    async def failed(_request: Request, _error: Exception) -> JSONResponse:
+        # It is raised again, and logged where all routes end.
+        return _failure()
+
+    predict = next(each.endpoint for each in first.routes if isinstance(each, APIRoute))
+    short = Direct(app, "/v1/predict", v1.Asked, predict, _answer)
+    limits = Limits(Counted(short, models.counts), models, hosts)
+    if teller is None:
+        return limits
+    return Told(limits, teller, [path for path in app.openapi()["paths"] if "{" not in path])
+
+
+class Counted:
+    """Counts what is answered, by status, and says so if this program has failed."""
+
+    def __init__(self, app: ASGIApp, counts: Counts) -> None:
+        self._app, self._counts = app, counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = 0
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                self._counts.answered(status)
+            await send(message)
+
         try:
-            response = await go_on(request)
+            await self._app(scope, receive, told)
         except Exception:
             log.exception("internal error", extra={"event": "failed"})
-            response = JSONResponse({"error": "internal error; the log has it"}, 500)
-        served.counts.answered(response.status_code)
-        return response
-
-    return Limits(app, served, hosts)
+            if not status:
+                await _failure()(scope, receive, told)
 
 
 class Limits:
@@ -88,8 +128,8 @@ class Limits:
     not this machine's, before anything is parsed.
     """
 
-    def __init__(self, app: ASGIApp, served: Served, hosts: frozenset[str] | None) -> None:
-        self._app, self._served, self._hosts = app, served, hosts
+    def __init__(self, app: ASGIApp, models: Catalog[Any], hosts: frozenset[str] | None) -> None:
+        self._app, self._models, self._hosts = app, models, hosts
         # Bytes of the bodies under way.
         self._held = 0
 
@@ -109,8 +149,11 @@ class Limits:
             return
         body = bytearray()
         try:
-            if await asyncio.wait_for(self._read(receive, body), _BODY_S):
-                await self._app(scope, _again(bytes(body), receive), send)
+            async with asyncio.timeout(_BODY_S):
+                there = await self._read(receive, body)
+            if there:
+                whole = {"type": "http.request", "body": bytes(body), "more_body": False}
+                await self._app(scope, again(whole, receive), send)
         except TimeoutError:
             await self._say(send, Denied(408, "the request's body did not come in time"))
         except Denied as why:
@@ -124,7 +167,7 @@ class Limits:
         if self._hosts is not None and _name(host) not in self._hosts:
             raise Denied(421, "this address is not served under that name")
         if method == "POST":
-            self._served.allow(headers.get(b"authorization", b"").decode("latin-1"))
+            self._models.allow(headers.get(b"authorization", b"").decode("latin-1"))
 
     async def _read(self, receive: Receive, body: bytearray) -> bool:
         """Reads a request's body; returns whether the caller is still there. Raises Denied."""
@@ -135,6 +178,7 @@ class Limits:
                 return False
             chunk = message.get("body", b"")
             if len(body) + len(chunk) > MOST_BYTES:
+                await _discard(receive, message)
                 raise Denied(413, f"a request has at most {MOST_BYTES:,} bytes")
             if self._held + len(chunk) > MOST_HELD_BYTES:
                 raise Denied(503, BUSY)
@@ -144,29 +188,28 @@ class Limits:
         return True
 
     async def _say(self, send: Send, why: Denied) -> None:
-        self._served.counts.answered(why.status)
-        answer = JSONResponse({"error": why.why}, why.status, _headers(why))
+        self._models.counts.answered(why.status)
+        answer = _answer(why)
         headers = [*answer.raw_headers, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": why.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Returns what gives a body that was read already, then goes on as ``receive``."""
-    given = False
-
-    async def again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again
+async def _discard(receive: Receive, message: Message) -> None:
+    """Reads on for a while: who still sends does not read that it is refused."""
+    left = _MOST_DISCARDED
+    while left > 0 and message.get("more_body", False):
+        message = await receive()
+        left -= len(message.get("body", b""))
 
 
-def _headers(why: Denied) -> dict[str, str]:
-    return {"WWW-Authenticate": "Bearer"} if why.status == 401 else {}
+def _answer(why: Denied) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if why.status == 401 else {}
+    return JSONResponse({"error": why.why}, why.status, headers)
+
+
+def _failure() -> JSONResponse:
+    return JSONResponse({"error": "internal error; the log has it"}, 500)
 
 
 def _name(host: str) -> str:

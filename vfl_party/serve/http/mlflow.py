@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from vfl_party.serve.http.served import Served
+from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.v1 import one_text, rows_of
 from vfl_party.serve.tokens import Denied
 
@@ -40,8 +40,8 @@ class Invocation(BaseModel):
     instances: Items[str] | Items[dict[str, Any]] | None = None
 
 
-def routes(served: Served, id_columns: tuple[str, ...]) -> APIRouter:
-    """Makes the routes. ``id_columns``: the names of the columns of an id."""
+def routes(models: Catalog[Any]) -> APIRouter:
+    """Makes the routes."""
     found = APIRouter()
 
     @found.get("/ping")
@@ -49,9 +49,11 @@ def routes(served: Served, id_columns: tuple[str, ...]) -> APIRouter:
         return {"status": "ok"}
 
     @found.post("/invocations", response_model=None)
-    async def invocations(asked: Invocation, request: Request) -> JSONResponse:
-        token = served.allow(request.headers.get("authorization"))
-        ids = [one_text(each) for each in cells(asked, id_columns)]
+    async def invocations(
+        asked: Invocation, request: Request, model: str | None = None
+    ) -> JSONResponse:
+        served, token = models.open(request.headers.get("authorization"), model)
+        ids = [one_text(each) for each in cells(asked, served.id_columns)]
         scores = await served.score(ids, token)
         return JSONResponse({"predictions": rows_of(list(ids), scores)})
 

@@ -35,6 +35,9 @@ def listening(app: ASGIApp, settings: ServeSettings) -> Iterator[str]:
         log_config=None,
         lifespan="off",
         server_header=False,
+        # Nobody here asks for the caller's address.
+        proxy_headers=False,
+        interface="asgi3",
         limit_concurrency=_MOST_AT_ONCE,
         timeout_graceful_shutdown=_CLOSE_S,
         h11_max_incomplete_event_size=16 << 10,
@@ -42,7 +45,8 @@ def listening(app: ASGIApp, settings: ServeSettings) -> Iterator[str]:
         ssl_keyfile=settings.key,
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns off the wait for more to send only if the socket says that it is TCP.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host, port))
     # From now on callers wait, if the server is not up yet.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,9 +18,20 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.store import LONGEST_ID
+from vfl_party.serve.telling.request import under_way
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
 BUSY = "too many requests wait; try again later"
+
+
+class Routes(Protocol):
+    """Shares a model's requests among its runs; see ``vfl_party.serve.http.routed``."""
+
+    async def score(
+        self, now: Served, ids: Sequence[str], least: float | None, columns: Given | None
+    ) -> Scores:
+        """Scores rows; ``now``: the run that answers what goes to no other. Raises Denied."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,8 @@ class Served:
         most_rows: of a request.
         most_at_once: rows that are scored at once.
         present: returns the passive parties that attend now.
+        id_columns: the names of the columns of an id.
+        routes: how requests are shared with other runs; None: this run scores them all.
     """
 
     name: str
@@ -47,6 +61,8 @@ class Served:
     most_rows: int
     most_at_once: int
     present: Callable[[], Sequence[str]] = field(repr=False)
+    id_columns: tuple[str, ...] = ("id",)
+    routes: Routes | None = None
 
     @property
     def names(self) -> tuple[str, str]:
@@ -54,8 +70,7 @@ class Served:
 
     def allow(self, header: str | None) -> Token | None:
         """Returns the caller's token. Raises Denied. ``header``: ``Authorization``."""
-        scheme, _, given = (header or "").partition(" ")
-        return self.tokens.check(given.strip() if scheme.lower() == "bearer" else None, self.names)
+        return self.tokens.check(bearer(header), self.names)
 
     async def score(
         self,
@@ -76,20 +91,38 @@ class Served:
         if least is not None and not self.quality.metric:
             text = "min_quality: nothing was measured of this model by party"
             raise Denied(422, f"{text}; train it with evaluate.subsets, or leave min_quality out")
-        self.tokens.spend(token, len(ids))
-        began_s = time.perf_counter()
-        starts = range(0, len(ids), self.most_at_once)
         if columns is not None and any(len(each) != len(ids) for each in columns.values()):
             raise Denied(422, "columns: give a value for each id")
+        if (told := under_way()) is not None:
+            told.asked(self.name, self.run_id, token.name if token is not None else "", len(ids))
+        with self.tokens.spending(token, len(ids)):
+            if self.routes is not None:
+                return await self.routes.score(self, ids, least, columns)
+            return await self.answer(ids, least, columns)
+
+    def submit(
+        self, ids: Sequence[str], least: float | None, columns: Given | None
+    ) -> list[Future[Scores]]:
+        """Queues rows, in parts of ``most_at_once``. Raises Busy."""
+        most, waiting = self.most_at_once, list[Future[Scores]]()
         try:
-            waiting = [
-                self.batcher.submit(
-                    ids[start : start + self.most_at_once],
-                    least,
-                    _part(columns, start, self.most_at_once),
-                )
-                for start in starts
-            ]
+            for start in range(0, len(ids), most):
+                part = ids[start : start + most]
+                waiting.append(self.batcher.submit(part, least, _part(columns, start, most)))
+        except Busy:
+            # Nobody waits for the parts before.
+            for each in waiting:
+                each.cancel()
+            raise
+        return waiting
+
+    async def answer(
+        self, ids: Sequence[str], least: float | None, columns: Given | None
+    ) -> Scores:
+        """Scores rows with this run, and counts them. Raises Denied."""
+        began_s = time.perf_counter()
+        try:
+            waiting = self.submit(ids, least, columns)
         except Busy:
             raise Denied(503, BUSY) from None
         try:
@@ -99,6 +132,12 @@ class Served:
             raise Denied(422, clean(str(error), LINE)) from None
         self.counts.scored(found, time.perf_counter() - began_s)
         return found
+
+
+def bearer(header: str | None) -> str | None:
+    """Returns the secret of a header ``Authorization``; None if it has none."""
+    scheme, _, given = (header or "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else None
 
 
 def _is_text(given: str) -> bool:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from vfl_party.serve.http.served import Served
+from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.store import LONGEST_ID
 
@@ -31,6 +31,12 @@ class Asked(BaseModel):
     min_quality: float | None = Field(
         None, description="Refuse a row if the parties that know it give less quality than this."
     )
+    model: Annotated[str, Field(max_length=200)] | None = Field(
+        None, description="The model's name; needed if several are served."
+    )
+    version: Annotated[str, Field(max_length=200)] | None = Field(
+        None, description="The id of one of the model's runs, in place of the one that answers now."
+    )
 
 
 class Row(BaseModel):
@@ -39,12 +45,13 @@ class Row(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     id: str | list[str]
-    state: str = Field(description="scored, partly, unknown, refused or failed")
+    state: str = Field(description="scored, partly, unknown, refused, failed or incomplete")
     parties: list[str] = Field(description="The parties that took part.")
     missing: dict[str, str] = Field(description="The parties that did not, and why.")
     expected_quality: float | None = Field(
         description="What was measured of the model with these parties."
     )
+    run: str = Field(description="The run that scores the row.")
 
 
 class Answer(BaseModel):
@@ -56,13 +63,38 @@ class Answer(BaseModel):
     rows: list[Row]
 
 
-def routes(served: Served) -> APIRouter:
+class Version(BaseModel):
+    """A run of a model."""
+
+    run: str
+    present: list[str] = Field(description="The passive parties that serve it now.")
+    weight: float | None = Field(description="Its share of the ids, if it has one.")
+    shadow: bool = Field(description="Whether it scores copies of requests.")
+
+
+class Listed(BaseModel):
+    """A model that is served."""
+
+    name: str
+    run: str = Field(description="The run that answers.")
+    waits: str | None = Field(description="The run that answers next, once all parties serve it.")
+    versions: list[Version]
+
+
+class Models(BaseModel):
+    """The models that the caller may ask."""
+
+    models: list[Listed]
+
+
+def routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes of ``/v1``."""
     found = APIRouter(prefix="/v1")
 
     @found.post("/predict", response_model=None, responses={200: {"model": Answer}})
     async def predict(asked: Asked, request: Request) -> JSONResponse:
-        token = served.allow(request.headers.get("authorization"))
+        header = request.headers.get("authorization")
+        served, token = models.open(header, asked.model, asked.version)
         ids = [one_text(each) for each in asked.ids]
         scores = await served.score(ids, token, asked.min_quality, asked.columns)
         answer = {
@@ -72,6 +104,10 @@ def routes(served: Served) -> APIRouter:
             "rows": rows_of(asked.ids, scores),
         }
         return JSONResponse(answer)
+
+    @found.get("/models", response_model=None, responses={200: {"model": Models}})
+    async def listed(request: Request) -> JSONResponse:
+        return JSONResponse({"models": models.listed(request.headers.get("authorization"))})
 
     return found
 
@@ -91,6 +127,7 @@ def rows_of(ids: list[str | list[str]], scores: Scores) -> list[dict[str, Any]]:
             "parties": list(part.parties),
             "missing": dict(part.missing),
             "expected_quality": part.quality,
+            "run": part.run,
         }
         for part in scores.parts
     ]

@@ -1,69 +1,79 @@
-"""The Open Inference Protocol, version 2 (kserve/open-inference-protocol), over HTTP and JSON.
+"""The Open Inference Protocol, version 2 (kserve/open-inference-protocol), over HTTP: JSON, and
+tensors as bytes after it, as Triton's client sends them.
 
 The input ``ids`` has BYTES, [N] or [N, columns of an id]; other inputs, [N], are columns of the
-active party. The outputs are the columns of a result,
-``state`` and ``parties`` (names with commas between them) as BYTES, and ``expected_quality``. NaN
-is no JSON, so a number that is missing is null there.
+active party. ``v2/outputs.py`` has the outputs. Clients take no null, and NaN is no JSON: as in
+protobuf's JSON it is the text "NaN".
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from vfl_party.serve.http.served import Served
-from vfl_party.serve.http.v1 import Cells, Id, one_text
-from vfl_party.serve.scored import Scores
+from vfl_common.rpc.inference.tensors import Tensor, filled, raw
+from vfl_party.serve.http.binary import LENGTH, OCTETS, BinaryRoute, cut, rest_of
+from vfl_party.serve.http.catalog import Catalog
+from vfl_party.serve.http.v1 import Cells, Id
 from vfl_party.serve.tokens import Denied
+from vfl_party.serve.v2.asked import columns_of, ids_of, least_of
+from vfl_party.serve.v2.outputs import EXTENSIONS, chosen, described, outputs_of
 
-_EXTENSIONS: list[str] = []
-_TEXT, _NUMBER = "BYTES", "FP64"
-_WORDS = frozenset(("state", "parties"))
+_NAN = "NaN"
+
+Parameters = dict[str, Any]
+Element = Id | bool | int | float | None
 
 
-class Tensor(BaseModel):
-    """An input. ``data``: flat, row by row, or nested as ``shape`` says."""
+class Input(BaseModel):
+    """An input. ``data``: flat, row by row, or nested as ``shape`` says; none if it is bytes after
+    the JSON, as many as the parameter ``binary_data_size`` says.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     name: str
     shape: Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(max_length=2)]
     datatype: str
-    data: Annotated[list[Id | Cells | bool | int | float | None], Field(fail_fast=True)]
+    data: Annotated[list[Cells | Element], Field(fail_fast=True)] | None = None
+    parameters: Parameters = {}
 
 
 class Wanted(BaseModel):
-    """An output that is wanted."""
+    """An output that is wanted; as bytes, if the parameter ``binary_data`` says so."""
 
     model_config = ConfigDict(extra="ignore")
 
     name: str
+    parameters: Parameters = {}
 
 
 class Inference(BaseModel):
-    """A request for inference. Of its parameters, ``min_quality`` is known."""
+    """A request for inference. Of its parameters, ``min_quality`` and ``binary_data_output`` are
+    known.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     id: Id | None = None
-    inputs: Annotated[list[Tensor], Field(min_length=1, max_length=16)]
+    inputs: Annotated[list[Input], Field(min_length=1, max_length=1000)]
     outputs: Annotated[list[Wanted], Field(max_length=1000)] | None = None
-    parameters: dict[str, Any] = {}
+    parameters: Parameters = {}
 
 
-def routes(served: Served) -> APIRouter:
+def routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes of ``/v2``."""
-    found = APIRouter(prefix="/v2")
+    found = APIRouter(prefix="/v2", route_class=BinaryRoute)
 
     @found.get("")
     async def server() -> dict[str, Any]:
         from vfl_common.process.logs import version
 
-        return {"name": "vfl", "version": version(), "extensions": _EXTENSIONS}
+        return {"name": "vfl", "version": version(), "extensions": EXTENSIONS}
 
     @found.get("/health/live")
     async def live() -> dict[str, bool]:
@@ -74,117 +84,83 @@ def routes(served: Served) -> APIRouter:
         # The specification's example names it so, and its text otherwise.
         return {"ready": True, "live": True}
 
-    def require(name: str, run: str | None) -> None:
-        if name not in served.names or run not in (None, served.run_id):
-            raise Denied(404, "there is no such model here")
-
     @found.get("/models/{name}/ready")
     @found.get("/models/{name}/versions/{run}/ready")
     async def model_ready(request: Request, name: str, run: str | None = None) -> dict[str, Any]:
-        served.allow(request.headers.get("authorization"))
-        require(name, run)
+        served, _ = models.open(request.headers.get("authorization"), name, run)
         return {"name": served.name, "ready": True}
 
     @found.get("/models/{name}")
     @found.get("/models/{name}/versions/{run}")
     async def model(request: Request, name: str, run: str | None = None) -> dict[str, Any]:
-        served.allow(request.headers.get("authorization"))
-        require(name, run)
-        outputs = [
-            {"name": each, "datatype": _datatype(dtype), "shape": [-1]}
-            for each, dtype in served.columns.items()
-        ]
-        outputs += [{"name": each, "datatype": _TEXT, "shape": [-1]} for each in sorted(_WORDS)]
-        outputs.append({"name": "expected_quality", "datatype": _NUMBER, "shape": [-1]})
+        served, _ = models.open(request.headers.get("authorization"), name, run)
+        inputs, outputs = described(served.columns, served.parties)
         return {
             "name": served.name,
-            "versions": [served.run_id],
+            "versions": models.versions(served),
             "platform": "vfl",
-            "inputs": [{"name": "ids", "datatype": _TEXT, "shape": [-1]}],
-            "outputs": outputs,
+            "inputs": [_described(each) for each in inputs],
+            "outputs": [_described(each) for each in outputs],
         }
 
     @found.post("/models/{name}/infer", response_model=None)
     @found.post("/models/{name}/versions/{run}/infer", response_model=None)
     async def infer(
         asked: Inference, request: Request, name: str, run: str | None = None
-    ) -> JSONResponse:
-        token = served.allow(request.headers.get("authorization"))
-        require(name, run)
-        scores = await served.score(_ids(asked), token, _least(asked), _columns(asked))
-        outputs = outputs_of(scores)
-        if asked.outputs is not None:
-            known = {each["name"]: each for each in outputs}
-            missing = [each.name for each in asked.outputs if each.name not in known]
-            if missing:
-                raise Denied(400, f"outputs: there are {', '.join(known)}")
-            outputs = [known[each.name] for each in asked.outputs]
-        answer: dict[str, Any] = {
-            "model_name": served.name,
-            "model_version": served.run_id,
-            "outputs": outputs,
+    ) -> Response:
+        served, token = models.open(request.headers.get("authorization"), name, run)
+        inputs = inputs_of(asked, rest_of(request))
+        ids = ids_of(inputs)
+        columns = columns_of(inputs, len(ids))
+        scores = await served.score(ids, token, least_of(asked.parameters), columns)
+        wanted = asked.outputs or []
+        outputs = chosen(outputs_of(scores, served.parties), [each.name for each in wanted])
+        answer: dict[str, Any] = {"model_name": served.name, "model_version": served.run_id}
+        if asked.id is not None:
+            answer["id"] = asked.id
+        every = asked.parameters.get("binary_data_output") is True
+        as_bytes = {
+            each.name for each in wanted if each.parameters.get("binary_data", every) is True
         }
-        return JSONResponse(answer | ({"id": asked.id} if asked.id is not None else {}))
+        if every and not wanted:
+            as_bytes = {each.name for each in outputs}
+        return _answered(answer, outputs, as_bytes)
 
     return found
 
 
-def _ids(asked: Inference) -> list[str]:
-    """Returns the ids of a request. Raises Denied."""
-    names = [each.name for each in asked.inputs]
-    if names.count("ids") != 1 or len(set(names)) != len(names):
-        raise Denied(400, "inputs: give the input ids, and each other one once")
-    tensor = asked.inputs[names.index("ids")]
-    flat = [cell for each in tensor.data for cell in (each if isinstance(each, list) else [each])]
-    texts = [cell for cell in flat if isinstance(cell, str)]
-    if tensor.datatype != _TEXT or len(texts) != len(flat):
-        raise Denied(400, "inputs: ids: datatype must be BYTES")
-    rows, *columns = tensor.shape or [0]
-    per = columns[0] if columns else 1
-    if rows * per != len(flat) or per < 1:
-        raise Denied(400, "inputs: ids: shape and data do not fit each other")
-    return [one_text(texts[at * per : (at + 1) * per]) for at in range(rows)]
-
-
-def _columns(asked: Inference) -> dict[str, list[Any]] | None:
-    """Returns the active party's columns, if the request has inputs beside ``ids``."""
-    found = {each.name: list(each.data) for each in asked.inputs if each.name != "ids"}
-    return found or None
-
-
-def _least(asked: Inference) -> float | None:
-    found = asked.parameters.get("min_quality")
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
-        raise Denied(400, "parameters: min_quality must be a number")
-    return found
-
-
-def _datatype(dtype: np.dtype[Any]) -> str:
-    if np.issubdtype(dtype, np.integer):
-        return "INT64"
-    return _NUMBER if np.issubdtype(dtype, np.floating) else _TEXT
-
-
-def outputs_of(scores: Scores) -> list[dict[str, Any]]:
-    """Returns the outputs of a response."""
-    n, has_score, numbers = len(scores), scores.has_score, scores.of_part.tolist()
-
-    def output(name: str, datatype: str, data: list[Any]) -> dict[str, Any]:
-        return {"name": name, "shape": [n], "datatype": datatype, "data": data}
-
+def inputs_of(asked: Inference, rest: bytes | None) -> list[Tensor]:
+    """Returns the inputs of a request. ``rest``: the bytes after its JSON. Raises Denied."""
+    sizes = [each.parameters.get("binary_data_size") for each in asked.inputs]
+    pieces = cut(rest, sizes)
     found = []
-    for name, values in scores.columns.items():
-        datatype = _datatype(values.dtype)
-        missing = "" if datatype == _TEXT else None
-        given = [
-            value if has else missing for value, has in zip(values.tolist(), has_score, strict=True)
-        ]
-        found.append(output(name, datatype, given))
-    parties = [",".join(part.parties) for part in scores.parts]
-    quality = [part.quality for part in scores.parts]
-    return [
-        *found,
-        output("state", _TEXT, list(scores.state)),
-        output("parties", _TEXT, [parties[number] for number in numbers]),
-        output("expected_quality", _NUMBER, [quality[number] for number in numbers]),
-    ]
+    for each, piece in zip(asked.inputs, pieces, strict=True):
+        data: list[Any] | bytes | None = piece if piece is not None else each.data
+        if data is None:
+            raise Denied(400, f"inputs: {each.name}: give data")
+        if isinstance(data, list) and any(isinstance(cell, list) for cell in data):
+            data = [one for cell in data for one in (cell if isinstance(cell, list) else [cell])]
+        found.append(Tensor(each.name, each.datatype, each.shape, data))
+    return found
+
+
+def _described(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+
+
+def _answered(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str]) -> Response:
+    """Writes an answer: JSON, and after it the outputs that are wanted as bytes."""
+    pieces, told = [], []
+    for each in outputs:
+        said = _described(each)
+        if each.name in as_bytes:
+            pieces.append(raw(each))
+            said["parameters"] = {"binary_data_size": len(pieces[-1])}
+        else:
+            said["data"] = [_NAN if value != value else value for value in filled(each)]
+        told.append(said)
+    answer["outputs"] = told
+    if not pieces:
+        return JSONResponse(answer)
+    head = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode()
+    return Response(b"".join((head, *pieces)), media_type=OCTETS, headers={LENGTH: str(len(head))})

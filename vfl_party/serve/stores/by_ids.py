@@ -63,6 +63,7 @@ class ByIds:
         rules: how ids are spelt.
         device: for the encoder's inputs.
         advise: tells the person here a sentence.
+        as_cells: whether the model takes cells; see ``seam.Found``.
 
     ``version``: names the state of the features; a source does not say when it changes.
     """
@@ -74,10 +75,12 @@ class ByIds:
         rules: Sequence[str],
         device: torch.device,
         advise: Callable[[str], None],
+        *,
+        as_cells: bool = False,
     ) -> None:
         self.settings, self.preprocessor = source.settings, preprocessor
         self._source, self._rules = source, tuple(rules)
-        self._device, self._advise = device, advise
+        self._device, self._advise, self._as_cells = device, advise, as_cells
         # Sentences that were said; several threads may say one at the same time.
         self._said: set[str] = set()
         self._saying = threading.Lock()
@@ -129,17 +132,24 @@ class ByIds:
         def prepare(at: Sequence[int]) -> tuple[Sequence[str], tuple[Tensor, ...]]:
             table = self._table(Batch(rows.take(pa.array(at)), batch.as_written))
             try:
-                features = self.preprocessor.transform(table)
+                inputs = self._inputs(table)
             except InputError as error:
                 raise UnfitError(error.code, str(error)) from None
             self._note(table)
-            return table.ids, features.inputs(np.arange(len(table), dtype=np.int64))
+            return table.ids, inputs
 
         for some, found in apart(range(rows.num_rows), prepare):
             if isinstance(found, UnfitError):
                 yield self._unfit([spelt[at] for at in some], found)
             else:
                 yield _Part(*found)
+
+    def _inputs(self, table: Table) -> tuple[Tensor, ...]:
+        """Returns what the model takes of each row of a table, [N, …]. Raises InputError."""
+        if self._as_cells:
+            return tuple(torch.from_numpy(each) for each in self.preprocessor.cells(table)[:2])
+        features = self.preprocessor.transform(table)
+        return features.inputs(np.arange(len(table), dtype=np.int64))
 
     def _chosen(
         self, batch: Batch, asked: frozenset[str]

@@ -32,6 +32,7 @@ class Service(Protocol):
         self,
         ids: Sequence[str],
         timeout_s: float,
+        *,
         fewer: Mapping[str, Sequence[str]] | None = None,
     ) -> Pending: ...
 
@@ -74,7 +75,7 @@ class KeptEmbeddings:
         fewer = {
             party: [each for each in ids if each not in known] for party, known in found.items()
         }
-        pending = self._service.ask(ids, timeout_s, fewer)
+        pending = self._service.ask(ids, timeout_s, fewer=fewer)
         return _Waiting(self, pending, ids, found, fewer)
 
     def _look(self, party: str, keeping: Keeping, ids: Sequence[str]) -> dict[str, bytes]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from vfl_common.config.data import DataSettings, is_database
 from vfl_common.config.feature_stores import DatabaseStore, ServiceStore
@@ -14,6 +15,7 @@ from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.phase import Tree
 from vfl_party.data import Preprocessor, Table
 from vfl_party.data.table import Categories
+from vfl_party.phases.course import Course
 from vfl_party.predict.prediction import TrainedRun, prediction_data
 from vfl_party.serve.stores.alchemy import AlchemyRows
 from vfl_party.serve.stores.by_ids import ByIds
@@ -48,9 +50,15 @@ def open_store(
         source = PostgresRows(settings, store.connections)
     else:
         source = AlchemyRows(settings, store.connections)
-    source.check()
+    try:
+        source.check()
+    except BaseException:
+        source.close()
+        raise
     rules = settings.ruled(tuple(trained.recipe.rows.id_rules)).id_rules or ()
-    return ByIds(source, preprocessor, rules, files.device, advise)
+    as_cells = Course(trained.recipe).lone_phase is not None
+    device = torch.device("cpu") if as_cells else files.device
+    return ByIds(source, preprocessor, rules, device, advise, as_cells=as_cells)
 
 
 def settings_of(

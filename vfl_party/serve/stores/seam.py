@@ -44,7 +44,8 @@ class Found:
 
     Args:
         rows: the number of each id's row, ``UNKNOWN_ROW`` or ``UNFIT_ROW``, [N].
-        inputs: gives the encoder's arguments for numbers of rows, [B, …], on the party's device.
+        inputs: gives the encoder's arguments for numbers of rows, [B, …], on the party's device;
+            of a model that takes them, the cells (``vfl_party.phases.online.Cells``), on the CPU.
         version: names the state of the features; it says nothing of what is in them.
     """
 

@@ -101,7 +101,7 @@ def test_the_same_tensor_for_two_parties_is_one_bundle_unless_it_changes_on_its_
         if noisy
         else Exchange("embedding", UP, Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}))
     )
-    connections = SimpleNamespace(link=None, hub=hub, server=None, clock=Clock())
+    connections = SimpleNamespace(link=None, hub=hub, server=None, clock=Clock(), record=None)
     answering = Answering(
         swap, "splitnn", chains("active", swap), connections, torch.device("cpu"), {}
     )

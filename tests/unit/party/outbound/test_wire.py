@@ -283,7 +283,7 @@ def test_a_gradient_for_all_is_written_once() -> None:
         SWAP,
         "splitnn",
         found,
-        SimpleNamespace(link=None, hub=hub, server=None, clock=Clock()),
+        SimpleNamespace(link=None, hub=hub, server=None, clock=Clock(), record=None),
         CPU,
         {},
     )
@@ -383,7 +383,7 @@ def arriving(codec: dict[str, Any], **changed: Any) -> dict[str, torch.Tensor]:
             arrived("p1", to_bundle(Kind.EMBEDDING, sent)) or ["p1"]
         )
     )
-    connections = SimpleNamespace(link=None, hub=hub, server=None, clock=Clock())
+    connections = SimpleNamespace(link=None, hub=hub, server=None, clock=Clock(), record=None)
     active = Answering(
         SCORES, "splitnn", chains(given, SCORES, role="active"), connections, CPU, {"width": 9}
     )
@@ -425,7 +425,7 @@ def test_a_reply_is_checked_as_well() -> None:
         SWAP,
         "splitnn",
         chains(given),
-        SimpleNamespace(link=link, server=None, hub=None, clock=Clock()),
+        SimpleNamespace(link=link, server=None, hub=None, clock=Clock(), record=None),
         "p0",
         CPU,
         {},

@@ -90,6 +90,7 @@ def party(name: str, wire: Wire) -> Party:
         hub=wire if name == "p0" else None,
         server=None,
         clock=Clock(),
+        record=None,
     )
     found = Party(name, Course(RECIPE), CPU, models, PartyData({}, features=features))
     found.connect(connections, Hooks())

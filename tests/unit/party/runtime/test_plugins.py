@@ -9,6 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -537,6 +539,18 @@ def test_the_guides_data_source_reads_a_database(tmp_path: Path, installed: Inst
         ("age",),
         ("town",),
     )
+
+
+def test_the_guides_data_set_is_prepared_and_trains(tmp_path: Path, installed: Installed) -> None:
+    installed("vfl.datasets", of_guide("mydataset")["DATASET"])
+    numbers = np.random.default_rng(0).normal(size=(60, 4)).round(3)
+    lines = [",".join(map(str, row)) + f",{int(row.sum() > 0)}" for row in numbers]
+    (tmp_path / "wine.csv").write_text("\n".join(["a,b,c,d,good", *lines]))
+    found = vfl.prepare("mine", tmp_path, tmp_path / "out", validation=0.2)
+    assert "60 rows were found, and 1,599 are published." in found.notes
+    assert pd.read_parquet(found.parties["party-2"]).columns.tolist() == ["id", "c", "d"]
+    recipe = vfl.Recipe.load(found.recipe).replace({"phases.0.epochs": 1})
+    assert vfl.simulate(recipe, quiet=True, out=tmp_path / "runs").metrics["validation"]
 
 
 def test_the_guides_metric_is_the_brier_score(installed: Installed) -> None:

@@ -96,6 +96,8 @@ class Work(Generation):
     def phases(self) -> Sequence[Phase]:
         return self._phases
 
+    def confer(self) -> None: ...
+
     @property
     def statement(self) -> Statement:
         return Statement(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from vfl_common.ledger import Ledger
-from vfl_party.serve.batching import Batcher
+from vfl_party.serve import batching
+from vfl_party.serve.batching import Batcher, Busy
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.served import joined
+from vfl_party.serve.opening import Tally
 from vfl_party.serve.prometheus import families
 from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores
@@ -26,6 +28,12 @@ def scores_of(ids: Sequence[str]) -> Scores:
     return Scores({"score": np.array(ids)}, state, PARTS, part)  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def four_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "_UNDER_WAY", 4)
+
+
+@pytest.mark.usefixtures("four_at_work")
 def test_requests_that_wait_are_scored_at_once() -> None:
     batches: list[list[str]] = []
     begin, under_way = threading.Event(), threading.Semaphore(0)
@@ -57,6 +65,30 @@ def test_requests_that_wait_are_scored_at_once() -> None:
     assert sorted(batches[4:]) == [["a0", "b0", "a1", "b1"], ["a2", "b2"], ["c"]]
 
 
+def test_beyond_a_few_under_way_the_next_batch_waits_for_others() -> None:
+    batches: list[list[str]] = []
+    begin, under_way = threading.Event(), threading.Semaphore(0)
+
+    def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
+        batches.append(list(ids))
+        under_way.release()
+        assert begin.wait(30)
+        return scores_of(ids)
+
+    with patch.multiple(batching, _A_FEW=2, _PACE_S=30.0):
+        batcher = Batcher(score, most=2, wait_s=0.0)
+        for number in range(2):
+            batcher.submit([f"first-{number}"])
+            assert under_way.acquire(timeout=30)
+        # Full, it waits no longer.
+        waiting = [batcher.submit([each]) for each in ("a", "b")]
+        assert under_way.acquire(timeout=30)
+        begin.set()
+        assert [each.result(30).columns["score"].tolist() for each in waiting] == [["a"], ["b"]]
+        batcher.close()
+    assert batches == [["first-0"], ["first-1"], ["a", "b"]]
+
+
 def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
     def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
         if "bad" in ids:
@@ -71,6 +103,7 @@ def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
     batcher.close()
 
 
+@pytest.mark.usefixtures("four_at_work")
 def test_a_caller_who_has_gone_ends_no_thread() -> None:
     begin = threading.Event()
 
@@ -88,6 +121,9 @@ def test_a_caller_who_has_gone_ends_no_thread() -> None:
     assert batcher.submit(["good"]).result(30).columns["score"].tolist() == ["good"]
     assert all(isinstance(each.exception(30), ValueError) for each in under_way)
     batcher.close()
+    # What is queued after the end would wait for ever.
+    with pytest.raises(Busy):
+        batcher.submit(["late"])
 
 
 def test_parts_of_a_request_are_put_together() -> None:
@@ -100,21 +136,21 @@ def test_parts_of_a_request_are_put_together() -> None:
 
 
 def test_rows_are_counted_by_state_and_by_absent_party() -> None:
-    counts = Counts()
-    counts.scored(scores_of(["a1", "b1", "a2"]), 0.003)
-    counts.answered(200)
+    port, tally = Counts(), Tally("case", "run")
+    tally.counts.scored(scores_of(["a1", "b1", "a2"]), 0.003)
+    port.answered(200)
     found = {
         (sample.name, *sample.labels.values()): sample.value
-        for family in families(counts, Ledger())
+        for family in families({"run": tally}, port)
         for sample in family.samples
     }
-    assert found["vfl_serve_rows_total", "partly"] == 2
-    assert found["vfl_serve_rows_total", "scored"] == 1
-    assert found["vfl_serve_rows_without_total", "shop", "away"] == 2
+    assert found["vfl_serve_rows_total", "case", "run", "partly"] == 2
+    assert found["vfl_serve_rows_total", "case", "run", "scored"] == 1
+    assert found["vfl_serve_rows_without_total", "case", "run", "shop", "away"] == 2
     assert found["vfl_serve_requests_total", "200"] == 1
-    assert found["vfl_serve_seconds_bucket", "0.002"] == 0
-    assert found["vfl_serve_seconds_bucket", "0.004"] == 1
-    assert found["vfl_serve_seconds_bucket", "+Inf"] == 1
+    assert found["vfl_serve_seconds_bucket", "case", "run", "0.002"] == 0
+    assert found["vfl_serve_seconds_bucket", "case", "run", "0.004"] == 1
+    assert found["vfl_serve_seconds_bucket", "case", "run", "+Inf"] == 1
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 import pytest
 
+from tests.harness.serving import catalog, made_served
 from tests.harness.waiting import wait_until
 from vfl_common.config.party import ServeSettings
-from vfl_party.serve.batching import Batcher
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores
 from vfl_party.serve.tokens import Tokens, add_token
 
@@ -30,15 +31,17 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from vfl_party.serve.http import app as http_app
 from vfl_party.serve.http import patient
 from vfl_party.serve.http.port import listening
-from vfl_party.serve.http.served import Served
 
 JSON = {"content-type": "application/json"}
 BODY = b'{"ids": ["a"]}'
 
 
-def score(ids: Any, _least: float | None, _columns: Any) -> Scores:
+def score(ids: Any, least: float | None, columns: Any) -> Scores:
+    if "broken" in ids:
+        raise ValueError("broken")
     n = len(ids)
-    return Scores({"score": np.ones(n)}, ["scored"] * n, [Part(("bank",), {})], np.zeros(n, int))
+    given = np.array([repr((least, columns))] * n)
+    return Scores({"given": given}, ["scored"] * n, [Part(("bank",), {})], np.zeros(n, int))
 
 
 @dataclass(frozen=True)
@@ -56,25 +59,13 @@ class Port:
 
 @contextlib.contextmanager
 def port(tokens: Path | None = None) -> Iterator[Port]:
-    batcher, counts = Batcher(score, 8, 0.0), Counts()
-    served = Served(
-        name="case",
-        run_id="run",
-        columns={"score": np.dtype(float)},
-        parties=("bank",),
-        batcher=batcher,
-        tokens=Tokens(tokens),
-        quality=Quality(),
-        counts=counts,
-        most_rows=10,
-        most_at_once=8,
-        present=lambda: (),
-    )
-    made = http_app.make_app(served, ("id",), None)
+    counts = Counts()
+    served = made_served(score, tokens=Tokens(tokens))
+    made = http_app.make_app(catalog(Tokens(tokens), counts, served), None)
     with listening(made, ServeSettings(http="127.0.0.1:0")) as url:
         where = urlsplit(url)
         yield Port(where.hostname or "", where.port or 0, counts)
-    batcher.close()
+    served.batcher.close()
 
 
 def ask(at: Port, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
@@ -94,6 +85,69 @@ def test_a_stranger_has_nothing_parsed(tmp_path: Path, path: str, body: bytes) -
             status, answer = ask(at, path, body, **given)
             assert (status, list(answer)) == (401, ["error"])
         assert at.counts.requests == {401: 3}
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b'{"ids": ["a", "\xc3\xa4"]}'),
+        (200, b'{"ids": [["a", "b"], "c"]}'),
+        (200, b'{"ids": ["a"], "ids": ["b"], "columns": {"c": [0.1]}}'),
+        (200, b'{"ids": ["a"], "columns": {"c": [1e400], "d": [-0.0], "e": [NaN]}}'),
+        (200, b'{"ids": ["a"], "columns": {"c": [true], "d": [1], "e": [1.0], "f": [null]}}'),
+        (
+            200,
+            b'{"ids": ["a"], "columns": {"c": ["1"], "d": [0.30000000000000004], "e": [5e-324]}}',
+        ),
+        (200, b'{"ids": ["a"], "columns": {"c": [123456789012345678901234567890]}}'),
+        (422, b'{"ids": ["a"], "columns": {"c": [1, 2]}}'),
+        (422, b'{"ids": ["a"], "columns": {"c": [{}]}}'),
+        (422, b'{"ids": ["a"], "min_quality": 0.5}'),
+        (422, b'{"ids": ["a"], "min_quality": "0.5"}'),
+        (422, b'{"ids": ["a"], "min_quality": true}'),
+        (422, b'{"ids": ["a"], "more": 1}'),
+        (422, b'{"ids": ["\\ud800"]}'),
+        (422, b'{"ids": ["' + b"a" * 2_000 + b'"]}'),
+        (422, b'{"ids": []}'),
+        (422, b'{"ids": [1]}'),
+        (422, b'{"ids": "a"}'),
+        (400, b"[" * 9_000),
+        (400, b"\xff"),
+        (422, b"null"),
+        (422, b""),
+        (413, b'{"ids": ["a"' + b', "a"' * 10 + b"]}"),
+        (500, b'{"ids": ["broken"]}'),
+    ],
+)
+def test_the_short_way_answers_as_the_long_one(status: int, body: bytes) -> None:
+    with port() as at:
+        short = ask(at, "/v1/predict", body)
+        # The framework reads it, and the short way does not.
+        long = ask(at, "/v1/predict", body, **{"content-type": "application/case+json"})
+        assert short == long
+        assert short[0] == status
+        assert at.counts.requests == {status: 2}
+
+
+def test_a_body_that_is_not_said_to_be_json_is_refused() -> None:
+    with port() as at:
+        status, answer = ask(at, "/v1/predict", BODY, **{"content-type": "text/plain"})
+        assert status == 422
+        assert "content-type: application/json" in answer["error"]
+        found = ask(at, "/v1/predict", BODY, **{"content-type": "Application/JSON; charset=utf-8"})
+        assert found[0] == 200
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    """The head and the body of an answer are sent apart: the body came 40 ms after the head."""
+    with port() as at, contextlib.closing(socket.create_connection(at.address)) as line:
+        line.sendall(b"GET /ping HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert line.recv(1000)
+        mine = line.getsockname()
+        ends = psutil.Process().net_connections("tcp")
+        (fd,) = [each.fd for each in ends if each.raddr == mine]
+        with socket.socket(fileno=os.dup(fd)) as theirs:
+            assert theirs.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_bodies_under_way_are_bounded_together() -> None:

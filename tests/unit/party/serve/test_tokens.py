@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.harness.sentences import raises
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.serve.commands import token
-from vfl_party.serve.run import check_open
+from vfl_party.serve.run import check_open, plain_words
 from vfl_party.serve.tokens import Denied, Tokens, add_token, read_tokens, remove_token
 
 MODEL = ("churn", "20260102-030405-churn-1a2b")
@@ -92,6 +93,28 @@ def test_rows_are_counted_by_day(path: Path) -> None:
     tokens.spend(token, 10)
 
 
+def test_rows_that_nobody_was_asked_for_are_given_back(path: Path) -> None:
+    now = [datetime(2027, 1, 31, tzinfo=UTC)]
+    secret = add_token(path, "shop", rows_a_day=10)
+    tokens = Tokens(path, lambda: now[0])
+    token = tokens.check(secret, MODEL)
+    for status, left in ((503, 10), (422, 1)):
+        with pytest.raises(Denied), tokens.spending(token, 9):
+            raise Denied(status, "")
+        with pytest.raises(Denied):
+            tokens.spend(token, left + 1)
+    with tokens.spending(token, 1):
+        pass
+    # Those of yesterday are no credit for today.
+    now[0] += timedelta(days=1)
+    with contextlib.suppress(Denied), tokens.spending(token, 9):
+        now[0] += timedelta(days=1)
+        tokens.spend(token, 10)
+        raise Denied(503, "")
+    with pytest.raises(Denied):
+        tokens.spend(token, 1)
+
+
 def test_a_file_that_changes_is_read_again(path: Path) -> None:
     secret = add_token(path, "shop")
     tokens = Tokens(path)
@@ -125,6 +148,18 @@ def test_a_name_is_taken_once_and_must_exist(path: Path) -> None:
 def test_a_port_that_others_reach_needs_tokens(keys: dict[str, str]) -> None:
     with raises(InputError, Code.CONFIG_INVALID):
         check_open(ServeSettings(**keys))  # type: ignore[arg-type]
-    check_open(ServeSettings(http="0.0.0.0:8080", tokens="tokens.json"))
+    open_ = ServeSettings(http="0.0.0.0:8080", tokens="tokens.json")
+    check_open(open_)
+    # Who is on the way reads the tokens.
+    said = plain_words(open_)
+    assert said is not None
+    assert said.startswith("serve.http: without a certificate")
+    secret = {"tokens": "tokens.json", "certificate": "a.pem", "key": "a.key"}
+    assert plain_words(ServeSettings(http="0.0.0.0:8443", **secret)) is None  # type: ignore[arg-type]
+    both = ServeSettings(http="0.0.0.0:80", grpc="0.0.0.0:81", tokens="tokens.json")
+    assert str(plain_words(both)).startswith("serve.http and serve.grpc: ")
+    with raises(InputError, Code.CONFIG_INVALID):
+        check_open(ServeSettings(grpc="0.0.0.0:8081"))
     for here in ("127.0.0.1:0", "[::1]:0", "localhost:0"):
         check_open(ServeSettings(http=here))
+        assert plain_words(ServeSettings(http=here, tokens="tokens.json")) is None

@@ -24,7 +24,7 @@ from tests.unit.vfl.preparing.made import MNIST, idx, write_mnist
 from vfl.cli import cli
 from vfl.preparing import recipes
 from vfl.preparing.content import Content
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.datasets import REGISTRY, load
 from vfl.preparing.dividing import COLUMNS
 from vfl.preparing.sampling import used_rows
@@ -248,7 +248,7 @@ def table_set(n: int, block: int) -> DataSet:
         {"kind": "binary"},
         (Form((), read),),
         {"columns": COLUMNS},
-        (Use("FedOnce", "Table 1", "columns", 4, recipe, validation=0.1),),
+        (PaperUse("FedOnce", "Table 1", "columns", 4, recipe, validation=0.1),),
         "little",
     )
 

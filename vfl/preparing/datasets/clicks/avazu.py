@@ -5,7 +5,7 @@ from __future__ import annotations
 from vfl.preparing.columns.clicks import FEDHSSL, OPTIONS, drawn, halves
 from vfl.preparing.columns.official import FLOAT, WORD, ColumnFiles, file
 from vfl.preparing.content import Content
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 
 _FILE, _ROWS = "train.gz", 40_428_967
 _CATEGORIES = (
@@ -47,7 +47,7 @@ DATASET = DataSet(
     forms=(Form((Need(_FILE, ("train.csv", "train", "train.csv.gz")),), _read),),
     divisions={"halves": halves(_CATEGORIES, _NUMBERS)},
     uses=(
-        Use(
+        PaperUse(
             "FedHSSL",
             "Tables IV-VII, IX-XII; Figs. 5-8",
             "halves",

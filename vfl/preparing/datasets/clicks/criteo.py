@@ -5,7 +5,7 @@ from __future__ import annotations
 from vfl.preparing.columns.clicks import FEDHSSL, OPTIONS, drawn, halves
 from vfl.preparing.columns.official import FLOAT, WORD, ColumnFiles, FileTree, file
 from vfl.preparing.content import Content
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 
 _ARCHIVE, _FILE, _ROWS = "dac.tar.gz", "train.txt", 45_840_617
 _NUMBERS = tuple(f"I{number}" for number in range(1, 14))
@@ -46,7 +46,7 @@ DATASET = DataSet(
         Form((Need(_FILE),), _read_file),
     ),
     divisions={"halves": _HALVES},
-    uses=(Use("FedHSSL", "its recipe for Avazu", "halves", 2, FEDHSSL, silent=_SILENT),),
+    uses=(PaperUse("FedHSSL", "its recipe for Avazu", "halves", 2, FEDHSSL, silent=_SILENT),),
     memory="about 2 GB",
     options=OPTIONS,
 )

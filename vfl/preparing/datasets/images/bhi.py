@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vfl.preparing import recipes
 from vfl.preparing.content import TEST, TRAIN, Content
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.families.pictured import Pictured, views
 from vfl.preparing.formats.trees import folders_in, images_in
 from vfl_common.errors import Code, InputError
@@ -70,7 +70,7 @@ DATASET = DataSet(
     forms=(Form((_FOLDER,), _read),),
     divisions={"patients": views("one of the images of a patient with the same label", (2, 3, 4))},
     uses=(
-        Use(
+        PaperUse(
             "FedHSSL",
             "Tables IV-VII, IX-XII; Figs. 5-8",
             "patients",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from vfl.preparing import recipes
-from vfl.preparing.dataset import DataSet, Form, Need, Use
+from vfl.preparing.dataset import DataSet, Form, Need, PaperUse
 from vfl.preparing.dividing import IMAGE_DIVISIONS
 from vfl.preparing.families.cifar_set import binary_version, forms, python_version
 from vfl.preparing.formats.jpegs import read_jpegs
@@ -43,7 +43,7 @@ DATASET = DataSet(
     forms=(*forms((_PYTHON, _BINARY), _CLASSES), _JPEGS),
     divisions=IMAGE_DIVISIONS,
     uses=(
-        Use(
+        PaperUse(
             "MocoSFL",
             "Tables 2-12",
             "rows",
@@ -53,7 +53,7 @@ DATASET = DataSet(
             "Here the test images lie at the clients, who send their features to be scored; in "
             "the paper they lie at the server.",
         ),
-        Use(
+        PaperUse(
             "FedOnce",
             "Fig. 11",
             "quadrants",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vfl.preparing import recipes
-from vfl.preparing.dataset import DataSet, Need, Use
+from vfl.preparing.dataset import DataSet, Need, PaperUse
 from vfl.preparing.dividing import IMAGE_DIVISIONS
 from vfl.preparing.families.cifar_set import binary_version, forms, python_version
 
@@ -31,7 +31,7 @@ DATASET = DataSet(
     forms=forms((_PYTHON, _BINARY), ()),
     divisions=IMAGE_DIVISIONS,
     uses=(
-        Use(
+        PaperUse(
             "MocoSFL",
             "Table 13; the source of Tables 4, 10, 11",
             "rows",

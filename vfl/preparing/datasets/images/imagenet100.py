@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vfl.preparing import recipes
-from vfl.preparing.dataset import DataSet, Use
+from vfl.preparing.dataset import DataSet, PaperUse
 from vfl.preparing.families.imagenet import imagenet
 
 DATASET: DataSet = imagenet(
@@ -11,7 +11,7 @@ DATASET: DataSet = imagenet(
     100,
     131_000,
     (
-        Use(
+        PaperUse(
             "SS-VFL",
             "Table 1; Figs. 2, 3",
             "halves",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vfl.preparing import recipes
-from vfl.preparing.dataset import DataSet, Use
+from vfl.preparing.dataset import DataSet, PaperUse
 from vfl.preparing.families.modelnet import modelnet
 
 DATASET: DataSet = modelnet(
@@ -12,7 +12,7 @@ DATASET: DataSet = modelnet(
     224,
     ("ModelNet10", "modelnet10_images_new_12x", "modelnet10"),
     (
-        Use(
+        PaperUse(
             "SS-VFL",
             "Table 1; Fig. 3",
             "views",

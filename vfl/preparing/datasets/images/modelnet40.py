@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vfl.preparing import recipes
-from vfl.preparing.dataset import DataSet, Use
+from vfl.preparing.dataset import DataSet, PaperUse
 from vfl.preparing.families.modelnet import modelnet
 
 DATASET: DataSet = modelnet(
@@ -12,7 +12,7 @@ DATASET: DataSet = modelnet(
     32,
     ("ModelNet40", "modelnet40_images_new_12x", "modelnet40v1", "modelnet40"),
     (
-        Use(
+        PaperUse(
             "FedHSSL",
             "Tables IV-VII, IX-XII; Figs. 5-8",
             "views",

@@ -8,7 +8,7 @@ import numpy as np
 
 from vfl.preparing import recipes
 from vfl.preparing.content import TEST, TRAIN, Array, Content
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.dividing import IMAGE_DIVISIONS
 from vfl.preparing.families.cifar_set import contents
 from vfl_common.errors import Code, InputError
@@ -45,7 +45,7 @@ DATASET = DataSet(
     forms=(Form((_TRAIN, _TEST), _read, {TRAIN: 73_257, TEST: 26_032}),),
     divisions=IMAGE_DIVISIONS,
     uses=(
-        Use(
+        PaperUse(
             "MocoSFL",
             "Table 9, the source data",
             "rows",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vfl.preparing import recipes
 from vfl.preparing.columns.libsvm_set import libsvm_set
-from vfl.preparing.dataset import DataSet, Need, Use
+from vfl.preparing.dataset import DataSet, Need, PaperUse
 
 # Tables 2 and 5.
 _FEDONCE = recipes.fedonce(
@@ -25,6 +25,6 @@ DATASET: DataSet = libsvm_set(
     {"": 581_012},
     54,
     {1.0: "1", 2.0: "2"},
-    Use("FedOnce", "Tables 4, 5, 6; Figs. 5, 6", "columns", 10, _FEDONCE, silent=_SILENT),
+    PaperUse("FedOnce", "Tables 4, 5, 6; Figs. 5, 6", "columns", 10, _FEDONCE, silent=_SILENT),
     memory="about 400 MB",
 )

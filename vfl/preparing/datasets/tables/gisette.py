@@ -5,7 +5,7 @@ from __future__ import annotations
 from vfl.preparing import recipes
 from vfl.preparing.columns.libsvm_set import libsvm_set, need
 from vfl.preparing.content import TEST, TRAIN
-from vfl.preparing.dataset import DataSet, Use
+from vfl.preparing.dataset import DataSet, PaperUse
 
 # Tables 2 and 5.
 _FEDONCE = recipes.fedonce(
@@ -25,7 +25,7 @@ DATASET: DataSet = libsvm_set(
     {TRAIN: 6_000, TEST: 1_000},
     5_000,
     {-1.0: "4", 1.0: "9"},
-    Use(
+    PaperUse(
         "FedOnce",
         "Tables 4, 5, 6, 7, 10; Figs. 5, 6, 8",
         "columns",

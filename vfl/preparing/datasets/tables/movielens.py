@@ -21,7 +21,7 @@ from vfl.preparing.columns.official import (
     file,
 )
 from vfl.preparing.content import BLOCK_ROWS, Array, Block, Content, Part, Rows
-from vfl.preparing.dataset import DataSet, Division, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Division, Files, Form, Need, PaperUse, Request
 from vfl.preparing.dividing import columns, named
 
 _ZIP, _FOLDER = "ml-1m.zip", "ml-1m"
@@ -158,6 +158,8 @@ DATASET = DataSet(
             "who rates what at one, what is known of user and movie at the other", _by_source, (2,)
         )
     },
-    uses=(Use("FedOnce", "Tables 4, 5, 8; Figs. 5, 6", "sources", 2, _FEDONCE, silent=_SILENT),),
+    uses=(
+        PaperUse("FedOnce", "Tables 4, 5, 8; Figs. 5, 6", "sources", 2, _FEDONCE, silent=_SILENT),
+    ),
     memory="about 500 MB",
 )

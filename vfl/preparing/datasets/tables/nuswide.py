@@ -22,7 +22,7 @@ from vfl.preparing.columns.nuswide_files import (
 )
 from vfl.preparing.columns.official import counted
 from vfl.preparing.content import Content, Part
-from vfl.preparing.dataset import DataSet, Division, Files, Form, Request, Use
+from vfl.preparing.dataset import DataSet, Division, Files, Form, PaperUse, Request
 from vfl.preparing.dividing import COLUMNS, columns, named
 from vfl_common.errors import Code, InputError
 
@@ -76,7 +76,7 @@ DATASET = DataSet(
         "columns": COLUMNS,
     },
     uses=(
-        Use(
+        PaperUse(
             "FedHSSL",
             "Tables IV-VII, IX-XII; Figs. 5-8",
             "modalities",

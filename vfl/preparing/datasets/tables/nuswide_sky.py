@@ -21,7 +21,7 @@ from vfl.preparing.columns.nuswide_files import (
     of_view,
 )
 from vfl.preparing.content import Content, Part
-from vfl.preparing.dataset import DataSet, Division, Files, Form, Request, Use
+from vfl.preparing.dataset import DataSet, Division, Files, Form, PaperUse, Request
 from vfl.preparing.dividing import COLUMNS, columns, named
 
 _LABEL = "sky"
@@ -61,7 +61,7 @@ DATASET = DataSet(
         "columns": COLUMNS,
     },
     uses=(
-        Use(
+        PaperUse(
             "FedOnce",
             "Tables 4, 5, 8; Figs. 5, 6",
             "views",

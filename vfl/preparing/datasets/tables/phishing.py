@@ -11,7 +11,7 @@ from vfl.preparing import recipes
 from vfl.preparing.columns.libsvm_set import libsvm_set, need
 from vfl.preparing.columns.official import FLOAT, ColumnFiles, file
 from vfl.preparing.content import Block, Content, Rows
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 
 _CSV = "phishing.csv.gz"
 _CLASSES = {0.0: "legitimate", 1.0: "phishing"}
@@ -46,7 +46,7 @@ DATASET: DataSet = libsvm_set(
     {"": 11_055},
     68,
     _CLASSES,
-    Use(
+    PaperUse(
         "FedOnce",
         "Tables 4, 5, 6, 7, 10; Figs. 5, 6, 9",
         "columns",

@@ -9,7 +9,7 @@ import pyarrow as pa
 from vfl.preparing import recipes
 from vfl.preparing.columns.official import FLOAT, ColumnFiles, FileTree, damaged, file
 from vfl.preparing.content import Content
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.dividing import COLUMNS
 
 _LABEL = "critical_temp"
@@ -57,7 +57,7 @@ DATASET = DataSet(
     ),
     divisions={"columns": COLUMNS},
     uses=(
-        Use(
+        PaperUse(
             "FedOnce",
             "Tables 4, 5, 6, 10; Figs. 5, 6",
             "columns",

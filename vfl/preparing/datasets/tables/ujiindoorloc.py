@@ -17,7 +17,7 @@ from vfl.preparing.columns.official import (
     file,
 )
 from vfl.preparing.content import TEST, TRAIN, Content
-from vfl.preparing.dataset import DataSet, Files, Form, Need, Request, Use
+from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.dividing import COLUMNS
 from vfl_common.errors import Code, InputError
 
@@ -92,7 +92,7 @@ DATASET = DataSet(
     ),
     divisions={"columns": COLUMNS, "importance": IMPORTANCE},
     uses=(
-        Use(
+        PaperUse(
             "FedOnce",
             "Tables 4, 5, 6, 10; Figs. 5, 6, 9",
             "columns",

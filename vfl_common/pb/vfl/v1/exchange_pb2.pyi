@@ -1,12 +1,31 @@
 from vfl_common.pb.vfl.v1 import control_pb2 as _control_pb2
 from vfl_common.pb.vfl.v1 import failure_pb2 as _failure_pb2
 from vfl_common.pb.vfl.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Heads(_message.Message):
+    __slots__ = ("note", "certificates", "held_origin", "held_size", "proof", "cosigned", "failure")
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
+    HELD_ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    HELD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    COSIGNED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    note: str
+    certificates: bytes
+    held_origin: str
+    held_size: int
+    proof: _containers.RepeatedScalarFieldContainer[bytes]
+    cosigned: str
+    failure: _failure_pb2.Failure
+    def __init__(self, note: _Optional[str] = ..., certificates: _Optional[bytes] = ..., held_origin: _Optional[str] = ..., held_size: _Optional[int] = ..., proof: _Optional[_Iterable[bytes]] = ..., cosigned: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class StepKey(_message.Message):
     __slots__ = ("phase", "round", "batch")

@@ -50,25 +50,37 @@ class Welcome(_message.Message):
     def __init__(self) -> None: ...
 
 class Question(_message.Message):
-    __slots__ = ("number", "ids", "left_ms")
+    __slots__ = ("number", "ids", "left_ms", "step")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     number: int
     ids: _containers.RepeatedScalarFieldContainer[str]
     left_ms: int
-    def __init__(self, number: _Optional[int] = ..., ids: _Optional[_Iterable[str]] = ..., left_ms: _Optional[int] = ...) -> None: ...
+    step: Step
+    def __init__(self, number: _Optional[int] = ..., ids: _Optional[_Iterable[str]] = ..., left_ms: _Optional[int] = ..., step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("first", "asked")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    asked: bytes
+    def __init__(self, first: _Optional[int] = ..., asked: _Optional[bytes] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("number", "state", "embeddings", "features", "failure")
+    __slots__ = ("number", "state", "embeddings", "features", "failure", "answered")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
     number: int
     state: bytes
     embeddings: bytes
     features: str
     failure: _failure_pb2.Failure
-    def __init__(self, number: _Optional[int] = ..., state: _Optional[bytes] = ..., embeddings: _Optional[bytes] = ..., features: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
+    answered: bytes
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[bytes] = ..., embeddings: _Optional[bytes] = ..., features: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., answered: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,134 @@
+"""A run that is served by all its parties in this process: what is asked goes to their answers, and
+no wire is between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+import vfl
+from vfl.simulation.origin import Origin
+from vfl_common.config.base import parse
+from vfl_common.config.party import ServeSettings
+from vfl_common.errors import VflError
+from vfl_common.rpc.serving.answered import Answered, Step
+from vfl_common.rpc.serving.service import Absent
+from vfl_party.outbound.policies.allow_all import AllowAll
+from vfl_party.phases import stand_in
+from vfl_party.predict.alone import load_solo
+from vfl_party.predict.prediction import load_joint
+from vfl_party.serve.answering import SentBefore
+from vfl_party.serve.kinds.choice import Scorer, answers_of, scorer_of
+from vfl_party.serve.quality import Quality
+from vfl_party.serve.scored import Scores
+from vfl_party.serve.store import Store
+
+
+def store_of(
+    run: Path, name: str, *, solo: bool = False, serve: dict[str, Any] | None = None
+) -> Store:
+    """Opens a party's rows and models, with the data of training. ``serve``: the file's table."""
+    trained = load_solo(run, name) if solo else load_joint(run, name)
+    party = trained.recipe.party(name)
+    assert party is not None
+    settings = parse(ServeSettings, serve or {}, "serve")
+    file = SimpleNamespace(data=Origin.of(run).data[name], serve=settings)
+    files = SimpleNamespace(
+        file=file, name=name, settings=party, device=torch.device("cpu"), policy=AllowAll
+    )
+    return Store(cast(Any, files), trained, lambda *_, **__: None)
+
+
+@dataclass
+class Online:
+    """The parties of a run. ``away``: {party: why it does not answer, from which question on}."""
+
+    scorer: Scorer
+    answers: Mapping[str, Any]
+    away: dict[str, tuple[Absent, int]] = field(default_factory=dict)
+    asked: list[tuple[str, list[str], Step | None]] = field(default_factory=list)
+    number: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        run: Path,
+        *,
+        timeout_s: float = 5.0,
+        limit: Any = None,
+        serve: Mapping[str, dict[str, Any]] | None = None,
+    ) -> Online:
+        """Opens all parties of a run. ``serve``: {party: this table of its file}."""
+        serve = serve or {}
+        recipe = load_joint(run, Origin.of(run).data.__iter__().__next__()).recipe
+        active = store_of(run, recipe.active.name, serve=serve.get(recipe.active.name))
+        never = cast(Any, SentBefore)
+        answers = {
+            each.name: answers_of(
+                store_of(run, each.name, serve=serve.get(each.name)), never, limit
+            )
+            for each in recipe.passives
+        }
+        found = cls(cast(Any, None), answers)
+        means = stand_in.kept(run / recipe.active.name)
+        kept = cast(Any, found)
+        found.scorer = scorer_of(active, kept, timeout_s, Quality(), means, solo=False, kept=kept)
+        return found
+
+    def ask(
+        self, ids: Sequence[str], timeout_s: float, steps: Mapping[str, Step] | None = None
+    ) -> Any:
+        """See ``ServingService.ask``."""
+        until_s = time.monotonic() + timeout_s
+        self.number += 1
+        found: dict[str, Answered | Absent] = {}
+        for name in self.answers if steps is None else steps:
+            step = steps[name] if steps is not None else None
+            why, since = self.away.get(name, ("away", 1 << 60))
+            self.asked.append((name, list(ids), step))
+            if self.number >= since:
+                found[name] = why
+                continue
+            if step is not None:
+                step = Step(step.asked, step.first or self.number, begins=not step.first)
+            try:
+                given = ids if step is None or step.begins else []
+                found[name] = self.answers[name](given, until_s, step)
+            except TimeoutError:
+                found[name] = "late"
+            except VflError:
+                found[name] = "failed"
+        return SimpleNamespace(number=self.number, wait=lambda: found)
+
+    def close(self) -> None:
+        """Closes the parties' stores."""
+        for each in (self.scorer, *self.answers.values()):
+            each._store.close()
+
+    def score(self, *ids: str, **more: Any) -> Scores:
+        """Scores ids."""
+        return self.scorer.score(ids, **more)
+
+
+def predicted(run: vfl.Run, **more: Any) -> dict[str, dict[str, Any]]:
+    """Returns the columns of a prediction of the run's own rows by id, {id: {column: value}}."""
+    found = run.predict(**more)
+    names = [name for name in found if name not in ("state", "parties")]
+    key = next((name for name in names if name.startswith("matched_")), "id")
+    ids = found[key] if key in found else found[names[0]]
+    columns = [
+        name for name in names if name.startswith("score") or name in ("class", "value", "risk")
+    ]
+    return {str(each): {name: found[name][at] for name in columns} for at, each in enumerate(ids)}
+
+
+def numbers(scores: Scores, at: int) -> dict[str, Any]:
+    """Returns the columns of a row."""
+    return {name: values[at].item() for name, values in scores.columns.items()}

@@ -1,0 +1,66 @@
+"""Served runs and catalogs that are made in this process, without parties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vfl_party.serve.batching import Batcher
+from vfl_party.serve.counts import Counts
+from vfl_party.serve.http.catalog import Catalog, ServedModel
+from vfl_party.serve.http.served import Served
+from vfl_party.serve.models.lineage import Lineage
+from vfl_party.serve.quality import Quality
+from vfl_party.serve.scored import Scores
+from vfl_party.serve.tokens import Tokens
+
+
+def made_served(score: Callable[..., Scores], **more: Any) -> Served:
+    """Makes a run of model ``case`` that scores so; ``more``: other fields."""
+    given: dict[str, Any] = {
+        "name": "case",
+        "run_id": "run",
+        "columns": {"score": np.dtype(float)},
+        "parties": ("bank",),
+        "batcher": Batcher(score, 8, 0.0),
+        "tokens": Tokens(None),
+        "quality": Quality(),
+        "counts": Counts(),
+        "most_rows": 10,
+        "most_at_once": 8,
+        "present": lambda: (),
+    }
+    return Served(**given | more)
+
+
+@dataclass
+class FakeRun:
+    """A run of a line. ``there``: the parties that attend."""
+
+    served: Served
+    there: list[str] = field(default_factory=list)
+    closed: bool = False
+
+    @property
+    def run_id(self) -> str:
+        return self.served.run_id
+
+    def present(self) -> Sequence[str]:
+        return self.there
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def catalog(tokens: Tokens, counts: Counts, *served: Served) -> Catalog[FakeRun]:
+    """Makes a catalog: a model of each name, whose first run answers."""
+    of = dict[str, list[FakeRun]]()
+    for each in served:
+        of.setdefault(each.name, []).append(FakeRun(each))
+    lines = {
+        name: Lineage(name, runs, (), 1, lambda *_args, **_facts: None) for name, runs in of.items()
+    }
+    return Catalog({name: ServedModel(line) for name, line in lines.items()}, tokens, counts)

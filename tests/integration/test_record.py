@@ -1,0 +1,159 @@
+"""Everything that leaves a party is in its record before it leaves, to the byte; peers find a
+record that was rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.harness import cases
+from tests.harness.federation import Federation, refused
+from tests.integration.test_ledger import table
+from vfl_common.ledger import CONTROL
+from vfl_party.cli import cli
+from vfl_party.record.book import LINES, folder_of
+from vfl_party.record.heads import OWN, PEERS
+from vfl_party.record.history import RecordHistory
+from vfl_party.record.lines import ALL
+
+ROWS, EPOCHS = 60, 2
+
+
+def recipe(passives: int = 2) -> dict[str, Any]:
+    """Split training, then an evaluation of the rows that were trained on, and of the others."""
+    found = cases.recipe(
+        passives + 1,
+        task={"kind": "binary"},
+        model={"embedding_size": 4, "encoder": {"kind": "mlp", "hidden": [8]}},
+        phase={"epochs": EPOCHS, "batch_size": 16},
+        rows={"validation": 0.0, "test": 0.2},
+    )
+    found["phases"].append({"kind": "evaluate", "splits": ["train", "test"]})
+    return found
+
+
+def record_of(federation: Federation, name: str) -> Path:
+    return folder_of(federation.folder / "runs", name)
+
+
+def disclosures(federation: Federation, *words: str, code: int = 0) -> str:
+    """What ``vfl-party disclosures`` says."""
+    found = CliRunner().invoke(cli, ["disclosures", *words])
+    assert found.exit_code == code or (code and found.exception), found.output
+    return found.output
+
+
+def counted(federation: Federation, name: str) -> Counter[tuple[str, str, str, str]]:
+    """Sums of a party's record: {(peer, phase, kind, what): count}."""
+    found: Counter[tuple[str, str, str, str]] = Counter()
+    for each in RecordHistory(record_of(federation, name)).disclosures():
+        for peer in each.to:
+            key = peer, each.way.phase, each.way.kind
+            found[(*key, "payload_bytes")] += each.payload_bytes
+            found[(*key, "message_bytes")] += each.message_bytes
+            found[(*key, "messages")] += each.messages
+    return +found
+
+
+def test_the_record_is_the_ledgers_sum_and_tells_of_each_person(tmp_path: Path) -> None:
+    with Federation(tmp_path, recipe(), table(tmp_path, ROWS, 2)) as federation:
+        federation.start_all()
+        federation.finish()
+        for name in federation.names:
+            ledger: Counter[tuple[str, str, str, str]] = Counter()
+            for entry in federation.ledger(name):
+                if entry.direction == "sent" and entry.phase != CONTROL:
+                    for what in ("payload_bytes", "message_bytes", "messages"):
+                        ledger[entry.peer, entry.phase, entry.kind, what] += getattr(entry, what)
+            assert +ledger == counted(federation, name), name
+            said = disclosures(federation, "verify", str(tmp_path / f"{name}.toml"))
+            assert "wrong" not in said
+            assert "not signed yet" not in said
+            assert f"{'p1' if name == 'p0' else 'p0'} has signed" in said
+        # The rows are known of all that tells of rows.
+        for name in federation.names:
+            for each in RecordHistory(record_of(federation, name)).disclosures():
+                assert each.about != ALL, each
+                assert each.way.phase == "open" or all(each.keys.get(to) for to in each.to)
+        party = str(tmp_path / "p1.toml")
+        by_phase = Counter[str]()
+        history = RecordHistory(record_of(federation, "p1"))
+        for number in range(ROWS):
+            for one in history.about([f"{number:02d}"], history.disclosures(peer="p0")):
+                by_phase[one.way.phase] += 1
+        said = disclosures(federation, "show", party, "--id", "07", "--json")
+        assert sum(json.loads(line)["bundles"] for line in said.splitlines()) in (1, 1 + EPOCHS)
+        assert "nothing has left about" in disclosures(federation, "show", party, "--id", "99")
+        # Each row once an epoch if it is for training; all rows in the evaluation.
+        assert by_phase["splitnn"] == EPOCHS * ROWS * 0.8
+        assert by_phase["evaluate"] == ROWS
+        shown = disclosures(federation, "show", party, "--peer", "p0")
+        assert "allow all -> identity" in shown
+        out = tmp_path / "statement.json"
+        disclosures(federation, "export", party, federation.run_folder.name, str(out))
+        other = str(tmp_path / "p0.toml")
+        assert "p1 has signed it" in disclosures(
+            federation, "verify", other, "--statement", str(out)
+        )
+        changed = json.loads(out.read_text())
+        changed["payload"] = "A" + changed["payload"][1:]
+        out.write_text(json.dumps(changed))
+        disclosures(federation, "verify", other, "--statement", str(out), code=2)
+
+
+@pytest.mark.parametrize("owner", ["p0", "p1"])
+def test_the_peer_finds_a_record_that_was_rewritten(owner: str, tmp_path: Path) -> None:
+    """Each line is as before but for one number, and the tree and the owner's heads are made
+    anew.
+    """
+    other = "p1" if owner == "p0" else "p0"
+    with Federation(tmp_path, recipe(1), table(tmp_path, ROWS, 1)) as federation:
+        federation.start_all()
+        federation.finish()
+        folder = record_of(federation, owner)
+        before = (folder / LINES).read_text()
+        lines = before.splitlines(keepends=True)
+        place = next(at for at, line in enumerate(lines) if '"sent"' in line)
+        lines[place] = lines[place].replace('"numbers":', '"numbers":9')
+        (folder / LINES).write_text("".join(lines))
+        kept = (folder / OWN).read_text()
+        said = disclosures(federation, "verify", str(tmp_path / f"{owner}.toml"), code=2)
+        assert "is not as it was signed" in said
+        for name in ("hashes", "hashes.json", OWN):
+            (folder / name).unlink()
+        federation.start_all()
+        sentence = refused(federation.programs[other], owner, "lines were changed or lost")
+        (found,) = (record_of(federation, other) / PEERS).glob(f"{owner}.broken-*.json")
+        assert found.name in sentence
+        # A third party, which has the CA alone, reads who has signed what.
+        said = disclosures(
+            federation,
+            "verify",
+            str(tmp_path / f"{other}.toml"),
+            "--evidence",
+            owner,
+            str(found),
+        )
+        assert f"{owner} has signed a head of" in said
+        assert kept
+
+
+def test_a_record_that_is_lost_is_accepted_by_hand(tmp_path: Path) -> None:
+    with Federation(tmp_path, recipe(1), table(tmp_path, ROWS, 1)) as federation:
+        federation.start_all()
+        federation.finish()
+        shutil.rmtree(record_of(federation, "p1"))
+        federation.start_all()
+        refused(federation.programs["p0"], "p1", "another one")
+        disclosures(federation, "accept", str(tmp_path / "p0.toml"), "p1")
+        for each in federation.programs.values():
+            each.stop()
+        federation.start_all()
+        assert all(each.wait() == 0 for each in federation.programs.values())

@@ -1,0 +1,81 @@
+"""Every recipe in examples/ that predicts is served with the numbers of a prediction, bit for bit:
+each row alone, and beside others.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vfl
+from tests.harness.online import Online, numbers, predicted
+from tests.integration.test_examples import EXAMPLES, RECIPES
+from vfl_common.config.recipe import load_recipe
+
+_ROWS = 300
+# How long a phase lasts, in any of its words.
+_ONCE = {
+    "epochs": 1,
+    "rounds": 1,
+    "steps": 2,
+    "validate_every": 1,
+    "trees": 3,
+    "queue": 16,
+    "batch_size": 16,
+    "unlabelled_batch_size": 16,
+    "own_batch_size": 16,
+    "labelled": 40,
+}
+# Of many that differ only in how encoders were learnt.
+_SSL = ("fedgssl-moco", "fedsplitnn", "ssvfl-c-moco", "ssvfl-i-moco", "breast-cancer")
+
+
+def chosen() -> list[Path]:
+    """Returns the recipes, of those for self-supervised learning one of each kind; without those
+    whose parties hold different rows, for which there is no joint prediction.
+    """
+    found = [each for each in RECIPES if each.parent.name != "ssl" or each.stem in _SSL]
+    return [each for each in found if load_recipe(each).rows.align != "none"]
+
+
+def small(path: Path) -> dict[str, Any]:
+    """Returns the recipe with few rows, and the shortest training."""
+    recipe = tomllib.loads(path.read_text())
+    for table in (recipe["rows"], *recipe["phases"]):
+        table |= {key: value for key, value in _ONCE.items() if key in table}
+        if table.get("kind") == "secureboost":
+            table["encryption"] = "none"
+    given = recipe["simulate"].get("data")
+    if given is not None and "source" in given:
+        given["limit"] = _ROWS
+    return recipe
+
+
+@pytest.mark.parametrize("path", chosen(), ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_online_is_predict(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Sources are relative to the recipe.
+    monkeypatch.chdir(path.parent)
+    run = vfl.simulate(small(path), out=tmp_path / "runs", quiet=True)
+    want, online = predicted(run), Online.of(run.folder)
+    ids = list(want)
+    found = online.score(*ids)
+    assert set(found.state) == {"scored"}
+    assert {each: numbers(found, at) for at, each in enumerate(ids)} == want
+    for each in ids[::23]:
+        assert numbers(online.score(each), 0) == want[each]
+
+
+@pytest.mark.parametrize("width", [5, 30])
+def test_the_last_bit_of_a_row_follows_from_no_place_in_memory(width: int) -> None:
+    """Rows of such widths lie at odd addresses, and were multiplied otherwise there."""
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(width, 8)
+    x_ND = torch.randn(64, width, generator=generator)
+    with torch.no_grad():
+        want = layer(x_ND)
+        order = torch.arange(64).roll(1)
+        assert torch.equal(layer(x_ND[order]), want[order])

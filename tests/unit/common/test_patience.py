@@ -1,0 +1,62 @@
+"""A party that lets questions pass is not waited for until it answers one in time."""
+
+from __future__ import annotations
+
+from vfl_common.rpc.serving.patience import MOST_LATE, Patience
+
+
+def passed_over() -> Patience:
+    """Returns the patience with a party that has just let so many questions pass."""
+    found = Patience()
+    assert [found.late(number, 0) for number in range(MOST_LATE)] == [False, False, True]
+    assert not found.waits
+    return found
+
+
+def test_a_probe_that_is_answered_in_time_ends_it() -> None:
+    patience = passed_over()
+    assert patience.probes(7, 10.0, 11.0)
+    assert not patience.probes(8, 10.5, 11.5)
+    assert patience.answered(7, 10.9, waited_for=False)
+    assert patience.waits
+    # From here on it counts from the beginning.
+    assert not patience.late(11.0, 0)
+    assert patience.waits
+
+
+def test_a_late_answer_ends_nothing_and_lets_another_probe_go() -> None:
+    patience = passed_over()
+    assert patience.probes(7, 10.0, 11.0)
+    assert not patience.answered(3, 10.1, waited_for=False)
+    assert patience.probes(8, 10.2, 11.2)
+    # In time for the one before.
+    assert not patience.answered(7, 10.3, waited_for=False)
+    assert patience.probes(9, 10.4, 11.4)
+    assert not patience.answered(9, 11.5, waited_for=False)
+    assert not patience.waits
+
+
+def test_a_probe_without_an_answer_is_followed_by_another() -> None:
+    patience = passed_over()
+    assert patience.probes(7, 10.0, 11.0)
+    assert not patience.probes(8, 10.9, 11.9)
+    assert patience.probes(9, 11.0, 12.0)
+
+
+def test_questions_that_wait_count_if_it_has_answered_none_since() -> None:
+    patience = Patience()
+    assert patience.late(1.0, MOST_LATE - 1)
+    assert not patience.waits
+    patience = Patience()
+    # It answers others, and one takes it long.
+    assert not patience.answered(2, 1.5, waited_for=True)
+    assert not patience.late(1.0, 100)
+    assert patience.waits
+
+
+def test_answers_between_begin_the_count_again() -> None:
+    patience = Patience()
+    for number in range(10 * MOST_LATE):
+        assert not patience.late(float(number), 0)
+        assert not patience.answered(number, number + 0.5, waited_for=True)
+    assert patience.waits

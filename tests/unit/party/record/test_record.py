@@ -1,0 +1,322 @@
+"""A record finds every change, survives kills, and knows what left about whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.harness.sentences import raises
+from vfl.certs.authority import create_authority, issue
+from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.identity.credentials import Credentials, load_credentials
+from vfl_common.rpc.confer import ShownHead
+from vfl_party.record.book import Book
+from vfl_party.record.heads import OWN, Heads
+from vfl_party.record.history import RecordHistory
+from vfl_party.record.lines import ALL, NOBODY, TOGETHER, digest_of, packed, unpacked
+from vfl_party.record.note import Head, SignedNote
+from vfl_party.record.recorder import Recorder
+from vfl_party.record.verify import verify
+
+# ``VFL_RECORD_CHANGES=10000`` tries that many.
+CHANGES = int(os.environ.get("VFL_RECORD_CHANGES", "200"))
+KILLS = int(os.environ.get("VFL_RECORD_KILLS", "8"))
+RUN = "20260101-000000-case-0000"
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Credentials]:
+    """Two parties of one CA."""
+    folder = tmp_path_factory.mktemp("ca")
+    create_authority(folder, "test")
+    return {name: load_credentials(issue(folder, name), name=name) for name in ("p0", "p1")}
+
+
+def recorder(folder: Path, mine: Credentials, run: str = RUN, **more: object) -> Recorder:
+    book = Book(folder, mine.name)
+    return Recorder(
+        book,
+        Heads(book, lambda: mine),
+        run_id=run,
+        generation=1,
+        job="train",
+        recipe="0" * 64,
+        keys={},
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def bundle(numbers: int, fill: float = 0.5) -> Bundle:
+    data = memoryview(bytearray(np.full(numbers, fill, np.float32).tobytes()))
+    return Bundle(Kind.EMBEDDING, {"z": Buffer(DType.FLOAT32, (numbers,), data)})
+
+
+def send(of: Recorder, step: int, rows: object, width: int = 2, to: str = "p0") -> None:
+    count = len(rows) if isinstance(rows, list) else 1
+    of.leaves(
+        ("embedding", "up", "embedding z", "identity", ""),
+        StepKey("splitnn", 0, step),
+        bundle(count * width),
+        (to,),
+        numbers=count * width,
+        rows=rows,  # type: ignore[arg-type]
+    )
+
+
+def confer(passive: Recorder, active: Recorder) -> None:
+    """What the two do over gRPC, with the same messages."""
+
+    def ask(shows: ShownHead) -> ShownHead:
+        answer = active.heads.answer("p1", ShownHead.decoded(shows.encoded(), party="p1", me="p0"))
+        return ShownHead.decoded(answer.encoded(), party="p0", me="p1")
+
+    passive.heads.confer("p0", ask)
+
+
+# -- lines
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[], [0], [7], [5, 6, 7, 8], [3, 1, 2], [0, 300], [9, 9], [0, 70_000], [1 << 30, 4]],
+)
+def test_rows_are_read_as_they_were_written(rows: list[int]) -> None:
+    text = packed(np.array(rows, np.int64))
+    assert text is not None
+    assert unpacked(text).tolist() == sorted(rows)
+
+
+def test_words_in_place_of_rows_stay() -> None:
+    assert [packed(each) for each in (None, ALL, NOBODY, TOGETHER)] == [None, "*", "", "+"]
+
+
+def test_a_digest_tells_bundles_apart_and_says_if_it_is_of_a_sample() -> None:
+    small, large, step = bundle(100), bundle(5000), StepKey("splitnn", 3, 4)
+    assert digest_of(small, step).startswith("sha256:")
+    assert digest_of(large, step).startswith("sample:")
+    assert digest_of(large, step, whole=True).startswith("sha256:")
+    for whole in (False, True):
+        found = {digest_of(bundle(5000, n / 8), step, whole=whole) for n in range(8)}
+        assert len(found) == 8
+    assert digest_of(large, step) == digest_of(bundle(5000), step)
+
+
+# -- notes
+
+
+def test_a_note_is_read_as_it_was_written(members: dict[str, Credentials]) -> None:
+    note = SignedNote(Head("vfl-record/p1/00", 3, bytes(32), 17)).signed(members["p1"])
+    both = note.signed(members["p0"])
+    assert SignedNote.read(str(both)) == both
+    assert str(both).startswith("vfl-record/p1/00\n3\n" + "A" * 43 + "=\nat 17\n\n\N{EM DASH} p1 ")
+    for name, mine in members.items():
+        assert both.is_signed_by(name, mine.certificate)
+        assert not both.is_signed_by(name, members["p1" if name == "p0" else "p0"].certificate)
+    for other in (
+        replace(note.head, size=4),
+        replace(note.head, root=b"1" * 32),
+        replace(note.head, at=18),
+    ):
+        assert not SignedNote(other, both.signatures).is_signed_by("p1", members["p1"].certificate)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a\n1\nAA==\nat 1\n",
+        "a\nx\nAA==\nat 1\n\n",
+        "a\n1\nAA==\n\n",
+        "a b\n1\nAA==\nat 1\n\n",
+        "é\n1",
+    ],
+)
+def test_what_is_no_note_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        SignedNote.read(text)
+
+
+# -- changes
+
+
+def test_every_change_of_what_was_signed_is_found(
+    tmp_path: Path, members: dict[str, Credentials]
+) -> None:
+    one, other = recorder(tmp_path / "1", members["p1"]), recorder(tmp_path / "0", members["p0"])
+    for step in range(12):
+        send(one, step, [step, step + 1])
+        if step % 4 == 3:
+            confer(one, other)
+    one.heads.seal()
+    one.book.close()
+    path = one.book.path
+    lines, chance = path.read_bytes().splitlines(keepends=True), random.Random(7)  # noqa: S311 - of a test
+    assert not verify(one.book.folder, members["p1"]).wrong
+
+    def altered(found: list[bytes]) -> None:
+        at = chance.randrange(len(found))
+        place = chance.randrange(len(found[at]) - 1)
+        was = found[at][place]
+        found[at] = (
+            found[at][:place] + bytes([was ^ chance.randrange(1, 256)]) + found[at][place + 1 :]
+        )
+
+    def dropped(found: list[bytes]) -> None:
+        del found[chance.randrange(len(found))]
+
+    def moved(found: list[bytes]) -> None:
+        one, other = chance.sample(range(len(found)), 2)
+        found[one], found[other] = found[other], found[one]
+
+    def cut(found: list[bytes]) -> None:
+        del found[chance.randrange(len(found)) :]
+
+    def added(found: list[bytes]) -> None:
+        found.insert(chance.randrange(len(found)), chance.choice(found))
+
+    changes: list[Callable[[list[bytes]], None]] = [altered, dropped, moved, cut, added]
+    for number in range(CHANGES):
+        found = [*lines]
+        changes[number % len(changes)](found)
+        # A line that is added at the end changes nothing that was signed.
+        if found[: len(lines)] == lines:
+            continue
+        path.write_bytes(b"".join(found))
+        assert verify(one.book.folder, members["p1"]).wrong, (number, changes[number % 5].__name__)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_record_that_is_written_anew_is_found_by_the_peer(
+    steps: int, tmp_path: Path, members: dict[str, Credentials]
+) -> None:
+    one, other = recorder(tmp_path / "1", members["p1"]), recorder(tmp_path / "0", members["p0"])
+    for step in range(5):
+        send(one, step, [step])
+    confer(one, other)
+    one.book.close()
+    # The same record, with the same name and other lines, and all heads made anew.
+    first = one.book.path.read_bytes().splitlines(keepends=True)[0]
+    for each in ("hashes", "hashes.json", OWN):
+        (one.book.folder / each).unlink()
+    one.book.path.write_bytes(first)
+    again = recorder(tmp_path / "1", members["p1"])
+    for step in range(steps):
+        send(again, step, [step + 1])
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        confer(again, other)
+    evidence = [*(other.book.folder / "peers").glob("p1.broken-*.json")]
+    assert len(evidence) == 1
+
+
+def test_nothing_leaves_to_a_peer_that_has_not_shown_its_record(
+    tmp_path: Path, members: dict[str, Credentials]
+) -> None:
+    one = recorder(tmp_path / "1", members["p1"], asks_for=["p0"])
+    other = recorder(tmp_path / "0", members["p0"])
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        send(one, 0, [0])
+    confer(one, other)
+    send(one, 0, [0])
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        other.heads.answer("p1", ShownHead())
+
+
+# -- the file
+
+
+def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
+    book = Book(tmp_path, "p1")
+    book.add(number=1)
+    head = book.head()
+    with book.path.open("ab") as file:
+        file.write(b'{"number":2,')
+    other = Book(tmp_path, "p1")
+    other.add(number=3)
+    assert other.head().size == head.size + 1
+    lines = [json.loads(line) for line in book.path.read_text().splitlines()]
+    assert [line.get("number") for line in lines] == [None, 1, 3]
+
+
+def test_programs_of_one_party_share_a_record(tmp_path: Path) -> None:
+    books = [Book(tmp_path, "p1") for _ in range(3)]
+    heads = []
+    for number in range(30):
+        books[number % 3].add(number=number)
+        heads.append((books[(number + 1) % 3], books[(number + 1) % 3].head()))
+    assert [head.size for _, head in heads] == [*range(2, 32)]
+    (tmp_path / "hashes.json").unlink()
+    assert books[0].head().root == heads[-1][1].root
+
+
+def test_another_partys_record_is_refused(tmp_path: Path) -> None:
+    Book(tmp_path, "p1").close()
+    with raises(InputError, Code.FILE_INVALID):
+        Book(tmp_path, "p2")
+
+
+def test_kills_tear_no_line_and_lose_nothing_that_has_left(tmp_path: Path) -> None:
+    args = [sys.executable, "-m", "tests.harness.record_kills", str(tmp_path), str(KILLS)]
+    found = subprocess.run(args, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["kills"] == KILLS
+
+
+# -- people
+
+
+def test_what_left_about_a_person_in_five_runs_is_what_was_sent(
+    tmp_path: Path, members: dict[str, Credentials]
+) -> None:
+    """Each run has rows of its own, in an order of its own; the ids themselves are in no file."""
+    chance, sent = np.random.default_rng(3), Counter[tuple[str, str]]()
+    everybody = [f"person-{number}" for number in range(40)]
+    for number in range(5):
+        run = f"{RUN}{number}"
+        of = recorder(tmp_path, members["p1"], run)
+        ids = [everybody[at] for at in chance.permutation(40)[:25]]
+        of.people(sorted(everybody), "table")
+        of.leaves(
+            ("rows", "up", "rows", "identity", ""),
+            StepKey("open", 0, 0),
+            bundle(1),
+            ("p0",),
+            numbers=1,
+            rows=None,
+        )
+        of.people(ids, "aligned")
+        for step in range(12):
+            rows = chance.permutation(25)[: int(chance.integers(1, 9))].tolist()
+            send(of, step, rows)
+            sent.update((run, ids[row]) for row in rows)
+        send(of, 12, ALL)
+        sent.update((run, each) for each in ids)
+        send(of, 13, TOGETHER)
+        of.book.close()
+    history = RecordHistory(tmp_path)
+    found = Counter(
+        (each.way.run, person)
+        for person in everybody
+        for each in history.about([person], history.disclosures())
+    )
+    assert found == sent
+    assert [*history.about(["nobody"], history.disclosures())] == []
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"person-" not in path.read_bytes(), path
+
+
+def test_a_line_that_is_none_is_named(tmp_path: Path, members: dict[str, Credentials]) -> None:
+    of = recorder(tmp_path, members["p1"])
+    of.book.add_line('{"sent":"unknown"}')
+    with raises(InputError, Code.FILE_INVALID):
+        [*RecordHistory(tmp_path).disclosures()]

@@ -1,0 +1,122 @@
+"""The access log and the spans of requests: who, what, how long; never an id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from tests.harness.served_here import Here, score, serving
+from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
+from vfl_common.process.logs import own_log
+from vfl_common.process.tracing import ASKS, requests_exporting
+from vfl_party.serve.telling.request import OWN, QUEUE, TOP, stage
+from vfl_party.serve.telling.teller import FILE, Teller, telling
+from vfl_party.serve.tokens import add_token
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+# In ids, in a path, in what is no request.
+MARK = "somebody"
+
+
+def staged(ids: Any, least: Any, columns: Any) -> Any:
+    with stage(OWN):
+        pass
+    with stage(TOP):
+        if f"a-{MARK}-fails" in ids:
+            raise RuntimeError(MARK)
+        return score(ids, least, columns)
+
+
+def infer(*ids: str) -> pb.ModelInferRequest:
+    found = pb.ModelInferRequest(model_name="case")
+    tensor = found.inputs.add(name="ids", datatype="BYTES", shape=[len(ids)])
+    tensor.contents.bytes_contents.extend(each.encode() for each in ids)
+    return found
+
+
+@contextmanager
+def told(folder: Path) -> Iterator[tuple[Here, str, list[ReadableSpan]]]:
+    """A served model, a token, and the spans, once the block has ended."""
+    token = add_token(folder / "tokens.json", "shop-app", rows_a_day=9)
+    exporter, found = InMemorySpanExporter(), list[ReadableSpan]()
+    log = own_log(folder / FILE, party="bank")
+    with (
+        requests_exporting(exporter, "vfl-party", "bank") as spans,
+        serving(folder / "tokens.json", staged, Teller(log, spans)) as here,
+    ):
+        yield here, token, found
+    for each in log.handlers:
+        each.close()
+    found += exporter.get_finished_spans()
+
+
+def test_each_request_is_told_of(tmp_path: Path) -> None:
+    with told(tmp_path) as (here, token, spans):
+        bearer = {"authorization": f"Bearer {token}"}
+        ids = [f"a-{MARK}", MARK]
+        here.ask("/v1/predict", {"ids": ids}, **bearer, traceparent=PARENT)
+        here.ask("/v1/predict", {"ids": ids})
+        here.ask(f"/v1/predict/{MARK}", {"ids": ids}, **bearer)
+        here.ask(f"/v2/models/{MARK}/infer", {"inputs": []}, **bearer)
+        here.ask("/v1/predict", {"ids": [f"a-{MARK}-fails"]}, **bearer, traceparent=MARK)
+        here.call("ModelInfer", infer(*ids), token)
+        here.refused("ModelInfer", infer(*ids * 9), token)
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    keys = ("protocol", "route", "caller", "model", "run", "rows", "status")
+    assert [tuple(line[key] for key in keys) for line in lines] == [
+        ("http", "POST /v1/predict", "shop-app", "case", "run", 2, 200),
+        ("http", "POST /v1/predict", "", "", "", 0, 401),
+        ("http", "POST", "", "", "", 0, 404),
+        ("http", "POST /v2/models/{name}/infer", "", "", "", 0, 422),
+        ("http", "POST /v1/predict", "shop-app", "case", "run", 1, 500),
+        ("grpc", "ModelInfer", "shop-app", "case", "run", 2, 200),
+        ("grpc", "ModelInfer", "", "", "", 0, 413),
+    ]
+    assert all(line["ms"] > 0 and line["party"] == "bank" for line in lines)
+    requests = [each for each in spans if each.name == "request"]
+    assert len(requests) == len(lines)
+    first = requests[0]
+    assert (first.kind, first.parent and first.parent.span_id) == (
+        SpanKind.SERVER,
+        int(PARENT.split("-")[2], 16),
+    )
+    assert all(each.parent is None for each in requests[1:])
+    assert first.attributes == {
+        "vfl.protocol": "http", "vfl.route": "POST /v1/predict", "vfl.caller": "shop-app",
+        "vfl.model": "case", "vfl.run": "run", "vfl.rows": 2, "vfl.status": 200,
+    }  # fmt: skip
+    failed = [each.status.status_code is StatusCode.ERROR for each in requests]
+    assert failed == [False, False, False, False, True, False, False]
+    for each in requests:
+        stages = [one for one in spans if one.parent and one.parent == each.context]
+        asked = each.attributes and each.attributes.get("vfl.rows")
+        assert [one.name for one in stages] == ([QUEUE, OWN, TOP] if asked else [])
+        for one in stages:
+            assert (each.start_time or 0) <= (one.start_time or 0) <= (one.end_time or 0)
+            assert (one.end_time or 0) <= (each.end_time or 0)
+    said = (tmp_path / FILE).read_text() + "".join(each.to_json() for each in spans)
+    assert MARK not in said
+
+
+def test_nothing_is_told_unless_somebody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ASKS, raising=False)
+    with telling(tmp_path, "bank", access_log=False) as nobody:
+        assert nobody is None
+    assert not (tmp_path / FILE).exists()
+    with telling(tmp_path, "bank", access_log=True) as found, serving(teller=found) as here:
+        assert here.ask("/v1/predict", {"ids": ["ada"]})[0] == 200
+    assert len((tmp_path / FILE).read_text().splitlines()) == 1

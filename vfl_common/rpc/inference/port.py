@@ -1,0 +1,93 @@
+"""Listens for callers of the Open Inference Protocol, in a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from vfl_common.rpc.channel import check_address
+from vfl_common.rpc.inference.service import InferenceService, Model
+
+# Of a request; as over HTTP.
+MOST_BYTES = 4 << 20
+# Calls under way, and connections.
+_MOST_AT_ONCE = 1_000
+_CLOSE_S = 10.0
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MOST_BYTES),
+    # An answer has more bytes than its request; who asks for so many rows can take them.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_allowed_incoming_connections", _MOST_AT_ONCE),
+    ("grpc.max_concurrent_streams", 100),
+    # For a caller to say that it speaks HTTP/2, after TLS or without.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Its clients connect again by themselves.
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Of a request that nobody reads yet, little comes.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 64 << 10),
+    # What is compressed may be a thousand times as large afterwards.
+    ("grpc.per_message_decompression", 0),
+]
+Bound = tuple[int, asyncio.AbstractEventLoop, asyncio.Event]
+
+
+@contextmanager
+def listening(model: Model, address: str, secret: tuple[bytes, bytes] | None) -> Iterator[str]:
+    """Serves ``model`` while the block runs; yields the address with its real port.
+
+    Args:
+        address: host:port; port 0 takes a free one.
+        secret: key and certificate, PEM; None: without TLS.
+
+    Raises InputError (ADDRESS_IN_USE).
+    """
+    check_address(address)
+    bound: Future[Bound] = Future()
+    serving = _serve(InferenceService(model), address, secret, bound)
+    thread = threading.Thread(target=asyncio.run, args=(serving,), name="inference", daemon=True)
+    thread.start()
+    port, loop, over = bound.result()
+    try:
+        yield f"{address.rpartition(':')[0]}:{port}"
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(timeout=2 * _CLOSE_S)
+
+
+async def _serve(
+    service: InferenceService,
+    address: str,
+    secret: tuple[bytes, bytes] | None,
+    bound: Future[Bound],
+) -> None:
+    over = asyncio.Event()
+    try:
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MOST_AT_ONCE)
+        server.add_generic_rpc_handlers((service.handler(),))
+        port = _bound(server, address, secret)
+        await server.start()
+    except BaseException as error:
+        bound.set_exception(error)
+        raise
+    bound.set_result((port, asyncio.get_running_loop(), over))
+    await over.wait()
+    await server.stop(_CLOSE_S)
+
+
+def _bound(server: Any, address: str, secret: tuple[bytes, bytes] | None) -> int:
+    if secret is None:
+        return int(server.add_insecure_port(address))
+    credentials = grpc.ssl_server_credentials([secret])
+    return int(server.add_secure_port(address, credentials))

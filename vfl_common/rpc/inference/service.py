@@ -1,0 +1,180 @@
+"""The service ``inference.GRPCInferenceService``: who may ask, how long a request may take to come,
+and the words of refusals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
+from vfl_common.rpc.channel import Handler
+from vfl_common.rpc.inference.contents import (
+    Answer,
+    Asked,
+    Described,
+    read_request,
+    write_answer,
+    write_description,
+)
+from vfl_common.rpc.inference.tensors import TensorError
+
+SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+# For a whole request to come.
+_REQUEST_S = 10.0
+# Requests that come at once: each may take as much memory as a message has.
+_MOST_COMING = 64
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Refused(Exception):  # noqa: N818 - an answer to a caller, not a fault
+    """Why a caller gets no answer. ``code``: the name of a status code of gRPC."""
+
+    code: str
+    why: str
+
+
+class Model(Protocol):
+    """What is served. Each method raises Refused.
+
+    ``authorization``: the caller's metadata of that name, '' if there is none.
+    """
+
+    def admit(self, authorization: str) -> None:
+        """Looks at a caller before anything of its request is read."""
+
+    def server(self) -> tuple[str, str, list[str]]:
+        """Returns name, version and extensions of this server."""
+        ...
+
+    def describe(self, name: str, version: str, authorization: str) -> Described:
+        """Returns what clients learn of a model."""
+        ...
+
+    async def infer(self, asked: Asked, authorization: str) -> Answer:
+        """Scores rows."""
+        ...
+
+    def begun(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
+        """Hears of a call, in its own context; returns what hears the status code with which it
+        ends.
+        """
+        ...
+
+
+Asks = TypeVar("Asks", bound=Message)
+Answers = Callable[[Asks, str], Awaitable[Message]]
+
+
+class InferenceService:
+    """Answers calls in an event loop."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._coming = 0
+
+    def handler(self) -> Handler:
+        # A method with one message each way is a stream, too: see ``channel.stream_handler``.
+        handlers = {
+            "ServerLive": self._method("ServerLive", pb.ServerLiveRequest, self._live),
+            "ServerReady": self._method("ServerReady", pb.ServerReadyRequest, self._ready),
+            "ServerMetadata": self._method(
+                "ServerMetadata", pb.ServerMetadataRequest, self._server
+            ),
+            "ModelReady": self._method("ModelReady", pb.ModelReadyRequest, self._model_ready),
+            "ModelMetadata": self._method(
+                "ModelMetadata", pb.ModelMetadataRequest, self._model_metadata
+            ),
+            "ModelInfer": self._method("ModelInfer", pb.ModelInferRequest, self._infer),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _method(self, name: str, kind: type[Asks], answer: Answers[Asks]) -> Any:
+        async def serve(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            metadata = dict(context.invocation_metadata() or ())
+            ended = self._model.begun(name, metadata)
+            try:
+                found = await self._answered(name, kind, answer, requests, metadata)
+            except Refused as why:
+                ended(why.code)
+                await context.abort(grpc.StatusCode[why.code], why.why)
+            except asyncio.CancelledError:
+                # The caller is gone, or its deadline is over.
+                ended("CANCELLED")
+                raise
+            ended("OK")
+            yield found
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+    async def _answered(
+        self,
+        name: str,
+        kind: type[Asks],
+        answer: Answers[Asks],
+        requests: AsyncIterator[bytes],
+        metadata: Mapping[str, str],
+    ) -> bytes:
+        """Reads a request and answers it. Raises Refused."""
+        authorization = metadata.get("authorization", "")
+        try:
+            if not name.startswith("Server"):
+                self._model.admit(authorization)
+            message = kind.FromString(await self._read(requests))
+            return (await answer(message, authorization)).SerializeToString()
+        except DecodeError:
+            raise Refused("INVALID_ARGUMENT", "this is no request of this method") from None
+        except TensorError as error:
+            raise Refused("INVALID_ARGUMENT", str(error)) from None
+        except (Refused, grpc.RpcError):
+            raise
+        except Exception:
+            log.exception("internal error", extra={"event": "failed"})
+            raise Refused("INTERNAL", "internal error; the log has it") from None
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> bytes:
+        """Reads the request's message. Raises Refused."""
+        if self._coming >= _MOST_COMING:
+            raise Refused("UNAVAILABLE", "too many requests are coming; try again later")
+        self._coming += 1
+        try:
+            return await asyncio.wait_for(anext(aiter(requests)), _REQUEST_S)
+        except TimeoutError:
+            raise Refused("DEADLINE_EXCEEDED", "the request did not come in time") from None
+        except StopAsyncIteration:
+            raise Refused("INVALID_ARGUMENT", "the call has no request") from None
+        finally:
+            self._coming -= 1
+
+    async def _live(self, _asked: pb.ServerLiveRequest, _who: str) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=True)
+
+    async def _ready(self, _asked: pb.ServerReadyRequest, _who: str) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=True)
+
+    async def _server(
+        self, _asked: pb.ServerMetadataRequest, _who: str
+    ) -> pb.ServerMetadataResponse:
+        name, version, extensions = self._model.server()
+        return pb.ServerMetadataResponse(name=name, version=version, extensions=extensions)
+
+    async def _model_ready(self, asked: pb.ModelReadyRequest, who: str) -> pb.ModelReadyResponse:
+        self._model.describe(asked.name, asked.version, who)
+        return pb.ModelReadyResponse(ready=True)
+
+    async def _model_metadata(
+        self, asked: pb.ModelMetadataRequest, who: str
+    ) -> pb.ModelMetadataResponse:
+        return write_description(self._model.describe(asked.name, asked.version, who))
+
+    async def _infer(self, message: pb.ModelInferRequest, who: str) -> pb.ModelInferResponse:
+        asked = read_request(message)
+        return write_answer(asked, await self._model.infer(asked, who))

@@ -1,0 +1,230 @@
+"""The rows that the active party and at least one other hold (``rows.partial``): who holds which,
+and their order.
+
+A private set intersection has told each passive party which of its rows the active party holds, and
+the active party who holds each of its own. So the lists differ from pair to pair, and each passive
+party compares its own with the active party. Then it learns the place of each of its rows in an
+order of all rows, which the active party draws with a key that nobody else can know. So places tell
+nothing of the rows between them. First come the rows of one split, then those of the next one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vfl_common.bundle import Kind
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.files import write_atomic
+from vfl_common.psi import MOST_ROWS
+from vfl_party.align.aligned import Aligned, Aligning
+from vfl_party.align.digest import (
+    AGAIN,
+    CPU,
+    OPENING,
+    PASSES,
+    ROWS,
+    SHOWN,
+    show_again,
+    shown,
+    slow_digest,
+)
+from vfl_party.align.exchanges import ints
+from vfl_party.align.state import Common, shuffled
+from vfl_party.base.held import HeldRows, Mask
+from vfl_party.base.seeds import Rows
+from vfl_party.data import Table
+from vfl_party.data.rows import CODES, coded, divide_rows, divided, division_of
+from vfl_party.outbound.chains import make_chains
+from vfl_party.outbound.declared import Exchange, Occurrence, Sent, i64
+from vfl_party.outbound.exchange import Answering, Asking
+from vfl_party.outbound.policies import Policy
+
+PLACED = Exchange(
+    "places",
+    ROWS.up,
+    Sent(Kind.ROWS, {"splits": i64(len(CODES)), "places": i64("rows")}),
+    when=ROWS.when,
+)
+# In a passive party's folder of a run.
+KEPT = "places.json"
+
+
+class PartialRows:
+    """Compares and orders the rows that a private set intersection has found; see ``Alignment``.
+
+    ``divides``: false for rows to predict, which have no splits.
+    """
+
+    def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool, remedy: str) -> None:
+        self._recipe, self._policy, self._divides, self._remedy = recipe, policy, divides, remedy
+
+    def occurrences(self, rows: int) -> list[Occurrence]:
+        return [Occurrence.of(PLACED, SHOWN, rows=rows)]
+
+    def align(self, at: Aligning, common: Common) -> Aligned:
+        """Compares the rows in common pair by pair, and agrees on their order.
+
+        Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids; at
+        a passive party if the active party says what cannot be, or if it has no training row.
+        """
+        if at.name == self._recipe.active.name:
+            return self._tell(at, common)
+        active, rows = self._recipe.active.name, np.flatnonzero(common.rows)
+        told = self._asking(at, len(rows)).swap(SHOWN, shown(at, at.table.select(rows).ids))
+        splits, places = told["splits"].numpy(), told["places"].numpy()
+        fits = bool((splits >= 0).all()) and 0 < int(splits.sum()) <= MOST_ROWS
+        known = np.unique(places)
+        within = bool(((known >= 0) & (known < splits.sum())).all())
+        if not (fits and within and len(known) == len(places)):
+            text = f"{active} sent places of rows that cannot be"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=active)
+        write_atomic(
+            at.folder / KEPT, json.dumps({"splits": splits.tolist(), "places": places.tolist()})
+        )
+        return self._placed(at, rows, splits, places)
+
+    def _asking(self, at: Aligning, rows: int) -> Asking:
+        chains = make_chains(self._recipe, OPENING, PLACED, "passive", self._policy)
+        active = self._recipe.active.name
+        return Asking(PLACED, OPENING, chains, at.connections, active, CPU, {"rows": rows})
+
+    def show(self, at: Aligning, aligned: Aligned) -> None:
+        """See ``Alignment.show``."""
+        ids = at.table.select(np.sort(aligned.rows)).ids
+        show_again(self._asking(at, len(ids)), at, ids)
+
+    def kept(self, at: Aligning, common: Common) -> Aligned:
+        """Returns the rows that this party was told of earlier in the run. Raises InputError."""
+        if at.name == self._recipe.active.name:
+            return self._ordered(at.table, common)
+        path, rows = at.folder / KEPT, np.flatnonzero(common.rows)
+        try:
+            told = json.loads(path.read_text())
+            splits, places = (np.array(told[name], np.int64) for name in ("splits", "places"))
+            if len(places) != len(rows):
+                raise ValueError
+            return self._placed(at, rows, splits, places)
+        except (OSError, ValueError, TypeError, KeyError, IndexError):
+            text = f"{path}: does not say where the rows of this party are among all"
+            raise InputError(Code.FILE_INVALID, f"{text}; restore it, or begin a new run") from None
+
+    def _placed(
+        self, at: Aligning, rows: Rows, splits: npt.NDArray[np.int64], places: Rows
+    ) -> Aligned:
+        order, whole = np.argsort(places), np.repeat(np.arange(len(CODES), dtype=np.uint8), splits)
+        held = np.zeros(len(whole), bool)
+        held[places] = True
+        mine = whole[held]
+        if self._divides and not (mine == CODES.index("train")).any():
+            text = f"{at.name} holds no row of the split for training"
+            raise PeerError(Code.ROWS_DIFFER, f"{text}; give it more rows", party=at.name)
+        return aligned_of(at.table, rows[order], whole, {at.name: held}, mine, self._divides)
+
+    def _tell(self, at: Aligning, common: Common) -> Aligned:
+        aligned = self._ordered(at.table, common)
+        chains = make_chains(self._recipe, OPENING, PLACED, "active", self._policy)
+        answering = Answering(PLACED, OPENING, chains, at.connections, CPU, {})
+        # The order of all rows, and the place of each row of the table in it.
+        place_N = np.zeros(len(at.table), np.int64)
+        place_N[aligned.rows] = np.arange(len(aligned.ids))
+        lists = {name: np.flatnonzero(held) for name, held in common.holders.items()}
+        received = answering.collect(SHOWN)
+        for party, said in received.items():
+            mine = shown(at, at.table.select(lists[party]).ids)
+            if any(not torch.equal(said[name], mine[name]) for name in mine):
+                text = f"different row sets: {party} and {at.name} do not take the same rows as"
+                text = f"{text} common; {self._remedy}"
+                raise PeerError(Code.ROWS_DIFFER, text, party=party)
+        answering.hub.ask_again(AGAIN)
+        codes = np.frombuffer(aligned.division or bytes(len(aligned.ids)), np.uint8)
+        sizes = ints(*np.bincount(codes, minlength=len(CODES)).tolist())
+        answering.reply(
+            SHOWN,
+            {
+                party: {"splits": sizes, "places": torch.from_numpy(place_N[lists[party]])}
+                for party in received
+            },
+        )
+        return aligned
+
+    def _ordered(self, table: Table, common: Common) -> Aligned:
+        """Returns the active party's rows in the order of all."""
+        return ordered(self._recipe, table, common.rows, common.holders, divides=self._divides)
+
+
+def ordered(
+    recipe: Recipe, table: Table, rows_N: Mask, holders: Mapping[str, Mask], *, divides: bool
+) -> Aligned:
+    """Draws the order of the rows at the active party, and divides them. Raises InputError.
+
+    Args:
+        rows_N: which rows of the table count.
+        holders: {passive party: which rows of the table it holds, [N]}.
+        divides: whether they are divided; rows to predict are not.
+    """
+    key = slow_digest(f"vfl order of rows {recipe.seed}".encode(), table.ids, PASSES)
+    order = shuffled(key, len(table))
+    order = order[rows_N[order]]
+    codes = np.zeros(len(order), np.uint8)
+    if divides:
+        # Of shuffled rows: a passive party can draw the same division, but not the order.
+        division = division_of(recipe, table.select(order))
+        if division is None:
+            division = coded(divide_rows(recipe, len(order)), len(order))
+        codes = np.frombuffer(division, np.uint8)
+    by_split = np.argsort(codes, kind="stable")
+    order, codes = order[by_split], codes[by_split]
+    masks = {name: held[order] for name, held in holders.items()}
+    return aligned_of(table, order, codes, masks, codes, divides)
+
+
+def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, Aligned]:
+    """Returns what an alignment gives each party, if the tables of all are here. Raises
+    InputError.
+    """
+    active = recipe.active.name
+    table = tables[active]
+    holders = {each.name: table.among(tables[each.name].ids) for each in recipe.passives}
+    anyone = np.logical_or.reduce([*holders.values()])
+    first = ordered(recipe, table, anyone, holders, divides=True)
+    assert first.held is not None  # noqa: S101 - as ordered makes it
+    found = {active: first}
+    codes = np.frombuffer(first.division or b"", np.uint8)
+    for name, held in first.held.by.items():
+        place = {each: at for at, each in enumerate(tables[name].ids)}
+        mine = np.flatnonzero(held)
+        rows = np.array([place[first.ids[row]] for row in mine.tolist()], np.int64)
+        found[name] = Aligned(
+            tables[name].select(rows).ids, codes[mine].tobytes(), held=first.held, rows=rows
+        )
+    return found
+
+
+def aligned_of(
+    table: Table,
+    rows: Rows,
+    whole: npt.NDArray[np.uint8],
+    by: Mapping[str, Mask],
+    mine: npt.NDArray[np.uint8],
+    divides: bool,
+) -> Aligned:
+    """Returns what an alignment gives a party.
+
+    Args:
+        table: of the party.
+        rows: its rows of the table, in the order of all.
+        whole: the splits of all rows, places in ``CODES``.
+        by: who holds which of all rows.
+        mine: the splits of ``rows``.
+        divides: whether the rows have splits.
+    """
+    splits = divided(whole.tobytes()) if divides else {}
+    splits["all"] = np.arange(len(whole), dtype=np.int64)
+    division = mine.tobytes() if divides else None
+    return Aligned(table.select(rows).ids, division, held=HeldRows(splits, by), rows=rows)

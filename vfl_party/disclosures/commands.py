@@ -1,0 +1,217 @@
+"""``vfl-party disclosures``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vfl_common.errors import Code, InputError
+from vfl_common.process.program import EXIT_CODES, NAMES
+from vfl_common.text import to_json
+
+if TYPE_CHECKING:
+    from vfl_party.assembly.files import PartyFiles
+
+_PARTY = click.argument("party", type=click.Path(path_type=Path))
+
+
+@click.group(epilog=EXIT_CODES, context_settings=NAMES)
+def disclosures() -> None:
+    """Show what has left this party, check its record, and sign a statement about a run.
+
+    Every bundle of numbers is written into the party's record before it is sent: .record-NAME
+    beside the runs, or record.folder of the party file.
+    """
+
+
+@disclosures.command(epilog=EXIT_CODES)
+@_PARTY
+@click.option("--run", metavar="RUN", help="Only what left in the run with this id.")
+@click.option("--peer", metavar="NAME", help="Only what this party, or the server, got.")
+@click.option("--phase", metavar="PHASE", help="Only what left in this phase.")
+@click.option("--kind", metavar="KIND", help="Only bundles of this kind: embedding, gradient, …")
+@click.option(
+    "--id",
+    "cells",
+    multiple=True,
+    metavar="ID",
+    help="Only what tells of the person with this id; of several id columns give each, in order.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON lines, one for each sum.")
+@click.option("--each", is_flag=True, help="With --json: a line for each bundle instead of sums.")
+def show(
+    party: Path,
+    run: str | None,
+    peer: str | None,
+    phase: str | None,
+    kind: str | None,
+    cells: tuple[str, ...],
+    as_json: bool,
+    each: bool,
+) -> None:
+    """Show what has left, by run, receiver and exchange.
+
+    People are rows of which a bundle tells one by one; sums, means and weights tell of nobody
+    alone, and have 0. Numbers are counted before the codec, bytes as they crossed. With --id, ID is
+    as the party's own table has it, or in any spelling that the rules of its ids make the same.
+
+    \b
+    Examples:
+      vfl-party disclosures show bank.toml
+      vfl-party disclosures show bank.toml --id K-1017
+      vfl-party disclosures show bank.toml --run 20260301-120000-churn-1f3a --json --each
+    """
+    from vfl_party.disclosures.tables import table
+    from vfl_party.record.history import RecordHistory, summed
+
+    if each and not as_json:
+        raise InputError(Code.CONFIG_INVALID, "--each: is for JSON lines; give --json, too")
+    files = _files(party)
+    history = RecordHistory(_folder(files))
+    found = history.disclosures(run=run, peer=peer, phase=phase, kind=kind)
+    if cells:
+        found = history.about(_spellings(files, cells), found)
+    if each:
+        for bundle in found:
+            click.echo(to_json(bundle.fields, compact=True))
+        return
+    sums = {key: one for key, one in summed(found).items() if peer in (None, key[1])}
+    if as_json:
+        for (_, to, way), one in sums.items():
+            click.echo(to_json({"to": to, **way.fields, **one.fields}, compact=True))
+        return
+    if not sums:
+        click.echo("nothing has left" + (" about this person" if cells else ""))
+        return
+    for line in table(sums):
+        click.echo(line)
+
+
+@disclosures.command(epilog=EXIT_CODES)
+@_PARTY
+@click.option(
+    "--evidence",
+    type=click.Path(path_type=Path),
+    nargs=2,
+    default=None,
+    metavar="PEER FILE",
+    help="Check a file of evidence that the record of PEER was rewritten.",
+)
+@click.option(
+    "--statement",
+    "statement_",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Check a statement that a party has exported.",
+)
+def verify(party: Path, evidence: tuple[Path, Path] | None, statement_: Path | None) -> None:
+    """Check this party's record against all heads that it and its peers have signed.
+
+    A line that was altered, dropped, moved or cut off ends with exit code 2, and one sentence for
+    each head that does not fit. A record that was rewritten as a whole, with its heads, is found by
+    the peers: they hold the old heads, and ask at the next run.
+    """
+    from vfl_party.disclosures.statement import opened
+    from vfl_party.record.verify import evidence as shown
+    from vfl_party.record.verify import verify as look
+
+    files = _files(party)
+    credentials = files.keyring.current()
+    if evidence is not None:
+        click.echo(shown(evidence[1], str(evidence[0]), credentials))
+        return
+    if statement_ is not None:
+        said, by = opened(statement_, credentials)
+        click.echo(f"{statement_}: {by} has signed it, for run {said['predicate']['run']}")
+        return
+    found = look(_folder(files), credentials)
+    click.echo(f"{found.lines:,} lines, {found.heads:,} signed heads")
+    for name, lines in found.signers.items():
+        click.echo(f"{name} has signed the first {lines:,} lines")
+    if found.covered < found.lines:
+        click.echo(f"the last {found.lines - found.covered:,} lines are not signed yet")
+    for problem in found.wrong:
+        click.echo(f"wrong: {problem}")
+    if found.wrong:
+        text = f"{_folder(files)}: the record is not as it was signed"
+        raise InputError(Code.FILE_INVALID, f"{text}; restore it from a copy")
+
+
+@disclosures.command(epilog=EXIT_CODES)
+@_PARTY
+@click.argument("run")
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
+def export(party: Path, run: str, out: Path) -> None:
+    """Write a signed statement of what left this party in the run with the id RUN, into the file
+    OUT.
+
+    It is a Statement of in-toto in an envelope of DSSE, signed with the key of the party's
+    certificate. Its subject is the party's newest checkpoint of the run. It has no ids, and no
+    numbers of rows.
+    """
+    from vfl_common.files import PLAIN_NAME, write_atomic
+    from vfl_party.disclosures.statement import sealed, statement
+
+    files = _files(party)
+    folder = Path(files.file.out) / run / files.name
+    if not PLAIN_NAME.fullmatch(run):
+        raise InputError(Code.CONFIG_INVALID, f"{run!r} is no id of a run")
+    facts = _facts(folder)
+    said = statement(_folder(files), folder, files.name, facts)
+    write_atomic(out, to_json(sealed(said, files.keyring.current())) + "\n")
+    click.echo(f"{out}: {len(said['predicate']['left'])} exchanges, signed by {files.name}")
+
+
+@disclosures.command(epilog=EXIT_CODES)
+@_PARTY
+@click.argument("peer")
+def accept(party: Path, peer: str) -> None:
+    """Take the next head of PEER's record, whatever it is.
+
+    Do this only if you know why the peer has a new record, such as a disk that it has lost. The
+    heads that were held stay in a file beside: they are the evidence.
+    """
+    from vfl_party.record.heads import accept as set_aside
+
+    files = _files(party)
+    aside = set_aside(_folder(files), peer)
+    click.echo(f"the next head of {peer} is taken; what it signed before is in {aside}")
+
+
+def _files(party: Path) -> PartyFiles:
+    from vfl_party.assembly.files import read_files
+
+    return read_files(party)
+
+
+def _folder(files: PartyFiles) -> Path:
+    from vfl_party.record.book import folder_of
+
+    return folder_of(Path(files.file.record.folder or files.file.out), files.name)
+
+
+def _spellings(files: PartyFiles, cells: tuple[str, ...]) -> list[str]:
+    """Returns the id as runs may have spelt it: by the rules of the recipe, and of the runs whose
+    folders are there.
+    """
+    from vfl_common.errors import VflError
+    from vfl_common.run_folder import RunFolder
+    from vfl_party.production.forget import person
+
+    who = person(cells, files.data)
+    found = [who.matched(None), who.matched(files.recipe)]
+    for path in Path(files.file.out).glob(f"*/{files.name}/run.json"):
+        try:
+            found.append(who.matched(RunFolder(path.parent, path.parent.parent.name).recipe()))
+        except VflError:
+            continue
+    return [*dict.fromkeys(each for each in found if each is not None)]
+
+
+def _facts(folder: Path) -> dict[str, object]:
+    from vfl_common.run_folder import RunFolder
+
+    facts = RunFolder(folder, folder.parent.name).facts()
+    return {"recipe": facts.get("recipe_digest", ""), "plugins": facts.get("plugins", {})}

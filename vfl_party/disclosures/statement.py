@@ -1,0 +1,123 @@
+"""A signed statement of what left a party in a run, for whoever gets the model: a Statement of
+in-toto in an envelope of DSSE.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+
+from vfl_common.errors import Code, InputError
+from vfl_common.identity import pem
+from vfl_common.identity.credentials import Credentials
+from vfl_common.identity.signing import chain_pem, has_signed, sign
+from vfl_common.text import to_json
+from vfl_party.record.heads import OWN, read
+from vfl_party.record.history import RecordHistory, summed
+
+PAYLOAD = "application/vnd.in-toto+json"
+STATEMENT = "https://in-toto.io/Statement/v1"
+# Of our own; it is a name, and no page.
+PREDICATE = "tag:vfl,2026:disclosures/v1"
+
+
+def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the statement about a party's part in a run.
+
+    Args:
+        folder: of the record.
+        run: the party's folder of the run, whose newest checkpoint is the subject.
+        name: the party's.
+        facts: more of the run: recipe, versions.
+
+    Raises InputError if the record knows no such run, or the run has no checkpoint.
+    """
+    run_id = run.parent.name
+    sums = summed(RecordHistory(folder).disclosures(run=run_id))
+    if not sums:
+        text = f"{folder}: the record knows no run {run_id}; vfl-party disclosures show lists them"
+        raise InputError(Code.CONFIG_INVALID, text)
+    checkpoints = sorted((run / "checkpoints").glob("[0-9]*.safetensors"))
+    if not checkpoints:
+        text = f"{run}: has no checkpoint; give the folder of runs in which {name} was trained"
+        raise InputError(Code.FILE_INVALID, text)
+    heads = read(folder / OWN) if (folder / OWN).is_file() else []
+    lines = [
+        {"to": to, **{key: each for key, each in way.fields.items() if key != "run"}, **one.fields}
+        for (_, to, way), one in sums.items()
+    ]
+    return {
+        "_type": STATEMENT,
+        "subject": [
+            {
+                "name": f"{run_id}/{name}/{checkpoints[-1].name}",
+                "digest": {"sha256": sha256(checkpoints[-1].read_bytes()).hexdigest()},
+            }
+        ],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "party": name,
+            "run": run_id,
+            **facts,
+            "left": lines,
+            "head": str(heads[-1].note) if heads else "",
+            "certificates": heads[-1].certificates if heads else {},
+        },
+    }
+
+
+def sealed(said: dict[str, Any], credentials: Credentials) -> dict[str, Any]:
+    """Returns the envelope of a statement, signed with the party's key; ``certificates`` is beside
+    what DSSE asks for.
+    """
+    payload = to_json(said).encode()
+    signature = sign(credentials, _encoded(payload))
+    return {
+        "payloadType": PAYLOAD,
+        "payload": base64.b64encode(payload).decode(),
+        "signatures": [
+            {
+                "keyid": pem.pin_of(credentials.certificate),
+                "sig": base64.b64encode(signature).decode(),
+            }
+        ],
+        "certificates": chain_pem(credentials).decode(),
+    }
+
+
+def opened(path: Path, credentials: Credentials) -> tuple[dict[str, Any], str]:
+    """Returns a statement from a file, and who has signed it: the name in the certificate.
+
+    Raises InputError if the file is none, or the signature is not of a certificate of the CA.
+    """
+    try:
+        envelope = json.loads(path.read_text(encoding="utf-8"))
+        payload = base64.b64decode(envelope["payload"], validate=True)
+        signature = base64.b64decode(envelope["signatures"][0]["sig"], validate=True)
+        certificate, *others = x509.load_pem_x509_certificates(envelope["certificates"].encode())
+        said = json.loads(payload)
+        party = str(said["predicate"]["party"])
+        if envelope["payloadType"] != PAYLOAD or said["predicateType"] != PREDICATE:
+            raise ValueError(envelope["payloadType"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, binascii.Error):
+        text = f"{path}: is no statement of what left a party"
+        raise InputError(Code.FILE_INVALID, text) from None
+    authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
+    chained = pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities)
+    if not chained or not credentials.members.stand_for(certificate, party):
+        text = f"{path}: is signed with a certificate that is not from this CA, or not of {party}"
+        raise InputError(Code.CERTIFICATE_INVALID, text)
+    if not has_signed(certificate, _encoded(payload), signature):
+        raise InputError(Code.FILE_INVALID, f"{path}: was changed after {party} signed it")
+    return said, party
+
+
+def _encoded(payload: bytes) -> bytes:
+    """What DSSE signs (its pre-authentication encoding)."""
+    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD), PAYLOAD.encode(), len(payload), payload)

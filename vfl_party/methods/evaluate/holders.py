@@ -1,0 +1,63 @@
+"""The rows of a split by who holds them (``rows.partial``): a part of the split for each set of
+parties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from vfl_common.summary import held_by
+from vfl_party.base.seeds import Rows
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import Chunk
+
+# Of a part: how many rows it has.
+ROWS = "rows"
+
+
+def by_holders(
+    party: Party, split: str, rows: Rows, outputs: Tensor
+) -> dict[str, tuple[Rows, Tensor]]:
+    """Returns {name of a part: (its rows, their outputs)}; empty if all parties hold all rows.
+
+    Parts are named by the parties that have features.
+    """
+    held = party.data.held
+    if held is None:
+        return {}
+    own = () if party.features is None else (party.name,)
+    return {
+        held_by(split, (*own, *names)): (rows[at], party.take(outputs, at))
+        for names, at in held.alike(rows)
+    }
+
+
+def held_by_all(rows: Rows, found: Sequence[Chunk]) -> tuple[Rows, list[Chunk]]:
+    """Returns the rows that all parties hold, and their embeddings.
+
+    ``found``: the embeddings of ``rows``, in order.
+    """
+    kept, whole, first = [], list[Chunk](), 0
+    for chunk in found:
+        for part, at in chunk.alike():
+            if all(z is not None for z in part.others.values()):
+                kept.append(rows[first + at])
+                whole.append(part)
+        first += chunk.rows
+    return np.concatenate(kept) if kept else rows[:0], whole
+
+
+def with_counts(
+    party: Party,
+    metrics: dict[str, dict[str, float]],
+    found: Mapping[str, tuple[Rows, Tensor]],
+) -> dict[str, dict[str, float]]:
+    """Adds the number of rows to the metrics of each split and part, if not all parties hold all
+    rows.
+    """
+    if party.data.held is None:
+        return metrics
+    return {name: {**of, ROWS: float(len(found[name][0]))} for name, of in metrics.items()}

@@ -1,0 +1,250 @@
+"""The file of a record: lines that are only ever added, and the hashes of the tree over them.
+
+A line is written, by one call of the system, before what it tells of is sent. The kernel keeps what
+was written if the process is killed; a disk that loses power may lose the last second, so the file
+is synchronised once a second, and always before a head is signed. Several programs of the party may
+write at once: each holds the file's lock while it adds a line.
+
+The kernel may end a write in its middle if the process is killed then. Nothing was sent for such a
+line, and whoever adds the next one cuts it off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vfl_common.errors import Code, InputError
+from vfl_common.files import kept_secret, unwritable, write_atomic
+from vfl_common.text import to_json
+from vfl_party.record import tree
+from vfl_party.record.note import Head
+
+LINES, HASHES, STATE, SECRET = "lines.jsonl", "hashes", "hashes.json", "people.key"
+_SYNC_S = 1.0
+_WHAT = "cannot be written, and nothing leaves without it"
+# Read at once.
+_CHUNK = 1 << 22
+
+
+def folder_of(out: Path, name: str) -> Path:
+    """Returns the folder of a party's record, beside those of its runs; it is none of them."""
+    return out / f".record-{name}"
+
+
+class Book:
+    """The lines of one party's record, open to add some; any thread may call it.
+
+    Args:
+        folder: of the record; it is made if it is missing, for its owner alone.
+        name: the party's.
+
+    Raises InputError if the folder cannot be used, or is another party's.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.path, self.name = folder, folder / LINES, name
+        self._mutex = threading.RLock()
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.open(self.path, flags, 0o600)
+            self._hashes = os.open(folder / HASHES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+        # Where this process knows the file to end, with a whole line.
+        self._end, self._dirty, self._closed = -1, False, threading.Event()
+        self.secret = kept_secret(folder / SECRET, secrets.token_bytes(32))
+        with self._locked():
+            if os.fstat(self._file).st_size == 0:
+                first = {"record": secrets.token_hex(16), "party": name, "at": now()}
+                self._write(f"{to_json(first, compact=True)}\n".encode())
+        self.origin = _origin(self.path, name)
+        self._syncing = threading.Thread(target=self._keep_synced, name="record", daemon=True)
+        self._syncing.start()
+
+    def add(self, **fields: Any) -> None:
+        """Adds a line. Returns when it is written; what it tells of may leave then. Raises
+        InputError if it cannot be written.
+        """
+        self.add_line(to_json({**fields, "at": now()}, compact=True))
+
+    def add_line(self, text: str) -> None:
+        """Adds a line that is JSON already; see ``add``."""
+        line, file = f"{text}\n".encode(), self._file
+        # As ``_locked``, in fewer calls: this is done at every step.
+        with self._mutex:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                try:
+                    self._write(line)
+                finally:
+                    fcntl.flock(file, fcntl.LOCK_UN)
+            except OSError as error:
+                raise unwritable(self.path, error, _WHAT) from None
+
+    def head(self) -> Head:
+        """Returns the head of all lines so far, which are on the disk then. Raises InputError."""
+        with self._locked():
+            self._require_whole(os.fstat(self._file).st_size)
+            self._sync()
+            size = self._grown()
+            return Head(self.origin, size, tree.root(size, self._hash_at), int(now()))
+
+    def consistency(self, old: int, new: int) -> list[bytes]:
+        """Returns the proof that the tree of ``new`` lines goes on from that of ``old``; see
+        ``tree.consistency``. Both are sizes that the record has had.
+        """
+        with self._locked():
+            return tree.consistency(old, new, self._hash_at)
+
+    def inclusion(self, number: int, size: int) -> list[bytes]:
+        """Returns the proof that a line is in the tree of ``size`` lines."""
+        with self._locked():
+            return tree.inclusion(number, size, self._hash_at)
+
+    def close(self) -> None:
+        """Writes all lines to the disk, and closes the files."""
+        self._closed.set()
+        self._syncing.join()
+        with self._mutex:
+            with contextlib.suppress(OSError):
+                self._sync()
+            os.close(self._file)
+            os.close(self._hashes)
+
+    # -- the file
+    # ----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._mutex:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                yield
+            except OSError as error:
+                raise unwritable(self.path, error, _WHAT) from None
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _write(self, line: bytes) -> None:
+        size = os.fstat(self._file).st_size
+        if size != self._end:
+            size = self._require_whole(size)
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.ftruncate(self._file, size)
+            raise
+        self._end, self._dirty = size + len(line), True
+
+    def _require_whole(self, size: int) -> int:
+        """Cuts off a line that a process could not finish; returns where the file ends then."""
+        end = size
+        while end > 0:
+            begin = max(0, end - _CHUNK)
+            found = os.pread(self._file, end - begin, begin).rfind(b"\n")
+            if found >= 0:
+                end = begin + found + 1
+                break
+            end = begin
+        if end < size:
+            os.ftruncate(self._file, end)
+        self._end = end
+        return end
+
+    def _sync(self) -> None:
+        if self._dirty:
+            self._dirty = False
+            os.fdatasync(self._file)
+
+    def _keep_synced(self) -> None:
+        while not self._closed.wait(_SYNC_S):
+            # A disk that fails says so to whoever adds the next line.
+            with contextlib.suppress(OSError):
+                if self._dirty:
+                    self._dirty = False
+                    os.fdatasync(self._file)
+
+    # -- the tree
+    # ----------------------------------------------------------------------
+
+    def _hash_at(self, place: int) -> bytes:
+        return os.pread(self._hashes, tree.HASH_BYTES, place * tree.HASH_BYTES)
+
+    def _grown(self) -> int:
+        """Adds the hashes of the lines that are new; returns how many lines there are."""
+        lines, at = self._known()
+        kept = [tree.kept(lines)]
+        os.ftruncate(self._hashes, kept[0] * tree.HASH_BYTES)
+        new: list[bytes] = []
+
+        def hash_at(place: int) -> bytes:
+            return new[place - kept[0]] if place >= kept[0] else self._hash_at(place)
+
+        for line in _lines_from(self._file, at, self._end):
+            new += tree.added(tree.leaf_hash(line), lines, hash_at)
+            lines, at = lines + 1, at + len(line) + 1
+        data = memoryview(b"".join(new))
+        offset = kept[0] * tree.HASH_BYTES
+        while data:
+            written = os.pwrite(self._hashes, data, offset)
+            data, offset = data[written:], offset + written
+        write_atomic(self.folder / STATE, to_json({"lines": lines, "bytes": at}))
+        return lines
+
+    def _known(self) -> tuple[int, int]:
+        """Returns how many lines have their hashes, and where these lines end."""
+        try:
+            known = json.loads((self.folder / STATE).read_text())
+            lines, at = int(known["lines"]), int(known["bytes"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0, 0
+        there = os.fstat(self._hashes).st_size // tree.HASH_BYTES
+        return (lines, at) if 0 <= at <= self._end and tree.kept(lines) <= there else (0, 0)
+
+
+def now() -> float:
+    """Returns the time of a line: seconds since 1970, to the millisecond."""
+    return round(time.time(), 3)
+
+
+def _lines_from(file: int, at: int, end: int) -> Iterator[bytes]:
+    """Yields the lines of a file between two places, without their ends."""
+    rest = b""
+    while at < end:
+        chunk = os.pread(file, min(_CHUNK, end - at), at)
+        if not chunk:
+            return
+        at += len(chunk)
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+
+
+def _origin(path: Path, name: str) -> str:
+    """Returns the name of a record in notes. Raises InputError if its first line is none, or of
+    another party.
+    """
+    try:
+        with path.open("rb") as file:
+            first = json.loads(file.readline())
+        identity, party = str(first["record"]), str(first["party"])
+    except (OSError, ValueError, KeyError, TypeError):
+        text = f"{path}: is no record of what left; restore it, or move its folder away"
+        raise InputError(Code.FILE_INVALID, text) from None
+    if party != name:
+        text = (
+            f"{path}: is the record of {party}, not of {name}; give each party a folder of its own"
+        )
+        raise InputError(Code.FILE_INVALID, text)
+    return f"vfl-record/{party}/{identity}"

@@ -1,0 +1,324 @@
+"""Heads of records among peers: each party shows its own, holds the last one of each peer, and asks
+every time for the proof that the peer's record goes on from it.
+
+A passive party calls the active one, twice. The first call shows its head and says which head of
+the active party it holds; the answer does the same, with the proof. The second call has the proof
+for the active party, and the active party's note with a signature of the caller's; the answer has
+the caller's note, signed.
+
+A head that does not go on from the one that is held is kept beside it, with the peer's signatures
+on both: that is the evidence, which anybody can check who trusts the federation's CA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.files import unwritable, write_atomic
+from vfl_common.identity.credentials import Credentials
+from vfl_common.identity.pem import pin_of
+from vfl_common.identity.signing import chain_pem, shown
+from vfl_common.rpc.confer import ShownHead
+from vfl_common.text import to_json
+from vfl_party.record import tree
+from vfl_party.record.book import Book, now
+from vfl_party.record.note import Head, SignedNote
+
+PEERS, OWN = "peers", "heads.jsonl"
+# To show a head that is not older than one that another program of the party shows.
+_TRIES = 3
+# Of a peer, in one process: each adds a line to the record.
+_MOST_CALLS = 2000
+
+
+@dataclass(frozen=True)
+class Held:
+    """A head of a record as it is kept: the note with its signatures, {signer: its certificates},
+    and when.
+    """
+
+    note: SignedNote
+    certificates: dict[str, str]
+    at: float = 0.0
+
+    @property
+    def line(self) -> str:
+        """The head on one line of JSON."""
+        fields = {"at": self.at, "note": str(self.note), "certificates": self.certificates}
+        return to_json(fields)
+
+    @classmethod
+    def read(cls, text: str) -> Held:
+        """Reads ``line``. Raises ValueError if it is none."""
+        try:
+            found = json.loads(text)
+            return cls(SignedNote.read(found["note"]), dict(found["certificates"]), found["at"])
+        except (KeyError, TypeError, AttributeError):
+            raise ValueError(text) from None
+
+
+class Heads:
+    """What a party shows and holds; any thread may call it.
+
+    Args:
+        book: the party's own record.
+        credentials: gives those that are in use.
+    """
+
+    def __init__(self, book: Book, credentials: Callable[[], Credentials]) -> None:
+        self._book, self._credentials = book, credentials
+        self._lock = threading.Lock()
+        # {peer: (its note and certificate, this party's note)}, between its two calls.
+        self._between: dict[str, tuple[SignedNote, x509.Certificate, SignedNote]] = {}
+        # {peer: the pin of its key}, of those that have shown their record in this process.
+        self.met: dict[str, str] = {}
+        # Of the record, when its head was last cosigned by the active party.
+        self._cosigned_size = -1
+        self._calls: Counter[str] = Counter()
+
+    # -- a passive party
+    # ----------------------------------------------------------------------
+
+    def confer(self, peer: str, ask: Callable[[ShownHead], ShownHead]) -> None:
+        """Shows the active party the head of this party's record, and takes its head. Raises
+        PeerError if its record does not go on from the head that is held.
+
+        ``ask``: makes one call.
+        """
+        for _ in range(_TRIES):
+            own, held = self._signed(), self.held(peer)
+            first = ask(self._shows(own, held))
+            # Else another program of this party has shown a later head meanwhile.
+            if first.held_origin != own.head.origin or first.held_size <= own.head.size:
+                break
+        note, certificate = self._read(peer, first)
+        self._require_going_on(peer, held, note, certificate, first.proof)
+        proof = self._proof(peer, first, own.head)
+        credentials = self._credentials()
+        last = ask(ShownHead(proof=proof, cosigned=str(note.signed(credentials))))
+        self._keep_own(peer, own, last.cosigned, certificate, first.certificates)
+        self._keep(peer, note.signed(credentials), certificate, first.certificates)
+        self._cosigned_size = own.head.size
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has left since the active party last signed this party's head."""
+        return self._book.head().size > self._cosigned_size + 1
+
+    def seal(self) -> None:
+        """Signs the head of the record at the end of a program, and keeps it beside those that
+        peers have signed.
+        """
+        certificates = {self._book.name: chain_pem(self._credentials()).decode()}
+        _append(self._book.folder / OWN, Held(self._signed(), certificates, now()).line)
+
+    # -- the active party
+    # ----------------------------------------------------------------------
+
+    def answer(self, peer: str, call: ShownHead) -> ShownHead:
+        """Answers a call of ``confer``. Raises PeerError if the peer's record does not go on from
+        the head that is held.
+        """
+        with self._lock:
+            self._calls[peer] += 1
+            if self._calls[peer] > _MOST_CALLS:
+                text = f"{peer} has shown its record {_MOST_CALLS:,} times, and no honest one does"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+            if call.note:
+                note, certificate = self._read(peer, call)
+                own, held = self._signed(), self.held(peer)
+                self._between[peer] = note, certificate, own
+                proof = self._proof(peer, call, own.head)
+                answer = self._shows(own, held)
+                return ShownHead(
+                    answer.note, answer.certificates, answer.held_origin, answer.held_size, proof
+                )
+            if peer not in self._between:
+                text = f"{peer} has not shown the head of its record"
+                raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+            note, certificate, own = self._between.pop(peer)
+            self._require_going_on(peer, self.held(peer), note, certificate, call.proof)
+            chain = _pem(certificate)
+            self._keep_own(peer, own, call.cosigned, certificate, chain)
+            cosigned = note.signed(self._credentials())
+            self._keep(peer, cosigned, certificate, chain)
+            return ShownHead(cosigned=str(cosigned))
+
+    # -- both
+    # ----------------------------------------------------------------------
+
+    def held(self, peer: str) -> Held | None:
+        """Returns the last head of a peer's record that it has shown; None if it never has. Raises
+        InputError if the file cannot be read.
+        """
+        path = self._path(peer)
+        try:
+            return next(reversed(read(path)), None)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            text = f"{path}: cannot be read as heads of a record; restore it"
+            raise InputError(Code.FILE_INVALID, text) from None
+
+    def _path(self, peer: str) -> Path:
+        return self._book.folder / PEERS / f"{peer}.jsonl"
+
+    def _signed(self) -> SignedNote:
+        return SignedNote(self._book.head()).signed(self._credentials())
+
+    def _shows(self, own: SignedNote, held: Held | None) -> ShownHead:
+        head = held.note.head if held is not None else Head("", 0, tree.EMPTY)
+        return ShownHead(str(own), chain_pem(self._credentials()), head.origin, head.size)
+
+    def _proof(self, peer: str, call: ShownHead, own: Head) -> tuple[bytes, ...]:
+        """Returns the proof that a peer asks for. There is none of another record, or of more lines
+        than there are: the peer says what is wrong.
+        """
+        _ = peer
+        if call.held_origin != own.origin or not 0 < call.held_size <= own.size:
+            return ()
+        return tuple(self._book.consistency(call.held_size, own.size))
+
+    def _read(self, peer: str, call: ShownHead) -> tuple[SignedNote, x509.Certificate]:
+        """Returns the note that a peer shows. Raises PeerError if it has not signed it."""
+        what = "the head of the record"
+        certificate = shown(call.certificates, self._credentials(), peer, what)
+        try:
+            note = SignedNote.read(call.note)
+        except ValueError:
+            text = f"{what} of {peer} cannot be read; run the same version of this program at all"
+            raise PeerError(Code.MALFORMED_MESSAGE, f"{text} parties", party=peer) from None
+        if not note.is_signed_by(peer, certificate):
+            text = f"{what} of {peer} is not signed with the key of its certificate"
+            raise PeerError(Code.IDENTITY_MISMATCH, text, party=peer)
+        return note, certificate
+
+    def _require_going_on(
+        self,
+        peer: str,
+        held: Held | None,
+        note: SignedNote,
+        certificate: x509.Certificate,
+        proof: tuple[bytes, ...],
+    ) -> None:
+        if held is None:
+            return
+        old, new = held.note.head, note.head
+        if old.origin == new.origin and tree.is_consistent(
+            old.size, new.size, old.root, new.root, proof
+        ):
+            return
+        name = f"{peer}.broken-{new.root.hex()[:12]}.json"
+        evidence = {
+            "held": json.loads(held.line),
+            "shown": {"note": str(note), "certificates": {peer: _pem(certificate).decode()}},
+            "proof": [each.hex() for each in proof],
+            "at": now(),
+        }
+        # What is wrong is said even if the disk is full.
+        with contextlib.suppress(InputError):
+            write_atomic(self._book.folder / PEERS / name, to_json(evidence) + "\n")
+        what = (
+            f"does not go on from the {old.size:,} lines whose head it signed"
+            if old.origin == new.origin
+            else f"is another one than that of {old.size:,} lines whose head it signed"
+        )
+        text = f"the record of {peer} {what}: lines were changed or lost"
+        own = (
+            f"{text}; the evidence is {self._book.folder / PEERS / name}; ask {peer} for its record"
+        )
+        own = f"{own}, or accept the new one: vfl-party disclosures accept PARTY {peer}"
+        raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer).privately(own)
+
+    def _keep_own(
+        self,
+        peer: str,
+        own: SignedNote,
+        cosigned: str,
+        certificate: x509.Certificate,
+        chain: bytes,
+    ) -> None:
+        """Keeps the head of this party's record with the peer's signature. Raises PeerError if the
+        peer has not signed it.
+        """
+        try:
+            note = SignedNote.read(cosigned)
+        except ValueError:
+            note = SignedNote(Head("", 0, b""))
+        if note.head != own.head or not note.is_signed_by(peer, certificate):
+            text = f"{peer} has not signed the head of the record of {self._book.name}"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+        certificates = {
+            self._book.name: chain_pem(self._credentials()).decode(),
+            peer: chain.decode(),
+        }
+        found = Held(own.with_those_of(note), certificates, now())
+        _append(self._book.folder / OWN, found.line)
+
+    def _keep(
+        self, peer: str, note: SignedNote, certificate: x509.Certificate, chain: bytes
+    ) -> None:
+        """Keeps a peer's head, and notes in this party's record that it was shown."""
+        certificates = {
+            peer: chain.decode(),
+            self._book.name: chain_pem(self._credentials()).decode(),
+        }
+        head, pin = note.head, pin_of(certificate)
+        self._book.add(head=peer, key=pin, origin=head.origin, size=head.size, root=head.root.hex())
+        _append(self._path(peer), Held(note, certificates, now()).line)
+        self.met[peer] = pin
+
+
+def read(path: Path) -> list[Held]:
+    """Returns the heads in a file, without lines that a killed process has not finished. Raises
+    OSError, UnicodeDecodeError.
+    """
+    found: list[Held] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(Held.read(line))
+    return found
+
+
+def accept(folder: Path, peer: str) -> Path:
+    """Sets the held heads of a peer aside, so that its next head is taken whatever it is. Returns
+    where they are now. Raises InputError if there are none.
+    """
+    path = folder / PEERS / f"{peer}.jsonl"
+    aside = path.with_name(f"{peer}.until-{int(now())}.jsonl")
+    try:
+        path.rename(aside)
+    except OSError as error:
+        text = f"{path}: cannot be set aside ({error.strerror}); no head of {peer} is held there"
+        raise InputError(Code.FILE_INVALID, text) from None
+    return aside
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _append(path: Path, line: str) -> None:
+    """Appends a line to a file that only its owner may read. Raises InputError."""
+    try:
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            size = os.fstat(file).st_size
+            whole = size == 0 or os.pread(file, 1, size - 1) == b"\n"
+            os.write(file, f"{'' if whole else chr(10)}{line}\n".encode())
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise unwritable(path, error) from None

@@ -1,0 +1,236 @@
+"""Reads a record: every bundle that has left, to whom, in which run, and about whom.
+
+This is what a policy may ask before something leaves, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vfl_common.errors import Code, InputError
+from vfl_party.record import people
+from vfl_party.record.book import LINES, SECRET
+from vfl_party.record.lines import ALL, TOGETHER, Rows, Way, unpacked
+
+
+@dataclass(frozen=True)
+class Disclosure:
+    """One bundle that was about to leave.
+
+    ``line``: its number in the record, from 0; ``at``: when, in seconds since 1970; ``to``: the
+    receivers, each of which got the whole; ``numbers``: before the codec, to each receiver;
+    ``payload_bytes``, ``message_bytes``, ``messages``: to each receiver, as the ledger counts them;
+    ``about``: the rows, as the record writes them, of those that ``people`` names; ``keys``:
+    {receiver: the pin of its key}, of those that have shown it.
+    """
+
+    line: int
+    at: float
+    way: Way
+    to: tuple[str, ...]
+    round: int
+    batch: int
+    numbers: int
+    payload_bytes: int
+    message_bytes: int
+    messages: int
+    about: str | None
+    digest: str
+    people: str = ""
+    table_rows: int = 0
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Rows:
+        """The numbers of the rows that it tells of one by one, in ascending order."""
+        if self.about is None or self.about == TOGETHER:
+            return np.empty(0, np.int64)
+        return np.arange(self.table_rows) if self.about == ALL else unpacked(self.about)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The facts for JSON; without the rows, of which it has the count."""
+        return {
+            "line": self.line,
+            "at": self.at,
+            **self.way.fields,
+            "to": list(self.to),
+            "keys": {name: key for name, key in self.keys.items() if name in self.to},
+            "round": self.round,
+            "batch": self.batch,
+            "people": len(self.rows),
+            "numbers": self.numbers,
+            "payload_bytes": self.payload_bytes,
+            "message_bytes": self.message_bytes,
+            "messages": self.messages,
+            "digest": self.digest,
+        }
+
+
+class RecordHistory:
+    """The lines of a party's record, as they are now.
+
+    Args:
+        folder: of the record.
+
+    Raises InputError if there is none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / LINES
+        if not self._path.is_file():
+            text = f"{folder}: holds no record; this party has sent nothing, or it is elsewhere"
+            raise InputError(Code.FILE_INVALID, f"{text} (record.folder of the party file)")
+
+    def disclosures(
+        self,
+        *,
+        run: str | None = None,
+        peer: str | None = None,
+        phase: str | None = None,
+        kind: str | None = None,
+    ) -> Iterator[Disclosure]:
+        """Yields what has left, the oldest first; only what fits, if something is asked for. Raises
+        InputError that names the line if one cannot be read.
+        """
+        for found in self._all():
+            way = found.way
+            if (
+                run in (None, way.run)
+                and phase in (None, way.phase)
+                and kind in (None, way.kind)
+                and (peer is None or peer in found.to)
+            ):
+                yield found
+
+    def about(self, spellings: Collection[str], of: Iterable[Disclosure]) -> Iterator[Disclosure]:
+        """Yields those of some disclosures that tell of one person alone, by ``rows``.
+
+        ``spellings``: the person's id, as the runs have spelt it. Raises InputError.
+        """
+        try:
+            secret = (self._folder / SECRET).read_bytes()
+        except OSError as error:
+            text = f"{self._folder / SECRET}: cannot be read ({error.strerror}); restore it"
+            raise InputError(Code.FILE_INVALID, text) from None
+        tags = [people.tag(secret, each) for each in spellings]
+        places: dict[str, Rows] = {}
+        for each in of:
+            if not each.people or not each.about:
+                continue
+            if each.people not in places:
+                places[each.people] = np.concatenate(
+                    [people.rows_of(self._folder, each.people, tag) for tag in tags]
+                )
+            if len(places[each.people]) and np.isin(places[each.people], each.rows).any():
+                yield each
+
+    def _all(self) -> Iterator[Disclosure]:
+        ways: dict[str, Way] = {}
+        # By run and generation: whose the rows are, and how many.
+        whose: dict[tuple[str, int], tuple[str, int]] = {}
+        keys: dict[str, str] = {}
+        with self._path.open("rb") as file:
+            for number, text in enumerate(file):
+                if not text.endswith(b"\n"):
+                    return
+                try:
+                    line = json.loads(text)
+                    if "sent" in line:
+                        yield _disclosure(number, line, ways[line["sent"]], whose, keys)
+                    elif "way" in line:
+                        ways[line["way"]] = Way(
+                            **{name: line[name] for name in Way.__dataclass_fields__}
+                        )
+                    elif "people" in line:
+                        whose[line["run"], line["generation"]] = line["people"], line["rows"]
+                    elif "head" in line:
+                        keys = {**keys, line["head"]: line["key"]}
+                    elif "run" in line:
+                        keys = {**keys, **line["keys"]}
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    text_ = f"{self._path}: line {number + 1} is none of a record; restore it"
+                    raise InputError(Code.FILE_INVALID, text_) from None
+
+
+def _disclosure(
+    number: int,
+    line: dict[str, Any],
+    way: Way,
+    whose: Mapping[tuple[str, int], tuple[str, int]],
+    keys: Mapping[str, str],
+) -> Disclosure:
+    round_, batch = line["step"]
+    payload, message, messages = line["bytes"]
+    digest, rows = whose.get((way.run, way.generation), ("", 0))
+    return Disclosure(
+        number,
+        float(line["at"]),
+        way,
+        tuple(line["to"]),
+        int(round_),
+        int(batch),
+        int(line["numbers"]),
+        int(payload),
+        int(message),
+        int(messages),
+        line["rows"],
+        str(line["digest"]),
+        digest,
+        rows,
+        keys,
+    )
+
+
+@dataclass
+class Sum:
+    """What one peer got in one exchange of a run: ``people`` are counted once, each."""
+
+    bundles: int = 0
+    numbers: int = 0
+    payload_bytes: int = 0
+    message_bytes: int = 0
+    messages: int = 0
+    first: float = np.inf
+    last: float = 0.0
+    _people: dict[str, np.ndarray[Any, np.dtype[np.bool_]]] = field(default_factory=dict)
+
+    def add(self, found: Disclosure) -> None:
+        """Adds one bundle, as one receiver got it."""
+        self.bundles += 1
+        self.numbers += found.numbers
+        self.payload_bytes += found.payload_bytes
+        self.message_bytes += found.message_bytes
+        self.messages += found.messages
+        self.first, self.last = min(self.first, found.at), max(self.last, found.at)
+        if found.about not in (None, "", TOGETHER):
+            known = self._people.setdefault(found.people, np.zeros(found.table_rows, bool))
+            known[found.rows] = True
+
+    @property
+    def people(self) -> int:
+        """How many rows were told of one by one; of a table of ids that has changed, the most."""
+        return max((int(each.sum()) for each in self._people.values()), default=0)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        names = ("bundles", "numbers", "payload_bytes", "message_bytes", "messages")
+        return {"people": self.people, **{name: getattr(self, name) for name in names}}
+
+
+def summed(of: Iterable[Disclosure]) -> dict[tuple[str, str, Way], Sum]:
+    """Returns {(run, receiver, what left): the sum}, in the order in which they began. Generations
+    of a run are summed.
+    """
+    found: dict[tuple[str, str, Way], Sum] = {}
+    for each in of:
+        way = Way(**{**each.way.fields, "generation": 0})
+        for receiver in each.to:
+            found.setdefault((way.run, receiver, way), Sum()).add(each)
+    return found

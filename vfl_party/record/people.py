@@ -1,0 +1,56 @@
+"""Whose rows the numbers of rows mean: a keyed digest for each id, so that a record holds no ids.
+
+Only who has the record's key and the id itself finds a person in it: the record can say what left
+about somebody even after all files with ids are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b, sha256
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.errors import Code, InputError
+from vfl_common.files import private_file
+
+FOLDER = "people"
+TAG_BYTES = 16
+
+
+def tag(secret: bytes, person: str) -> bytes:
+    """Returns the digest of an id, ``TAG_BYTES`` long."""
+    return blake2b(person.encode(), key=secret, digest_size=TAG_BYTES).digest()
+
+
+def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
+    """Writes the tags of ids, in their order, unless they are there. Returns the file's SHA-256,
+    which names it, and how many there are. Raises InputError.
+    """
+    data = b"".join([tag(secret, each) for each in ids])
+    digest = sha256(data).hexdigest()
+    path = folder / FOLDER / digest
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        with private_file(path) as file:
+            file.write(data)
+    return digest, len(data) // TAG_BYTES
+
+
+def rows_of(folder: Path, digest: str, wanted: bytes) -> npt.NDArray[np.int64]:
+    """Returns the numbers of the rows of a person, whose tag is ``wanted``. Raises InputError if
+    the file is not what was noted.
+    """
+    path = folder / FOLDER / digest
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        text = f"{path}: cannot be read ({error.strerror}); restore it"
+        raise InputError(Code.FILE_INVALID, text) from None
+    if sha256(data).hexdigest() != digest:
+        text = f"{path}: is not what the record has noted; restore it"
+        raise InputError(Code.FILE_INVALID, text)
+    tags = np.frombuffer(data, f"V{TAG_BYTES}")
+    return np.flatnonzero(tags == np.void(wanted)).astype(np.int64)

@@ -1,0 +1,113 @@
+"""What one process of a party writes into the party's record: the run, whose rows they are, and
+every bundle before it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from vfl_common.bundle import Bundle, StepKey
+from vfl_common.errors import Code, PeerError
+from vfl_common.stages import Job
+from vfl_common.wire.frames import measure
+from vfl_party.record import people
+from vfl_party.record.book import Book, now
+from vfl_party.record.heads import Heads
+from vfl_party.record.lines import Way, digest_of, packed
+
+
+class Recorder:
+    """Writes what leaves in one generation of a run.
+
+    Args:
+        book: the party's record.
+        heads: of it and of the peers' records.
+        run_id, generation, job, recipe: what is run; ``recipe`` is the digest.
+        keys: {peer: the pin of its key}, as far as the party file pins them.
+        asks_for: the peers that must have shown their records before anything is sent to them.
+        whole: whether digests take all bytes of large tensors.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        heads: Heads,
+        *,
+        run_id: str,
+        generation: int,
+        job: Job,
+        recipe: str,
+        keys: Mapping[str, str],
+        asks_for: Iterable[str] = (),
+        whole: bool = False,
+    ) -> None:
+        self.book, self.heads = book, heads
+        self._run = {"run": run_id, "generation": generation, "job": job}
+        self._asks_for, self._whole = frozenset(asks_for), whole
+        # {declaration: its key}.
+        self._ways: dict[tuple[str, ...], str] = {}
+        # Of which numbers of rows are below.
+        self._rows = 0
+        self.book.add(**self._run, recipe=recipe, keys=dict(keys))
+
+    def people(self, ids: Iterable[str], what: str) -> None:
+        """Notes whose the rows are that later lines count, in the order of their numbers. ``what``:
+        ``table``, this party's own; ``aligned``, those that the phases work with.
+        """
+        digest, self._rows = people.keep(self.book.folder, self.book.secret, ids)
+        self.book.add(people=digest, rows=self._rows, what=what, **self._run)
+
+    def leaves(
+        self,
+        way: Sequence[str],
+        step: StepKey,
+        bundle: Bundle,
+        to: Sequence[str],
+        *,
+        numbers: int,
+        rows: Sequence[int] | npt.NDArray[Any] | str | None,
+    ) -> None:
+        """Writes that a bundle is about to leave. Raises InputError if that cannot be written,
+        PeerError if a receiver has not shown its record.
+
+        Args:
+            way: the exchange's name, the direction, the tensors, the chain and ``how``, in words.
+            to: the receivers; each gets the whole bundle.
+            numbers: in it, before the codec.
+            rows: whose they are; None: of nobody alone.
+        """
+        for peer in self._asks_for.difference(self.heads.met).intersection(to):
+            text = f"{peer} has not shown the head of its record, and gets nothing before it does"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+        size = measure(step, bundle)
+        kind = bundle.kind.label
+        of = self._ways.get((step.phase, *way[:2], kind)) or self._declare(step.phase, kind, way)
+        # Written by hand, because it is done at every step.
+        about, receivers = packed(rows, self._rows), '","'.join(to)
+        whose = "null" if about is None else f'"{about}"'
+        text = (
+            f'{{"sent":"{of}","step":[{step.round},{step.batch}],"to":["{receivers}"],'
+            f'"numbers":{numbers},"bytes":[{size.payload_bytes},{size.message_bytes},'
+            f'{size.messages}],"rows":{whose},'
+            f'"digest":"{digest_of(bundle, step, whole=self._whole)}","at":{now()}}}'
+        )
+        self.book.add_line(text)
+
+    def _declare(self, phase: str, kind: str, way: Sequence[str]) -> str:
+        name, direction, what, chain, how = way
+        declared = Way(
+            phase=phase,
+            exchange=name,
+            direction=direction,
+            kind=kind,
+            what=what,
+            chain=chain,
+            how=how,
+            **self._run,  # type: ignore[arg-type]
+        )
+        key = self._ways[phase, name, direction, kind] = declared.key
+        self.book.add(way=key, **declared.fields)
+        return key

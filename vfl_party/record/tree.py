@@ -1,0 +1,171 @@
+"""A Merkle tree over the lines of a record, as RFC 9162 (Certificate Transparency 2.0) defines it
+in section 2.1: heads, and proofs that one tree is the beginning of another.
+
+The hashes of complete subtrees are kept in the order in which they become known: each leaf, then
+every subtree that it completes. So a tree that grows only appends, and a head or a proof reads
+about log2(n) of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+HASH_BYTES = 32
+EMPTY = sha256().digest()
+
+# Returns the hash of a complete subtree by its place among those that are kept.
+Kept = Callable[[int], bytes]
+
+
+def leaf_hash(line: bytes) -> bytes:
+    """Returns the hash of a leaf (RFC 9162, section 2.1.1)."""
+    return sha256(b"\0" + line).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """Returns the hash of the parent of two nodes."""
+    return sha256(b"\1" + left + right).digest()
+
+
+def place(level: int, number: int) -> int:
+    """Returns where the hash of a complete subtree of 2^level leaves is kept, ``number`` such
+    subtrees after the beginning.
+    """
+    for _ in range(level):
+        number = 2 * number + 1
+    found = level
+    while number:
+        found += number
+        number >>= 1
+    return found
+
+
+def kept(size: int) -> int:
+    """Returns how many hashes are kept of a tree of ``size`` leaves."""
+    return 0 if size == 0 else place(0, size - 1) + 1 + _completed(size - 1)
+
+
+def _completed(leaf: int) -> int:
+    """Returns how many subtrees the leaf of this number completes, beside itself."""
+    return (~leaf & (leaf + 1)).bit_length() - 1
+
+
+def added(leaf: bytes, number: int, hash_at: Kept) -> list[bytes]:
+    """Returns the hashes to keep when a leaf is added to a tree of ``number`` leaves."""
+    found = [leaf]
+    for level in range(_completed(number)):
+        left = hash_at(place(level, (number >> level) - 1))
+        found.append(node_hash(left, found[-1]))
+    return found
+
+
+def root(size: int, hash_at: Kept) -> bytes:
+    """Returns the head of the first ``size`` leaves: MTH(D[size]) of the RFC."""
+    return _subtree(0, size, hash_at) if size else EMPTY
+
+
+def consistency(old: int, new: int, hash_at: Kept) -> list[bytes]:
+    """Returns the proof that the tree of ``new`` leaves begins with that of the first ``old``:
+    PROOF(old, D[new]) of section 2.1.4.1. 0 < old <= new.
+    """
+    return _proof(old, 0, new, True, hash_at) if old < new else []
+
+
+def is_consistent(
+    old: int, new: int, old_root: bytes, new_root: bytes, proof: Sequence[bytes]
+) -> bool:
+    """Returns whether a proof shows that the tree of the new head begins with that of the old one
+    (section 2.1.4.2). An empty tree is the beginning of every tree.
+    """
+    if not 0 <= old <= new:
+        return False
+    if old == 0 or old == new:
+        return not proof and (old == 0 or old_root == new_root)
+    path = [*proof]
+    if old & (old - 1) == 0:
+        path.insert(0, old_root)
+    if not path:
+        return False
+    fn, sn = old - 1, new - 1
+    while fn & 1:
+        fn, sn = fn >> 1, sn >> 1
+    fr = sr = path[0]
+    for each in path[1:]:
+        if sn == 0:
+            return False
+        if fn & 1 or fn == sn:
+            fr, sr = node_hash(each, fr), node_hash(each, sr)
+            while fn and not fn & 1:
+                fn, sn = fn >> 1, sn >> 1
+        else:
+            sr = node_hash(sr, each)
+        fn, sn = fn >> 1, sn >> 1
+    return sn == 0 and fr == old_root and sr == new_root
+
+
+def inclusion(number: int, size: int, hash_at: Kept) -> list[bytes]:
+    """Returns the proof that a leaf is in the tree of ``size`` leaves: PATH(number, D[size]) of
+    section 2.1.3.1.
+    """
+    found: list[bytes] = []
+    low, high = 0, size
+    while high - low > 1:
+        middle = low + _half(high - low)
+        if number < middle:
+            found.append(_subtree(middle, high, hash_at))
+            high = middle
+        else:
+            found.append(_subtree(low, middle, hash_at))
+            low = middle
+    return found[::-1]
+
+
+def is_included(number: int, size: int, leaf: bytes, head: bytes, proof: Sequence[bytes]) -> bool:
+    """Returns whether a proof shows that the leaf of this number is in the tree of a head (section
+    2.1.3.2).
+    """
+    if not 0 <= number < size:
+        return False
+    fn, sn, found = number, size - 1, leaf
+    for each in proof:
+        if sn == 0:
+            return False
+        if fn & 1 or fn == sn:
+            found = node_hash(each, found)
+            while fn and not fn & 1:
+                fn, sn = fn >> 1, sn >> 1
+        else:
+            found = node_hash(found, each)
+        fn, sn = fn >> 1, sn >> 1
+    return sn == 0 and found == head
+
+
+def _half(leaves: int) -> int:
+    """Returns the largest power of two below ``leaves``, which is more than 1."""
+    return 1 << (leaves - 1).bit_length() - 1
+
+
+def _subtree(low: int, high: int, hash_at: Kept) -> bytes:
+    """Returns the head of the leaves from ``low`` to ``high``, where the RFC divides a tree."""
+    leaves = high - low
+    if leaves & (leaves - 1) == 0:
+        level = leaves.bit_length() - 1
+        return hash_at(place(level, low >> level))
+    middle = low + _half(leaves)
+    return node_hash(_subtree(low, middle, hash_at), _subtree(middle, high, hash_at))
+
+
+def _proof(old: int, low: int, high: int, whole: bool, hash_at: Kept) -> list[bytes]:
+    """SUBPROOF(old, D[low:high], whole) of the RFC."""
+    leaves = high - low
+    if old == leaves:
+        return [] if whole else [_subtree(low, high, hash_at)]
+    half = _half(leaves)
+    middle = low + half
+    if old <= half:
+        return [*_proof(old, low, middle, whole, hash_at), _subtree(middle, high, hash_at)]
+    return [
+        *_proof(old - half, middle, high, False, hash_at),
+        _subtree(low, middle, hash_at),
+    ]

@@ -1,0 +1,159 @@
+"""Checks a record against the heads that its party and its peers have signed, and evidence that a
+peer's record was rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+
+from vfl_common.errors import Code, InputError
+from vfl_common.identity import pem
+from vfl_common.identity.credentials import Credentials
+from vfl_party.record import tree
+from vfl_party.record.book import LINES
+from vfl_party.record.heads import OWN, Held, read
+from vfl_party.record.note import Head
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found. ``wrong``: in sentences; empty: nothing is.
+
+    ``lines``: of the record; ``covered``: those that the newest signed head counts; ``heads``: how
+    many signed heads there are; ``signers``: {who has signed: the most lines}.
+    """
+
+    lines: int
+    covered: int
+    heads: int
+    signers: dict[str, int]
+    wrong: tuple[str, ...] = ()
+
+
+def verify(folder: Path, credentials: Credentials) -> Verified:
+    """Computes the tree of a record anew, and compares it with each head that was signed. Raises
+    InputError if there is no record.
+
+    ``credentials``: have the CA that certificates must come from, and the party's name.
+    """
+    wrong: list[str] = []
+    try:
+        data = (folder / LINES).read_bytes()
+    except OSError as error:
+        text = f"{folder / LINES}: cannot be read ({error.strerror}); restore it"
+        raise InputError(Code.FILE_INVALID, text) from None
+    *lines, rest = data.split(b"\n")
+    if rest:
+        wrong.append(f"the last line has no end: {len(rest)} bytes; nothing was sent for it")
+    hashes = _hashes(lines)
+    heads = read(folder / OWN) if (folder / OWN).is_file() else []
+    origin = _origin(lines, credentials.name)
+    signers: dict[str, int] = {}
+    for number, held in enumerate(heads, 1):
+        head = held.note.head
+        by, problems = _signers(held, credentials)
+        wrong += [f"head {number}: {problem}" for problem in problems]
+        for name in by:
+            signers[name] = max(signers.get(name, 0), head.size)
+        problem = _problem(head, origin, len(lines), hashes)
+        if problem:
+            others = ", ".join(by) or "nobody"
+            wrong.append(f"head {number}, signed by {others}: {problem}")
+    covered = max((each.note.head.size for each in heads), default=0)
+    return Verified(len(lines), covered, len(heads), signers, tuple(wrong))
+
+
+def _hashes(lines: Sequence[bytes]) -> list[bytes]:
+    found: list[bytes] = []
+    for number, line in enumerate(lines):
+        found += tree.added(tree.leaf_hash(line), number, found.__getitem__)
+    return found
+
+
+def _origin(lines: Sequence[bytes], name: str) -> str:
+    try:
+        return f"vfl-record/{name}/{json.loads(lines[0])['record']}"
+    except (ValueError, KeyError, TypeError, IndexError):
+        return ""
+
+
+def _problem(head: Head, origin: str, lines: int, hashes: list[bytes]) -> str:
+    """Returns '' if a head is that of the first lines of the record; else what is wrong."""
+    if head.origin != origin:
+        return f"it is of another record, {head.origin}"
+    if head.size > lines:
+        return f"it counts {head.size:,} lines, and the record has {lines:,}: its end is missing"
+    if tree.root(head.size, hashes.__getitem__) != head.root:
+        return f"one of the first {head.size:,} lines is not as it was signed"
+    return ""
+
+
+def _signers(held: Held, credentials: Credentials) -> tuple[list[str], list[str]]:
+    """Returns who has signed a head, and what is wrong with signatures. Dates of certificates are
+    not looked at: they may have ended since.
+    """
+    found: list[str] = []
+    problems: list[str] = []
+    for name in dict.fromkeys(signer for signer, _, _ in held.note.signatures):
+        certificate = _certificate(held.certificates.get(name, ""), credentials)
+        if certificate is None:
+            problems.append(f"the certificate of {name} is missing, or not from this CA")
+        elif not credentials.members.stand_for(certificate, name):
+            problems.append(f"the certificate of {name} is not that of {name}")
+        elif held.note.is_signed_by(name, certificate):
+            found.append(name)
+        else:
+            problems.append(f"the signature of {name} is not good")
+    return found, problems
+
+
+def _certificate(chain: str, credentials: Credentials) -> x509.Certificate | None:
+    authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
+    try:
+        certificate, *others = x509.load_pem_x509_certificates(chain.encode())
+    except ValueError:
+        return None
+    if not pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities):
+        return None
+    return certificate
+
+
+def evidence(path: Path, peer: str, credentials: Credentials) -> str:
+    """Returns what a file of evidence shows, in one sentence. Raises InputError if it shows
+    nothing.
+
+    The file says that ``peer`` has signed two heads of which the later one does not go on from the
+    earlier one.
+    """
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        held = Held.read(json.dumps(found["held"]))
+        shown = Held.read(json.dumps({"at": 0, **found["shown"]}))
+        proof = [bytes.fromhex(each) for each in found["proof"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        text = f"{path}: is no evidence about a record"
+        raise InputError(Code.FILE_INVALID, text) from None
+    for each in (held, shown):
+        if peer not in _signers(each, credentials)[0]:
+            text = f"{path}: shows nothing: one of its heads is not signed by {peer}"
+            raise InputError(Code.FILE_INVALID, text)
+    old, new = held.note.head, shown.note.head
+    if old.origin == new.origin and tree.is_consistent(
+        old.size, new.size, old.root, new.root, proof
+    ):
+        raise InputError(Code.FILE_INVALID, f"{path}: shows nothing: its heads are consistent")
+    if old.origin != new.origin:
+        return (
+            f"{peer} has signed the heads of two records: {old.origin}, {old.size:,} lines, and "
+            f"{new.origin}, {new.size:,} lines"
+        )
+    return (
+        f"{peer} has signed a head of {old.size:,} lines at {old.at}, and one of {new.size:,} "
+        f"lines at {new.at} that does not go on from it"
+    )

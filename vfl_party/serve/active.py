@@ -1,0 +1,112 @@
+"""An active party that serves: it asks the passive parties, and answers requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from vfl_common.process.logs import Console
+from vfl_common.rpc.serving.service import ServingService
+from vfl_common.rpc.serving.several import SeveralRuns
+from vfl_party.phases import stand_in
+from vfl_party.serve.batching import Batcher, Given
+from vfl_party.serve.kinds.choice import scorer_of
+from vfl_party.serve.opening import Opened, Opener
+from vfl_party.serve.quality import read_quality
+from vfl_party.serve.scored import Scores
+from vfl_party.serve.scorer import columns_of
+from vfl_party.serve.stores.kept import KeptEmbeddings
+from vfl_party.serve.tokens import Tokens
+
+if TYPE_CHECKING:
+    from vfl_party.serve.http.served import Served
+
+
+class ActiveRun:
+    """A run that an active party serves. ``served``: what the HTTP port asks."""
+
+    def __init__(
+        self, opened: Opened, runs: SeveralRuns, service: ServingService, served: Served
+    ) -> None:
+        self.opened, self._runs, self._service, self.served = opened, runs, service, served
+
+    @property
+    def run_id(self) -> str:
+        return self.opened.run_id
+
+    def present(self) -> Sequence[str]:
+        return self._service.present
+
+    def close(self) -> None:
+        # First what was asked is answered, then the passive parties are let go.
+        self.served.batcher.close()
+        self._runs.remove(self.run_id)
+        self._service.close()
+        self.opened.close()
+
+
+class Active:
+    """Opens the runs of an active party. ``runs``: takes the passive parties' streams."""
+
+    def __init__(
+        self,
+        opener: Opener,
+        runs: SeveralRuns,
+        console: Console,
+        tokens: Tokens,
+        make: Callable[..., Served],
+    ) -> None:
+        self._opener, self._runs, self._console = opener, runs, console
+        self._tokens, self._make = tokens, make
+
+    def open(self, opened: Opened) -> ActiveRun:
+        """Serves a run from now on. Raises InputError."""
+        trained, store, settings = opened.trained, opened.store, opened.settings
+        recipe, run_id = trained.recipe, trained.run_id
+
+        def attends(name: str, here: bool) -> None:
+            self._console.emit("attending" if here else "away", party=name, run=run_id)
+
+        service = ServingService(
+            store.held.party.widths,
+            self._opener.keyring,
+            opened.tally.ledger,
+            run_id=run_id,
+            digest=recipe.digest(),
+            attends=attends,
+        )
+        quality = read_quality(trained.path.parent, recipe.task)
+        solo = self._opener.solo
+        scorer = scorer_of(
+            store,
+            service,
+            settings.party_timeout_ms / 1000,
+            quality,
+            stand_in.kept(trained.path),
+            solo=solo,
+            kept=KeptEmbeddings(service, settings.cache_mib, opened.tally.counts.used_again),
+        )
+        parties = recipe.parties if not solo else (recipe.active,)
+
+        def score(ids: Sequence[str], least: float | None, columns: Given | None) -> Scores:
+            return scorer.score(ids, least, columns).by(run_id)
+
+        one = columns_of(store.held, torch.zeros(1, recipe.task.outputs))
+        served = self._make(
+            name=recipe.name,
+            run_id=run_id,
+            columns={name: values.dtype for name, values in one.items()},
+            parties=tuple(each.name for each in parties),
+            batcher=Batcher(score, opened.most_at_once, settings.max_wait_ms / 1000),
+            tokens=self._tokens,
+            quality=quality,
+            counts=opened.tally.counts,
+            most_rows=settings.most_rows,
+            most_at_once=opened.most_at_once,
+            present=lambda: service.present,
+            id_columns=store.held.columns,
+        )
+        self._runs.add(run_id, service)
+        return ActiveRun(opened, self._runs, service, served)

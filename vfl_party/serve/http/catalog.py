@@ -1,0 +1,139 @@
+"""The models that the port serves, by name and run, and who may ask which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from vfl_party.serve.counts import Counts
+from vfl_party.serve.http.routed import Routed
+from vfl_party.serve.http.served import Served, bearer
+from vfl_party.serve.models.lineage import Lineage, LoadedRun
+from vfl_party.serve.tokens import Denied, Token, Tokens
+
+
+class Answering(LoadedRun, Protocol):
+    """A run that answers requests."""
+
+    @property
+    def served(self) -> Served: ...
+
+
+A = TypeVar("A", bound=Answering)
+
+
+@dataclass(frozen=True)
+class ServedModel(Generic[A]):
+    """The runs of one model. ``routed``: how its requests are shared; None: one run has them."""
+
+    line: Lineage[A]
+    routed: Routed | None = None
+
+    @property
+    def served(self) -> Served:
+        """What answers a request that names no run."""
+        found = self.line.now.served
+        return found if self.routed is None else replace(found, routes=self.routed)
+
+    def version(self, run_id: str) -> Served | None:
+        """Returns a run of the model."""
+        found = self.line.find(run_id)
+        return found.served if found is not None else None
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """{run id: its share of the requests} of runs beside the one that answers."""
+        return self.routed.weights if self.routed is not None else {}
+
+    def about(self) -> dict[str, Any]:
+        """Returns what a caller may know of it."""
+        line, shadow = self.line, self.routed.shadow if self.routed is not None else ""
+        following = line.next
+        return {
+            "name": line.name,
+            "run": line.now.run_id,
+            "waits": following.run_id if following is not None else None,
+            "versions": [
+                {
+                    "run": each.run_id,
+                    "present": list(each.present()),
+                    "weight": self.weights.get(each.run_id),
+                    "shadow": each.run_id == shadow,
+                }
+                for each in line.runs
+            ],
+        }
+
+
+class Catalog(Generic[A]):
+    """All models that are served.
+
+    Args:
+        models: {name: model}, at least one.
+        counts: of requests by status.
+    """
+
+    def __init__(
+        self, models: Mapping[str, ServedModel[A]], tokens: Tokens, counts: Counts
+    ) -> None:
+        self.models, self._tokens, self.counts = dict(models), tokens, counts
+
+    @property
+    def first(self) -> Served:
+        """The model that was named first."""
+        return next(iter(self.models.values())).served
+
+    def allow(self, header: str) -> None:
+        """Raises Denied if a caller may ask none of the models. ``header``: ``Authorization``."""
+        names = [
+            name
+            for model in self.models.values()
+            for name in (model.line.name, *(each.run_id for each in model.line.runs))
+        ]
+        self._tokens.check(bearer(header), names)
+
+    def open(
+        self, header: str | None, name: str | None = None, version: str | None = None
+    ) -> tuple[Served, Token | None]:
+        """Returns a model, and the caller's token for it. Raises Denied.
+
+        Args:
+            name: of the model, or the id of a run; None: of the only model.
+            version: the id of a run; None: of the one that answers now.
+        """
+        if name is None and len(self.models) > 1:
+            raise Denied(422, "model: several are served here; give one that /v1/models lists")
+        found = self._find(name, version)
+        if found is None:
+            # Who may not ask for it does not hear whether it is here.
+            self._tokens.check(bearer(header), [each for each in (name, version) if each])
+            raise Denied(404, "there is no such model here")
+        return found, found.allow(header)
+
+    def _find(self, name: str | None, version: str | None) -> Served | None:
+        if name is None:
+            model = next(iter(self.models.values()))
+        elif (known := self.models.get(name)) is not None:
+            model = known
+        else:
+            found = next(filter(None, (each.version(name) for each in self.models.values())), None)
+            return found if version in (None, name) else None
+        return model.served if version is None else model.version(version)
+
+    def versions(self, served: Served) -> list[str]:
+        """Returns the runs of a model; the one that answers is the first."""
+        model = self.models.get(served.name)
+        return [each.run_id for each in model.line.runs] if model is not None else [served.run_id]
+
+    def listed(self, header: str | None) -> list[dict[str, Any]]:
+        """Returns what a caller may know of the models that its token is for. Raises Denied."""
+        self.allow(header or "")
+        found = []
+        for model in self.models.values():
+            try:
+                model.served.allow(header)
+            except Denied:
+                continue
+            found.append(model.about())
+        return found

@@ -1,0 +1,32 @@
+"""What the HTTP port says that it may refuse, in its OpenAPI page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+
+class Refusal(BaseModel):
+    """Why a request gets no answer."""
+
+    error: str = Field(description="One sentence: what is wrong, and what to do.")
+
+
+_WHY = {
+    400: "The request is none.",
+    401: "There is no token, or one that has ended.",
+    403: "The token is for other models.",
+    404: "There is no such model.",
+    408: "The body did not come in time.",
+    413: "The body is too large, or has too many ids.",
+    421: "This machine is not served under that name.",
+    422: "The request is none.",
+    429: "The token's rows of the day are spent.",
+    500: "The program has failed; its log says how.",
+    503: "Too many requests wait.",
+}
+# By status, for all routes.
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Refusal, "description": why} for status, why in _WHY.items()
+}

@@ -1,0 +1,120 @@
+"""Shares a model's requests among its runs: by weights, and as copies to a shadow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_party.serve.batching import Busy, Given
+from vfl_party.serve.http.served import Served, joined
+from vfl_party.serve.models.compare import Disagreement, shares
+from vfl_party.serve.scored import Scores
+
+Ids = Sequence[str]
+
+
+@dataclass
+class Routed:
+    """See ``vfl_party.serve.http.served.Routes``.
+
+    Args:
+        model: its name.
+        find: returns a run that is loaded.
+        spelt: returns ids as the parties have matched them.
+        weights: {run id: share of the ids}.
+        shadow: the run that scores a copy of each request; '' for none.
+        disagreement: of the shadow.
+    """
+
+    model: str
+    find: Callable[[str], Served | None]
+    spelt: Callable[[Ids], Sequence[str | None]]
+    weights: Mapping[str, float]
+    shadow: str = ""
+    disagreement: Disagreement = field(default_factory=Disagreement)
+
+    async def score(
+        self, now: Served, ids: Ids, least: float | None, columns: Given | None
+    ) -> Scores:
+        found = await self._shared(now, ids, least, columns)
+        # Afterwards, so that the copy does not hold up the answer.
+        self._copy(ids, columns, found)
+        return found
+
+    def usable(self, run_id: str, now: Served) -> Served | None:
+        """Returns a run if it can answer in place of ``now``: all passive parties that attend
+        ``now`` attend it, and its results have the same columns.
+        """
+        found = self.find(run_id)
+        if found is None or found.columns.keys() != now.columns.keys():
+            return None
+        there = found.present()
+        return found if all(each in there for each in now.present()) else None
+
+    async def _shared(
+        self, now: Served, ids: Ids, least: float | None, columns: Given | None
+    ) -> Scores:
+        if not self.weights:
+            return await now.answer(ids, least, columns)
+        of_N = shares([each or "" for each in self.spelt(ids)], self.weights, self.model)
+        runs = [self.usable(each, now) or now for each in self.weights]
+        # The last is for -1.
+        served_N = [*runs, now]
+        groups: dict[str, list[int]] = {}
+        for at, number in enumerate(of_N.tolist()):
+            groups.setdefault(served_N[number].run_id, []).append(at)
+        of = {each.run_id: each for each in served_N}
+        if len(groups) == 1:
+            return await of[next(iter(groups))].answer(ids, least, columns)
+        parts = await asyncio.gather(
+            *(
+                of[run_id].answer([ids[at] for at in rows], least, _rows(columns, rows))
+                for run_id, rows in groups.items()
+            )
+        )
+        order = np.concatenate([np.asarray(rows, np.int64) for rows in groups.values()])
+        return joined(parts).ordered(_inverse(order))
+
+    def _copy(self, ids: Ids, columns: Given | None, answered: Scores) -> None:
+        """Asks the shadow for what others have answered, and waits for nothing."""
+        runs = [part.run for part in answered.parts]
+        rows = [
+            at for at, part in enumerate(answered.of_part.tolist()) if runs[part] != self.shadow
+        ]
+        if not self.shadow or not rows:
+            return
+        answered = answered.ordered(np.asarray(rows, np.int64))
+        shadow = self.find(self.shadow)
+        try:
+            given = [ids[at] for at in rows]
+            waiting = shadow.submit(given, None, _rows(columns, rows)) if shadow is not None else []
+        except Busy:
+            waiting = []
+        if shadow is None or not waiting:
+            self.disagreement.compare(answered, None)
+            return
+        for start, each in zip(range(0, len(rows), shadow.most_at_once), waiting, strict=True):
+            part = answered.taken(slice(start, start + shadow.most_at_once))
+            each.add_done_callback(partial(self._compare, part))
+
+    def _compare(self, answered: Scores, shadow: Future[Scores]) -> None:
+        failed = shadow.cancelled() or shadow.exception() is not None
+        self.disagreement.compare(answered, None if failed else shadow.result())
+
+
+def _rows(columns: Given | None, rows: Sequence[int]) -> Given | None:
+    if columns is None:
+        return None
+    return {name: [values[at] for at in rows] for name, values in columns.items()}
+
+
+def _inverse(order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    found = np.empty_like(order)
+    found[order] = np.arange(len(order))
+    return found

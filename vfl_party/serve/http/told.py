@@ -1,0 +1,50 @@
+"""Tells of the requests of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vfl_party.serve.telling.request import Request, begin
+from vfl_party.serve.telling.teller import Teller
+
+
+class Told:
+    """Has what is asked told when it has ended.
+
+    ``known``: the paths that nobody chooses. Of another one its route is told: a caller who is
+    wrong may write an id into a path.
+    """
+
+    def __init__(self, app: ASGIApp, teller: Teller, known: Collection[str]) -> None:
+        self._app, self._teller, self._known = app, teller, frozenset(known)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
+        request, status = Request("http", "", parent), 0
+        begin(request)
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, told)
+        finally:
+            path = scope["path"]
+            chosen = getattr(scope.get("route"), "path", "")
+            request.route = f"{_method(scope)} {path if path in self._known else chosen}".strip()
+            # Without an answer the caller is gone.
+            self._teller.ended(request, status or 499)
+
+
+def _method(scope: Scope) -> str:
+    """Returns the method; '' for one that a caller has made up."""
+    found: str = scope["method"]
+    return found if found in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS") else ""

@@ -1,0 +1,77 @@
+"""Which kind a served model is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from vfl_common.rpc.serving.answered import Answered, Step
+from vfl_common.rpc.serving.service import ServingService
+from vfl_party.serve.answering import Answers, DailyLimit, SentBefore
+from vfl_party.serve.batching import Given
+from vfl_party.serve.kinds.alone import AloneScorer
+from vfl_party.serve.kinds.stepwise import StepAnswers, StepScorer, online_of
+from vfl_party.serve.quality import Quality
+from vfl_party.serve.scored import Scores
+from vfl_party.serve.scorer import OnlineScorer
+from vfl_party.serve.store import Store
+from vfl_party.serve.stores.kept import KeptEmbeddings
+
+
+class Scorer(Protocol):
+    """Scores rows by id at the active party; any thread may call it, several at once."""
+
+    def score(
+        self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
+    ) -> Scores: ...
+
+
+class Answerer(Protocol):
+    """Answers questions at a passive party; see ``Answers``."""
+
+    def __call__(
+        self, ids: Sequence[str], until_s: float, step: Step | None = None
+    ) -> Answered: ...
+
+    def close(self) -> None: ...
+
+
+def in_steps(store: Store) -> bool:
+    """Whether the model's method has a way of its own to score ids."""
+    return store.held.party.course.lone_phase is not None
+
+
+def bytes_of_row(store: Store) -> int:
+    """Returns the most bytes that a message has about one row."""
+    if in_steps(store):
+        return online_of(store.held).bytes_of_row
+    return 4 * max(store.held.party.widths.values(), default=1)
+
+
+def scorer_of(
+    store: Store,
+    service: ServingService,
+    timeout_s: float,
+    quality: Quality,
+    stand_in: Mapping[str, Tensor],
+    *,
+    solo: bool,
+    kept: KeptEmbeddings,
+) -> Scorer:
+    """Makes the active party's scorer; see ``OnlineScorer``.
+
+    ``solo``: it asks nobody, and scores with the run's student. ``kept``: asks for embeddings, if
+    the model has some. Raises InputError if a policy refuses.
+    """
+    if solo:
+        return AloneScorer(store, timeout_s, quality)
+    if in_steps(store):
+        return StepScorer(store, service.ask, timeout_s, quality)
+    return OnlineScorer(store, kept.ask, timeout_s, quality, stand_in)
+
+
+def answers_of(store: Store, sent: Callable[[], SentBefore], limit: DailyLimit | None) -> Answerer:
+    """Makes a passive party's answers; see ``Answers``. Raises InputError if a policy refuses."""
+    return StepAnswers(store, limit) if in_steps(store) else Answers(store, sent, limit)

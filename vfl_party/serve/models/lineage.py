@@ -1,0 +1,117 @@
+"""The runs of one model at a party: one answers, others stay ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from vfl_common.text import listed
+
+
+class LoadedRun(Protocol):
+    """A run that is loaded."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    def present(self) -> Sequence[str]:
+        """Returns the passive parties that attend it now; none, if that is not known here."""
+        ...
+
+    def close(self) -> None:
+        """Answers what was asked, and frees the run."""
+        ...
+
+
+R = TypeVar("R", bound=LoadedRun)
+Say = Callable[..., None]
+
+
+class Lineage(Generic[R]):
+    """The runs of one model. One thread changes them; any thread may read.
+
+    Args:
+        name: of the recipe.
+        runs: those that are loaded: the first answers.
+        before: runs of ``runs`` that answered before, the last first.
+        keep: how many of these stay ready. What is neither of them nor has ever answered, stays.
+        say: reports an event.
+    """
+
+    def __init__(
+        self, name: str, runs: Sequence[R], before: Sequence[str], keep: int, say: Say
+    ) -> None:
+        self.name, self._keep, self._say = name, keep, say
+        self._runs = {each.run_id: each for each in runs}
+        # The run that answers.
+        self.now = runs[0]
+        self._recent = [self.now.run_id, *before]
+        self._stays = frozenset(self._runs).difference(self._recent)
+        self._next: R | None = None
+        self._told = ""
+
+    @property
+    def runs(self) -> Sequence[R]:
+        """All runs that are loaded; the one that answers is the first."""
+        now = self.now
+        return (now, *(each for each in self._runs.values() if each is not now))
+
+    @property
+    def next(self) -> R | None:
+        """The run that waits to answer."""
+        return self._next
+
+    def find(self, run_id: str) -> R | None:
+        """Returns a run that is loaded."""
+        return self._runs.get(run_id)
+
+    def want(self, run_id: str, load: Callable[[], R]) -> None:
+        """Has a run answer as soon as ``step`` finds it ready; loads it, unless it is here.
+
+        Raises what ``load`` does; then all stays as it is.
+        """
+        if run_id == (self._next or self.now).run_id:
+            return
+        found = self._runs.get(run_id)
+        if found is None:
+            found = load()
+            self._runs = {**self._runs, run_id: found}
+        self._next = found if found is not self.now else None
+
+    def step(self) -> None:
+        """Has the next run answer, if all passive parties that attend the present one attend it;
+        then closes the runs that are kept no longer.
+        """
+        following = self._next
+        if following is not None:
+            attending = following.present()
+            missing = [each for each in self.now.present() if each not in attending]
+            if missing:
+                self._wait(following.run_id, missing)
+                return
+            before, self.now, self._next = self.now.run_id, following, None
+            recent = [each for each in self._recent if each != following.run_id]
+            self._recent, self._told = [following.run_id, *recent], ""
+            self._say("switched", model=self.name, run=following.run_id, before=before)
+        self._close_others()
+
+    def _wait(self, run_id: str, missing: Sequence[str]) -> None:
+        said = f"run {run_id} waits until {listed(missing)} serve it; {self.now.run_id} answers"
+        if said != self._told:
+            self._told = said
+            self._say("advice", said=said)
+
+    def _close_others(self) -> None:
+        self._recent = self._recent[: self._keep + 1]
+        following = [self._next.run_id] if self._next is not None else []
+        stay = {*self._recent, *self._stays, *following}
+        gone = [each for run_id, each in self._runs.items() if run_id not in stay]
+        # Nobody finds them any more from here on.
+        self._runs = {run_id: each for run_id, each in self._runs.items() if run_id in stay}
+        for each in gone:
+            each.close()
+
+    def close(self) -> None:
+        """Closes all runs."""
+        for each in self.runs:
+            each.close()

@@ -1,0 +1,149 @@
+"""Opens the runs that a party serves: each with its rows, its counts and its ledger."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vfl_common.config.party import PartyFile, ServeSettings
+from vfl_common.errors import Code, InputError, VflError
+from vfl_common.identity.credentials import BOTH, DIALS
+from vfl_common.identity.keyring import Keyring
+from vfl_common.identity.members import members_of
+from vfl_common.ledger import Ledger
+from vfl_common.process.logs import Console
+from vfl_common.text import listed
+from vfl_party.assembly.files import PartyFiles, read_files
+from vfl_party.predict.alone import load_solo
+from vfl_party.predict.prediction import TrainedRun, load_joint
+from vfl_party.serve.counts import Counts
+from vfl_party.serve.kinds.choice import bytes_of_row
+from vfl_party.serve.models.compare import Disagreement
+from vfl_party.serve.store import Store, require_served
+
+# Of an answer; a message of gRPC has at most four.
+_ANSWER_BYTES = 2 << 20
+# In the party's folder of the run: the bytes of the last time that it was served.
+BYTES = "serve-bytes.json"
+
+log = logging.getLogger(__name__)
+
+
+def loading(*, solo: bool) -> Callable[[Path, str], TrainedRun]:
+    """Returns what loads a run of a party. ``solo``: for the student alone."""
+    return load_solo if solo else load_joint
+
+
+@dataclass
+class Tally:
+    """What is counted of a run, from the program's start on. ``model``: the recipe's name."""
+
+    model: str
+    run_id: str
+    counts: Counts = field(default_factory=Counts)
+    ledger: Ledger = field(default_factory=Ledger)
+    shadow: Disagreement | None = None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run with its rows, as it is served."""
+
+    files: PartyFiles
+    trained: TrainedRun
+    store: Store
+    tally: Tally
+
+    @property
+    def run_id(self) -> str:
+        return self.trained.run_id
+
+    @property
+    def settings(self) -> ServeSettings:
+        return self.files.file.serve
+
+    @property
+    def most_at_once(self) -> int:
+        """The most rows of a question: its answers must fit into a message."""
+        most = _ANSWER_BYTES // bytes_of_row(self.store)
+        return max(1, min(self.settings.max_batch, most))
+
+    def close(self) -> None:
+        """Looks at the table no longer, and keeps the bytes that were counted."""
+        self.store.close()
+        try:
+            self.tally.ledger.save(self.trained.path / BYTES)
+        except (OSError, VflError) as error:
+            # Somebody may have removed the run; others are served beside it.
+            log.warning("%s: is not written (%s)", BYTES, error, extra={"event": "follow"})
+
+
+class Opener:
+    """Opens runs of one party.
+
+    Args:
+        path: of the party file.
+        file: what it says, with what the command line replaces in it.
+        runs: those that are served from the start: whoever has a part in them may connect.
+        device: replaces the file's.
+        source: of the table with the people who may be asked for; None: the party file's.
+        solo: whether the active party scores by itself, with each run's student.
+
+    Raises InputError if the party cannot serve these together.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        file: PartyFile,
+        runs: Sequence[TrainedRun],
+        console: Console,
+        device: str | None,
+        source: str | None,
+        *,
+        solo: bool = False,
+    ) -> None:
+        self._path, self._file, self._console = path, file, console
+        self._device, self._source, self.solo = device, source, solo
+        recipes = [each.recipe for each in runs]
+        self.active = recipes[0].active.name
+        if others := [each for each in recipes if each.active.name != self.active]:
+            text = f"{others[0].name}: {others[0].active.name} has its labels, and {self.active} "
+            text += f"those of {recipes[0].name}; serve each with a program of its own"
+            raise InputError(Code.CONFIG_INVALID, text)
+        members = members_of(*recipes, pins=file.pins)
+        uses = BOTH if file.name == self.active else DIALS
+        self.keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
+        self.passives = list(
+            dict.fromkeys(each.name for recipe in recipes for each in recipe.passives)
+        )
+        self.servers = {each.server for each in recipes}
+        # {run id: what was counted of it}; it outlives the run.
+        self.tallies: dict[str, Tally] = {}
+
+    def load(self, folder: Path) -> Opened:
+        """Loads a run, and opens it. Raises InputError."""
+        return self.open(loading(solo=self.solo)(folder, self._file.name))
+
+    def open(self, trained: TrainedRun) -> Opened:
+        """Reads the rows of a run, and looks from now on whether the table changes. Raises
+        InputError.
+        """
+        recipe = trained.recipe
+        more = {each.name for each in recipe.passives}.difference(self.passives)
+        text = f"{listed(sorted(more))} had no part in the runs before it" if more else ""
+        if recipe.active.name != self.active:
+            text = f"{recipe.active.name} has its labels, and {self.active} those of the others"
+        if text:
+            raise InputError(
+                Code.CONFIG_INVALID, f"{trained.path}: {text}; start this program again to serve it"
+            )
+        files = read_files(self._path, device=self._device, recipe=recipe, keyring=self.keyring)
+        files = replace(files, file=self._file)
+        require_served(trained)
+        store = Store(files, trained, self._console.show, self._source)
+        store.watch()
+        tally = self.tallies.setdefault(trained.run_id, Tally(recipe.name, trained.run_id))
+        return Opened(files, trained, store, tally)

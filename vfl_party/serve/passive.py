@@ -1,0 +1,126 @@
+"""A passive party that serves: it answers the active party about the runs that it has loaded."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from vfl_common.errors import Code, InputError
+from vfl_common.process.logs import Console
+from vfl_common.rpc.serving.answered import Keeping
+from vfl_common.rpc.serving.attendance import Attendance
+from vfl_party.serve.answering import DailyLimit, SentBefore
+from vfl_party.serve.kinds.choice import Answerer, answers_of
+from vfl_party.serve.opening import Opened, Opener
+
+# A party that asks for many ids at once; its own bound may be another one.
+_LEAST_MOST_IDS = 1024
+_END_S = 0.5
+
+
+class PassiveRun:
+    """A run that a passive party serves: a stream, with a thread of its own."""
+
+    def __init__(self, opened: Opened, answers: Answerer, attendance: Attendance) -> None:
+        self._opened, self._answers, self._attendance = opened, answers, attendance
+        self._thread: threading.Thread | None = None
+
+    @property
+    def run_id(self) -> str:
+        return self._opened.run_id
+
+    def present(self) -> Sequence[str]:
+        """Returns nobody: a passive party sees no other."""
+        return ()
+
+    def start(self, failed: queue.SimpleQueue[BaseException]) -> None:
+        """Keeps the stream up from now on. ``failed``: gets what ends it for good."""
+
+        def run() -> None:
+            try:
+                self._attendance.run()
+            except BaseException as error:  # noqa: BLE001 - the program's main thread raises it
+                failed.put(error)
+
+        self._thread = threading.Thread(target=run, name=f"attend-{self.run_id}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._attendance.close()
+        if self._thread is not None:
+            # It may wait for an active party that is away.
+            self._thread.join(_END_S)
+        self._answers.close()
+        self._opened.close()
+
+
+class Passive:
+    """Opens the runs of a passive party. Raises InputError if its file has no address of the
+    active party.
+
+    ``failed``: gets what ends a run's stream for good. ``patient``: whether the active party may
+    serve a run later than this party does.
+    """
+
+    def __init__(
+        self,
+        opener: Opener,
+        first: Opened,
+        console: Console,
+        failed: queue.SimpleQueue[BaseException],
+        *,
+        patient: bool,
+    ) -> None:
+        file = first.files.file
+        self._opener, self._console, self._failed = opener, console, failed
+        self._patient, self.name = patient, file.name
+        if file.active is None:
+            text = f"party {self.name}: set active to the address at which {opener.active} serves"
+            raise InputError(Code.CONFIG_INVALID, text)
+        self.address = file.active
+        self._path = Path(file.out) / f"answers-{self.name}.sqlite"
+        # One for all runs: whoever is asked about gets as many answers from all of them together.
+        most = file.serve.answers_a_day
+        self._limit = DailyLimit(self._path, most) if most is not None else None
+
+    def open(self, opened: Opened) -> PassiveRun:
+        """Answers the active party about a run from now on."""
+        peer, run_id = self._opener.active, opened.run_id
+        sent = partial(SentBefore, self._path, run_id)
+        answers = answers_of(opened.store, sent, self._limit)
+        told = [""]
+
+        def attends(here: bool) -> None:
+            told[0] = ""
+            self._console.emit("attending" if here else "away", peer=peer, run=run_id)
+
+        def refused(why: str) -> None:
+            if why != told[0]:
+                told[0] = why
+                said = f"run {run_id} waits until {peer} serves it"
+                self._console.emit("advice", said=said)
+
+        def keeping() -> Keeping:
+            return Keeping(opened.settings.cache_s, opened.store.held.features_version)
+
+        attendance = Attendance(
+            self.address,
+            peer,
+            self._opener.keyring,
+            opened.tally.ledger,
+            run_id=run_id,
+            digest=opened.trained.recipe.digest(),
+            most_ids=max(opened.most_at_once, _LEAST_MOST_IDS),
+            answer=answers,
+            attends=attends,
+            refused=refused if self._patient else None,
+            keeping=keeping,
+            at_once=opened.store.at_once,
+        )
+        opened.store.when_renewed(attendance.renew)
+        found = PassiveRun(opened, answers, attendance)
+        found.start(self._failed)
+        return found

@@ -1,0 +1,106 @@
+"""A served model, as the gRPC port asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vfl_common.config.party import ServeSettings
+from vfl_common.process.logs import version
+from vfl_common.rpc.inference.contents import Answer, Asked, Described
+from vfl_common.rpc.inference.port import listening
+from vfl_common.rpc.inference.service import Refused
+from vfl_party.serve.http.catalog import Catalog
+from vfl_party.serve.telling.request import Request, begin
+from vfl_party.serve.telling.teller import Teller
+from vfl_party.serve.tokens import Denied
+from vfl_party.serve.v2.asked import columns_of, ids_of, least_of
+from vfl_party.serve.v2.outputs import EXTENSIONS, chosen, described, outputs_of
+
+# Of gRPC, for the statuses of HTTP that a request may get; both ports count the latter.
+_CODES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    413: "RESOURCE_EXHAUSTED",
+    422: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    499: "CANCELLED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+}
+_STATUSES = {"OK": 200} | {code: status for status, code in reversed(_CODES.items())}
+
+
+class InferenceModel:
+    """See ``vfl_common.rpc.inference.service.Model``."""
+
+    def __init__(self, models: Catalog[Any], teller: Teller | None) -> None:
+        self._models, self._teller = models, teller
+
+    def begun(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
+        request, teller = Request("grpc", method, metadata.get("traceparent", "")), self._teller
+        if teller is not None:
+            begin(request)
+
+        def ended(code: str) -> None:
+            self._models.counts.answered(_STATUSES[code])
+            if teller is not None:
+                teller.ended(request, _STATUSES[code])
+
+        return ended
+
+    def admit(self, authorization: str) -> None:
+        with _refusing():
+            self._models.allow(authorization)
+
+    def server(self) -> tuple[str, str, list[str]]:
+        return "vfl", version(), EXTENSIONS
+
+    def describe(self, name: str, version: str, authorization: str) -> Described:
+        with _refusing():
+            served, _ = self._models.open(authorization, name, version or None)
+        inputs, outputs = described(served.columns, served.parties)
+        return Described(served.name, self._models.versions(served), "vfl", inputs, outputs)
+
+    async def infer(self, asked: Asked, authorization: str) -> Answer:
+        with _refusing():
+            served, token = self._models.open(authorization, asked.model, asked.version or None)
+            ids = ids_of(asked.inputs)
+            columns = columns_of(asked.inputs, len(ids))
+            scores = await served.score(ids, token, least_of(asked.parameters), columns)
+            outputs = chosen(outputs_of(scores, served.parties), asked.outputs)
+        return Answer(served.name, served.run_id, outputs)
+
+
+@contextmanager
+def answering(
+    models: Catalog[Any], settings: ServeSettings, teller: Teller | None = None
+) -> Iterator[str | None]:
+    """Answers gRPC while the block runs, if ``serve.grpc`` asks for it; yields the address. Raises
+    InputError.
+
+    ``teller``: is told of each request; None: nobody is.
+    """
+    if settings.grpc is None:
+        yield None
+        return
+    secret = None
+    # The HTTP port has found that both can be used.
+    if settings.certificate is not None and settings.key is not None:
+        secret = Path(settings.key).read_bytes(), Path(settings.certificate).read_bytes()
+    with listening(InferenceModel(models, teller), settings.grpc, secret) as address:
+        yield address
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Words refusals of HTTP for gRPC."""
+    try:
+        yield
+    except Denied as why:
+        raise Refused(_CODES.get(why.status, "INTERNAL"), why.why) from None

@@ -1,0 +1,94 @@
+"""A request that is under way: who asks, what for, and where its time goes.
+
+What handles a request finds it in the context; so does the thread that scores it, which notes its
+stages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+# Its name, and when it began and ended, in nanoseconds since 1970.
+Stage = tuple[str, int, int]
+# In the order of a request's way.
+QUEUE, OWN, PARTIES, TOP = "wait in queue", "own embedding", "ask parties", "top"
+
+
+@dataclass
+class Request:
+    """A request.
+
+    Args:
+        protocol: ``http`` or ``grpc``.
+        route: what is asked, without what the caller chooses: a path with names in braces, or a
+            method.
+        parent: the caller's ``traceparent``; '' for none.
+        caller: the name of its token; '' for none.
+        model, run_id: which were asked.
+        rows: how many.
+    """
+
+    protocol: str
+    route: str
+    parent: str = ""
+    caller: str = ""
+    model: str = ""
+    run_id: str = ""
+    rows: int = 0
+    began_ns: int = field(default_factory=time.time_ns)
+    stages: list[Stage] = field(default_factory=list)
+
+    def asked(self, model: str, run_id: str, caller: str, rows: int) -> None:
+        """Notes what is asked."""
+        self.model, self.run_id, self.caller, self.rows = model, run_id, caller, rows
+
+
+_UNDER_WAY: ContextVar[Request | None] = ContextVar("request", default=None)
+_STAGES: ContextVar[list[Stage] | None] = ContextVar("stages", default=None)
+
+
+def begin(request: Request) -> None:
+    """Has what is called from now on in this context find the request."""
+    _UNDER_WAY.set(request)
+
+
+def under_way() -> Request | None:
+    """Returns the request of this context; None if nothing is told of it."""
+    return _UNDER_WAY.get()
+
+
+@contextmanager
+def noting(requests: Sequence[tuple[Request | None, int]]) -> Iterator[None]:
+    """Notes the stages of the block for requests that are scored together. With each of them: when
+    it began to wait, in nanoseconds since 1970.
+    """
+    told = [(each, since_ns) for each, since_ns in requests if each is not None]
+    if not told:
+        yield
+        return
+    began_ns, stages = time.time_ns(), list[Stage]()
+    token = _STAGES.set(stages)
+    try:
+        yield
+    finally:
+        _STAGES.reset(token)
+        for request, since_ns in told:
+            request.stages += [(QUEUE, since_ns, began_ns), *stages]
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Notes the block as a stage, if anybody is told of it."""
+    stages = _STAGES.get()
+    if stages is None:
+        yield
+        return
+    began_ns = time.time_ns()
+    try:
+        yield
+    finally:
+        stages.append((name, began_ns, time.time_ns()))

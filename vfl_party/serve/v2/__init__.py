@@ -1,0 +1,1 @@
+"""What the Open Inference Protocol asks of a served model, and gets, whatever carries it."""

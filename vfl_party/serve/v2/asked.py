@@ -1,0 +1,61 @@
+"""Reads the inputs of a request: ids, and columns of the active party."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vfl_common.rpc.inference.tensors import TEXT, Tensor, TensorError, values
+from vfl_party.data.ids import SEPARATOR
+from vfl_party.serve.tokens import Denied
+
+IDS = "ids"
+
+
+def ids_of(inputs: Sequence[Tensor]) -> list[str]:
+    """Returns the ids of a request, the input ``ids``: BYTES, [N] or [N, columns of an id]. Raises
+    Denied.
+    """
+    names = [each.name for each in inputs]
+    if names.count(IDS) != 1 or len(set(names)) != len(names):
+        raise Denied(400, "inputs: give the input ids, and each other one once")
+    tensor = inputs[names.index(IDS)]
+    if tensor.datatype != TEXT:
+        raise Denied(400, "inputs: ids: datatype must be BYTES")
+    cells = _values(tensor)
+    if not all(isinstance(each, str) for each in cells):
+        raise Denied(400, "inputs: ids: data must be text")
+    rows, *columns = tensor.shape or [0]
+    per = columns[0] if columns else 1
+    if per < 1:
+        raise Denied(400, "inputs: ids: shape must be [N], or [N, columns of an id]")
+    return [SEPARATOR.join(cells[at * per : (at + 1) * per]) for at in range(rows)]
+
+
+def columns_of(inputs: Sequence[Tensor], n: int) -> dict[str, list[Any]] | None:
+    """Returns the active party's columns of ``n`` rows, the inputs beside ``ids``: [N] or [N, 1].
+    None if there are none. Raises Denied.
+    """
+    found = {}
+    for each in inputs:
+        if each.name == IDS:
+            continue
+        if tuple(each.shape) not in ((n,), (n, 1)):
+            raise Denied(400, f"inputs: {each.name}: shape must be [{n}], one value for each id")
+        found[each.name] = _values(each)
+    return found or None
+
+
+def least_of(parameters: Mapping[str, Any]) -> float | None:
+    """Returns the least quality that is asked for; None: any. Raises Denied."""
+    found = parameters.get("min_quality")
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
+        raise Denied(400, "parameters: min_quality must be a number")
+    return found
+
+
+def _values(tensor: Tensor) -> list[Any]:
+    try:
+        return values(tensor)
+    except TensorError as error:
+        raise Denied(400, f"inputs: {error}") from None

@@ -1,0 +1,86 @@
+"""Makes the outputs of an answer: the columns of a result, and who took part in each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vfl_common.rpc.inference.tensors import NUMBER, TEXT, TRUTH, WHOLE, Tensor
+from vfl_party.serve.scored import Scores
+from vfl_party.serve.tokens import Denied
+from vfl_party.serve.v2.asked import IDS
+
+# What this server can do beside the protocol: tensors as bytes.
+EXTENSIONS = ["binary_tensor_data"]
+
+
+def outputs_of(scores: Scores, parties: Sequence[str]) -> list[Tensor]:
+    """Returns all outputs. ``parties``: all of them, in the recipe's order.
+
+    ``state``, ``parties`` (names with commas between them) and ``run`` are text, ``present`` says
+    of each party whether it took part, [N, parties], and ``expected_quality`` is a number. In the
+    columns of a result, a row without a score has None, or no text.
+    """
+    n, has_score, numbers = len(scores), scores.has_score, scores.of_part.tolist()
+    found = []
+    for name, column in scores.columns.items():
+        datatype = datatype_of(column.dtype)
+        missing = "" if datatype == TEXT else None
+        data = [
+            value if has else missing for value, has in zip(column.tolist(), has_score, strict=True)
+        ]
+        found.append(Tensor(name, datatype, (n,), data))
+    names, runs = (
+        [",".join(part.parties) for part in scores.parts],
+        [part.run for part in scores.parts],
+    )
+    there = [[name in part.parties for name in parties] for part in scores.parts]
+    quality = [part.quality for part in scores.parts]
+    return [
+        *found,
+        Tensor("state", TEXT, (n,), list(scores.state)),
+        Tensor("parties", TEXT, (n,), [names[number] for number in numbers]),
+        Tensor("run", TEXT, (n,), [runs[number] for number in numbers]),
+        Tensor(
+            "present",
+            TRUTH,
+            (n, len(parties)),
+            [each for number in numbers for each in there[number]],
+        ),
+        Tensor("expected_quality", NUMBER, (n,), [quality[number] for number in numbers]),
+    ]
+
+
+def chosen(outputs: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
+    """Returns the outputs that are wanted; all if there are no ``names``. Raises Denied."""
+    known = {each.name: each for each in outputs}
+    if any(name not in known for name in names):
+        raise Denied(400, f"outputs: there are {', '.join(known)}")
+    return [known[name] for name in names] or list(outputs)
+
+
+def described(
+    columns: Mapping[str, np.dtype[Any]], parties: Sequence[str]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the inputs and outputs of a model without data; -1 is any size.
+
+    The active party's columns are no inputs here: clients would take them for needed.
+    """
+    outputs = [Tensor(name, datatype_of(dtype), (-1,), ()) for name, dtype in columns.items()]
+    outputs += [
+        Tensor("state", TEXT, (-1,), ()),
+        Tensor("parties", TEXT, (-1,), ()),
+        Tensor("run", TEXT, (-1,), ()),
+        Tensor("present", TRUTH, (-1, len(parties)), ()),
+        Tensor("expected_quality", NUMBER, (-1,), ()),
+    ]
+    return [Tensor(IDS, TEXT, (-1,), ())], outputs
+
+
+def datatype_of(dtype: np.dtype[Any]) -> str:
+    """Returns the datatype of a column of a result."""
+    if np.issubdtype(dtype, np.integer):
+        return WHOLE
+    return NUMBER if np.issubdtype(dtype, np.floating) else TEXT
