@@ -468,3 +468,12 @@ def test_who_lets_questions_pass_is_waited_for_again_once_it_answers(
         pending = service.ask(["a"], WAIT_S)
         answer(serving_pb2.FromActive.FromString(next(heard)).question.number)
         assert isinstance(pending.wait()["north"], Answered)
+        # Who is away is not asked for nothing, but for all.
+        for _ in range(MOST_LATE):
+            assert service.ask(["a"], 0.0).wait() == late
+            next(heard)
+        assert service.ask(["a"], WAIT_S, fewer={"north": []}).wait() == away
+        question = serving_pb2.FromActive.FromString(next(heard)).question
+        assert question.ids == ["a"]
+        answer(question.number)
+        wait_until(lambda: service.present == ["north"])

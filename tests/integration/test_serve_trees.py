@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import vfl
-from tests.harness.online import Online, numbers, predicted
+from tests.harness.online import Online, numbers, predicted, store_of
 from tests.harness.served import NAMES, Served, trained
 from tests.integration.test_secureboost import made_table, recipe
 from vfl.simulation.origin import Origin
@@ -33,14 +33,14 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(folder: Path, task: str) -> vfl.Run:
+def train(folder: Path, task: str, missing: str = "mean") -> vfl.Run:
     data = made_table(folder, 3, task)
     given = {
         name: vfl.Data(
             str(folder / each["source"]),
             id="id",
             label=each.get("label"),
-            settings={"columns": each["columns"], "missing": "mean"},
+            settings={"columns": each["columns"], "missing": missing},
         )
         for name, each in data.items()
     }
@@ -176,6 +176,21 @@ def test_databases_that_are_asked_by_id_give_the_same_numbers(run: vfl.Run, tmp_
     assert found.state == ["failed", "failed"]
     assert found.part(0).missing == {"p0": "failed"}
     online.close()
+
+
+def test_a_cell_that_is_emptied_is_another_table(tmp_path: Path) -> None:
+    """Trees tell it from the number that would fill it."""
+    run = train(tmp_path, "binary", "zero")
+    path = Path(Origin.of(run.folder).data["p1"].source)
+    frame = pd.read_csv(path)
+    column = next(name for name in frame if name.startswith("x"))
+    frame.loc[0, column] = 0.0
+    frame.to_csv(path, index=False)
+    store = store_of(run.folder, "p1")
+    frame.loc[0, column] = None
+    frame.to_csv(path, index=False)
+    assert [store.refresh() for _ in range(2)] == [False, True]
+    store.close()
 
 
 def soon() -> float:
