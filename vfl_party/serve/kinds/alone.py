@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from vfl_common.errors import InternalError
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.batching import Given
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores, State
 from vfl_party.serve.scorer import columns_of, state_of
 from vfl_party.serve.store import Store
