@@ -24,9 +24,9 @@ from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases import stand_in
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import load_joint
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import SentBefore
 from vfl_party.serve.kinds.choice import Scorer, answers_of, scorer_of
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.store import Store
 

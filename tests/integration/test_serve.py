@@ -30,7 +30,7 @@ from vfl_common.summary import Worth
 from vfl_party.assembly.files import read_files
 from vfl_party.phases.stand_in import kept
 from vfl_party.predict.prediction import load_joint
-from vfl_party.serve.quality import Quality
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import Store
 from vfl_party.serve.telling.request import OWN, PARTIES, QUEUE, TOP, Request, noting

@@ -11,10 +11,10 @@ from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.service import ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.phases import stand_in
+from vfl_party.predict.quality import read_quality
 from vfl_party.serve.batching import Batcher, Given
 from vfl_party.serve.kinds.choice import scorer_of
 from vfl_party.serve.opening import Opened, Opener
-from vfl_party.serve.quality import read_quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.scorer import columns_of
 from vfl_party.serve.stores.kept import KeptEmbeddings

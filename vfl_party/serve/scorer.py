@@ -34,9 +34,9 @@ from vfl_party.phases.absence import filled
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import decides
 from vfl_party.phases.scoring import SOLO, outputs_of
+from vfl_party.predict.quality import Quality
 from vfl_party.predict.results import result_columns
 from vfl_party.serve.batching import Given
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.store import Held, Store
 from vfl_party.serve.stores.seam import Found

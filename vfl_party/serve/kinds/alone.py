@@ -11,8 +11,8 @@ import torch
 
 from vfl_common.errors import InternalError
 from vfl_common.rpc.serving.answered import EMBEDDED, UNFIT, UNKNOWN
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.batching import Given
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores, State
 from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
 from vfl_party.serve.store import Store

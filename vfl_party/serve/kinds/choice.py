@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vfl_common.rpc.serving.answered import Answered, Step
 from vfl_common.rpc.serving.service import ServingService
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import Answers, DailyLimit, SentBefore
 from vfl_party.serve.batching import Given
 from vfl_party.serve.kinds.alone import AloneScorer
 from vfl_party.serve.kinds.stepwise import StepAnswers, StepScorer, online_of
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import Store

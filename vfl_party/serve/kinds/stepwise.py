@@ -21,9 +21,9 @@ from vfl_common.rpc.serving.service import Absent
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Sent
 from vfl_party.phases.online import AnswerStep, Cells, Online, Reply
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import PHASE, DailyLimit
 from vfl_party.serve.batching import Given
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
 from vfl_party.serve.store import Held, Store
