@@ -38,7 +38,7 @@ from vfl_common.ledger import load_entries
 from vfl_common.rpc.serving.answered import EMBEDDED, Answered
 from vfl_party.assembly.files import read_files
 from vfl_party.predict.prediction import load_joint
-from vfl_party.serve.quality import Quality
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import Store
 from vfl_party.serve.stores.seam import UNFIT_ROW, UNKNOWN_ROW

@@ -137,6 +137,11 @@ def test_answers_of_a_day_are_counted_by_scoring(run: vfl.Run, tmp_path: Path) -
     limit.close()
 
 
+def numbers_of(run: vfl.Run, name: str) -> list[str]:
+    """Returns the columns of numbers of a party."""
+    return [x for x in Origin.of(run.folder).data[name].columns or () if x.startswith("x")]
+
+
 def asked_of(run: vfl.Run, name: str, path: Path) -> dict[str, Any]:
     """Writes the table of a party into a database; returns what has it asked by id."""
     data = Origin.of(run.folder).data[name]
@@ -157,9 +162,7 @@ def test_databases_that_are_asked_by_id_give_the_same_numbers(run: vfl.Run, tmp_
     assert set(found.state) == {"scored"}
     assert {each: numbers(found, at) for at, each in enumerate(ids)} == want
     for name, each in (("p0", ids[1]), ("p1", ids[2])):
-        column = next(
-            x for x in Origin.of(run.folder).data[name].columns or () if x.startswith("x")
-        )
+        column = numbers_of(run, name)[0]
         with sqlite3.connect(paths[name]) as file:
             file.execute(f"UPDATE people SET {column} = 'much' WHERE id = ?", (each,))  # noqa: S608
     found = online.score(*ids[:4], "nobody")
@@ -183,7 +186,7 @@ def test_a_cell_that_is_emptied_is_another_table(tmp_path: Path) -> None:
     run = train(tmp_path, "binary", "zero")
     path = Path(Origin.of(run.folder).data["p1"].source)
     frame = pd.read_csv(path)
-    column = next(name for name in frame if name.startswith("x"))
+    column = numbers_of(run, "p1")[0]
     frame.loc[0, column] = 0.0
     frame.to_csv(path, index=False)
     store = store_of(run.folder, "p1")
