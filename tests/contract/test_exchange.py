@@ -534,7 +534,8 @@ def test_at_the_end_of_a_phase_who_was_away_is_told_that_it_is_over(transport: s
 
 @pytest.mark.parametrize("how", ["ended", "late"])
 def test_who_stays_away_at_the_end_of_a_phase(how: str, transport: str) -> None:
-    with exchange(transport, timeout_s=WAIT_S if how == "ended" else 0.3) as found:
+    # On a busy machine, a party needs some of it to come.
+    with exchange(transport, timeout_s=WAIT_S if how == "ended" else 1.5) as found:
         north = soon(follow, found.link("north"), STEPS[0], STEPS[0], threading.Event())
         assert go_on(found.hub, STEPS[0], Lenience(0.05, at_least=1)) == ["north"]
         assert north.result(WAIT_S) == [(STEPS[0], None)]

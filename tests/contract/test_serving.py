@@ -21,7 +21,15 @@ from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import dial, listening
-from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, UNKNOWN, Answered
+from vfl_common.rpc.serving.answered import (
+    EMBEDDED,
+    REFUSED,
+    UNKNOWN,
+    Answered,
+    Keeping,
+    Step,
+    read_keeping,
+)
 from vfl_common.rpc.serving.attendance import Attendance
 from vfl_common.rpc.serving.patience import MOST_LATE
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
@@ -63,20 +71,30 @@ def embedded(width: int, ids: Sequence[str]) -> Answered:
     return Answered(state, np.array(numbers, "<f4").tobytes(), "v1")
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan"), 1e9])
+def test_a_number_that_is_none_lets_nothing_be_kept(seconds: float) -> None:
+    given = serving_pb2.Present(keeping=serving_pb2.Keeping(seconds=seconds, features="v"))
+    assert read_keeping(given) == Keeping(0.0, "v")
+    assert read_keeping(serving_pb2.Present()) == Keeping()
+
+
 def attend(
     name: str, address: str, *, run_id: str = RUN, digest: str = DIGEST, **more: Any
 ) -> list[Exception]:
     """Has a party attend in a thread of its own; returns the list of how it ended."""
-    ended: list[Exception] = []
-    attendance = attendance_of(name, address, run_id, digest, **more)
+    return run(attendance_of(name, address, run_id, digest, **more))
 
-    def run() -> None:
+
+def run(attendance: Attendance) -> list[Exception]:
+    ended: list[Exception] = []
+
+    def attends() -> None:
         try:
             attendance.run()
         except Exception as error:  # noqa: BLE001 - looked at by the test
             ended.append(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=attends, daemon=True).start()
     return ended
 
 
@@ -91,9 +109,8 @@ def attendance_of(
         run_id=run_id,
         digest=digest,
         most_ids=10,
-        answer=lambda ids, _step: embedded(WIDTHS.get(name, 1), ids),
         attends=lambda _here: None,
-        **more,
+        **{"answer": lambda ids, _until_s, _step: embedded(WIDTHS.get(name, 1), ids), **more},
     )
 
 
@@ -112,6 +129,54 @@ def test_each_party_answers_for_the_ids_that_it_knows(
         assert numbers == [2.0] * width + [1.0] * width
     payload = {each.peer: each.payload_bytes for each in ledger.entries() if each.kind == "answer"}
     assert payload == {"north": 16, "south": 8}
+
+
+def test_a_party_may_be_asked_for_fewer_ids(service: ServingService, address: str) -> None:
+    for name in WIDTHS:
+        attend(name, address)
+    wait_until(lambda: service.present == [*WIDTHS])
+    found = service.ask(["b", "x", "a"], WAIT_S, fewer={"north": ["a"], "south": []}).wait()
+    assert found["north"] == embedded(2, ["a"])
+    # It is not asked.
+    assert found["south"] == Answered(b"")
+
+
+def test_a_party_says_anew_what_may_be_kept(service: ServingService, address: str) -> None:
+    allowed = [Keeping(60.0, "v1")]
+    north = attendance_of("north", address, keeping=lambda: allowed[0])
+    run(north)
+    attend("south", address)
+    wait_until(lambda: service.present == [*WIDTHS])
+    assert service.keeping() == {"north": Keeping(60.0, "v1"), "south": Keeping()}
+    allowed[0] = Keeping(5.0, "v2")
+
+    def told() -> bool:
+        # The party itself may not know yet that it is welcome.
+        north.renew()
+        return service.keeping()["north"] == allowed[0]
+
+    wait_until(told)
+    assert isinstance(service.ask(["a"], WAIT_S).wait()["north"], Answered)
+
+
+def test_a_party_without_features_in_time_is_late_and_answers_the_next(
+    service: ServingService, address: str
+) -> None:
+    """Questions that are answered at the same time do not wait for each other."""
+    over = threading.Event()
+
+    def answer(ids: Sequence[str], until_s: float, _step: Step | None) -> Answered:
+        if ids[0] == "a" and not over.wait(until_s - time.monotonic()):
+            raise TimeoutError
+        return embedded(2, ids)
+
+    run(attendance_of("north", address, answer=answer, at_once=2))
+    wait_until(lambda: service.present == ["north"])
+    slow = service.ask(["a"], 0.3)
+    assert service.ask(["b"], WAIT_S).wait()["north"] == embedded(2, ["b"])
+    assert slow.wait()["north"] == "late"
+    over.set()
+    assert service.ask(["a"], WAIT_S).wait()["north"] == embedded(2, ["a"])
 
 
 def test_a_party_that_has_never_come_is_away_at_once(service: ServingService, address: str) -> None:
@@ -403,3 +468,12 @@ def test_who_lets_questions_pass_is_waited_for_again_once_it_answers(
         pending = service.ask(["a"], WAIT_S)
         answer(serving_pb2.FromActive.FromString(next(heard)).question.number)
         assert isinstance(pending.wait()["north"], Answered)
+        # Who is away is not asked for nothing, but for all.
+        for _ in range(MOST_LATE):
+            assert service.ask(["a"], 0.0).wait() == late
+            next(heard)
+        assert service.ask(["a"], WAIT_S, fewer={"north": []}).wait() == away
+        question = serving_pb2.FromActive.FromString(next(heard)).question
+        assert question.ids == ["a"]
+        answer(question.number)
+        wait_until(lambda: service.present == ["north"])

@@ -54,7 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, str, 
         (folder / "new1.csv").write_text(orders(NEW))
         made = vfl_here("simulate", "p0.toml", "--baseline", "alone", cwd=folder)
         assert made.returncode == 0, made.stderr
-    (alone,) = (each for each in joint.parent.iterdir() if each.is_dir() and each != joint)
+    (alone,) = (each for each in joint.parent.glob("[!.]*/") if each != joint)
     federation.programs.clear()
     federation.server_options = ("--predict",)
     return federation, f"runs/{joint.name}", f"runs/{alone.name}"

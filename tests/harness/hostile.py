@@ -25,6 +25,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import dial
+from vfl_common.rpc.confer import ShownHead
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.link import ExchangeLink
 from vfl_common.rpc.messages import Joining, Start
@@ -33,6 +34,8 @@ from vfl_common.stages import AggregationPlan
 from vfl_party.align.digest import rows_digest
 from vfl_party.data import load_table
 from vfl_party.outbound.exchange import to_bundle, to_tensors
+from vfl_party.record.book import Book
+from vfl_party.record.heads import Heads
 
 DTYPES = {np.dtype(np.float32): DType.FLOAT32, np.dtype(np.float16): DType.FLOAT16}
 
@@ -63,6 +66,7 @@ class HostilePassive:
             wait_s=20.0,
         )
         self.link: ExchangeLink | None = None
+        self._book = Book(folder / f"record-of-a-hostile-{name}", name)
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +80,7 @@ class HostilePassive:
         if self.link is not None:
             self.link.close()
         self.session.close()
+        self._book.close()
 
     def dial(self, address: str, peer: str) -> grpc.Channel:
         """Opens a connection of its own to ``peer``, with this party's certificate."""
@@ -101,10 +106,23 @@ class HostilePassive:
             reconnect_s=10.0,
             timeout_s=30.0,
         )
+        self.show_record()
         ids = load_table(self._data, with_label=False).ids
         digest = torch.frombuffer(bytearray(rows_digest(start.run_id, ids)), dtype=torch.uint8)
         rows = to_bundle(Kind.ROWS, {"count": torch.tensor([len(ids)]), "digest": digest})
         self.link.swap(StepKey("open", 0, 0), rows, BundleSpec(Kind.ACK))
+
+    def show_record(self) -> None:
+        """Shows the active party a record, without which it gives nobody anything."""
+        link = self.link
+        assert link is not None
+
+        def ask(shows: ShownHead) -> ShownHead:
+            answer = link.confer(shows.encoded())
+            assert answer is not None
+            return ShownHead.decoded(answer, party="p0", me=self.name)
+
+        Heads(self._book, self._keyring.current).confer("p0", ask)
 
     def send(self, message: control_pb2.PartyMessage) -> None:
         """Sends the server any message in the party's session."""

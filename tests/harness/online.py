@@ -4,6 +4,7 @@ no wire is between.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 import vfl
 from vfl.simulation.origin import Origin
+from vfl_common.config.base import parse
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import VflError
 from vfl_common.rpc.serving.answered import Answered, Step
@@ -22,19 +24,22 @@ from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases import stand_in
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import load_joint
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import SentBefore
 from vfl_party.serve.kinds.choice import Scorer, answers_of, scorer_of
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.store import Store
 
 
-def store_of(run: Path, name: str, *, solo: bool = False) -> Store:
-    """Opens a party's rows and models, with the data of training."""
+def store_of(
+    run: Path, name: str, *, solo: bool = False, serve: dict[str, Any] | None = None
+) -> Store:
+    """Opens a party's rows and models, with the data of training. ``serve``: the file's table."""
     trained = load_solo(run, name) if solo else load_joint(run, name)
     party = trained.recipe.party(name)
     assert party is not None
-    file = SimpleNamespace(data=Origin.of(run).data[name], serve=ServeSettings())
+    settings = parse(ServeSettings, serve or {}, "serve")
+    file = SimpleNamespace(data=Origin.of(run).data[name], serve=settings)
     files = SimpleNamespace(
         file=file, name=name, settings=party, device=torch.device("cpu"), policy=AllowAll
     )
@@ -52,25 +57,36 @@ class Online:
     number: int = 0
 
     @classmethod
-    def of(cls, run: Path, *, timeout_s: float = 5.0, limit: Any = None) -> Online:
-        """Opens all parties of a run."""
+    def of(
+        cls,
+        run: Path,
+        *,
+        timeout_s: float = 5.0,
+        limit: Any = None,
+        serve: Mapping[str, dict[str, Any]] | None = None,
+    ) -> Online:
+        """Opens all parties of a run. ``serve``: {party: this table of its file}."""
+        serve = serve or {}
         recipe = load_joint(run, Origin.of(run).data.__iter__().__next__()).recipe
-        active = store_of(run, recipe.active.name)
+        active = store_of(run, recipe.active.name, serve=serve.get(recipe.active.name))
         never = cast(Any, SentBefore)
         answers = {
-            each.name: answers_of(store_of(run, each.name), never, limit)
+            each.name: answers_of(
+                store_of(run, each.name, serve=serve.get(each.name)), never, limit
+            )
             for each in recipe.passives
         }
         found = cls(cast(Any, None), answers)
         means = stand_in.kept(run / recipe.active.name)
-        found.scorer = scorer_of(active, cast(Any, found), timeout_s, Quality(), means, solo=False)
+        kept = cast(Any, found)
+        found.scorer = scorer_of(active, kept, timeout_s, Quality(), means, solo=False, kept=kept)
         return found
 
     def ask(
         self, ids: Sequence[str], timeout_s: float, steps: Mapping[str, Step] | None = None
     ) -> Any:
         """See ``ServingService.ask``."""
-        _ = timeout_s
+        until_s = time.monotonic() + timeout_s
         self.number += 1
         found: dict[str, Answered | Absent] = {}
         for name in self.answers if steps is None else steps:
@@ -84,10 +100,17 @@ class Online:
                 step = Step(step.asked, step.first or self.number, begins=not step.first)
             try:
                 given = ids if step is None or step.begins else []
-                found[name] = self.answers[name](given, step)
+                found[name] = self.answers[name](given, until_s, step)
+            except TimeoutError:
+                found[name] = "late"
             except VflError:
                 found[name] = "failed"
         return SimpleNamespace(number=self.number, wait=lambda: found)
+
+    def close(self) -> None:
+        """Closes the parties' stores."""
+        for each in (self.scorer, *self.answers.values()):
+            each._store.close()
 
     def score(self, *ids: str, **more: Any) -> Scores:
         """Scores ids."""

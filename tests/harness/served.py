@@ -117,10 +117,13 @@ def write_tables(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def trained(folder: Path, *phases: dict[str, Any]) -> Iterator[Served]:
+def trained(
+    folder: Path, *phases: dict[str, Any], data: dict[str, dict[str, Any]] | None = None
+) -> Iterator[Served]:
     """Trains in this process, and yields the parties, which are not started yet.
 
     ``phases``: of the recipe; by default split training, a student and a measurement of subsets.
+    ``data``: the parties' [data]; by default those of ``write_tables``.
     """
     recipe = cases.recipe(3, task={"kind": "binary"})
     if phases:
@@ -128,14 +131,17 @@ def trained(folder: Path, *phases: dict[str, Any]) -> Iterator[Served]:
     else:
         recipe["phases"].append({"kind": "student", "epochs": 2})
         recipe["phases"].append({"kind": "evaluate", "subsets": True, "resamples": 2})
-    with federation_of(folder, recipe) as federation:
+    with federation_of(folder, recipe, data) as federation:
         yield Served(federation, trained_run(federation, folder / "f" / "recipe.toml"))
 
 
 @contextmanager
-def federation_of(folder: Path, recipe: dict[str, Any]) -> Iterator[Federation]:
-    """Writes the files of a federation with the tables of ``write_tables``."""
-    with Federation(folder / "f", recipe, write_tables(folder)) as federation:
+def federation_of(
+    folder: Path, recipe: dict[str, Any], data: dict[str, dict[str, Any]] | None = None
+) -> Iterator[Federation]:
+    """Writes the files of a federation with the tables of ``write_tables``, or with ``data``."""
+    data = write_tables(folder) if data is None else data
+    with Federation(folder / "f", recipe, data) as federation:
         # No server is needed.
         federation.address = "127.0.0.1:1"
         yield federation
@@ -146,7 +152,10 @@ def trained_run(federation: Federation, recipe: Path | dict[str, Any]) -> vfl.Ru
     named = federation.recipe if isinstance(recipe, Path) else recipe
     tables = [(each["name"], federation.data[each["name"]]) for each in named["parties"]]
     given = {
-        name: vfl.Data(table["source"], id=table["id"], label=table.get("label"))
+        name: vfl.Data(
+            table["source"],
+            settings={key: value for key, value in table.items() if key != "source"},
+        )
         for name, table in tables
     }
     return vfl.simulate(recipe, data=given, out=federation.folder / "runs", quiet=True)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.batching import Batcher
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.catalog import Catalog, ServedModel
 from vfl_party.serve.http.served import Served
 from vfl_party.serve.models.lineage import Lineage
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.tokens import Tokens
 

@@ -5,6 +5,7 @@ by the forecast, and evaluated and predicted with those who hold them.
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import vfl
 from tests.harness import reference_partial
 from tests.harness.aligning import Direct
 from tests.harness.memory import in_memory, in_process
+from tests.harness.online import Online
 from tests.harness.sentences import raises
 from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_resume import held, kill
@@ -282,6 +284,24 @@ def test_a_prediction_is_for_every_row_of_the_active_party(ran: Run, data: dict[
     assert not any("p1" in parties for parties in some["parties"])
     alone = ran.predict(without=["p1", "p2", "p3"])
     assert {*alone["parties"]} == {"p0"}
+
+
+def test_served_by_id_from_databases_they_are_those_of_a_prediction(
+    ran: Run, data: dict[str, Any], tmp_path: Path
+) -> None:
+    serve, want = {}, ran.predict()
+    for name in ("p0", "p1"):
+        path, query = tmp_path / f"{name}.db", "SELECT id, a, b FROM people WHERE id IN :ids"
+        with sqlite3.connect(path) as file:
+            pd.read_csv(data[name]["source"]).to_sql("people", file, index=False)
+        store = {"kind": "database", "source": f"sqlite:///{path}", "query": query}
+        serve[name] = {"store": store}
+    online = Online.of(ran.folder, serve=serve)
+    scores = online.score(*want["id"])
+    assert scores.columns["score_1"].tolist() == want["score_1"]
+    parties = [", ".join(scores.part(at).parties) for at in range(len(scores))]
+    assert parties == want["parties"]
+    online.close()
 
 
 def test_rows_that_a_party_does_not_know_at_all_are_scored(

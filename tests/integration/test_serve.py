@@ -6,6 +6,7 @@ import http.client
 import json
 import signal
 import socket
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.harness.online import predicted
+from tests.harness.online import numbers, predicted, store_of
 from tests.harness.served import NAMES, ROWS, Served, trained
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
@@ -30,10 +31,11 @@ from vfl_common.summary import Worth
 from vfl_party.assembly.files import read_files
 from vfl_party.phases.stand_in import kept
 from vfl_party.predict.prediction import load_joint
-from vfl_party.serve.quality import Quality
+from vfl_party.predict.quality import Quality
+from vfl_party.serve.kinds.alone import AloneScorer
 from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import Store
-from vfl_party.serve.telling.request import OWN, PARTIES, QUEUE, TOP, Request, noting
+from vfl_party.serve.telling.request import OWN, PARTIES, QUEUE, TOP, ToldRequest, noting
 from vfl_party.serve.telling.teller import FILE
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -201,6 +203,32 @@ def test_the_student_is_served_alone(served: Served) -> None:
     )
     assert scores(answer["rows"]) == scores(rows)
     program.stop()
+
+
+def test_the_student_alone_may_ask_a_database_by_id(served: Served, tmp_path: Path) -> None:
+    path, want = tmp_path / "own.db", predicted(served.run, solo=True)
+    with sqlite3.connect(path) as file:
+        pd.read_csv(served.federation.data["p0"]["source"]).to_sql("people", file, index=False)
+    query = "SELECT id, c0, c1 FROM people WHERE id IN :ids"
+    database = {"kind": "database", "source": f"sqlite:///{path}", "query": query}
+    store = store_of(served.run.folder, "p0", solo=True, serve={"store": database})
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE people SET c0 = 'much' WHERE id = 'K-2'")
+    ids = [*want, "nobody"]
+    found = AloneScorer(store, 20.0, Quality()).score(ids)
+    unfit = ids.index("K-2")
+    assert [
+        (each, found.state[at]) for at, each in enumerate(ids) if found.state[at] != "scored"
+    ] == [
+        ("K-2", "failed"),
+        ("nobody", "unknown"),
+    ]
+    assert found.part(unfit).missing == {"p0": "failed"}
+    assert found.part(len(want)).missing == {"p0": "unknown id"}
+    assert all(numbers(found, at) == want[each] for at, each in enumerate(want) if at != unfit)
+    late = AloneScorer(store, 0.0, Quality()).score(ids)
+    assert (set(late.state), late.part(0).missing) == ({"failed"}, {"p0": "late"})
+    store.close()
 
 
 def test_who_is_unknown_has_no_score(served: Served) -> None:
@@ -421,7 +449,7 @@ def test_where_the_time_of_a_request_goes(served: Served) -> None:
     def answer(name: str, ids: Sequence[str]) -> Answered:
         return Answered(bytes(len(ids)))
 
-    request = Request("http", "POST /v1/predict")
+    request = ToldRequest("http", "POST /v1/predict")
     with noting([(request, 7), (None, 8)]):
         scorer(served, answer).score(["K-1"])
     names, began, ended = zip(*request.stages, strict=True)

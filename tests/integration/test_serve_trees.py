@@ -4,6 +4,7 @@ those on an id's own way.
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pandas as pd
 import pytest
 
 import vfl
-from tests.harness.online import Online, numbers, predicted
+from tests.harness.online import Online, numbers, predicted, store_of
 from tests.harness.served import NAMES, Served, trained
 from tests.integration.test_secureboost import made_table, recipe
 from vfl.simulation.origin import Origin
@@ -32,14 +33,14 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(folder: Path, task: str) -> vfl.Run:
+def train(folder: Path, task: str, missing: str = "mean") -> vfl.Run:
     data = made_table(folder, 3, task)
     given = {
         name: vfl.Data(
             str(folder / each["source"]),
             id="id",
             label=each.get("label"),
-            settings={"columns": each["columns"], "missing": "mean"},
+            settings={"columns": each["columns"], "missing": missing},
         )
         for name, each in data.items()
     }
@@ -136,6 +137,69 @@ def test_answers_of_a_day_are_counted_by_scoring(run: vfl.Run, tmp_path: Path) -
     limit.close()
 
 
+def numbers_of(run: vfl.Run, name: str) -> list[str]:
+    """Returns the columns of numbers of a party."""
+    return [x for x in Origin.of(run.folder).data[name].columns or () if x.startswith("x")]
+
+
+def asked_of(run: vfl.Run, name: str, path: Path) -> dict[str, Any]:
+    """Writes the table of a party into a database; returns what has it asked by id."""
+    data = Origin.of(run.folder).data[name]
+    with sqlite3.connect(path) as file:
+        pd.read_csv(data.source).to_sql("people", file, index=False)
+    columns = ", ".join(["id", *(data.columns or ())])
+    query = f"SELECT {columns} FROM people WHERE id IN :ids"  # noqa: S608 - the test's own words
+    return {"store": {"kind": "database", "source": f"sqlite:///{path}", "query": query}}
+
+
+def test_databases_that_are_asked_by_id_give_the_same_numbers(run: vfl.Run, tmp_path: Path) -> None:
+    """At the active party, too; a row that cannot be used is named, and leaves the others alone."""
+    paths = {name: tmp_path / f"{name}.db" for name in ("p0", "p1")}
+    serve = {name: asked_of(run, name, path) for name, path in paths.items()}
+    online, want = Online.of(run.folder, serve=serve), predicted(run)
+    ids = list(want)
+    found = online.score(*ids)
+    assert set(found.state) == {"scored"}
+    assert {each: numbers(found, at) for at, each in enumerate(ids)} == want
+    for name, each in (("p0", ids[1]), ("p1", ids[2])):
+        column = numbers_of(run, name)[0]
+        with sqlite3.connect(paths[name]) as file:
+            file.execute(f"UPDATE people SET {column} = 'much' WHERE id = ?", (each,))  # noqa: S608
+    found = online.score(*ids[:4], "nobody")
+    assert [found.state[at] for at in (0, 1, 3, 4)] == ["scored", "failed", "scored", "unknown"]
+    assert found.state[2] in ("incomplete", "partly")
+    assert [found.part(at).missing for at in (1, 2, 4)] == [
+        {"p0": "failed"},
+        {"p1": "failed"},
+        {"p0": "unknown id"},
+    ]
+    with sqlite3.connect(paths["p0"]) as file:
+        file.execute("DROP TABLE people")
+    found = online.score(*ids[:2])
+    assert found.state == ["failed", "failed"]
+    assert found.part(0).missing == {"p0": "failed"}
+    online.close()
+
+
+def test_a_cell_that_is_emptied_is_another_table(tmp_path: Path) -> None:
+    """Trees tell it from the number that would fill it."""
+    run = train(tmp_path, "binary", "zero")
+    path = Path(Origin.of(run.folder).data["p1"].source)
+    frame = pd.read_csv(path)
+    column = numbers_of(run, "p1")[0]
+    frame.loc[0, column] = 0.0
+    frame.to_csv(path, index=False)
+    store = store_of(run.folder, "p1")
+    frame.loc[0, column] = None
+    frame.to_csv(path, index=False)
+    assert [store.refresh() for _ in range(2)] == [False, True]
+    store.close()
+
+
+def soon() -> float:
+    return time.monotonic() + 20.0
+
+
 def question(level: int, nodes_NT: Any) -> bytes:
     return bytes([level]) + np.asarray(nodes_NT, np.uint8).tobytes()
 
@@ -158,7 +222,8 @@ def test_what_does_not_lie_on_the_way_of_an_id_is_refused(run: vfl.Run) -> None:
     asked[0, number] = node
 
     def ask(number: int, level: int, nodes: Any, *, begins: bool = True) -> Any:
-        return answers(["r0001"] if begins else [], Step(question(level, nodes), number, begins))
+        step = Step(question(level, nodes), number, begins)
+        return answers(["r0001"] if begins else [], soon(), step)
 
     found = ask(1, level, asked)
     assert found.state == bytes([EMBEDDED])
@@ -172,13 +237,13 @@ def test_what_does_not_lie_on_the_way_of_an_id_is_refused(run: vfl.Run) -> None:
         lambda: ask(3, level, np.full((1, len(trees)), 1 if not level else 200)),
         lambda: ask(4, level, asked[:, 1:]),
         lambda: ask(5, level, asked, begins=False),
-        lambda: answers(["r0001"], None),
+        lambda: answers(["r0001"], soon(), None),
     ):
         with pytest.raises(PeerError) as error:
             wrong()
         assert error.value.code is Code.MALFORMED_MESSAGE
     # An id that it does not know, it says nothing of.
-    unknown = answers(["nobody"], Step(question(level, asked), 9))
+    unknown = answers(["nobody"], soon(), Step(question(level, asked), 9))
     assert not any(unknown.state)
     assert not any(unknown.answered)
 

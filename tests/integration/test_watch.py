@@ -390,7 +390,7 @@ def test_a_simulation_shows_itself_to_its_end(tmp_path: Path) -> None:
         assert program.wait() == 0
     finally:
         program.close()
-    (run,) = (tmp_path / "runs").iterdir()
+    (run,) = (tmp_path / "runs").glob("[!.]*")
     lines = [json.loads(line) for line in (run / "p0" / "metrics.jsonl").read_text().splitlines()]
     losses = [
         [each["round"], each["metrics"]["train"]["loss"]]

@@ -182,6 +182,9 @@ def _sentence(error: ErrorDetails) -> str:
         return text.removeprefix("Value error, ")
     if kind == "missing":
         return "missing; add it"
+    if kind == "union_tag_invalid":
+        known = context["expected_tags"].replace("'", "")
+        return f"there is no kind {context['tag']!r}; take one of {known}"
     if kind == "too_short":
         return f"needs at least {context['min_length']}, and has {context['actual_length']}"
     if kind == "union_tag_not_found":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
 from vfl_common.config.base import Section, parse, spelt
 from vfl_common.config.data import DataSettings
+from vfl_common.config.feature_stores import StoreSettings, absolute_store
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
 from vfl_common.config.recipe import Recipe
@@ -122,14 +123,23 @@ class ServeSettings(Section):
     """Active party: how long a request waits for others to be scored with."""
     most_rows: Annotated[int, Field(gt=0, le=100_000)] = 10_000
     """Active party: the most rows of a request."""
-    refresh_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 5.0
+    refresh_s: Annotated[float, Field(ge=0.0, le=86_400.0)] | None = None
     """How often this party looks whether its table has changed, and reads it again if it has. 0:
-    never.
+    never. Default: 5 for files and folders. A database is read whole each time, and by default
+    never again.
     """
+    store: StoreSettings | None = None
+    """What is asked for the features of ids. Default: the table of ``[data]``, in memory."""
     answers_a_day: PositiveInt | None = None
     """Passive party: how often a day it answers for one id, for all models together. Default: no
     limit.
     """
+    cache_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 0.0
+    """Passive party: for how long the active party may keep its embeddings, and use them again
+    without asking. It forgets them when this party's table changes. 0: not at all.
+    """
+    cache_mib: Annotated[int, Field(ge=0, le=65_536)] = 64
+    """Active party: how much memory the kept embeddings of one run may take; 0 for none."""
     keep: Annotated[int, Field(ge=1, le=10)] = 1
     """With ``--run production``: how many earlier runs of each model stay ready, so that a rollback
     takes no time.
@@ -142,6 +152,13 @@ class ServeSettings(Section):
     """Active party: {run: its share of the ids}; the run that answers its model has the rest. An id
     always has the same run.
     """
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.answers_a_day is not None and self.cache_s:
+            raise ValueError(
+                "an embedding that the active party keeps is not counted as an answer; set "
+                "cache_s = 0, or remove answers_a_day"
+            )
 
 
 class RecordSettings(Section):
@@ -234,9 +251,10 @@ def load_party(path: Path) -> PartyFile:
         for key in ("tokens", "certificate", "key")
         if (path := getattr(party.serve, key)) is not None
     }
+    store = absolute_store(party.serve.store, base) if party.serve.store is not None else None
     return party.model_copy(
         update={
-            "serve": party.serve.model_copy(update=files),
+            "serve": party.serve.model_copy(update={**files, "store": store}),
             "recipe": absolute(party.recipe),
             "out": absolute(party.out),
             "record": party.record.model_copy(

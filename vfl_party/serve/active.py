@@ -11,12 +11,13 @@ from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.service import ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.phases import stand_in
+from vfl_party.predict.quality import read_quality
 from vfl_party.serve.batching import Batcher, Given
 from vfl_party.serve.kinds.choice import scorer_of
 from vfl_party.serve.opening import Opened, Opener
-from vfl_party.serve.quality import read_quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.scorer import columns_of
+from vfl_party.serve.stores.kept import KeptEmbeddings
 from vfl_party.serve.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Active:
             quality,
             stand_in.kept(trained.path),
             solo=solo,
+            kept=KeptEmbeddings(service, settings.cache_mib, opened.tally.counts.used_again),
         )
         parties = recipe.parties if not solo else (recipe.active,)
 

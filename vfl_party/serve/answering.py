@@ -18,12 +18,13 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, UNKNOWN, Answered, Step
+from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered, Step
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import scoring
 from vfl_party.serve.store import Held, Store
+from vfl_party.serve.stores.seam import Found
 
 PHASE = "serve"
 
@@ -144,7 +145,8 @@ class DailyLimit(Kept):
 
 
 class Answers:
-    """Answers questions about ids; any thread may call it, one at a time.
+    """Answers questions about ids; any thread may call it. Features are looked up at the same time,
+    what leaves is made by one after the other.
 
     ``sent``: makes the memory of what has left, if the embeddings have noise.
     """
@@ -156,10 +158,11 @@ class Answers:
         limit: DailyLimit | None = None,
     ) -> None:
         self._store, self._limit = store, limit
+        self._leaving = threading.Lock()
         self._held: Held | None = None
         self._chains: Chains | None = None
         # So that a policy that refuses is found before anybody asks.
-        _, chains = self._current()
+        chains = self._current(store.held)
         noisy = any(each.draws for each in chains.up.filters)
         self._sent = sent() if noisy else None
 
@@ -168,35 +171,40 @@ class Answers:
         if self._sent is not None:
             self._sent.close()
 
-    def _current(self) -> tuple[Held, Chains]:
-        held = self._store.held
+    def _current(self, held: Held) -> Chains:
         if self._chains is None or held is not self._held:
             self._held = held
             self._chains = held.party.chains(PHASE, embeddings(held.party))
-        return held, self._chains
+        return self._chains
 
-    @torch.no_grad()
-    def __call__(self, ids: Sequence[str], step: Step | None = None) -> Answered:
+    def __call__(self, ids: Sequence[str], until_s: float, step: Step | None = None) -> Answered:
         """Returns the embeddings of the ids that this party knows. Raises VflError if the chain
-        refuses.
+        refuses, or if the store cannot be asked, and TimeoutError if it has nothing at ``until_s``
+        (monotonic).
         """
-        held, chains = self._current()
+        held = self._store.held
         if step is not None:
             peer = held.party.recipe.active.name
             text = f"{peer} asks {held.party.name} for a step, and this model has embeddings"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
-        rows = held.rows(ids)
-        state = np.where(rows < 0, UNKNOWN, EMBEDDED).astype(np.uint8)
+        found = held.look_up(ids, until_s)
+        with self._leaving:
+            return self._answered(held, found, ids)
+
+    @torch.no_grad()
+    def _answered(self, held: Held, found: Found, ids: Sequence[str]) -> Answered:
+        chains = self._current(held)
+        rows, state = found.rows, found.states()
         if self._limit is not None and (known := np.flatnonzero(rows >= 0)).size:
             within = self._limit.take([ids[at] for at in known.tolist()])
             state[known[~within]] = REFUSED
         asked = rows[state == EMBEDDED]
-        clean_ND = held.embed(asked)
+        clean_ND = held.embed(found, asked)
         leaves_ND = clean_ND.numpy()
         if len(asked):
             leaves_ND = chains.up.apply({"z": clean_ND})["z"].cpu().numpy()
             if self._sent is not None:
                 embedded = [ids[at] for at in np.flatnonzero(state == EMBEDDED).tolist()]
                 leaves_ND = self._sent.same(embedded, clean_ND.numpy(), leaves_ND)
-        found = np.ascontiguousarray(leaves_ND, dtype="<f4").tobytes()
-        return Answered(state.tobytes(), found, held.version)
+        sent = np.ascontiguousarray(leaves_ND, dtype="<f4").tobytes()
+        return Answered(state.tobytes(), sent, found.version)

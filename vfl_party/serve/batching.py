@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfl_party.serve.scored import Scores
-from vfl_party.serve.telling.request import Request, noting, under_way
+from vfl_party.serve.telling.request import ToldRequest, noting, under_way
 
 # Batches under way: while some wait for the passive parties, the next is gathered. Near parties
 # seldom have more than a few; for far ones each further batch waits a little, for others to share
@@ -36,7 +36,7 @@ class _Request:
     least: float | None
     columns: Given | None
     answer: Future[Scores] = field(default_factory=Future)
-    told: Request | None = field(default_factory=under_way)
+    told: ToldRequest | None = field(default_factory=under_way)
     since_ns: int = field(default_factory=time.time_ns)
 
 

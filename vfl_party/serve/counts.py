@@ -17,7 +17,8 @@ class Counts:
     """Any thread may count.
 
     ``without``: {(party, why it took no part): rows}. ``within``: {end: requests that took no
-    longer, and longer than the end before}. ``seconds``: of all requests.
+    longer, and longer than the end before}. ``seconds``: of all requests. ``kept``: {party: rows
+    for which its embedding was used again, and not asked for}.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -25,6 +26,7 @@ class Counts:
     requests: Counter[int] = field(default_factory=Counter)
     within: Counter[float] = field(default_factory=Counter)
     seconds: float = 0.0
+    kept: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -40,6 +42,11 @@ class Counts:
                     self.without[party, why] += count
             self.within[end] += 1
             self.seconds += seconds
+
+    def used_again(self, party: str, rows: int) -> None:
+        """Counts embeddings that were kept."""
+        with self.lock:
+            self.kept[party] += rows
 
     def answered(self, status: int) -> None:
         """Counts a request by its HTTP status."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
+from vfl_common.rpc.serving.answered import Keeping
 from vfl_common.rpc.serving.attendance import Attendance
 from vfl_party.serve.answering import DailyLimit, SentBefore
 from vfl_party.serve.kinds.choice import Answerer, answers_of
@@ -102,6 +103,9 @@ class Passive:
                 said = f"run {run_id} waits until {peer} serves it"
                 self._console.emit("advice", said=said)
 
+        def keeping() -> Keeping:
+            return Keeping(opened.settings.cache_s, opened.store.held.features_version)
+
         attendance = Attendance(
             self.address,
             peer,
@@ -113,7 +117,10 @@ class Passive:
             answer=answers,
             attends=attends,
             refused=refused if self._patient else None,
+            keeping=keeping,
+            at_once=opened.store.at_once,
         )
+        opened.store.when_renewed(attendance.renew)
         found = PassiveRun(opened, answers, attendance)
         found.start(self._failed)
         return found

@@ -20,6 +20,7 @@ def families(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
     told = list(tallies.values())
     rows: dict[Labels, float] = {}
     without: dict[Labels, float] = {}
+    kept: dict[Labels, float] = {}
     latency = HistogramMetricFamily(
         "vfl_serve_seconds", "From a request's ids to its scores.", labels=_MODEL
     )
@@ -29,6 +30,7 @@ def families(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
         with each.counts.lock:
             rows |= {(*key, state): float(count) for state, count in each.counts.rows.items()}
             without |= {(*key, *of): float(count) for of, count in each.counts.without.items()}
+            kept |= {(*key, party): float(count) for party, count in each.counts.kept.items()}
             within, seconds = dict(each.counts.within), each.counts.seconds
         latency.add_metric(key, _buckets(within), seconds)
         total.carry(each.ledger.entries())
@@ -39,6 +41,8 @@ def families(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
     yield counter("vfl_serve_rows_total", "Rows that were answered.", rows, (*_MODEL, "state"))
     text = "Rows in which a party took no part, and why."
     yield counter("vfl_serve_rows_without_total", text, without, (*_MODEL, "party", "why"))
+    text = "Rows for which a party's embedding was kept, and not asked for."
+    yield counter("vfl_serve_rows_kept_total", text, kept, (*_MODEL, "party"))
     yield counter("vfl_serve_requests_total", "Requests, by HTTP's status.", requests, ("status",))
     yield latency
     shadows = {(each.model, each.run_id): each.shadow for each in told if each.shadow is not None}

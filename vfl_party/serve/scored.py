@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 # Of a row: all parties took part, some did, or nobody who is needed knows the id. ``refused``: the
 # parties that took part give less quality than was asked for. ``failed``: what they sent gives no
-# number. ``incomplete``: the model needs a party that is missing, and has nothing in its place.
+# number, or the active party's own features cannot be had. ``incomplete``: the model needs a party
+# that is missing, and has nothing in its place.
 State = Literal["scored", "partly", "unknown", "refused", "failed", "incomplete"]
 # Why a party took no part in a row.
 Why = Literal["unknown id", "refused", "away", "late", "failed"]

@@ -4,6 +4,8 @@ time.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -13,8 +15,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vfl_common.errors import InternalError
-from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered
+from vfl_common.errors import InternalError, VflError
+from vfl_common.rpc.serving.answered import (
+    EMBEDDED,
+    FAILED,
+    LATE,
+    REFUSED,
+    UNFIT,
+    UNKNOWN,
+    Answered,
+)
 from vfl_common.rpc.serving.service import Absent
 from vfl_party.base.seeds import Rows
 from vfl_party.models import combine
@@ -24,12 +34,24 @@ from vfl_party.phases.absence import filled
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import decides
 from vfl_party.phases.scoring import SOLO, outputs_of
+from vfl_party.predict.quality import Quality
 from vfl_party.predict.results import result_columns
 from vfl_party.serve.batching import Given
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.store import Held, Store
+from vfl_party.serve.stores.seam import Found
 from vfl_party.serve.telling.request import OWN, PARTIES, TOP, stage
+
+# Why a party took no part in a row, by its state there.
+WHY: Mapping[int, Why] = {
+    UNKNOWN: "unknown id",
+    REFUSED: "refused",
+    UNFIT: "failed",
+    LATE: "late",
+    FAILED: "failed",
+}
+
+log = logging.getLogger(__name__)
 
 
 class Waiting(Protocol):
@@ -87,16 +109,18 @@ class OnlineScorer:
         part, the run's student scores the row, if there is one and the model has not learnt to do
         without them.
         """
-        held = self._store.held
+        held, until_s = self._store.held, time.monotonic() + self._timeout_s
         party = held.party
         spelt = held.spelt(ids)
         # An empty text is no id at any party.
         pending = self._ask([each or "" for each in spelt], self._timeout_s)
         with stage(OWN):
-            own_N, own_ND, solo = self._own(held, spelt, columns)
+            own_N, own_why, own_ND, solo = self._own(held, spelt, columns, until_s)
         with stage(PARTIES):
             answers = pending.wait()
         there, why, z = self._arrived(held, len(ids), answers)
+        if party.features is not None:
+            why[party.name] = own_why
         embedded = _Embedded(own_ND if party.features is not None else None, z)
         outputs = torch.zeros(len(ids), party.recipe.task.outputs, device=party.device)
         names = [each.name for each in party.recipe.parties]
@@ -110,7 +134,8 @@ class OnlineScorer:
             number_N[rows] = len(parts)
             state[rows] = self._state(party, part, least)
             # Without a score there is no quality to expect of it.
-            parts.append(replace(part, quality=None) if state[rows[0]] == "unknown" else part)
+            scored = state[rows[0]] not in ("unknown", "failed")
+            parts.append(part if scored else replace(part, quality=None))
             if state[rows[0]] in ("scored", "partly"):
                 with stage(TOP):
                     found = solo(rows) if _by_student(party, part) else None
@@ -124,7 +149,7 @@ class OnlineScorer:
 
     def _state(self, party: Party, part: Part, least: float | None) -> State:
         if not part.parties or (party.features is not None and party.name not in part.parties):
-            return "unknown"
+            return unscored(part.missing.get(party.name, "unknown id"))
         return state_of(part, self._quality, least)
 
     def _joint(self, held: Held, part: Part, rows: Rows, embedded: _Embedded) -> Tensor:
@@ -149,10 +174,11 @@ class OnlineScorer:
         return found.expand(len(rows), -1).to(held.party.device)
 
     def _own(
-        self, held: Held, ids: Sequence[str | None], columns: Given | None
-    ) -> tuple[npt.NDArray[np.bool_], Tensor, Solo]:
-        """Returns which ids the active party knows, [N], its embeddings [N, D], and what gives its
-        student's outputs. Raises InputError for columns that are not those of training.
+        self, held: Held, ids: Sequence[str | None], columns: Given | None, until_s: float
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any] | Why, Tensor, Solo]:
+        """Returns which ids the active party knows, [N], why not, for all or for each, its
+        embeddings [N, D], and what gives its student's outputs. Raises InputError for columns that
+        are not those of training.
         """
         if columns is not None:
             n, given = len(ids), columns
@@ -161,15 +187,17 @@ class OnlineScorer:
                 found = held.solo_given(given, n)
                 return None if found is None else found[torch.from_numpy(at)]
 
-            return np.ones(n, bool), held.embed_given(columns, n), solo_given
-        rows = held.rows(ids)
-        known = rows >= 0
-        z_ND = torch.zeros(len(ids), held.party.embedding_size)
+            return np.ones(n, bool), "failed", held.embed_given(columns, n), solo_given
+        z_ND, nobody = torch.zeros(len(ids), held.party.embedding_size), np.zeros(len(ids), bool)
         if held.party.features is None:
-            return np.zeros(len(ids), bool), z_ND, lambda _rows: None
+            return nobody, "unknown id", z_ND, lambda _rows: None
+        found = own_rows(held, ids, until_s)
+        if not isinstance(found, Found):
+            return nobody, found, z_ND, lambda _rows: None
+        known = found.rows >= 0
         if known.any():
-            z_ND[torch.from_numpy(known)] = held.embed(rows[known])
-        return known, z_ND, lambda at: held.solo(rows[at])
+            z_ND[torch.from_numpy(known)] = held.embed(found, found.rows[known])
+        return known, found.states(), z_ND, lambda at: held.solo(found, found.rows[at])
 
     def _arrived(
         self, held: Held, n: int, answers: Mapping[str, Answered | Absent]
@@ -216,7 +244,7 @@ class OnlineScorer:
                 continue
             said = why.get(name, "unknown id")
             if isinstance(said, np.ndarray):
-                said = "refused" if said[rows[0]] == REFUSED else "unknown id"
+                said = WHY[int(said[rows[0]])]
             missing[name] = said
         part = Part(parties, missing)
         student = _by_student(party, part)
@@ -232,6 +260,24 @@ class _Embedded:
 
     own: Tensor | None
     others: Mapping[str, Tensor]
+
+
+def own_rows(held: Held, ids: Sequence[str | None], until_s: float) -> Found | Why:
+    """Returns what the active party itself knows of ids, or why it cannot say; see
+    ``Held.look_up``.
+    """
+    try:
+        return held.look_up(ids, until_s)
+    except TimeoutError:
+        return "late"
+    except VflError as error:
+        log.warning("%s", error, extra={"event": "unanswered"})
+        return "failed"
+
+
+def unscored(why: Why) -> State:
+    """Returns the state of a row in which the active party itself takes no part."""
+    return "unknown" if why == "unknown id" else "failed"
 
 
 def state_of(part: Part, quality: Quality, least: float | None) -> State:
@@ -266,8 +312,8 @@ def _alike(
     """Groups rows in which the same parties take part, and the others do not for the same reasons.
     Returns their numbers, and who takes part.
     """
-    refused = [each == REFUSED for each in why.values() if isinstance(each, np.ndarray)]
-    key_NK = np.column_stack([present_NK, *refused])
+    states = [each for each in why.values() if isinstance(each, np.ndarray)]
+    key_NK = np.column_stack([present_NK, *states])
     if (key_NK == key_NK[:1]).all():
         return [(np.arange(len(key_NK)), present_NK[0])] if len(key_NK) else []
     keys, group_N = np.unique(key_NK, axis=0, return_inverse=True)

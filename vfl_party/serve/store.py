@@ -1,5 +1,5 @@
-"""A party's feature store: the rows of its table by id, prepared as in training, and renewed while
-it serves.
+"""What a serving party holds: its models, and the features of ids; a table in memory is renewed
+while it serves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from vfl_common.config.data import DataSettings, is_path, shown
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.text import listed, shortened
 from vfl_party.assembly.files import PartyFiles
-from vfl_party.assembly.party import Opened, assemble, expected_rows, open_party
+from vfl_party.assembly.party import (
+    Assembled,
+    Load,
+    Opened,
+    assemble,
+    expected_rows,
+    load,
+    open_party,
+)
 from vfl_party.base.phase import Phase
 from vfl_party.base.seeds import Rows
 from vfl_party.data.ids import SEPARATOR, normalised
@@ -31,14 +39,19 @@ from vfl_party.models import forward
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.online import Cells
-from vfl_party.phases.scoring import SOLO, SoloScorer, chunks, padded
+from vfl_party.phases.scoring import SOLO, chunks, padded
 from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
 from vfl_party.predict.results import id_names
 from vfl_party.predict.trained import TrainedParty, of_state
+from vfl_party.serve.stores.by_ids import ByIds
+from vfl_party.serve.stores.opened import no_rows, open_store
+from vfl_party.serve.stores.seam import UNKNOWN_ROW, Found
 
 # Of one id, which has any number of columns: in characters, as it is given and as it is spelt. So
 # many ids as are asked for at once fit into a message of gRPC.
 LONGEST_ID = 1_000
+# Between two looks at a table's files.
+_REFRESH_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +72,13 @@ class Held:
 
     Args:
         party: with models and features.
-        places: {id, as the parties spell it: row}.
+        places: {id, as the parties spell it: row}; empty if ``asks`` is given.
         version: names this state of the table; it says nothing of what is in it.
         rules: how ids are spelt.
         columns: the names of the id columns.
         preparing: prepares rows that a caller gives; None without features.
+        gives: what ``Found.inputs`` gives, for the rows in memory.
+        asks: the store that is asked for the rows of each question; None: they are in memory.
     """
 
     party: Party
@@ -72,6 +87,13 @@ class Held:
     rules: tuple[str, ...]
     columns: tuple[str, ...]
     preparing: TrainedParty | None
+    gives: Callable[[Rows], tuple[Tensor, ...]]
+    asks: ByIds | None = None
+
+    @property
+    def features_version(self) -> str:
+        """Names the state of the features, as answers do."""
+        return self.version if self.asks is None else self.asks.version
 
     def spelt(self, ids: Sequence[str]) -> list[str | None]:
         """Returns ids as the parties have matched them; None for what is no id.
@@ -97,29 +119,49 @@ class Held:
         # Unicode's normal form may be 18 times as long.
         return [each if each is not None and len(each) <= LONGEST_ID else None for each in found]
 
-    def rows(self, ids: Sequence[str | None]) -> Rows:
-        """Returns the row of each id, -1 for one that is unknown, [N]."""
+    def look_up(self, ids: Sequence[str | None], until_s: float) -> Found:
+        """Returns what is known of ids, as the parties spell them; None is no id.
+
+        Raises TimeoutError at ``until_s`` (monotonic), and InputError if the store cannot be asked.
+        """
+        if self.asks is not None:
+            return self.asks.look_up(ids, until_s)
         places = self.places
-        return np.fromiter(
-            (places.get(each, -1) if each is not None else -1 for each in ids), np.int64, len(ids)
-        )
+        found = (places.get(each, UNKNOWN_ROW) if each else UNKNOWN_ROW for each in ids)
+        rows = np.fromiter(found, np.int64, len(ids))
+        return Found(rows, self.gives, self.version)
+
+    def cells(self, found: Found, rows: Rows) -> Cells:
+        """Returns the cells of rows of ``found``, of a model that takes these."""
+        numbers_NF, codes_NK = found.inputs(rows)
+        return numbers_NF.numpy(), codes_NK.numpy()
 
     @torch.no_grad()
-    def embed(self, rows: Rows) -> Tensor:
-        """Returns the party's embeddings of rows, float32 [N, D], on the CPU: of each row the same,
-        whichever rows are asked for with it.
+    def embed(self, found: Found, rows: Rows) -> Tensor:
+        """Returns the party's embeddings of rows of ``found``, float32 [N, D], on the CPU: of each
+        row the same, whichever rows are asked for with it.
         """
-        party, features = self.party, self.party.need_features()
-        found = [
-            party.encode(*features.inputs(padded(chunk)))[: len(chunk)] for chunk in chunks(rows)
-        ]
+        party = self.party
+        parts = [party.encode(*found.inputs(padded(chunk)))[: len(chunk)] for chunk in chunks(rows)]
         empty = torch.empty(0, party.embedding_size)
-        return torch.cat(found).cpu() if found else empty
+        return torch.cat(parts).cpu() if parts else empty
 
-    def solo(self, rows: Rows) -> Tensor | None:
-        """Returns what the run's student gives for rows, [N, O]; None if it has trained none."""
+    @torch.no_grad()
+    def solo(self, found: Found, rows: Rows) -> Tensor | None:
+        """Returns what the run's student gives for rows of ``found``, [N, O]; None if it has
+        trained none.
+        """
         student = self.party.models.get(SOLO)
-        return None if student is None else SoloScorer(self.party, student).outputs(rows)
+        if student is None:
+            return None
+        recipe = self.party.recipe
+        parts = [
+            forward(student, *found.inputs(padded(chunk)), precision=recipe.model.precision)
+            for chunk in chunks(rows)
+        ]
+        empty = torch.empty(0, recipe.task.outputs, device=self.party.device)
+        whole = [part[: len(chunk)] for part, chunk in zip(parts, chunks(rows), strict=True)]
+        return torch.cat(whole) if whole else empty
 
     @torch.no_grad()
     def solo_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor | None:
@@ -175,6 +217,19 @@ class Held:
         return self.preparing, given
 
 
+def _gives(party: Party) -> Callable[[Rows], tuple[Tensor, ...]]:
+    """Returns what gives the encoder's arguments, or the cells for a model that takes these; none
+    for a party without features.
+    """
+    features, columns = party.features, party.data.columns
+    if features is None or columns is None:
+        return lambda _rows: ()
+    if party.course.lone_phase is None:
+        return features.inputs
+    whole = tuple(torch.from_numpy(each) for each in columns()[:2])
+    return lambda rows: tuple(each[torch.from_numpy(rows)] for each in whole)
+
+
 class Store:
     """Keeps a ``Held`` that is renewed when the table changes; readers never wait for that.
 
@@ -182,6 +237,8 @@ class Store:
         trained: the model.
         say: shows a sentence to the person here.
         source, query: as in ``prediction_data``.
+
+    ``held``: the rows and models, as they are now.
     """
 
     def __init__(
@@ -193,74 +250,146 @@ class Store:
         query: str | None = None,
     ) -> None:
         self._files, self._trained, self._say = files, trained, say
-        self._settings = prediction_data(files.file.data, source, trained.state, query)
-        # As it was read, and as it was seen last.
-        self._looked = self._seen = _look(self._settings)
-        self.held = self._read()
+        store = files.file.serve.store
         self._ended = threading.Event()
+        self._renewed: list[Callable[[], None]] = []
+        self._told = self._fingerprint = ""
+        if store is None:
+            self._settings = prediction_data(files.file.data, source, trained.state, query)
+            # As it was read, and as it was seen last.
+            self._looked = self._seen = _look(self._settings)
+            self.held, self._fingerprint = self._read()
+            return
+        if source is not None:
+            text = f"--data is for a table in memory, and serve.store has the kind {store.kind!r}"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; remove one of them")
+        asks = open_store(files, trained, store, lambda said: say("advice", said=said))
+        self._settings = asks.settings
+        try:
+            self.held, _ = self._made(
+                self._settings, asks=asks, load=lambda *_: no_rows(asks.preprocessor, asks.name)
+            )
+        except BaseException:
+            asks.close()
+            raise
+
+    @property
+    def at_once(self) -> int:
+        """How many questions may be looked up at the same time."""
+        store = self._files.file.serve.store
+        return 1 if store is None else store.connections
 
     def watch(self) -> None:
         """Looks for changes of the table from now on, in a thread of its own."""
-        if self._files.file.serve.refresh_s and is_path(self._settings.source):
+        if self._refresh_s and self.held.asks is None:
             threading.Thread(target=self._watch, name="refresh", daemon=True).start()
 
+    def when_renewed(self, call: Callable[[], None]) -> None:
+        """Has ``call`` called whenever the rows are new, in the watching thread."""
+        self._renewed.append(call)
+
     def close(self) -> None:
-        """Ends the watch."""
+        """Ends the watch, and closes what is open."""
         self._ended.set()
+        if self.held.asks is not None:
+            self.held.asks.close()
+
+    @property
+    def _refresh_s(self) -> float:
+        given = self._files.file.serve.refresh_s
+        if given is not None:
+            return given
+        # What is no file must be read whole to see a change.
+        return _REFRESH_S if is_path(self._settings.source) else 0.0
 
     def _watch(self) -> None:
-        while not self._ended.wait(self._files.file.serve.refresh_s):
-            self.refresh()
+        while not self._ended.wait(self._refresh_s):
+            if self.refresh():
+                for call in self._renewed:
+                    call()
 
     def refresh(self) -> bool:
-        """Reads the table again if it has changed, and stays as it is from one call to the next.
-        Returns whether the rows are new: a table that cannot be used leaves the old ones in their
-        place.
+        """Reads the table again if it has changed; a file must stay as it is from one call to the
+        next. Returns whether the rows are new: a table that cannot be used leaves the old ones in
+        their place.
         """
         looked = _look(self._settings)
         seen, self._seen = self._seen, looked
         # One that has changed since the last look may be half written, and its last number cut.
-        if looked == self._looked or looked != seen:
+        if is_path(self._settings.source) and (looked == self._looked or looked != seen):
             return False
         try:
-            held = self._read()
+            held, fingerprint = self._read()
         except VflError as error:
             self._looked = looked
             text = f"{error}; the rows that were read before stay in use"
-            log.warning("%s", text, extra={"event": "refresh"})
-            self._say("advice", said=text)
+            if text != self._told:
+                log.warning("%s", text, extra={"event": "refresh"})
+                self._say("advice", said=text)
+            self._told = text
             return False
+        self._told = ""
         if _look(self._settings) != looked:
             return False
-        self._looked, self.held = looked, held
+        self._looked = looked
+        if fingerprint == self._fingerprint:
+            return False
+        self.held, self._fingerprint = held, fingerprint
         self._say("refreshed", rows=len(held.places), source=shown(self._settings.source))
         return True
 
-    def _read(self) -> Held:
+    def _read(self) -> tuple[Held, str]:
+        return self._made(self._settings)
+
+    def _made(
+        self, settings: DataSettings, asks: ByIds | None = None, load: Load = load
+    ) -> tuple[Held, str]:
+        """Returns models with the rows that ``load`` reads, and the digest of the rows."""
         files, trained = self._files, self._trained
-        work = Serving(trained, files.settings, id_names(self._settings), ())
-        opened = open_party(trained.recipe, files.name, self._settings, trained.encoder, work=work)
-        for said in unseen(trained, opened.table):
-            self._say("unseen", said=said)
+        work = Serving(trained, files.settings, id_names(settings), ())
+        opened = open_party(
+            trained.recipe, files.name, settings, trained.encoder, load=load, work=work
+        )
+        made = assemble(opened, expected_rows(opened), device=files.device, policy=files.policy())
+        fingerprint = _fingerprint(made)
+        if fingerprint != self._fingerprint:
+            for said in unseen(trained, opened.table):
+                self._say("unseen", said=said)
         preparing = None
         if trained.state["preprocessor"] is not None:
             preparing = of_state(
                 trained.run_id, files.name, trained.recipe, trained.encoder, trained.state
             )
-        return _held(opened, files, work.ids, preparing)
+        return _held(opened, made, work.ids, preparing, asks), fingerprint
+
+
+def _fingerprint(made: Assembled) -> str:
+    """Returns the digest of the rows as the model takes them."""
+    prepared = made.prepared
+    if made.party.course.lone_phase is None or prepared.preprocessor is None:
+        return prepared.fingerprint
+    # An empty cell is not the number that fills it for encoders.
+    digest = hashlib.sha256(prepared.fingerprint.encode())
+    for each in prepared.cells()[:2]:
+        digest.update(np.ascontiguousarray(each).data)
+    return digest.hexdigest()
 
 
 def _held(
-    opened: Opened, files: PartyFiles, columns: Sequence[str], preparing: TrainedParty | None
+    opened: Opened,
+    made: Assembled,
+    columns: Sequence[str],
+    preparing: TrainedParty | None,
+    asks: ByIds | None,
 ) -> Held:
-    made = assemble(opened, expected_rows(opened), device=files.device, policy=files.policy())
     party = made.party
     for model in party.models.values():
         model.eval()
     places = {each: at for at, each in enumerate(made.prepared.table.ids)}
     version = hashlib.sha256(f"{time.time_ns()} {id(made)}".encode()).hexdigest()[:16]
     rules = opened.settings.ruled(tuple(opened.recipe.rows.id_rules)).id_rules or ()
-    return Held(party, places, version, tuple(rules), tuple(columns), preparing)
+    given = (tuple(rules), tuple(columns), preparing, _gives(party), asks)
+    return Held(party, places, version, *given)
 
 
 def _look(settings: DataSettings) -> tuple[Any, ...]:

@@ -139,7 +139,8 @@ class ExchangeLink(Link):
         Raises InterruptedRun if this generation has ended, LostError if the peer cannot be reached
         or does not answer. ``once``: it tries once; None: that has failed.
         """
-        step = StepKey(CONTROL, 0, 0)
+        # A failure is told only of a call before the first exchange.
+        step = StepKey("open", 0, 0)
         if not self._unanswered:
             self._broke, self._give_up_s = False, None
         while True:

@@ -9,11 +9,15 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.text import clean
 
-# Of one id.
-UNKNOWN, EMBEDDED, REFUSED = 0, 1, 2
-_STATES = frozenset((UNKNOWN, EMBEDDED, REFUSED))
+# Of one id. The last one: its features cannot be used.
+UNKNOWN, EMBEDDED, REFUSED, UNFIT = 0, 1, 2, 3
+_STATES = frozenset((UNKNOWN, EMBEDDED, REFUSED, UNFIT))
+# Of one id, at the active party alone, whose embedding was not kept: the party has not answered.
+LATE, FAILED = 4, 5
 _FLOAT = 4
 _LONGEST_VERSION = 64
+# Embeddings are kept no longer.
+_LONGEST_S = 100_000.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Answered:
     """What a passive party knows of the ids of a question.
 
     Args:
-        state: a byte for each id: ``UNKNOWN``, ``EMBEDDED`` or ``REFUSED``.
+        state: a byte for each id: one of those above.
         embeddings: float32, little-endian, of the embedded ids, one after the other, [N, D].
         features: names the state of the party's features.
         answered: to a step, in the method's own form; there are no embeddings then.
@@ -49,6 +53,27 @@ class Answered:
     embeddings: bytes = b""
     features: str = ""
     answered: bytes = b""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What the active party may do with a passive party's embeddings.
+
+    Args:
+        seconds: for how long it may use one again; 0: not at all.
+        features: the state of the party's features, as in ``Answered``; others are not used again.
+    """
+
+    seconds: float = 0.0
+    features: str = ""
+
+
+def read_keeping(present: serving_pb2.Present) -> Keeping:
+    """Returns what a party that is present allows."""
+    said = present.keeping
+    # A number that is none allows nothing.
+    seconds = said.seconds if 0.0 < said.seconds < _LONGEST_S else 0.0
+    return Keeping(seconds, clean(said.features, _LONGEST_VERSION))
 
 
 def read_answer(

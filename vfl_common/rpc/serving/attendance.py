@@ -19,7 +19,7 @@ from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import connect
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import Answered, Step
+from vfl_common.rpc.serving.answered import Answered, Keeping, Step
 from vfl_common.rpc.serving.service import ANSWER, PHASE, QUESTION, SERVICE
 
 _CONNECT_S = 2.0
@@ -46,7 +46,10 @@ class Attendance:
         address, peer: of the active party.
         run_id, digest: of the model and of its recipe.
         most_ids: of a question.
-        answer: embeds ids, or answers a step about them; it may raise VflError.
+        answer: embeds ids, or answers a step about them, until a time (monotonic). Raises
+            TimeoutError if it cannot; it may raise VflError.
+        keeping: what the active party may do with the embeddings now.
+        at_once: how many questions are answered at the same time.
         attends: called when the stream is up (True), and when it is lost.
         refused: called with the active party's words if it does not serve this run now; then this
             party tries again, since either may load a run before the other does. None: such a
@@ -63,13 +66,18 @@ class Attendance:
         run_id: str,
         digest: str,
         most_ids: int,
-        answer: Callable[[Sequence[str], Step | None], Answered],
+        answer: Callable[[Sequence[str], float, Step | None], Answered],
         attends: Callable[[bool], None],
         refused: Callable[[str], None] | None = None,
+        keeping: Callable[[], Keeping] = Keeping,
+        at_once: int = 1,
     ) -> None:
         self._address, self._peer, self._keyring, self._ledger = address, peer, keyring, ledger
         self._run_id, self._digest, self._most_ids = run_id, digest, most_ids
         self._answer, self._attends, self._refused = answer, attends, refused
+        self._keeping, self._at_once = keeping, at_once
+        # Of the stream that is up.
+        self._outbox: queue.SimpleQueue[bytes | None] | None = None
         self._ended = threading.Event()
         self._call: grpc.Call | None = None
 
@@ -100,26 +108,42 @@ class Attendance:
             self._ended.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    def renew(self) -> None:
+        """Tells the active party what it may do with the embeddings now; any thread may call it."""
+        outbox = self._outbox
+        if outbox is not None:
+            self._present(outbox)
+
+    def _present(self, outbox: queue.SimpleQueue[bytes | None]) -> None:
+        allowed = self._keeping()
+        present = serving_pb2.Present(
+            run_id=self._run_id, recipe_digest=self._digest, protocol=PROTOCOL
+        )
+        if allowed.seconds:
+            present.keeping.seconds, present.keeping.features = allowed.seconds, allowed.features
+        data = serving_pb2.FromParty(present=present).SerializeToString()
+        self._ledger.add(self._peer, CONTROL, CONTROL, "sent", 0, len(data))
+        outbox.put(data)
+
     def _attend(self, channel: grpc.Channel) -> bool:
         """Answers until the stream breaks; returns whether the party was welcome. Raises its
         peer's refusal.
         """
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         asked: queue.Queue[_Asked | None] = queue.Queue(_MOST_WAITING)
-        present = serving_pb2.Present(
-            run_id=self._run_id, recipe_digest=self._digest, protocol=PROTOCOL
-        )
-        hello = serving_pb2.FromParty(present=present).SerializeToString()
-        self._ledger.add(self._peer, CONTROL, CONTROL, "sent", 0, len(hello))
-        outbox.put(hello)
+        self._present(outbox)
         call = channel.stream_stream(f"/{SERVICE}/Attend")(_sent(outbox))
         self._call = call
         if self._ended.is_set():
             call.cancel()
-        worker = threading.Thread(
-            target=self._answering, args=(asked, outbox), name="answers", daemon=True
-        )
-        worker.start()
+        workers = [
+            threading.Thread(
+                target=self._answering, args=(asked, outbox), name=f"answers-{number}", daemon=True
+            )
+            for number in range(self._at_once)
+        ]
+        for worker in workers:
+            worker.start()
         welcome = False
         try:
             for data in call:
@@ -139,16 +163,23 @@ class Attendance:
                 elif not welcome:
                     self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
                     welcome = True
+                    self._outbox = outbox
+                    # The features may have changed since the first message.
+                    if self._keeping().seconds:
+                        self.renew()
                     self._attends(True)
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 text = f"{self._peer} at {self._address} does not serve a model; start it first"
                 raise PeerError(Code.ROLE_MISMATCH, text, party=self._peer) from None
         finally:
+            self._outbox = None
             call.cancel()
             outbox.put(None)
-            asked.put(None)
-            worker.join()
+            for _ in workers:
+                asked.put(None)
+            for worker in workers:
+                worker.join()
             if welcome:
                 self._attends(False)
         return welcome
@@ -165,15 +196,18 @@ class Attendance:
     def _answering(
         self, asked: queue.Queue[_Asked | None], outbox: queue.SimpleQueue[bytes | None]
     ) -> None:
-        """Answers in the order of the questions; nobody waits any more for one whose time is
-        over.
+        """Answers in the order of the questions; nobody waits any more for one whose time is over,
+        and the active party knows by itself that this one is late.
         """
         while (each := asked.get()) is not None:
             if time.monotonic() >= each.until_s:
                 continue
             answer = serving_pb2.Answer(number=each.question.number)
             try:
-                found = self._answer(list(each.question.ids), _step_of(each.question))
+                step = _step_of(each.question)
+                found = self._answer(list(each.question.ids), each.until_s, step)
+            except TimeoutError:
+                continue
             except Exception as error:
                 log.warning("no answer: %s", error, exc_info=not isinstance(error, VflError))
                 answer.failure.CopyFrom(to_failure(error))

@@ -21,7 +21,7 @@ from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import Answered, Step, read_answer
+from vfl_common.rpc.serving.answered import Answered, Keeping, Step, read_answer, read_keeping
 from vfl_common.rpc.serving.patience import Patience
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
@@ -41,11 +41,11 @@ Absent = Literal["away", "late", "failed"]
 
 @dataclass
 class _Question:
-    """A question to parties. ``asked_s``: when. ``steps``: see ``ServingService.ask``.
-    ``waiting``: those that have not answered yet.
+    """A question to parties. ``ids``: {party: those that it is asked for}. ``asked_s``: when.
+    ``steps``: see ``ServingService.ask``. ``waiting``: those that have not answered yet.
     """
 
-    ids: Sequence[str]
+    ids: Mapping[str, Sequence[str]]
     asked_s: float
     steps: Mapping[str, Step] | None = None
     waiting: set[str] = field(default_factory=set)
@@ -57,6 +57,7 @@ class _Stream:
     """A party's stream. ``open``: its questions without an answer, by number."""
 
     party: str
+    keeping: Keeping
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     open: dict[int, _Question] = field(default_factory=dict)
     patience: Patience = field(default_factory=Patience)
@@ -113,37 +114,57 @@ class ServingService:
     # -- the asking thread
     # ----------------------------------------------------------------------
 
+    def keeping(self) -> dict[str, Keeping]:
+        """Returns {party that attends: what may be done with its embeddings}."""
+        with self._changed:
+            return {name: stream.keeping for name, stream in self._streams.items()}
+
     def ask(
-        self, ids: Sequence[str], timeout_s: float, steps: Mapping[str, Step] | None = None
+        self,
+        ids: Sequence[str],
+        timeout_s: float,
+        steps: Mapping[str, Step] | None = None,
+        fewer: Mapping[str, Sequence[str]] | None = None,
     ) -> Pending:
         """Sends a question about ``ids`` to all parties that attend; it does not wait.
 
         After ``timeout_s`` a party that has not answered is late. One that has let several
         questions pass is away until it answers one in time: see ``Patience``. ``steps``: {party:
-        what it is asked}, instead of embeddings; the others are not asked.
+        what it is asked}, instead of embeddings; the others are not asked. ``fewer``: {party: the
+        ids that it is asked for, in place of all}; who is asked for none has answered.
         """
         now_s = time.monotonic()
-        question = _Question(ids, now_s, steps)
+        own = {
+            name: (fewer or {}).get(name, ids)
+            for name in (self._widths if steps is None else steps)
+        }
+        question = _Question(own, now_s, steps)
         left_ms = max(1, int(1000 * timeout_s))
         with self._changed:
             self._number += 1
             number = self._number
-            # Without steps it is the same for all.
-            data = _question(number, ids, left_ms, None) if steps is None else b""
-            for name in self._widths if steps is None else steps:
-                if steps is not None:
-                    data = _question(number, ids, left_ms, steps[name])
+            # Without steps it is the same for all that are asked for all.
+            whole = _question(number, ids, left_ms, None) if steps is None else b""
+            for name, some in own.items():
                 stream = self._streams.get(name)
                 if stream is None or stream.full:
                     question.found[name] = "away" if stream is None else "late"
                     continue
-                if stream.patience.waits:
-                    stream.open[number] = question
-                    question.waiting.add(name)
-                else:
+                if not stream.patience.waits:
                     question.found[name] = "away"
                     if not stream.patience.probes(number, now_s, now_s + timeout_s):
                         continue
+                    # A question about nobody would be no probe.
+                    some = some or ids
+                elif some:
+                    stream.open[number] = question
+                    question.waiting.add(name)
+                else:
+                    question.found[name] = Answered(b"")
+                    continue
+                step = steps[name] if steps is not None else None
+                same = some is ids and step is None
+                data = whole if same else _question(number, some, left_ms, step)
                 stream.outbox.put(data)
         return Pending(self, number, question, now_s + timeout_s)
 
@@ -181,8 +202,7 @@ class ServingService:
             party = caller(context, self._keyring)
             self._take_place(party)
             try:
-                self._check(party, requests)
-                stream = _Stream(party)
+                stream = _Stream(party, self._check(party, requests))
                 # Otherwise the stream has ended already.
                 if context.add_callback(lambda: stream.outbox.put(None)):
                     yield from self._asking(stream, requests)
@@ -206,8 +226,10 @@ class ServingService:
                 raise PeerError(Code.NAME_TAKEN, text, party=party)
             self._held[party] += 1
 
-    def _check(self, party: str, requests: Iterator[bytes]) -> None:
-        """Reads the first message. Raises PeerError if the party does not serve this model."""
+    def _check(self, party: str, requests: Iterator[bytes]) -> Keeping:
+        """Reads the first message, and returns what it allows. Raises PeerError if the party does
+        not serve this model.
+        """
         word = self._read(party, next(requests, b""))
         if not word.HasField("present"):
             text = f"{party} opened a stream without saying which model it serves"
@@ -221,6 +243,7 @@ class ServingService:
             raise PeerError(
                 Code.RECIPE_DIFFERS, f"{text}; give both the same run with --run", party=party
             )
+        return read_keeping(said)
 
     def _asking(self, stream: _Stream, requests: Iterator[bytes]) -> Iterator[bytes]:
         """Sends questions until the stream ends, while another thread reads the answers."""
@@ -285,7 +308,13 @@ class ServingService:
 
     def _heard(self, stream: _Stream, data: bytes) -> None:
         """Takes in an answer; of one that comes late, only the bytes are counted."""
-        party, answer = stream.party, self._read(stream.party, data).answer
+        party, word = stream.party, self._read(stream.party, data)
+        if word.HasField("present"):
+            # Its features have changed.
+            self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
+            stream.keeping = read_keeping(word.present)
+            return
+        answer = word.answer
         payload = len(answer.embeddings) + len(answer.answered)
         self._ledger.add(party, PHASE, ANSWER, "received", payload, len(data))
         with self._changed:
@@ -305,7 +334,7 @@ class ServingService:
                 log.warning("%s", error, extra={"event": "unanswered", "peer": party})
             else:
                 step = question.steps[party] if question.steps is not None else None
-                found = read_answer(answer, question.ids, self._widths[party], party, step)
+                found = read_answer(answer, question.ids[party], self._widths[party], party, step)
         finally:
             with self._changed:
                 if party in question.waiting:

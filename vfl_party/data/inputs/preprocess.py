@@ -251,7 +251,7 @@ class Preprocessor:
             np.empty((n, 0), np.float32)
             if values is None
             else np.asarray(values if values.dtype == np.float32 else to_unit(values)).reshape(
-                n, -1
+                n, math.prod(values.shape[1:])
             )
         )
         codes_NK = np.empty((n, len(self.vocabularies)), np.int64)

@@ -13,9 +13,9 @@ import numpy as np
 
 from vfl_common.errors import InputError
 from vfl_common.text import LINE, clean
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.batching import Batcher, Busy, Given
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.store import LONGEST_ID
 from vfl_party.serve.telling.request import under_way

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vfl_party.serve.telling.request import Request, begin
+from vfl_party.serve.telling.request import ToldRequest, begin
 from vfl_party.serve.telling.teller import Teller
 
 
@@ -25,7 +25,7 @@ class Told:
             await self._app(scope, receive, send)
             return
         parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
-        request, status = Request("http", "", parent), 0
+        request, status = ToldRequest("http", "", parent), 0
         begin(request)
 
         async def told(message: Message) -> None:

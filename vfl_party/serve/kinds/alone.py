@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,18 +10,26 @@ import numpy as np
 import torch
 
 from vfl_common.errors import InternalError
+from vfl_common.rpc.serving.answered import EMBEDDED, UNFIT, UNKNOWN
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.batching import Given
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores, State
-from vfl_party.serve.scorer import columns_of, state_of
+from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
 from vfl_party.serve.store import Store
+from vfl_party.serve.stores.seam import Found
+
+# Of an id that has no score.
+_LOST = (UNKNOWN, UNFIT)
 
 
 class AloneScorer:
-    """Scores ids with the run's student; any thread may call it, several at once."""
+    """Scores ids with the run's student; any thread may call it, several at once.
 
-    def __init__(self, store: Store, quality: Quality) -> None:
-        self._store = store
+    ``timeout_s``: how long a store that is asked by id is waited for.
+    """
+
+    def __init__(self, store: Store, timeout_s: float, quality: Quality) -> None:
+        self._store, self._timeout_s = store, timeout_s
         # What was measured of the student; that of sets of parties says nothing of it.
         self._quality = replace(quality, values={})
 
@@ -32,26 +41,29 @@ class AloneScorer:
         held, n = self._store.held, len(ids)
         party = held.party
         outputs = torch.zeros(n, party.recipe.task.outputs)
-        known_N = np.ones(n, bool)
+        state_N = np.full(n, EMBEDDED, np.uint8)
         if columns is not None:
             found = held.solo_given(columns, n)
         else:
-            rows = held.rows(held.spelt(ids))
-            known_N = rows >= 0
-            found = held.solo(rows[known_N])
+            own = own_rows(held, held.spelt(ids), time.monotonic() + self._timeout_s)
+            if not isinstance(own, Found):
+                lost = [Part((), {party.name: own})]
+                none_N = np.zeros(n, np.int64)
+                return Scores(columns_of(held, outputs), [unscored(own)] * n, lost, none_N)
+            state_N = own.states()
+            found = held.solo(own, own.rows[own.rows >= 0])
         if found is None:
             raise InternalError(f"{party.name}: the run has no student")
+        known_N = state_N == EMBEDDED
         outputs[torch.from_numpy(known_N)] = found.cpu()
         finite_N = outputs.isfinite().all(dim=1).numpy()
         outputs[torch.from_numpy(~finite_N)] = 0.0
         there = Part((party.name,), {}, self._quality.student)
-        parts = [there, Part((), {party.name: "unknown id"})]
+        scored = state_of(there, self._quality, least)
         state: list[State] = [
-            "unknown"
-            if not known
-            else state_of(there, self._quality, least)
-            if finite
-            else "failed"
-            for known, finite in zip(known_N, finite_N, strict=True)
+            unscored(WHY[each]) if each in WHY else scored if finite else "failed"
+            for each, finite in zip(state_N.tolist(), finite_N, strict=True)
         ]
-        return Scores(columns_of(held, outputs), state, parts, np.where(known_N, 0, 1))
+        parts = [there, *(Part((), {party.name: WHY[each]}) for each in _LOST)]
+        number_N = np.select([state_N == each for each in _LOST], range(1, len(_LOST) + 1), 0)
+        return Scores(columns_of(held, outputs), state, parts, number_N)

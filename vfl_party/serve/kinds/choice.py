@@ -9,14 +9,15 @@ from torch import Tensor
 
 from vfl_common.rpc.serving.answered import Answered, Step
 from vfl_common.rpc.serving.service import ServingService
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import Answers, DailyLimit, SentBefore
 from vfl_party.serve.batching import Given
 from vfl_party.serve.kinds.alone import AloneScorer
 from vfl_party.serve.kinds.stepwise import StepAnswers, StepScorer, online_of
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import Store
+from vfl_party.serve.stores.kept import KeptEmbeddings
 
 
 class Scorer(Protocol):
@@ -30,7 +31,9 @@ class Scorer(Protocol):
 class Answerer(Protocol):
     """Answers questions at a passive party; see ``Answers``."""
 
-    def __call__(self, ids: Sequence[str], step: Step | None = None) -> Answered: ...
+    def __call__(
+        self, ids: Sequence[str], until_s: float, step: Step | None = None
+    ) -> Answered: ...
 
     def close(self) -> None: ...
 
@@ -55,15 +58,18 @@ def scorer_of(
     stand_in: Mapping[str, Tensor],
     *,
     solo: bool,
+    kept: KeptEmbeddings,
 ) -> Scorer:
-    """Makes the active party's scorer; see ``OnlineScorer``. ``solo``: it asks nobody, and scores
-    with the run's student. Raises InputError if a policy refuses.
+    """Makes the active party's scorer; see ``OnlineScorer``.
+
+    ``solo``: it asks nobody, and scores with the run's student. ``kept``: asks for embeddings, if
+    the model has some. Raises InputError if a policy refuses.
     """
     if solo:
-        return AloneScorer(store, quality)
+        return AloneScorer(store, timeout_s, quality)
     if in_steps(store):
         return StepScorer(store, service.ask, timeout_s, quality)
-    return OnlineScorer(store, service.ask, timeout_s, quality, stand_in)
+    return OnlineScorer(store, kept.ask, timeout_s, quality, stand_in)
 
 
 def answers_of(store: Store, sent: Callable[[], SentBefore], limit: DailyLimit | None) -> Answerer:

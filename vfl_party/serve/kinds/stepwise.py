@@ -16,18 +16,18 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.errors import Code, InternalError, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, UNKNOWN, Answered, Step
+from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered, Step
 from vfl_common.rpc.serving.service import Absent
-from vfl_party.base.seeds import Rows
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Sent
 from vfl_party.phases.online import AnswerStep, Cells, Online, Reply
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import PHASE, DailyLimit
 from vfl_party.serve.batching import Given
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores, State, Why
-from vfl_party.serve.scorer import columns_of, state_of
+from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
 from vfl_party.serve.store import Held, Store
+from vfl_party.serve.stores.seam import Found
 
 # Scorings that a passive party has begun; the active one has a few under way.
 _MOST_BEGUN = 32
@@ -63,15 +63,7 @@ class _Own:
         self.held = held
         self.online = online_of(held)
         self.chains: Chains = held.party.chains(PHASE, self.online.exchange)
-        columns = held.party.data.columns
-        self.cells: Cells | None = columns()[:2] if columns is not None else None
-
-    def of(self, rows: Rows) -> Cells:
-        """Returns the cells of rows. Raises InternalError without features."""
-        if self.cells is None:
-            raise InternalError(f"{self.held.party.name} has no features")
-        numbers_NF, codes_NK = self.cells
-        return numbers_NF[rows], codes_NK[rows]
+        self.has_features = held.party.features is not None
 
 
 def online_of(held: Held) -> Online:
@@ -100,40 +92,42 @@ class StepScorer:
         A row that needs a party which is missing has no score. Of an id that the active party does
         not know, if it has features, nobody else is asked. Raises InputError.
         """
-        held = self._store.held
-        own = self._own
+        held, until_s = self._store.held, time.monotonic() + self._timeout_s
+        own, why = self._own, np.full(len(ids), _THERE)
         if own.held is not held:
             own = self._own = _Own(held)
         spelt = held.spelt(ids)
+        cells: Cells | None = None
         if columns is not None:
-            asked, cells = np.arange(len(ids)), held.cells_given(columns, len(ids))
-        elif own.cells is None:
-            asked, cells = np.arange(len(ids)), None
-        else:
-            rows = held.rows(spelt)
-            asked = np.flatnonzero(rows >= 0)
-            cells = own.of(rows[asked])
+            cells = held.cells_given(columns, len(ids))
+        elif own.has_features:
+            found = own_rows(held, spelt, until_s)
+            if isinstance(found, Found):
+                why = _places(found.states())
+                cells = held.cells(found, found.rows[why == _THERE])
+            else:
+                why[:] = _WHY.index(found)
         # An empty text is no id at any party.
-        asking = _Asking(self._ask, self._timeout_s, own, [spelt[at] or "" for at in asked])
-        return self._scores(own, len(ids), asked, cells, asking, least)
+        asked = [spelt[at] or "" for at in np.flatnonzero(why == _THERE)]
+        return self._scores(own, why, cells, _Asking(self._ask, until_s, own, asked), least)
 
     def _scores(
         self,
         own: _Own,
-        n: int,
-        asked: Rows,
+        why: npt.NDArray[np.int64],
         cells: Cells | None,
         asking: _Asking,
         least: float | None,
     ) -> Scores:
-        """Returns the scores of ``n`` rows, of which ``asked`` are known to the active party."""
-        party = own.held.party
+        """Returns the scores of rows. ``why``: why the active party takes no part in each,
+        ``_THERE`` if it does. ``cells``: its own, of the latter.
+        """
+        party, n, asked = own.held.party, len(why), np.flatnonzero(why == _THERE)
         names = [each.name for each in party.recipe.parties]
         outputs = torch.zeros(n, party.recipe.task.outputs, dtype=torch.float64)
         lost_N, why_NK = np.ones(n, bool), np.full((n, len(names)), _NOT_ASKED)
-        why_NK[:, names.index(party.name)] = _WHY.index("unknown id")
+        why_NK[:, names.index(party.name)] = why
         if len(asked):
-            why_NK[asked] = _THERE
             found = own.online.score(cells, len(asked), asking)
             outputs[torch.from_numpy(asked)] = found.outputs.to(outputs)
             lost_N[asked] = np.any([*found.lost.values(), np.zeros(len(asked), bool)], axis=0)
@@ -152,7 +146,7 @@ class StepScorer:
 
     def _part(self, own: _Own, names: Sequence[str], why: Sequence[int]) -> Part:
         said = dict(zip(names, why, strict=True))
-        if own.cells is None:
+        if not own.has_features:
             # It has labels only, and is neither there nor missing.
             del said[own.held.party.name]
         parties = tuple(name for name, each in said.items() if each == _THERE)
@@ -162,7 +156,7 @@ class StepScorer:
     def _state(self, part: Part, own: _Own, lost: bool, failed: bool, least: float | None) -> State:
         active = own.held.party.name
         if active in part.missing or not part.parties:
-            return "unknown"
+            return unscored(part.missing.get(active, "unknown id"))
         if lost:
             return "incomplete"
         return "failed" if failed else state_of(part, self._quality, least)
@@ -171,9 +165,8 @@ class StepScorer:
 class _Asking:
     """Asks about the ids of one scoring, step by step; see ``vfl_party.phases.online.Ask``."""
 
-    def __init__(self, ask: Asks, timeout_s: float, own: _Own, ids: Sequence[str]) -> None:
-        self._ask, self._own, self._ids = ask, own, ids
-        self._until_s = time.monotonic() + timeout_s
+    def __init__(self, ask: Asks, until_s: float, own: _Own, ids: Sequence[str]) -> None:
+        self._ask, self._until_s, self._own, self._ids = ask, until_s, own, ids
         self._first = 0
         # By party: of each id, its place in ``_WHY``, or ``_THERE``; and why a later step failed.
         self._at_first: dict[str, npt.NDArray[np.int64]] = {}
@@ -195,10 +188,7 @@ class _Asking:
                 continue
             state = np.frombuffer(answer.state, np.uint8)
             if not self._first:
-                strange = np.where(
-                    state == REFUSED, _WHY.index("refused"), _WHY.index("unknown id")
-                )
-                self._at_first[name] = np.where(state == EMBEDDED, _THERE, strange)
+                self._at_first[name] = _places(state)
             replies[name] = Reply(state == EMBEDDED, answer.answered)
         self._first = self._first or pending.number
         return replies
@@ -229,19 +219,25 @@ class StepAnswers:
         self._begun: OrderedDict[int, _Begun] = OrderedDict()
         self._answering = threading.Lock()
 
-    def __call__(self, ids: Sequence[str], step: Step | None = None) -> Answered:
-        """Returns what the method answers about ids, those of the first step. Raises VflError."""
+    def __call__(self, ids: Sequence[str], until_s: float, step: Step | None = None) -> Answered:
+        """Returns what the method answers about ids, those of the first step. Raises VflError, and
+        TimeoutError if the store gives nothing until ``until_s`` (monotonic).
+        """
         if step is None:
             raise self._refused("for embeddings, of which this model has none")
+        held = self._store.held
+        found = held.look_up(ids, until_s) if step.begins else None
         with self._answering:
-            return self._answered(ids, step)
+            if found is not None:
+                self._begin(held, found, ids, step)
+            return self._answered(step)
 
     def close(self) -> None:
         """Forgets the scorings that were begun."""
         self._begun.clear()
 
-    def _answered(self, ids: Sequence[str], step: Step) -> Answered:
-        begun = self._begin(ids, step) if step.begins else self._begun.get(step.first)
+    def _answered(self, step: Step) -> Answered:
+        begun = self._begun.get(step.first)
         if begun is None:
             raise self._refused("about a scoring that has not begun here, or is over")
         try:
@@ -249,23 +245,20 @@ class StepAnswers:
         except ValueError as error:
             raise self._refused(str(error)) from None
         leaves = _through(begun.own.chains.up, begun.own.online.exchange.up, answered)
-        return Answered(begun.state, features=begun.own.held.version, answered=leaves)
+        return Answered(begun.state, features=begun.version, answered=leaves)
 
-    def _begin(self, ids: Sequence[str], step: Step) -> _Begun:
-        held = self._store.held
+    def _begin(self, held: Held, found: Found, ids: Sequence[str], step: Step) -> None:
         if self._own.held is not held:
             self._own = _Own(held)
-        rows = held.rows(ids)
-        state = np.where(rows < 0, UNKNOWN, EMBEDDED).astype(np.uint8)
+        rows, state = found.rows, found.states()
         if self._limit is not None and (known := np.flatnonzero(rows >= 0)).size:
             within = self._limit.take([ids[at] for at in known.tolist()])
             state[known[~within]] = REFUSED
         known_N = state == EMBEDDED
-        answer = self._own.online.answering(self._own.of(rows[known_N]), known_N)
-        found = self._begun[step.first] = _Begun(self._own, answer, state.tobytes())
+        answer = self._own.online.answering(held.cells(found, rows[known_N]), known_N)
+        self._begun[step.first] = _Begun(self._own, answer, state.tobytes(), found.version)
         if len(self._begun) > _MOST_BEGUN:
             self._begun.popitem(last=False)
-        return found
 
     def _refused(self, what: str) -> PeerError:
         party = self._store.held.party
@@ -275,11 +268,24 @@ class StepAnswers:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A scoring that was begun, with the rows as they were then. ``state``: of its ids."""
+    """A scoring that was begun, with the rows as they were then. ``state``: of its ids;
+    ``version``: of the features.
+    """
 
     own: _Own
     answer: AnswerStep
     state: bytes
+    version: str
+
+
+def _places(state: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Returns of each id the place in ``_WHY`` of why a party takes no part, by its state there;
+    ``_THERE`` if it does.
+    """
+    found = np.full(len(state), _THERE)
+    for each, why in WHY.items():
+        found[state == each] = _WHY.index(why)
+    return found
 
 
 def _through(chain: Chain, sent: Sent, data: bytes) -> bytes:

@@ -13,7 +13,7 @@ from vfl_common.rpc.inference.contents import Answer, Asked, Described
 from vfl_common.rpc.inference.port import listening
 from vfl_common.rpc.inference.service import Refused
 from vfl_party.serve.http.catalog import Catalog
-from vfl_party.serve.telling.request import Request, begin
+from vfl_party.serve.telling.request import ToldRequest, begin
 from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2.asked import columns_of, ids_of, least_of
@@ -43,7 +43,7 @@ class InferenceModel:
         self._models, self._teller = models, teller
 
     def begun(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
-        request, teller = Request("grpc", method, metadata.get("traceparent", "")), self._teller
+        request, teller = ToldRequest("grpc", method, metadata.get("traceparent", "")), self._teller
         if teller is not None:
             begin(request)
 

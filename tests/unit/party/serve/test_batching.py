@@ -9,13 +9,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from vfl_party.predict.quality import Quality
 from vfl_party.serve import batching
 from vfl_party.serve.batching import Batcher, Busy
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.served import joined
 from vfl_party.serve.opening import Tally
 from vfl_party.serve.prometheus import families
-from vfl_party.serve.quality import Quality
 from vfl_party.serve.scored import Part, Scores
 
 PARTS = (Part(("bank", "shop"), {}), Part(("bank",), {"shop": "away"}))

@@ -53,13 +53,8 @@ def open_alchemy(settings: DataSettings) -> Stream:
     except ImportError:
         raise missing_package(settings.source, "sqlalchemy") from None
     source, query = shown(settings.source), query_of(settings)
-    engine = _engine(settings.source)
-    try:
-        connection = engine.connect()
-    except sqlalchemy.exc.DBAPIError as error:
-        what = f"cannot be opened ({words(str(error.orig), settings.source, quoted=False)})"
-        advice = f"correct data.source, or start the server{encoding_hint(settings.source)}"
-        raise checks.unreadable(source, f"{what}; {advice}") from None
+    engine = engine_of(settings.source)
+    connection = connected(engine, settings.source)
     reading = _Reading(settings, query, connection, Passes(source))
     weakref.finalize(reading, _close, connection, engine)
     begin = _BEGIN.get(engine.dialect.name)
@@ -75,6 +70,18 @@ def open_alchemy(settings: DataSettings) -> Stream:
             source, f"column {place} of data.query has no name; give it one with AS"
         )
     return Stream(source, reading.names, True, reading.blocks, ordered=False)
+
+
+def connected(engine: Engine, source: str) -> Connection:
+    """Opens a connection. Raises InputError."""
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        return engine.connect()
+    except DBAPIError as error:
+        what = f"cannot be opened ({words(str(error.orig), source, quoted=False)})"
+        advice = f"correct data.source, or start the server{encoding_hint(source)}"
+        raise checks.unreadable(shown(source), f"{what}; {advice}") from None
 
 
 @dataclass(eq=False)
@@ -102,7 +109,7 @@ class _Reading:
             result = self.connection.execution_options(**options).exec_driver_sql(self.query)
             result.keys()
         except DBAPIError as error:
-            raise _failed(self.settings.source, error, None) from None
+            raise failed(self.settings.source, error, None) from None
         except ResourceClosedError:
             raise checks.unusable(
                 shown(self.settings.source), "data.query gives no rows; write one SELECT"
@@ -123,7 +130,7 @@ class _Reading:
         with contextlib.closing(result):
             while rows := self._next(result, seen.rows):
                 texts = {
-                    name: self._texts(name, rows, seen.rows)
+                    name: texts_of(source, name, self.names.index(name), rows, seen.rows)
                     for name in dict.fromkeys([*wanted, *ids])
                 }
                 seen.add(len(rows), [texts[name] for name in ids])
@@ -138,33 +145,39 @@ class _Reading:
         try:
             return result.fetchmany(_BLOCK_ROWS)
         except DBAPIError as error:
-            raise _failed(self.settings.source, error, before) from None
+            raise failed(self.settings.source, error, before) from None
         except (SQLAlchemyError, sqlite3.Error):
             raise checks.unreadable(
                 shown(self.settings.source), f"was lost after {before:,} rows; start again"
             ) from None
 
-    def _texts(self, name: str, rows: Sequence[Any], before: int) -> list[str | None]:
-        place, texts = self.names.index(name), []
-        for number, row in enumerate(rows, before + 1):
-            try:
-                texts.append(written(row[place]))
-            except MarkedError as error:
-                raise checks.unusable(
-                    shown(self.settings.source),
-                    f"column {name!r}: the text in row {number} {error}",
-                ) from None
-            except TypeError as error:
-                what = (
-                    f"column {name!r} holds {error} in row {number}, which is neither number, "
-                    "text nor date"
-                )
-                advice = "cast it in data.query, or leave it out"
-                raise checks.unusable(shown(self.settings.source), f"{what}; {advice}") from None
-        return texts
+
+def texts_of(
+    source: str, name: str, place: int, rows: Sequence[Any], before: int = 0
+) -> list[str | None]:
+    """Returns the cells of a column as text. Raises InputError for what no table has.
+
+    ``place``: the column's, in each row. ``before``: how many rows came before these.
+    """
+    texts = []
+    for number, row in enumerate(rows, before + 1):
+        try:
+            texts.append(written(row[place]))
+        except MarkedError as error:
+            raise checks.unusable(
+                source, f"column {name!r}: the text in row {number} {error}"
+            ) from None
+        except TypeError as error:
+            what = (
+                f"column {name!r} holds {error} in row {number}, which is neither number, "
+                "text nor date"
+            )
+            advice = "cast it in data.query, or leave it out"
+            raise checks.unusable(source, f"{what}; {advice}") from None
+    return texts
 
 
-def _engine(source: str) -> Engine:
+def engine_of(source: str) -> Engine:
     """Makes an engine. Raises InputError for a URL that is none, an unknown database, a missing
     driver or file.
     """
@@ -214,7 +227,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     )
 
 
-def _failed(source: str, error: Any, rows: int | None) -> InputError:
+def failed(source: str, error: Any, rows: int | None) -> InputError:
     """Says why a query has failed: before its first row (None), or after how many. Values are not
     shown.
     """

@@ -101,7 +101,7 @@ def open_postgres(settings: DataSettings) -> Stream:
     source, query = shown(settings.source), query_of(settings)
     connection = None
     try:
-        connection = dbapi.connect(_with_timeout(settings.source))
+        connection = dbapi.connect(with_timeout(settings.source))
         with connection.cursor() as cursor:
             for statement in _BEGIN:
                 cursor.execute(statement)
@@ -113,8 +113,8 @@ def open_postgres(settings: DataSettings) -> Stream:
     except adbc_driver_manager.Error as error:
         if connection is not None:
             connection.close()
-            raise _refused_query(settings.source, error) from None
-        raise _refused_connection(settings.source, str(error)) from None
+            raise refused_query(settings.source, error) from None
+        raise refused_connection(settings.source, str(error)) from None
     reading = _Reading(settings, query, schema, connection, Passes(source))
     weakref.finalize(reading, _close, connection)
     return Stream(source, tuple(schema.names), False, reading.blocks, ordered=False)
@@ -146,7 +146,7 @@ class _Reading:
             for batch in batches:
                 columns = dict(zip(fetched, batch.columns, strict=True))
                 for name in wanted:
-                    _require_dates(source, name, columns[name])
+                    require_dates(source, name, columns[name])
                 seen.add(
                     batch.num_rows, [columns[name].to_pylist() for name in ids if name in columns]
                 )
@@ -171,7 +171,7 @@ class _Reading:
                     rows += batch.num_rows
                     yield batch
         except adbc_driver_manager.Error as error:
-            raise _refused_query(self.settings.source, error) from None
+            raise refused_query(self.settings.source, error) from None
         except (pa.ArrowException, OSError) as error:
             # What comes after the first rows has lost its code.
             raise _broken_off(self.settings.source, str(error), rows) from None
@@ -184,31 +184,40 @@ class _Reading:
         InputError.
         """
         limit = "" if self.settings.first is None else f"\nLIMIT {self.settings.first}"
-        return _select(", ".join(self._column(name) for name in names), self.query) + limit
+        return select_of(self.query, self.schema, names, self.settings) + limit
 
-    def _column(self, name: str) -> str:
-        field = self.schema.field(name)
-        quoted = '"' + name.replace('"', '""') + '"'
-        kind = (field.metadata or {}).get(b"POSTGRESQL:type", b"").decode()
-        cast = (_ID_CASTS if name in self.settings.id else _CASTS).get(kind)
-        if cast is not None:
-            return f"{quoted}::{cast} AS {quoted}"
-        types = pa.types
-        known = (
-            types.is_integer,
-            types.is_floating,
-            types.is_boolean,
-            types.is_string,
-            types.is_temporal,
+
+def select_of(query: str, schema: pa.Schema, names: Sequence[str], settings: DataSettings) -> str:
+    """Writes a query for some of its columns, cast to types that a table has. Raises InputError.
+
+    ``schema``: of all its columns, as the driver tells it.
+    """
+    return _select(", ".join(_column(schema.field(name), settings) for name in names), query)
+
+
+def _column(field: pa.Field, settings: DataSettings) -> str:
+    name: str = field.name
+    quoted = '"' + name.replace('"', '""') + '"'
+    kind = (field.metadata or {}).get(b"POSTGRESQL:type", b"").decode()
+    cast = (_ID_CASTS if name in settings.id else _CASTS).get(kind)
+    if cast is not None:
+        return f"{quoted}::{cast} AS {quoted}"
+    types = pa.types
+    known = (
+        types.is_integer,
+        types.is_floating,
+        types.is_boolean,
+        types.is_string,
+        types.is_temporal,
+    )
+    if not any(each(field.type) for each in known) or types.is_interval(field.type):
+        what = (
+            f"column {name!r} is of type {kind if kind.isidentifier() else 'unknown'}, "
+            "which no table has"
         )
-        if not any(each(field.type) for each in known) or types.is_interval(field.type):
-            what = (
-                f"column {name!r} is of type {kind if kind.isidentifier() else 'unknown'}, "
-                "which no table has"
-            )
-            advice = "cast it in data.query, for example with ::text or ::float8, or leave it out"
-            raise checks.unusable(shown(self.settings.source), f"{what}; {advice}")
-        return quoted
+        advice = "cast it in data.query, for example with ::text or ::float8, or leave it out"
+        raise checks.unusable(shown(settings.source), f"{what}; {advice}")
+    return quoted
 
 
 def _awaited(cursor: Any, call: Callable[[], T]) -> T:
@@ -238,7 +247,7 @@ def _select(columns: str, query: str) -> str:
     return f"SELECT {columns} FROM (\n{query}\n) AS vfl_rows"  # noqa: S608 - the person's own, in their party file
 
 
-def _require_dates(source: str, name: str, column: pa.Array) -> None:
+def require_dates(source: str, name: str, column: pa.Array) -> None:
     """Raises InputError for PostgreSQL's infinite dates, and others that are no date elsewhere."""
     kind = column.type
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
@@ -253,13 +262,13 @@ def _require_dates(source: str, name: str, column: pa.Array) -> None:
             )
 
 
-def _with_timeout(source: str) -> str:
+def with_timeout(source: str) -> str:
     if "connect_timeout=" in source or "PGCONNECT_TIMEOUT" in os.environ:
         return source
     return f"{source}{'&' if '?' in source else '?'}connect_timeout={_CONNECT_S}"
 
 
-def _refused_connection(source: str, text: str) -> InputError:
+def refused_connection(source: str, text: str) -> InputError:
     for pattern, what, advice in _REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
             return checks.unreadable(
@@ -269,7 +278,7 @@ def _refused_connection(source: str, text: str) -> InputError:
     return checks.unreadable(shown(source), f"{what}; correct data.source{encoding_hint(source)}")
 
 
-def _refused_query(source: str, error: Any) -> InputError:
+def refused_query(source: str, error: Any) -> InputError:
     """Says why a query was refused. Its own names may be shown, values may not."""
     text, code = str(error), error.sqlstate or ""
     if not code or code == "25006" or code.startswith("57"):

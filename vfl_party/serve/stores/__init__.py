@@ -1,0 +1,3 @@
+"""Where a serving party's features come from: by id, prepared as in training, and of which
+version; and the embeddings that the active party may keep.
+"""

@@ -1,0 +1,103 @@
+"""Asks SQLite, and every other database that SQLAlchemy knows, for rows by id: ids are arguments,
+and never part of the query.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from vfl_common.config.data import DataSettings, shown
+from vfl_party.data import checks
+from vfl_party.data.choice import choose
+from vfl_party.data.sources.databases.alchemy import connected, engine_of, failed, texts_of
+from vfl_party.data.sources.databases.query import missing_package, query_of
+from vfl_party.serve.stores.pool import Pool
+from vfl_party.serve.stores.queries import most_rows, named_keys, too_many, with_ids
+from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+class AlchemyRows:
+    """See ``seam.Source``."""
+
+    def __init__(self, settings: DataSettings, connections: int) -> None:
+        self.settings = settings
+        try:
+            import sqlalchemy
+        except ImportError:
+            raise missing_package(settings.source, "sqlalchemy") from None
+        with named_keys():
+            query = with_ids(query_of(settings), ":ids", settings.source)
+            self._engine = engine_of(settings.source)
+        text = sqlalchemy.text(query)
+        self._query = text.bindparams(sqlalchemy.bindparam("ids", expanding=True))
+        self._pool: Pool[Connection] = Pool(
+            self._open, lambda each: each.close(), connections, _interrupt
+        )
+
+    def check(self) -> None:
+        """Asks for no ids. Raises InputError."""
+        with named_keys():
+            connection = self._open()
+            try:
+                self._fetched(connection, [])
+            finally:
+                connection.close()
+
+    def rows(self, ids: Sequence[str], until_s: float) -> Batch:
+        """See ``seam.Source``."""
+        with named_keys():
+            return Batch(self._pool.run(lambda each: self._fetched(each, ids), until_s), True)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _open(self) -> Connection:
+        return connected(self._engine, self.settings.source)
+
+    def _fetched(self, connection: Connection, ids: Sequence[str]) -> pa.Table:
+        from sqlalchemy.exc import DBAPIError, ResourceClosedError
+
+        source, most = shown(self.settings.source), most_rows(len(ids))
+        try:
+            with connection.execute(self._query, {"ids": list(ids)}) as result:
+                names = list(result.keys())
+                rows = result.fetchmany(most + 1)
+            # The next question sees what others have written meanwhile.
+            connection.rollback()
+        except DBAPIError as error:
+            raise self._failed(error) from None
+        except ResourceClosedError:
+            text = "data.query gives no rows; write one SELECT"
+            raise checks.unusable(source, text) from None
+        if len(rows) > most:
+            raise too_many(source, len(ids), most)
+        chosen = choose(source, names, self.settings, False)
+        wanted = list(dict.fromkeys([*chosen.id, *chosen.features]))
+        cells = {name: texts_of(source, name, names.index(name), rows) for name in wanted}
+        return pa.table({name: pa.array(texts, pa.string()) for name, texts in cells.items()})
+
+    def _failed(self, error: Any) -> Exception:
+        from sqlalchemy.exc import DataError
+
+        if "interrupted" in str(error.orig):
+            return TimeoutError()
+        said = failed(self.settings.source, error, None)
+        if isinstance(error, DataError):
+            return UnfitError(said.code, str(said))
+        return BrokenError(said.code, str(said)) if error.connection_invalidated else said
+
+
+def _interrupt(connection: Connection) -> None:
+    """Ends a query of SQLite; other drivers have no way for all."""
+    driver = connection.connection.driver_connection
+    with contextlib.suppress(sqlite3.Error):
+        if isinstance(driver, sqlite3.Connection):
+            driver.interrupt()

@@ -1,0 +1,224 @@
+"""A feature store that asks for the rows of each question, and prepares them as in training."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from vfl_common.config.data import shown
+from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import Rows
+from vfl_party.data import Preprocessor, Table, checks
+from vfl_party.data.cells import texts
+from vfl_party.data.collect import collect
+from vfl_party.data.ids import normalised
+from vfl_party.data.load import tabulate
+from vfl_party.data.reading import id_texts
+from vfl_party.data.stream import Stream
+from vfl_party.serve.stores.seam import (
+    UNFIT_ROW,
+    UNKNOWN_ROW,
+    Batch,
+    Found,
+    Source,
+    UnfitError,
+    apart,
+)
+
+# Sentences in the life of a program.
+_MOST_SAID = 100
+
+_ROW = re.compile(r" in row 1\b( below the header)?")
+
+log = logging.getLogger(__name__)
+
+
+class _Part(NamedTuple):
+    """Some of the ids, and the encoder's inputs of each; or what stands in place of their rows."""
+
+    ids: Sequence[str]
+    inputs: tuple[Tensor, ...] = ()
+    row: int = UNFIT_ROW
+
+
+class ByIds:
+    """Asks a source, and prepares its rows; any thread may call it.
+
+    A row that cannot be used, such as one with text in a column of numbers, makes its own id unfit,
+    and no other one. What the recipe's ``predict.refuse_outside`` allows is a share of a table, and
+    is not asked of single rows.
+
+    Args:
+        rules: how ids are spelt.
+        device: for the encoder's inputs.
+        advise: tells the person here a sentence.
+        as_cells: whether the model takes cells; see ``seam.Found``.
+
+    ``version``: names the state of the features; a source does not say when it changes.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        preprocessor: Preprocessor,
+        rules: Sequence[str],
+        device: torch.device,
+        advise: Callable[[str], None],
+        *,
+        as_cells: bool = False,
+    ) -> None:
+        self.settings, self.preprocessor = source.settings, preprocessor
+        self._source, self._rules = source, tuple(rules)
+        self._device, self._advise, self._as_cells = device, advise, as_cells
+        # Sentences that were said; several threads may say one at the same time.
+        self._said: set[str] = set()
+        self._saying = threading.Lock()
+        self.version = hashlib.sha256(f"{time.time_ns()} {id(self)}".encode()).hexdigest()[:16]
+
+    def look_up(self, ids: Sequence[str | None], until_s: float) -> Found:
+        """Returns what the source has of ids, as the parties spell them; None is no id.
+
+        Raises TimeoutError at ``until_s`` (monotonic), and InputError if the source cannot be
+        asked.
+        """
+        wanted = list(dict.fromkeys(each for each in ids if each))
+        number, parts, end = dict[str, int](), list[tuple[Tensor, ...]](), 0
+        for part in self._parts(wanted, until_s):
+            if not part.inputs:
+                number |= dict.fromkeys(part.ids, part.row)
+                continue
+            number |= {name: row for row, name in enumerate(part.ids, end)}
+            end += len(part.ids)
+            parts.append(part.inputs)
+        rows = np.fromiter(
+            (number.get(each or "", UNKNOWN_ROW) for each in ids), np.int64, len(ids)
+        )
+        whole = [torch.cat(each).to(self._device) for each in zip(*parts, strict=True)]
+
+        def inputs(at: Rows) -> tuple[Tensor, ...]:
+            index = torch.from_numpy(at).to(self._device)
+            return tuple(each.index_select(0, index) for each in whole)
+
+        return Found(rows, inputs, self.version)
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _parts(self, wanted: Sequence[str], until_s: float) -> Iterator[_Part]:
+        """Yields the ids that the source knows, or that it cannot be asked for."""
+        for some, batch in apart(wanted, lambda ids: self._source.rows(ids, until_s)):
+            if isinstance(batch, UnfitError):
+                yield self._unfit(some, batch)
+            elif batch.rows.num_rows:
+                yield from self._prepared(batch, frozenset(some))
+
+    def _prepared(self, batch: Batch, asked: frozenset[str]) -> Iterator[_Part]:
+        rows, spelt, repeated = self._chosen(batch, asked)
+        if repeated:
+            text = f"{self.name}: it gives several rows for one id; see data.duplicates"
+            yield self._unfit(repeated, UnfitError(Code.DATA_INVALID, text))
+
+        def prepare(at: Sequence[int]) -> tuple[Sequence[str], tuple[Tensor, ...]]:
+            table = self._table(Batch(rows.take(pa.array(at)), batch.as_written))
+            try:
+                inputs = self._inputs(table)
+            except InputError as error:
+                raise UnfitError(error.code, str(error)) from None
+            self._note(table)
+            return table.ids, inputs
+
+        for some, found in apart(range(rows.num_rows), prepare):
+            if isinstance(found, UnfitError):
+                yield self._unfit([spelt[at] for at in some], found)
+            else:
+                yield _Part(*found)
+
+    def _inputs(self, table: Table) -> tuple[Tensor, ...]:
+        """Returns what the model takes of each row of a table, [N, …]. Raises InputError."""
+        if self._as_cells:
+            return tuple(torch.from_numpy(each) for each in self.preprocessor.cells(table)[:2])
+        features = self.preprocessor.transform(table)
+        return features.inputs(np.arange(len(table), dtype=np.int64))
+
+    def _chosen(
+        self, batch: Batch, asked: frozenset[str]
+    ) -> tuple[pa.Table, Sequence[str], Sequence[str]]:
+        """Returns the rows to use and their ids, and the ids that have several rows and may not.
+        Raises InputError for rows that nobody has asked for.
+        """
+        settings, rows = self.settings, batch.rows.combine_chunks()
+        columns = [rows[name].combine_chunks() for name in settings.id]
+        if batch.as_written:
+            columns = [texts.plain(pc.cast(each, pa.string())) for each in columns]
+        cells = [
+            id_texts(self.name, name, each) for name, each in zip(settings.id, columns, strict=True)
+        ]
+        places = dict[str, list[int]]()
+        for at, each in enumerate(normalised(cells, self._rules).to_pylist()):
+            if each is not None:
+                places.setdefault(each, []).append(at)
+        if not asked.issuperset(places):
+            text = "it gives rows of ids that were not asked for"
+            raise checks.unusable(self.name, f"{text}; correct the condition of serve.store.query")
+        several = [each for each, at in places.items() if len(at) > 1]
+        if settings.duplicates != "first":
+            for each in several:
+                del places[each]
+        kept = [at[0] for at in places.values()]
+        refused = several if settings.duplicates == "error" else []
+        return rows.take(pa.array(kept, pa.int64())), list(places), refused
+
+    def _table(self, batch: Batch) -> Table:
+        """Returns rows as a table, sorted by id. Raises UnfitError."""
+        settings = self.settings
+
+        def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+            yield from batch.rows.select(list(wanted)).combine_chunks().to_batches()
+
+        names = tuple(batch.rows.column_names)
+        stream = Stream(self.name, names, batch.as_written, blocks, ordered=False)
+        try:
+            return tabulate(collect(stream, settings, False), settings, False)
+        except InputError as error:
+            raise UnfitError(error.code, str(error)) from None
+
+    @property
+    def name(self) -> str:
+        """The source's, in sentences."""
+        return shown(self.settings.source)
+
+    def _unfit(self, ids: Sequence[str], error: UnfitError) -> _Part:
+        if error.row == UNFIT_ROW:
+            # It is the only row of what was asked for.
+            text = _ROW.sub("", str(error))
+            self._say(f"{text}; such rows are not scored, and this is said once")
+        return _Part(ids, row=error.row)
+
+    def _note(self, table: Table) -> None:
+        """Says once of each column that it holds what training never had."""
+        for name in self.preprocessor.unseen(table):
+            text = f"column {name!r} has categories that training never had"
+            self._say(f"{self.name}: {text}; this is said once")
+        for name in self.preprocessor.outside(table):
+            text = f"column {name!r} has numbers far outside those of training"
+            self._say(f"{self.name}: {text}; are they in the unit of training? This is said once")
+
+    def _say(self, text: str) -> None:
+        with self._saying:
+            # A sentence may name a row's number.
+            if text in self._said or len(self._said) >= _MOST_SAID:
+                return
+            self._said.add(text)
+        log.warning("%s", text, extra={"event": "advice"})
+        self._advise(text)

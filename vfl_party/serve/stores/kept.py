@@ -1,0 +1,175 @@
+"""Embeddings that the active party keeps, as far as the passive parties allow it, and uses again
+without asking.
+
+What is kept is what has left the passive party: through its policy, with its noise. Nothing is kept
+of an id that a party does not know or has refused, and nothing is used of a party that is away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, LATE, Answered, Keeping
+from vfl_common.rpc.serving.service import Absent, Pending
+
+_STATES: Mapping[Absent, int] = {"late": LATE, "failed": FAILED}
+# Of one entry, beside the id and the embedding.
+_OVERHEAD_BYTES = 400
+
+
+class Service(Protocol):
+    """See ``vfl_common.rpc.serving.service.ServingService``."""
+
+    def keeping(self) -> Mapping[str, Keeping]: ...
+
+    def ask(
+        self,
+        ids: Sequence[str],
+        timeout_s: float,
+        *,
+        fewer: Mapping[str, Sequence[str]] | None = None,
+    ) -> Pending: ...
+
+
+class _Key(NamedTuple):
+    party: str
+    features: str
+    id: str
+
+
+class _Entry(NamedTuple):
+    embedding: bytes
+    since_s: float
+
+
+class KeptEmbeddings:
+    """Asks the passive parties of one trained model for what is not kept; any thread may call it.
+
+    Args:
+        mib: how much memory is used. What was used longest ago makes place.
+        used: called with a party, and for how many rows its embeddings were used again.
+    """
+
+    def __init__(self, service: Service, mib: int, used: Callable[[str, int], None]) -> None:
+        self._service, self._most_bytes, self._used = service, mib << 20, used
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._bytes = 0
+        self._changing = threading.Lock()
+
+    def ask(self, ids: Sequence[str], timeout_s: float) -> Pending | _Waiting:
+        """See ``Service.ask``."""
+        allowed = {
+            party: keeping
+            for party, keeping in self._service.keeping().items()
+            if keeping.seconds and self._most_bytes
+        }
+        if not allowed:
+            return self._service.ask(ids, timeout_s)
+        found = {party: self._look(party, each, ids) for party, each in allowed.items()}
+        fewer = {
+            party: [each for each in ids if each not in known] for party, known in found.items()
+        }
+        pending = self._service.ask(ids, timeout_s, fewer=fewer)
+        return _Waiting(self, pending, ids, found, fewer)
+
+    def _look(self, party: str, keeping: Keeping, ids: Sequence[str]) -> dict[str, bytes]:
+        """Returns {id: its embedding} of those that are kept."""
+        found, oldest_s = dict[str, bytes](), time.monotonic() - keeping.seconds
+        with self._changing:
+            for each in ids:
+                key = _Key(party, keeping.features, each)
+                entry = self._entries.get(key)
+                if entry is not None and entry.since_s > oldest_s:
+                    found[each] = entry.embedding
+                    self._entries.move_to_end(key)
+        return found
+
+    def keep(self, party: str, ids: Sequence[str], answer: Answered, since_s: float) -> None:
+        """Keeps what a party has answered about ids that were asked at ``since_s`` (monotonic)."""
+        count = answer.state.count(EMBEDDED)
+        values = np.frombuffer(answer.embeddings, "<f4")
+        # They are no embeddings, and the answer fails.
+        if not count or not np.isfinite(values).all():
+            return
+        width, start = len(answer.embeddings) // count, 0
+        with self._changing:
+            for each, state in zip(ids, answer.state, strict=True):
+                if state != EMBEDDED:
+                    continue
+                embedding = answer.embeddings[start : start + width]
+                start += width
+                self._put(_Key(party, answer.features, each), _Entry(embedding, since_s))
+
+    def used(self, party: str, rows: int) -> None:
+        if rows:
+            self._used(party, rows)
+
+    def _put(self, key: _Key, entry: _Entry) -> None:
+        before = self._entries.pop(key, None)
+        self._bytes -= 0 if before is None else _size(key, before)
+        self._entries[key] = entry
+        self._bytes += _size(key, entry)
+        while self._bytes > self._most_bytes:
+            self._bytes -= _size(*self._entries.popitem(last=False))
+
+
+def _size(key: _Key, entry: _Entry) -> int:
+    return _OVERHEAD_BYTES + 4 * len(key.id) + len(entry.embedding)
+
+
+class _Waiting:
+    """A question of which a part is known. ``found``: {party: {id: its embedding}}; ``fewer``:
+    {party: the ids that it was asked for}.
+    """
+
+    def __init__(
+        self,
+        kept: KeptEmbeddings,
+        pending: Pending,
+        ids: Sequence[str],
+        found: Mapping[str, Mapping[str, bytes]],
+        fewer: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._kept, self._pending, self._ids = kept, pending, ids
+        self._found, self._fewer = found, fewer
+        self._since_s = time.monotonic()
+
+    def wait(self) -> dict[str, Answered | Absent]:
+        """See ``Pending.wait``."""
+        answers = self._pending.wait()
+        for party, known in self._found.items():
+            answer, asked = answers[party], self._fewer[party]
+            if isinstance(answer, Answered):
+                self._kept.keep(party, asked, answer, self._since_s)
+            if known and answer != "away":
+                self._kept.used(party, sum(each in known for each in self._ids))
+                answers[party] = self._whole(known, answer, asked)
+        return answers
+
+    def _whole(
+        self, known: Mapping[str, bytes], answer: Answered | Absent, asked: Sequence[str]
+    ) -> Answered:
+        """Returns an answer about all ids, of what was known and what came."""
+        came = _each(answer, len(asked))
+        rows = [(EMBEDDED, known[each]) if each in known else next(came) for each in self._ids]
+        state, parts = bytes(state for state, _ in rows), [embedding for _, embedding in rows]
+        return Answered(state, b"".join(parts))
+
+
+def _each(answer: Answered | Absent, n: int) -> Iterator[tuple[int, bytes]]:
+    """Yields of each of ``n`` ids its state and its embedding, empty if it has none."""
+    if not isinstance(answer, Answered):
+        yield from [(_STATES[answer], b"")] * n
+        return
+    count, start = answer.state.count(EMBEDDED), 0
+    width = len(answer.embeddings) // count if count else 0
+    for state in answer.state:
+        end = start + width if state == EMBEDDED else start
+        yield state, answer.embeddings[start:end]
+        start = end

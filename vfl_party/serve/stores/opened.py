@@ -1,0 +1,114 @@
+"""Opens the feature store that a party's file names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from vfl_common.config.data import DataSettings, is_database
+from vfl_common.config.feature_stores import DatabaseStore, ServiceStore
+from vfl_common.errors import Code, InputError
+from vfl_party.assembly.files import PartyFiles
+from vfl_party.base.phase import Tree
+from vfl_party.data import Preprocessor, Table
+from vfl_party.data.table import Categories
+from vfl_party.phases.course import Course
+from vfl_party.predict.prediction import TrainedRun, prediction_data
+from vfl_party.serve.stores.alchemy import AlchemyRows
+from vfl_party.serve.stores.by_ids import ByIds
+from vfl_party.serve.stores.postgres import PostgresRows
+from vfl_party.serve.stores.seam import Source
+from vfl_party.serve.stores.service import ServiceRows
+
+_POSTGRES = ("postgresql://", "postgres://")
+# Of training alone, or of a file.
+_NOT_HERE: dict[str, Any] = dict.fromkeys(
+    ("label", "event", "group", "weight", "split", "limit", "sheet", "names", "format", "unaligned")
+)
+
+
+def open_store(
+    files: PartyFiles,
+    trained: TrainedRun,
+    store: DatabaseStore | ServiceStore,
+    advise: Callable[[str], None],
+) -> ByIds:
+    """Opens a database or a service, and asks it for nobody. Raises InputError if it cannot be
+    asked for the columns of training.
+
+    ``advise``: tells the person here a sentence.
+    """
+    settings, preprocessor = settings_of(files, trained.state, store), _preprocessor(trained.state)
+    source: Source
+    if isinstance(store, ServiceStore):
+        service_id = store.service_id if store.service_id is not None else trained.recipe.name
+        source = ServiceRows(settings, store, preprocessor, service_id=service_id, party=files.name)
+    elif settings.source.startswith(_POSTGRES):
+        source = PostgresRows(settings, store.connections)
+    else:
+        source = AlchemyRows(settings, store.connections)
+    try:
+        source.check()
+    except BaseException:
+        source.close()
+        raise
+    rules = settings.ruled(tuple(trained.recipe.rows.id_rules)).id_rules or ()
+    as_cells = Course(trained.recipe).lone_phase is not None
+    device = torch.device("cpu") if as_cells else files.device
+    return ByIds(source, preprocessor, rules, device, advise, as_cells=as_cells)
+
+
+def settings_of(
+    files: PartyFiles, state: Tree, store: DatabaseStore | ServiceStore
+) -> DataSettings:
+    """Returns how rows of the store are read: by the columns and kinds of training. Raises
+    InputError.
+    """
+    data = files.file.data
+    if data is None or not data.id:
+        text = "serve.store needs a [data] table that says which column is the id"
+        raise InputError(Code.CONFIG_INVALID, f"party {files.name}: {text}; add data.id")
+    preprocessor = _preprocessor(state)
+    if preprocessor.image_shape is not None or data.view is not None or data.parts:
+        text = "serve.store gives rows of columns, and this model was trained on other data"
+        raise InputError(Code.CONFIG_INVALID, f"party {files.name}: {text}; remove serve.store")
+    if isinstance(store, ServiceStore):
+        if len(data.id) > 1:
+            text = "a feature service knows an id of one column"
+            raise InputError(Code.CONFIG_INVALID, f"party {files.name}: {text}; correct data.id")
+        place: dict[str, Any] = {"source": store.url, "query": None}
+    else:
+        place = {"source": store.source or data.source, "query": store.query}
+        if not is_database(place["source"]):
+            text = "serve.store asks a database, and data.source is none"
+            raise InputError(Code.CONFIG_INVALID, f"party {files.name}: {text}; set its source")
+    # Of the table of training: a row must not be read otherwise because of those beside it.
+    style = preprocessor.style or (data.decimal or ".", data.thousands or "")
+    written = {"decimal": style[0], "thousands": style[1], "limit_by": "first", "labels": ()}
+    settings = data.model_copy(update={**_NOT_HERE, **written, **place})
+    return prediction_data(settings, None, state)
+
+
+def no_rows(preprocessor: Preprocessor, source: str) -> Table:
+    """Returns a table of no rows, with the columns of training."""
+    numbers, words = preprocessor.numeric_names, preprocessor.categorical_names
+    cells = Categories(np.empty((0, len(words)), np.int32), ((),) * len(words))
+    return Table(
+        source,
+        (),
+        numeric_NF=np.empty((0, len(numbers)), np.float32) if numbers else None,
+        numeric_names=numbers,
+        categorical=cells if words else None,
+        categorical_names=words,
+        kinds=preprocessor.kinds or {},
+    )
+
+
+def _preprocessor(state: Tree) -> Preprocessor:
+    if state["preprocessor"] is None:
+        text = "serve.store: this party has no features; remove the table"
+        raise InputError(Code.CONFIG_INVALID, text)
+    return Preprocessor.from_state(state["preprocessor"])

@@ -1,0 +1,143 @@
+"""Connections that several threads share, and work on them that ends in time."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from vfl_party.serve.stores.seam import BrokenError, UnfitError
+
+# Between two interrupts.
+_PAUSES_S = (0.05, 0.2, 1.0)
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Use(Generic[C]):
+    """The use of a place: its connection, if it is open. ``over``: set when it ends."""
+
+    connection: C | None
+    until_s: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+class Pool(Generic[C]):
+    """Keeps connections open, and opens new ones for those that broke.
+
+    Args:
+        opened: opens a connection. Raises InputError.
+        close: closes one.
+        most: how many are open at the same time.
+        interrupt: ends the work on one, from another thread.
+    """
+
+    def __init__(
+        self,
+        opened: Callable[[], C],
+        close: Callable[[C], None],
+        most: int,
+        interrupt: Callable[[C], None] = lambda _: None,
+    ) -> None:
+        self._opened, self._close, self._interrupt = opened, close, interrupt
+        # Of each place: its connection, None before it is opened. The last used one comes first.
+        self._free: queue.LifoQueue[C | None] = queue.LifoQueue()
+        for _ in range(most):
+            self._free.put(None)
+        self._closed = threading.Event()
+
+    def run(self, work: Callable[[C], T], until_s: float) -> T:
+        """Returns what ``work`` returns. It may run twice, if a connection that was kept broke.
+
+        Raises TimeoutError at ``until_s`` (monotonic), whatever the other end does: a thread of its
+        own waits for it. Raises what ``opened`` and ``work`` raise.
+        """
+        left_s = until_s - time.monotonic()
+        try:
+            if left_s <= 0.0:
+                raise TimeoutError
+            kept = self._free.get(timeout=left_s)
+        except queue.Empty:
+            raise TimeoutError from None
+        answer: Future[T] = Future()
+        use: _Use[C] = _Use(kept, until_s)
+        threading.Thread(
+            target=self._work, args=(use, work, answer), name="lookup", daemon=True
+        ).start()
+        try:
+            return answer.result(max(0.0, until_s - time.monotonic()))
+        except TimeoutError:
+            if not answer.done():
+                # The other end may not even answer this.
+                threading.Thread(target=self._stop, args=(use,), daemon=True).start()
+            raise TimeoutError from None
+
+    def close(self) -> None:
+        """Closes what is not in use; the rest as soon as it is not."""
+        self._closed.set()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._end(self._free.get_nowait())
+
+    def _work(self, use: _Use[C], work: Callable[[C], T], answer: Future[T]) -> None:
+        try:
+            answer.set_result(self._worked(use, work))
+        except BaseException as error:  # noqa: BLE001 - whoever waits hears of it
+            answer.set_exception(error)
+        finally:
+            use.over.set()
+            # It is interrupted no more.
+            with use.lock:
+                left, use.connection = use.connection, None
+            self._free.put(left)
+            if self._closed.is_set():
+                self.close()
+
+    def _worked(self, use: _Use[C], work: Callable[[C], T]) -> T:
+        if use.connection is not None:
+            try:
+                return self._on(use, work)
+            except BrokenError:
+                # The other end may have closed it while nobody used it.
+                if time.monotonic() >= use.until_s:
+                    raise
+        use.connection = self._opened()
+        # Nobody waits any more; the next one has a connection.
+        if time.monotonic() >= use.until_s:
+            raise TimeoutError
+        return self._on(use, work)
+
+    def _on(self, use: _Use[C], work: Callable[[C], T]) -> T:
+        assert use.connection is not None  # noqa: S101 - opened before
+        try:
+            return work(use.connection)
+        except UnfitError:
+            # It is fit for other ids.
+            raise
+        except BaseException:
+            with use.lock:
+                broken, use.connection = use.connection, None
+            self._end(broken)
+            raise
+
+    def _stop(self, use: _Use[C]) -> None:
+        """Interrupts the work, and again if it had not begun then."""
+        for pause_s in _PAUSES_S:
+            with use.lock, contextlib.suppress(Exception):
+                if use.connection is not None:
+                    self._interrupt(use.connection)
+            if use.over.wait(pause_s):
+                return
+
+    def _end(self, connection: C | None) -> None:
+        with contextlib.suppress(Exception):
+            if connection is not None:
+                self._close(connection)

@@ -1,0 +1,171 @@
+"""Asks PostgreSQL for rows by id through ADBC: ids are an argument, and never part of the query."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vfl_common.config.data import DataSettings, shown
+from vfl_party.data import checks
+from vfl_party.data.choice import choose
+from vfl_party.data.sources.databases.postgres import (
+    refused_connection,
+    refused_query,
+    require_dates,
+    select_of,
+    with_timeout,
+)
+from vfl_party.data.sources.databases.query import missing_package, query_of
+from vfl_party.serve.stores.pool import Pool
+from vfl_party.serve.stores.queries import most_rows, named_keys, too_many, with_ids
+from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError
+
+# A query whose answer nobody waits for any more.
+_LONGEST_MS = 10_000
+_BEGIN = (
+    "SET default_transaction_read_only = on",
+    f"SET statement_timeout = {_LONGEST_MS}",
+)
+# So that a server that is gone without a word holds no connection for long.
+_ALIVE = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": _LONGEST_MS,
+}
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
+# The server's: what was asked for is no value of its type; the statement was ended.
+_NO_VALUE, _ENDED = "22", "57014"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The query as the server gets it, and the type of the ids in it."""
+
+    select: str
+    kind: pa.DataType
+
+
+class PostgresRows:
+    """See ``seam.Source``."""
+
+    def __init__(self, settings: DataSettings, connections: int) -> None:
+        self.settings = settings
+        with named_keys():
+            self._query = with_ids(query_of(settings), "$1", settings.source)
+        self._pool: Pool[Any] = Pool(self._open, lambda each: each.close(), connections, _cancel)
+        self._asked: _Asked | None = None
+
+    def check(self) -> None:
+        """Asks the server what the query gives. Raises InputError."""
+        with named_keys():
+            connection = self._open()
+            try:
+                self._asked = self._described(connection)
+                self._fetched(connection, [])
+            finally:
+                connection.close()
+
+    def rows(self, ids: Sequence[str], until_s: float) -> Batch:
+        """See ``seam.Source``."""
+        with named_keys():
+            return Batch(self._pool.run(lambda each: self._fetched(each, ids), until_s), False)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _open(self) -> Any:
+        try:
+            import adbc_driver_manager
+            from adbc_driver_postgresql import dbapi
+        except ImportError:
+            raise missing_package(self.settings.source, "adbc-driver-postgresql") from None
+        try:
+            connection = dbapi.connect(_alive(self.settings.source), autocommit=True)
+            with connection.cursor() as cursor:
+                for each in _BEGIN:
+                    cursor.execute(each)
+        except adbc_driver_manager.Error as error:
+            raise refused_connection(self.settings.source, str(error)) from None
+        return connection
+
+    def _described(self, connection: Any) -> _Asked:
+        """Returns how the query is asked. Raises InputError."""
+        import adbc_driver_manager
+
+        settings, source = self.settings, shown(self.settings.source)
+        try:
+            with connection.cursor() as cursor:
+                given = cursor.adbc_prepare(self._query)
+                schema = cursor.adbc_execute_schema(self._query)
+        except adbc_driver_manager.Error as error:
+            raise refused_query(settings.source, error) from None
+        chosen = choose(source, list(schema.names), settings, False)
+        # The mark may stand in a comment.
+        kind = given.field(0).type if len(given) else pa.null()
+        inner = kind.value_type if pa.types.is_list(kind) else None
+        if inner is None or not (pa.types.is_integer(inner) or pa.types.is_string(inner)):
+            text = "must compare :ids with text or whole numbers"
+            raise checks.unusable(
+                source, f"data.query {text}; write, for example, WHERE id::text = ANY(:ids)"
+            )
+        names = list(dict.fromkeys([*chosen.id, *chosen.features]))
+        return _Asked(select_of(self._query, schema, names, settings), inner)
+
+    def _fetched(self, connection: Any, ids: Sequence[str]) -> pa.Table:
+        import adbc_driver_manager
+
+        asked, source = self._asked, shown(self.settings.source)
+        assert asked is not None  # noqa: S101 - check comes first
+        most = most_rows(len(ids))
+        given = pa.array([_values(ids, asked.kind)], pa.list_(asked.kind))
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(f"{asked.select}\nLIMIT {most + 1}", pa.record_batch({"ids": given}))
+                found = cursor.fetch_arrow_table()
+        except adbc_driver_manager.Error as error:
+            raise self._failed(error) from None
+        if found.num_rows > most:
+            raise too_many(source, len(ids), most)
+        for name in found.column_names:
+            for chunk in found[name].chunks:
+                require_dates(source, name, chunk)
+        return found
+
+    def _failed(self, error: Any) -> Exception:
+        code = error.sqlstate or ""
+        if code == _ENDED:
+            return TimeoutError()
+        said = refused_query(self.settings.source, error)
+        if code.startswith(_NO_VALUE):
+            return UnfitError(said.code, str(said))
+        lost = not code or code.startswith(("08", "57"))
+        return BrokenError(said.code, str(said)) if lost else said
+
+
+def _alive(source: str) -> str:
+    """Returns the URL with what it does not say itself about a server that does not answer."""
+    url = with_timeout(source)
+    more = [f"{key}={value}" for key, value in _ALIVE.items() if f"{key}=" not in url]
+    return "&".join([url, *more]) if "?" in url else f"{url}?{'&'.join(more)}"
+
+
+def _values(ids: Sequence[str], kind: pa.DataType) -> list[Any]:
+    """Returns the ids that are values of the type; the others are nobody's."""
+    if pa.types.is_string(kind):
+        # Which no text of PostgreSQL has.
+        return [each for each in ids if "\0" not in each]
+    bounds = np.iinfo(kind.to_pandas_dtype())
+    numbers = [int(each) for each in ids if _WHOLE.fullmatch(each)]
+    return [each for each in numbers if bounds.min <= each <= bounds.max]
+
+
+def _cancel(connection: Any) -> None:
+    with contextlib.suppress(Exception):
+        connection.adbc_cancel()

@@ -1,0 +1,259 @@
+"""Asks a feature service for rows by id: the interface ``BatchFetchFeature`` of SecretFlow-Serving,
+as a client.
+
+Source: ``secretflow_serving/spis/batch_feature_service.proto`` and ``protos/feature.proto`` of
+https://github.com/secretflow/serving, in the JSON of proto3. A service answers for all ids of a
+request, in their order, or for none: it says ``NOT_FOUND`` (5) if it does not know one of them, and
+does not say which. Halves of the ids are then asked for, until an unknown one is alone.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from vfl_common.config.data import DataSettings
+from vfl_common.config.feature_stores import ServiceStore
+from vfl_common.errors import Code, InputError
+from vfl_common.text import clean
+from vfl_party.data import checks
+from vfl_party.data.inputs.preprocess import Preprocessor
+from vfl_party.data.reading import DATE
+from vfl_party.serve.stores.pool import Pool
+from vfl_party.serve.stores.seam import UNKNOWN_ROW, Batch, BrokenError, UnfitError
+
+# Of a service: nothing is wrong; an id is unknown.
+_OK, _NOT_FOUND = 0, 5
+_CONNECT_S, _CHECK_S = 5.0, 10.0
+# For one packet, if nobody interrupts.
+_LONGEST_S = 60.0
+# Of HTTP, also for a question about nobody: this is no such service, or not for this party.
+_NO_SERVICE = (401, 403, 404, 405)
+# Of an answer: what is allowed for each cell, and beside the cells.
+_CELL_BYTES, _MORE_BYTES = 1 << 10, 1 << 20
+_BLOCK = 1 << 16
+# Of a value: the lists that it may have, and how their cells are read.
+_NUMBERS = ("ds", "fs", "i64s", "i32s", "bs")
+_LISTS = ("ss", *_NUMBERS)
+# Characters of the service's own words.
+_MOST_WORDS = 200
+
+
+class ServiceRows:
+    """See ``seam.Source``.
+
+    ``service_id``, ``party``: what the service is told about who asks.
+    """
+
+    def __init__(
+        self,
+        settings: DataSettings,
+        store: ServiceStore,
+        preprocessor: Preprocessor,
+        *,
+        service_id: str,
+        party: str,
+    ) -> None:
+        self.settings, self._store = settings, store
+        self._about = {"header": {"data": {}}, "model_service_id": service_id, "party_id": party}
+        kinds = preprocessor.kinds or {}
+        # A day is a text, such as 2026-01-31.
+        self._numeric = {name: kinds.get(name) != DATE for name in preprocessor.numeric_names}
+        self._words = preprocessor.categorical_names
+        self._tls = _tls(store)
+        self._pool: Pool[http.client.HTTPConnection] = Pool(
+            self._open, lambda each: each.close(), store.connections, _interrupt
+        )
+
+    def check(self) -> None:
+        """Asks for no ids: whatever the service says of that, it is there. Raises InputError."""
+        try:
+            until_s = time.monotonic() + _CHECK_S
+            status, _ = self._pool.run(lambda each: self._post(each, []), until_s)
+        except TimeoutError:
+            text = f"does not answer within {_CHECK_S:g} s; correct serve.store.url, or start it"
+            raise checks.unreadable(self._store.url, text) from None
+        if status in _NO_SERVICE:
+            raise self._refused(status)
+
+    def rows(self, ids: Sequence[str], until_s: float) -> Batch:
+        """See ``seam.Source``."""
+        found = self._pool.run(lambda each: self._answer(each, ids), until_s)
+        status = found.get("status")
+        code = status.get("code", _OK) if isinstance(status, dict) else None
+        if code == _NOT_FOUND:
+            text = f"{self._store.url}: the service does not know an id"
+            raise UnfitError(Code.DATA_INVALID, text, UNKNOWN_ROW)
+        if code != _OK or not isinstance(status, dict):
+            said = clean(str((status or {}).get("msg", "")), _MOST_WORDS)
+            text = f"the service answers with status {clean(str(code), 20)} ({said})"
+            raise checks.unreadable(self._store.url, f"{text}; ask who runs it")
+        return Batch(self._table(found.get("features"), ids), False)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _open(self) -> http.client.HTTPConnection:
+        url = urlsplit(self._store.url)
+        assert url.hostname is not None  # noqa: S101 - the settings say so
+        if self._tls is None:
+            line = http.client.HTTPConnection(url.hostname, url.port, timeout=_CONNECT_S)
+        else:
+            line = http.client.HTTPSConnection(
+                url.hostname, url.port, timeout=_CONNECT_S, context=self._tls
+            )
+        try:
+            line.connect()
+        except (OSError, UnicodeError) as error:
+            line.close()
+            text = f"cannot be reached ({clean(str(error), _MOST_WORDS)})"
+            advice = "correct serve.store.url or serve.store.ca, or start it"
+            raise checks.unreadable(self._store.url, f"{text}; {advice}") from None
+        line.sock.settimeout(_LONGEST_S)
+        return line
+
+    def _refused(self, status: int) -> InputError:
+        text = f"the service answers with HTTP status {status}"
+        return checks.unreadable(
+            self._store.url, f"{text}; correct serve.store, or ask who runs it"
+        )
+
+    def _post(
+        self, line: http.client.HTTPConnection, ids: Sequence[str]
+    ) -> tuple[int, bytes | None]:
+        """Asks once. Returns the status and the answer, None if it is too long. Raises
+        BrokenError.
+        """
+        url = urlsplit(self._store.url)
+        param = {"query_datas": list(ids), "query_context": self._store.context}
+        asked = {**self._about, "feature_fields": self._fields(), "param": param}
+        headers = {"content-type": "application/json", "accept": "application/json"}
+        try:
+            line.request("POST", url.path or "/", json.dumps(asked).encode(), headers)
+            answer = line.getresponse()
+            return answer.status, _body(answer, self._most_bytes(len(ids)))
+        except TimeoutError:
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            text = f"the connection broke ({type(error).__name__}); ask who runs the service"
+            raise BrokenError(Code.FILE_INVALID, f"{self._store.url}: {text}") from None
+
+    def _answer(self, line: http.client.HTTPConnection, ids: Sequence[str]) -> dict[str, Any]:
+        """Asks once. Raises InputError for what is no answer."""
+        status, data = self._post(line, ids)
+        if status != http.client.OK:
+            raise self._refused(status)
+        if data is None:
+            text = "the service answers with more bytes than its features can have"
+            raise checks.unusable(self._store.url, f"{text}; ask who runs it")
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            text = "the service answers with something else than a JSON object"
+            raise checks.unusable(self._store.url, f"{text}; correct serve.store.url")
+        return found
+
+    def _fields(self) -> list[dict[str, str]]:
+        kinds = {
+            name: "FIELD_DOUBLE" if number else "FIELD_STRING"
+            for name, number in self._numeric.items()
+        }
+        kinds |= dict.fromkeys(self._words, "FIELD_STRING")
+        return [{"name": name, "type": kind} for name, kind in kinds.items()]
+
+    def _most_bytes(self, ids: int) -> int:
+        return _MORE_BYTES + _CELL_BYTES * ids * (len(self._numeric) + len(self._words))
+
+    def _table(self, features: Any, ids: Sequence[str]) -> pa.Table:
+        """Returns the features by name, beside the ids. Raises InputError."""
+        given = {}
+        for each in features if isinstance(features, list) else ():
+            field = each.get("field") if isinstance(each, dict) else None
+            if isinstance(field, dict) and isinstance(each.get("value", {}), dict):
+                given[field.get("name")] = each.get("value", {})
+        columns: dict[str, pa.Array] = {}
+        (name,) = self.settings.id
+        columns[name] = pa.array(ids, pa.string())
+        for name in (*self._numeric, *self._words):
+            if name not in given:
+                text = f"the service gives no feature {name!r}, but training had it"
+                raise checks.unusable(self._store.url, f"{text}; add it to the service")
+            columns[name] = self._column(name, given[name], len(ids))
+        return pa.table(columns)
+
+    def _column(self, name: str, value: Mapping[str, Any], n: int) -> pa.Array:
+        filled = [key for key in _LISTS if value.get(key)]
+        cells = value[filled[0]] if len(filled) == 1 else None
+        if not isinstance(cells, list) or len(cells) != n:
+            text = f"feature {name!r} does not have one list of one value for each id"
+            raise checks.unusable(self._store.url, f"{text}; ask who runs the service")
+        number = self._numeric.get(name)
+        try:
+            if filled[0] == "ss":
+                # Proto3 has no empty cell in a list.
+                words = pa.array([each or None for each in cells], pa.string())
+                return words.cast(pa.timestamp("us")) if number is False else words
+            if filled[0] in ("i64s", "i32s"):
+                return pa.array([_whole(each) for each in cells], pa.int64())
+            if filled[0] == "bs":
+                return pa.array(cells, pa.bool_())
+            return pa.array([float(each) for each in cells], pa.float64(), from_pandas=True)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            text = f"feature {name!r} has values that are not of its type ({filled[0]})"
+            raise UnfitError(Code.DATA_INVALID, f"{self._store.url}: {text}") from None
+
+
+def _whole(value: Any) -> int:
+    """Returns a whole number as JSON has it: 64 bits are a text."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError
+    return int(value)
+
+
+def _body(answer: http.client.HTTPResponse, most: int) -> bytes | None:
+    """Reads an answer; None if it has more than ``most`` bytes."""
+    found = bytearray()
+    while block := answer.read(_BLOCK):
+        found += block
+        if len(found) > most:
+            return None
+    return bytes(found)
+
+
+def _tls(store: ServiceStore) -> ssl.SSLContext | None:
+    """Returns how a service is known by its certificate; None for plain HTTP. Raises InputError."""
+    files = (store.ca, store.certificate, store.key)
+    if store.url.startswith("http:"):
+        if any(each is not None for each in files):
+            text = "ca, certificate and key are for a url with https://; correct the url"
+            raise InputError(Code.CONFIG_INVALID, f"serve.store: {text}, or remove them")
+        return None
+    if (store.certificate is None) != (store.key is None):
+        text = "serve.store: give certificate and key, or none of them"
+        raise InputError(Code.CONFIG_INVALID, text)
+    try:
+        found = ssl.create_default_context(cafile=store.ca)
+        if store.certificate is not None:
+            found.load_cert_chain(store.certificate, store.key)
+    except OSError as error:
+        named = ", ".join(each for each in files if each is not None)
+        text = f"cannot be read as PEM files of TLS ({clean(str(error), _MOST_WORDS)})"
+        raise InputError(
+            Code.CERTIFICATE_INVALID, f"{named}: {text}; correct serve.store"
+        ) from None
+    return found
+
+
+def _interrupt(line: http.client.HTTPConnection) -> None:
+    if line.sock is not None:
+        line.sock.shutdown(socket.SHUT_RDWR)
