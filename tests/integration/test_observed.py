@@ -23,6 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.harness import cases
 from tests.harness.federation import Federation, Program
 from tests.harness.scrape import key, scrape
+from tests.harness.waiting import wait_until
 from vfl_common.process.tracing import ASKS, trace_id
 
 # Nobody waits for it: a signal ends it.
@@ -91,6 +92,8 @@ def test_health_and_metrics_outlive_a_run_that_has_failed(tmp_path: Path) -> Non
             assert health(each) == (503, "failed\n")
             assert scrape(each)[key("vfl_run_state", state="failed")] == 1
         assert not ended(server)
+        # What is left to do is to be read.
+        wait_until(lambda: "error" in server.stderr and "error" in active.stderr)
         server.signal(signal.SIGTERM)
         active.signal(signal.SIGTERM)
         assert (server.wait(), active.wait()) == (3, 3)

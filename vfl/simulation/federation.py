@@ -75,6 +75,8 @@ class Federation:
             "policy": simulate.policies.get(name, "allow_all"),
             "threads": simulate.threads,
             "out": str(self.out.resolve()),
+            # Of this simulation alone: it is no part of a party's record.
+            "record": {"folder": str(self.folder.resolve())},
             "alignments_a_day": _OFTEN,
             "peer_rows_at_most": _OFTEN,
             # A trial on one machine may have short keys.

@@ -29,7 +29,7 @@ from vfl_common.text import to_json
 from vfl_party.record import tree
 from vfl_party.record.note import Head
 
-LINES, HASHES, STATE, SECRET = "lines.jsonl", "hashes", "hashes.json", "people.key"
+LINES, HASHES, STATE, SECRET = "lines.jsonl", "hashes", "hashes.json", "people.secret"
 _SYNC_S = 1.0
 _WHAT = "cannot be written, and nothing leaves without it"
 # Read at once.

@@ -264,10 +264,11 @@ class PartyApp:
     def _book(self) -> Book:
         """Opens the record, and says if it is a new one although this party has run before."""
         file, name = self.files.file, self.files.name
-        book = Book(folder_of(Path(file.record.folder or file.out), name), name)
-        if book.is_new and any(Path(file.out).glob(f"*/{name}/run.json")):
+        beside = Path(file.record.folder or file.out)
+        book = Book(folder_of(beside, name), name)
+        if book.is_new and any(beside.glob(f"*/{name}/run.json")):
             said = (
-                f"{book.folder}: a new record begins, though {file.out} has earlier runs of "
+                f"{book.folder}: a new record begins, though {beside} has earlier runs of "
                 f"{name}; if there was a record, stop and restore it: peers that have signed it "
                 "refuse another one"
             )

@@ -388,6 +388,7 @@ class PartyRun:
                 if phase.alone_from is not None:
                     generation.unhurried()
             begin = end
+        generation.confer()
         return outcome
 
     def _rounds(
@@ -422,7 +423,6 @@ class PartyRun:
                 if done:
                     with blaming():
                         phase.finish()
-                    generation.confer()
                 if label := rounds.ends(report, done=done):
                     self._vouch(folder, label)
                 if done:
