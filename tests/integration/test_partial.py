@@ -29,8 +29,8 @@ from vfl.simulation.inprocess import run_in_process
 from vfl.simulation.origin import Origin
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, InputError
-from vfl_party.align import digest, rounds
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_party.align import digest, partial, rounds
 from vfl_party.forecast.count import forecast, outlook_of
 
 SUBSETS: dict[str, Any] = {"subsets": True}
@@ -342,6 +342,34 @@ def test_an_active_party_with_labels_alone(
         assert state == ("scored" if id_ in known else "not at every party")
         there = [name for name in NAMES[1:] if id_ in ids[name]]
         assert parties == (", ".join(there) or None)
+
+
+# -- an active party that lies
+# ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [
+        # The sum overflows to a number of rows that can be.
+        (2**63 - 1, 2**63 - 1, 92, 0, 0),
+        (0, 0, 2**40, 0, 0),
+        (0, 0, -1, 80, 0),
+        (0, 0, 0, 0, 0),
+        # Fewer than the places.
+        (0, 0, 1, 0, 0),
+    ],
+    ids=str,
+)
+def test_sizes_of_splits_that_cannot_be_are_refused(
+    splits: tuple[int, ...],
+    data: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partial, "ints", lambda *_: torch.tensor(splits))
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        in_process(tmp_path, recipe(SUBSETS), data)
 
 
 # -- what a passive party sends

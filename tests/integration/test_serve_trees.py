@@ -7,6 +7,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.harness.served import NAMES, Served, trained
 from tests.integration.test_secureboost import made_table, recipe
 from vfl.simulation.origin import Origin
 from vfl_common.errors import Code, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, Step
+from vfl_common.rpc.serving.answered import EMBEDDED, UNKNOWN, Answered, Step
 from vfl_party.methods.secureboost.tree.positions import SETTLED
 from vfl_party.serve.answering import DailyLimit
 from vfl_party.serve.kinds.stepwise import StepAnswers
@@ -112,6 +113,28 @@ def test_a_party_that_is_late_after_the_first_level_is_named(run: vfl.Run) -> No
     assert all(found.part(at).missing == {"p1": "late"} for at in late)
     there = [at for at, state in enumerate(found.state) if state == "scored"]
     assert all(numbers(found, at) == want[ids[at]] for at in there)
+
+
+@pytest.mark.parametrize("later", [UNKNOWN, EMBEDDED])
+def test_a_party_that_says_something_else_of_an_id_later_takes_no_part(
+    later: int, run: vfl.Run
+) -> None:
+    """Else a row without a score would miss nobody, or one with a score would miss who gave it."""
+    online, ids = Online.of(run.folder), list(predicted(run))
+    honest = online.answers["p1"]
+
+    def changed(asked: list[str], step: Step) -> Answered:
+        found: Answered = honest(asked, step)
+        first = EMBEDDED if later == UNKNOWN else UNKNOWN
+        return replace(found, state=bytes([first if step.begins else later]) * len(ids))
+
+    online.answers = {**online.answers, "p1": changed}
+    found = online.score(*ids)
+    assert "incomplete" in found.state
+    for at, state in enumerate(found.state):
+        # No tree has led a row to p1 that has a score.
+        assert (state == "incomplete") <= ("p1" in found.part(at).missing)
+        assert (state == "scored") == (not found.part(at).missing)
 
 
 def test_of_an_id_that_the_active_party_does_not_know_nobody_is_asked(run: vfl.Run) -> None:

@@ -21,7 +21,6 @@ from vfl_common.bundle import Kind
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import write_atomic
-from vfl_common.psi import MOST_ROWS
 from vfl_party.align.aligned import Aligned, Aligning
 from vfl_party.align.digest import (
     AGAIN,
@@ -78,9 +77,11 @@ class PartialRows:
         active, rows = self._recipe.active.name, np.flatnonzero(common.rows)
         told = self._asking(at, len(rows)).swap(SHOWN, shown(at, at.table.select(rows).ids))
         splits, places = told["splits"].numpy(), told["places"].numpy()
-        fits = bool((splits >= 0).all()) and 0 < int(splits.sum()) <= MOST_ROWS
+        # Each for itself: a sum of large ones overflows.
+        counts = splits.tolist()
+        fits = min(counts) >= 0 and 0 < sum(counts) <= at.peer_rows_at_most
         known = np.unique(places)
-        within = bool(((known >= 0) & (known < splits.sum())).all())
+        within = bool(((known >= 0) & (known < sum(counts))).all())
         if not (fits and within and len(known) == len(places)):
             text = f"{active} sent places of rows that cannot be"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=active)

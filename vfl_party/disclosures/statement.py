@@ -102,7 +102,7 @@ def opened(path: Path, credentials: Credentials) -> tuple[dict[str, Any], str]:
         signature = base64.b64decode(envelope["signatures"][0]["sig"], validate=True)
         certificate, *others = x509.load_pem_x509_certificates(envelope["certificates"].encode())
         said = json.loads(payload)
-        party = str(said["predicate"]["party"])
+        party, _run = str(said["predicate"]["party"]), str(said["predicate"]["run"])
         if envelope["payloadType"] != PAYLOAD or said["predicateType"] != PREDICATE:
             raise ValueError(envelope["payloadType"])
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, binascii.Error):

@@ -97,7 +97,8 @@ class Book:
         """Returns the head of all lines so far, which are on the disk then. Raises InputError."""
         with self._locked():
             self._require_whole(os.fstat(self._file).st_size)
-            self._sync()
+            # Of other programs of the party, too.
+            os.fdatasync(self._file)
             size = self._grown()
             return Head(self.origin, size, tree.root(size, self._hash_at), int(now()))
 
@@ -201,6 +202,8 @@ class Book:
         while data:
             written = os.pwrite(self._hashes, data, offset)
             data, offset = data[written:], offset + written
+        # Else a disk that loses power may keep how many there are, and not the hashes.
+        os.fdatasync(self._hashes)
         write_atomic(self.folder / STATE, to_json({"lines": lines, "bytes": at}))
         return lines
 

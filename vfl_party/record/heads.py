@@ -13,11 +13,12 @@ on both: that is the evidence, which anybody can check who trusts the federation
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import unwritable, write_atomic
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.pem import pin_of
+from vfl_common.identity.pem import MOST_INTERMEDIATES, pin_of
 from vfl_common.identity.signing import chain_pem, shown
 from vfl_common.rpc.confer import ShownHead
 from vfl_common.text import to_json
@@ -68,6 +69,15 @@ class Held:
             raise ValueError(text) from None
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """A head that a peer has shown and signed, with its certificate and its chain in PEM."""
+
+    note: SignedNote
+    certificate: x509.Certificate
+    chain: str
+
+
 class Heads:
     """What a party shows and holds; any thread may call it.
 
@@ -79,8 +89,9 @@ class Heads:
     def __init__(self, book: Book, credentials: Callable[[], Credentials]) -> None:
         self._book, self._credentials = book, credentials
         self._lock = threading.Lock()
-        # {peer: (its note and certificate, this party's note)}, between its two calls.
-        self._between: dict[str, tuple[SignedNote, x509.Certificate, SignedNote]] = {}
+        # {peer: (what it has shown, this party's note, the peer's head that was held)}, between its
+        # two calls.
+        self._between: dict[str, tuple[_Shown, SignedNote, Held | None]] = {}
         # {peer: the pin of its key}, of those that have shown their record in this process.
         self.met: dict[str, str] = {}
         # Of the record, when its head was last cosigned by the active party.
@@ -96,20 +107,26 @@ class Heads:
 
         ``ask``: makes one call.
         """
-        for _ in range(_TRIES):
+        for left in reversed(range(_TRIES)):
             own, held = self._signed(), self.held(peer)
             first = ask(self._shows(own, held))
             # Else another program of this party has shown a later head meanwhile.
-            if first.held_origin != own.head.origin or first.held_size <= own.head.size:
-                break
-        note, certificate = self._read(peer, first)
-        self._require_going_on(peer, held, note, certificate, first.proof)
-        proof = self._proof(peer, first, own.head)
-        credentials = self._credentials()
-        last = ask(ShownHead(proof=proof, cosigned=str(note.signed(credentials))))
-        self._keep_own(peer, own, last.cosigned, certificate, first.certificates)
-        self._keep(peer, note.signed(credentials), certificate, first.certificates)
-        self._cosigned_size = own.head.size
+            later = first.held_origin == own.head.origin and first.held_size > own.head.size
+            if later and left:
+                continue
+            seen = self._read(peer, first)
+            self._require_going_on(peer, held, seen, first.proof)
+            proof = self._proof(peer, first, own.head)
+            cosigned = str(seen.note.signed(self._credentials()))
+            last = ask(ShownHead(proof=proof, cosigned=cosigned))
+            # Else the same has happened between the two calls.
+            if last.cosigned and self.held(peer) == held:
+                self._keep_own(peer, own, last.cosigned, seen)
+                self._keep(peer, seen)
+                self._cosigned_size = own.head.size
+                return
+        text = f"{peer} has not signed the head of the record of {self._book.name}"
+        raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
 
     @property
     def has_news(self) -> bool:
@@ -136,9 +153,9 @@ class Heads:
                 text = f"{peer} has shown its record {_MOST_CALLS:,} times, and no honest one does"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
             if call.note:
-                note, certificate = self._read(peer, call)
+                seen = self._read(peer, call)
                 own, held = self._signed(), self.held(peer)
-                self._between[peer] = note, certificate, own
+                self._between[peer] = seen, own, held
                 proof = self._proof(peer, call, own.head)
                 answer = self._shows(own, held)
                 return ShownHead(
@@ -147,13 +164,14 @@ class Heads:
             if peer not in self._between:
                 text = f"{peer} has not shown the head of its record"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
-            note, certificate, own = self._between.pop(peer)
-            self._require_going_on(peer, self.held(peer), note, certificate, call.proof)
-            chain = _pem(certificate)
-            self._keep_own(peer, own, call.cosigned, certificate, chain)
-            cosigned = note.signed(self._credentials())
-            self._keep(peer, cosigned, certificate, chain)
-            return ShownHead(cosigned=str(cosigned))
+            seen, own, held = self._between.pop(peer)
+            if self.held(peer) != held:
+                # Other programs of both have met meanwhile: the proof is of an older head. An
+                # answer without a signature asks the peer to begin again.
+                return ShownHead()
+            self._require_going_on(peer, held, seen, call.proof)
+            self._keep_own(peer, own, call.cosigned, seen)
+            return ShownHead(cosigned=str(self._keep(peer, seen)))
 
     # -- both
     # ----------------------------------------------------------------------
@@ -164,7 +182,8 @@ class Heads:
         """
         path = self._path(peer)
         try:
-            return next(reversed(read(path)), None)
+            # The last alone: a peer can make many.
+            return next(_newest_first(path), None)
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
@@ -190,8 +209,10 @@ class Heads:
             return ()
         return tuple(self._book.consistency(call.held_size, own.size))
 
-    def _read(self, peer: str, call: ShownHead) -> tuple[SignedNote, x509.Certificate]:
-        """Returns the note that a peer shows. Raises PeerError if it has not signed it."""
+    def _read(self, peer: str, call: ShownHead) -> _Shown:
+        """Returns what a peer shows, with its own signature alone. Raises PeerError if it has not
+        signed it.
+        """
         what = "the head of the record"
         certificate = shown(call.certificates, self._credentials(), peer, what)
         try:
@@ -199,22 +220,23 @@ class Heads:
         except ValueError:
             text = f"{what} of {peer} cannot be read; run the same version of this program at all"
             raise PeerError(Code.MALFORMED_MESSAGE, f"{text} parties", party=peer) from None
-        if not note.is_signed_by(peer, certificate):
+        note = note.signed_by(peer, certificate)
+        if not note.signatures:
             text = f"{what} of {peer} is not signed with the key of its certificate"
             raise PeerError(Code.IDENTITY_MISMATCH, text, party=peer)
-        return note, certificate
+        chain = x509.load_pem_x509_certificates(call.certificates)[: 1 + MOST_INTERMEDIATES]
+        return _Shown(note, certificate, "".join(_pem(each) for each in chain))
 
     def _require_going_on(
         self,
         peer: str,
         held: Held | None,
-        note: SignedNote,
-        certificate: x509.Certificate,
+        seen: _Shown,
         proof: tuple[bytes, ...],
     ) -> None:
         if held is None:
             return
-        old, new = held.note.head, note.head
+        old, new = held.note.head, seen.note.head
         if old.origin == new.origin and tree.is_consistent(
             old.size, new.size, old.root, new.root, proof
         ):
@@ -222,7 +244,7 @@ class Heads:
         name = f"{peer}.broken-{new.root.hex()[:12]}.json"
         evidence = {
             "held": json.loads(held.line),
-            "shown": {"note": str(note), "certificates": {peer: _pem(certificate).decode()}},
+            "shown": {"note": str(seen.note), "certificates": {peer: seen.chain}},
             "proof": [each.hex() for each in proof],
             "at": now(),
         }
@@ -241,54 +263,52 @@ class Heads:
         own = f"{own}, or accept the new one: vfl-party disclosures accept PARTY {peer}"
         raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer).privately(own)
 
-    def _keep_own(
-        self,
-        peer: str,
-        own: SignedNote,
-        cosigned: str,
-        certificate: x509.Certificate,
-        chain: bytes,
-    ) -> None:
+    def _keep_own(self, peer: str, own: SignedNote, cosigned: str, seen: _Shown) -> None:
         """Keeps the head of this party's record with the peer's signature. Raises PeerError if the
         peer has not signed it.
         """
         try:
-            note = SignedNote.read(cosigned)
+            # Nothing else that it has put there.
+            note = SignedNote.read(cosigned).signed_by(peer, seen.certificate)
         except ValueError:
             note = SignedNote(Head("", 0, b""))
-        if note.head != own.head or not note.is_signed_by(peer, certificate):
+        if note.head != own.head or not note.signatures:
             text = f"{peer} has not signed the head of the record of {self._book.name}"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
         certificates = {
             self._book.name: chain_pem(self._credentials()).decode(),
-            peer: chain.decode(),
+            peer: seen.chain,
         }
         found = Held(own.with_those_of(note), certificates, now())
         _append(self._book.folder / OWN, found.line)
 
-    def _keep(
-        self, peer: str, note: SignedNote, certificate: x509.Certificate, chain: bytes
-    ) -> None:
-        """Keeps a peer's head, and notes in this party's record that it was shown."""
-        certificates = {
-            peer: chain.decode(),
-            self._book.name: chain_pem(self._credentials()).decode(),
-        }
-        head, pin = note.head, pin_of(certificate)
+    def _keep(self, peer: str, seen: _Shown) -> SignedNote:
+        """Keeps a peer's head, and notes in this party's record that it was shown; returns it with
+        this party's signature.
+        """
+        credentials = self._credentials()
+        note, certificates = (
+            seen.note.signed(credentials),
+            {peer: seen.chain, self._book.name: chain_pem(credentials).decode()},
+        )
+        head, pin = note.head, pin_of(seen.certificate)
         self._book.add(head=peer, key=pin, origin=head.origin, size=head.size, root=head.root.hex())
         _append(self._path(peer), Held(note, certificates, now()).line)
         self.met[peer] = pin
+        return note
 
 
 def read(path: Path) -> list[Held]:
     """Returns the heads in a file, without lines that a killed process has not finished. Raises
     OSError, UnicodeDecodeError.
     """
-    found: list[Held] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    return [*_newest_first(path)][::-1]
+
+
+def _newest_first(path: Path) -> Iterator[Held]:
+    for line in reversed(path.read_text(encoding="utf-8").split("\n")):
         with contextlib.suppress(ValueError):
-            found.append(Held.read(line))
-    return found
+            yield Held.read(line)
 
 
 def accept(folder: Path, peer: str) -> Path:
@@ -305,8 +325,8 @@ def accept(folder: Path, peer: str) -> Path:
     return aside
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(Encoding.PEM)
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(Encoding.PEM).decode()
 
 
 def _append(path: Path, line: str) -> None:
@@ -317,7 +337,10 @@ def _append(path: Path, line: str) -> None:
         try:
             size = os.fstat(file).st_size
             whole = size == 0 or os.pread(file, 1, size - 1) == b"\n"
-            os.write(file, f"{'' if whole else chr(10)}{line}\n".encode())
+            data = f"{'' if whole else chr(10)}{line}\n".encode()
+            if os.write(file, data) != len(data):
+                os.ftruncate(file, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(file)
     except OSError as error:

@@ -52,10 +52,21 @@ class Disclosure:
 
     @property
     def rows(self) -> Rows:
-        """The numbers of the rows that it tells of one by one, in ascending order."""
+        """The numbers of the rows that it tells of one by one, in ascending order. Raises InputError
+        if the line was changed, and has no such numbers.
+        """
         if self.about is None or self.about == TOGETHER:
             return np.empty(0, np.int64)
-        return np.arange(self.table_rows) if self.about == ALL else unpacked(self.about)
+        if self.about == ALL:
+            return np.arange(self.table_rows)
+        try:
+            found = unpacked(self.about)
+            if not self.people or not len(found) or found[-1] < self.table_rows:
+                return found
+        except ValueError:
+            pass
+        text = f"line {self.line + 1} of the record tells of rows that there are not; restore it"
+        raise InputError(Code.FILE_INVALID, text)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -162,6 +173,8 @@ class RecordHistory:
                     return
                 try:
                     line = json.loads(text)
+                    if not isinstance(line, dict):
+                        raise TypeError
                     if "sent" in line:
                         yield _disclosure(number, line, ways[line["sent"]], whose, keys)
                     elif "way" in line:
@@ -169,7 +182,8 @@ class RecordHistory:
                             **{name: line[name] for name in Way.__dataclass_fields__}
                         )
                     elif "people" in line:
-                        whose[line["run"], line["generation"]] = line["people"], line["rows"]
+                        people_ = str(line["people"]), int(line["rows"])
+                        whose[line["run"], line["generation"]] = people_
                     elif "head" in line:
                         keys = {**keys, line["head"]: line["key"]}
                     elif "run" in line:
@@ -189,6 +203,9 @@ def _disclosure(
     round_, batch = line["step"]
     payload, message, messages = line["bytes"]
     digest, rows = whose.get((way.run, way.generation), ("", 0))
+    about = line["rows"]
+    if not isinstance(about, str | None):
+        raise TypeError
     return Disclosure(
         number,
         float(line["at"]),
@@ -200,7 +217,7 @@ def _disclosure(
         int(payload),
         int(message),
         int(messages),
-        line["rows"],
+        about,
         str(line["digest"]),
         digest,
         rows,
@@ -219,7 +236,7 @@ class Sum:
     messages: int = 0
     first: float = np.inf
     last: float = 0.0
-    _people: dict[str, np.ndarray[Any, np.dtype[np.bool_]]] = field(default_factory=dict)
+    _people: dict[tuple[str, int], np.ndarray[Any, np.dtype[np.bool_]]] = field(default_factory=dict)
 
     def add(self, found: Disclosure) -> None:
         """Adds one bundle, as one receiver got it."""
@@ -230,8 +247,10 @@ class Sum:
         self.messages += found.messages
         self.first, self.last = min(self.first, found.at), max(self.last, found.at)
         if found.about not in (None, "", TOGETHER):
-            known = self._people.setdefault(found.people, np.zeros(found.table_rows, bool))
-            known[found.rows] = True
+            of, rows = (found.people, found.table_rows), found.rows
+            if of not in self._people:
+                self._people[of] = np.zeros(found.table_rows, bool)
+            self._people[of][rows] = True
 
     @property
     def people(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import re
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,11 +22,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.signing import has_signed, sign
+from vfl_party.record.tree import HASH_BYTES
 
 _RSA = b"\xffvfl RSA-PSS SHA-256"
 _ID_BYTES = 4
-# Of a note, in characters.
+# Of a note, in characters; and of its numbers, as in the messages between parties.
 MOST = 16_384
+_MOST_NUMBER = 2**63 - 1
 MOST_SIGNATURES = 16
 _BEFORE = "\N{EM DASH} "
 _ORIGIN = re.compile(r"[!-~]{1,200}")
@@ -54,8 +57,11 @@ class Head:
         origin, size, root, at, *rest = text.split("\n")
         when = int(at.removeprefix("at "))
         found = cls(origin, int(size), base64.b64decode(root, validate=True), when)
-        if rest != [""] or found.text != text or not _ORIGIN.fullmatch(origin) or found.size < 0:
+        numbers = 0 <= found.size <= _MOST_NUMBER and abs(found.at) <= _MOST_NUMBER
+        if rest != [""] or found.text != text or not _ORIGIN.fullmatch(origin) or not numbers:
             raise ValueError(text)
+        if len(found.root) != HASH_BYTES:
+            raise ValueError(root)
         return found
 
 
@@ -94,14 +100,21 @@ class SignedNote:
         new = [each for each in other.signatures if each not in self.signatures]
         return SignedNote(self.head, (*self.signatures, *new))
 
+    def signed_by(self, name: str, certificate: x509.Certificate) -> SignedNote:
+        """Returns the note with one signature: that of the key of a certificate in this name; with
+        none, if it has not signed the head.
+        """
+        wanted, said = (name, key_id(name, certificate)), self.head.text.encode()
+        good = (
+            each
+            for each in self.signatures
+            if each[:2] == wanted and has_signed(certificate, said, each[2])
+        )
+        return SignedNote(self.head, tuple(itertools.islice(good, 1)))
+
     def is_signed_by(self, name: str, certificate: x509.Certificate) -> bool:
         """Whether the key of a certificate has signed the head in this name."""
-        wanted, said = (name, key_id(name, certificate)), self.head.text.encode()
-        return any(
-            has_signed(certificate, said, signature)
-            for signer, key, signature in self.signatures
-            if (signer, key) == wanted
-        )
+        return bool(self.signed_by(name, certificate).signatures)
 
 
 def key_id(name: str, certificate: x509.Certificate) -> bytes:

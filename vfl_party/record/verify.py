@@ -5,8 +5,7 @@ peer's record was rewritten.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +43,14 @@ def verify(folder: Path, credentials: Credentials) -> Verified:
     """
     wrong: list[str] = []
     try:
-        data = (folder / LINES).read_bytes()
+        grown = _grown(folder / LINES)
     except OSError as error:
         text = f"{folder / LINES}: cannot be read ({error.strerror}); restore it"
         raise InputError(Code.FILE_INVALID, text) from None
-    *lines, rest = data.split(b"\n")
-    if rest:
-        wrong.append(f"the last line has no end: {len(rest)} bytes; nothing was sent for it")
-    hashes = _hashes(lines)
+    if grown.rest:
+        wrong.append(f"the last line has no end: {grown.rest} bytes; nothing was sent for it")
     heads = read(folder / OWN) if (folder / OWN).is_file() else []
-    origin = _origin(lines, credentials.name)
+    origin = _origin(grown.first, credentials.name)
     signers: dict[str, int] = {}
     for number, held in enumerate(heads, 1):
         head = held.note.head
@@ -61,35 +58,59 @@ def verify(folder: Path, credentials: Credentials) -> Verified:
         wrong += [f"head {number}: {problem}" for problem in problems]
         for name in by:
             signers[name] = max(signers.get(name, 0), head.size)
-        problem = _problem(head, origin, len(lines), hashes)
+        problem = _problem(head, origin, grown)
         if problem:
             others = ", ".join(by) or "nobody"
             wrong.append(f"head {number}, signed by {others}: {problem}")
     covered = max((each.note.head.size for each in heads), default=0)
-    return Verified(len(lines), covered, len(heads), signers, tuple(wrong))
+    return Verified(grown.lines, covered, len(heads), signers, tuple(wrong))
 
 
-def _hashes(lines: Sequence[bytes]) -> list[bytes]:
-    found: list[bytes] = []
-    for number, line in enumerate(lines):
-        found += tree.added(tree.leaf_hash(line), number, found.__getitem__)
+@dataclass
+class _Grown:
+    """The tree of a record: its hashes one after the other, as it has millions. ``first``: the first
+    line; ``rest``: bytes after the last line's end.
+    """
+
+    first: bytes = b""
+    lines: int = 0
+    rest: int = 0
+    hashes: bytearray = field(default_factory=bytearray)
+
+    def hash_at(self, place: int) -> bytes:
+        return bytes(self.hashes[place * tree.HASH_BYTES : (place + 1) * tree.HASH_BYTES])
+
+
+def _grown(path: Path) -> _Grown:
+    """Computes the tree of a file of lines. Raises OSError."""
+    found = _Grown()
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                found.rest = len(line)
+                break
+            found.first = found.first or line
+            for each in tree.added(tree.leaf_hash(line[:-1]), found.lines, found.hash_at):
+                found.hashes += each
+            found.lines += 1
     return found
 
 
-def _origin(lines: Sequence[bytes], name: str) -> str:
+def _origin(first: bytes, name: str) -> str:
     try:
-        return f"vfl-record/{name}/{json.loads(lines[0])['record']}"
-    except (ValueError, KeyError, TypeError, IndexError):
+        return f"vfl-record/{name}/{json.loads(first)['record']}"
+    except (ValueError, KeyError, TypeError):
         return ""
 
 
-def _problem(head: Head, origin: str, lines: int, hashes: list[bytes]) -> str:
+def _problem(head: Head, origin: str, grown: _Grown) -> str:
     """Returns '' if a head is that of the first lines of the record; else what is wrong."""
     if head.origin != origin:
         return f"it is of another record, {head.origin}"
-    if head.size > lines:
-        return f"it counts {head.size:,} lines, and the record has {lines:,}: its end is missing"
-    if tree.root(head.size, hashes.__getitem__) != head.root:
+    if head.size > grown.lines:
+        text = f"it counts {head.size:,} lines, and the record has {grown.lines:,}"
+        return f"{text}: its end is missing"
+    if tree.root(head.size, grown.hash_at) != head.root:
         return f"one of the first {head.size:,} lines is not as it was signed"
     return ""
 

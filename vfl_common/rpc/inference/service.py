@@ -24,6 +24,7 @@ from vfl_common.rpc.inference.contents import (
     write_description,
 )
 from vfl_common.rpc.inference.tensors import TensorError
+from vfl_common.text import clean
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 # For a whole request to come.
@@ -105,7 +106,8 @@ class InferenceService:
                 found = await self._answered(name, kind, answer, requests, metadata)
             except Refused as why:
                 ended(why.code)
-                await context.abort(grpc.StatusCode[why.code], why.why)
+                # The words of a request may be long, and a status is not.
+                await context.abort(grpc.StatusCode[why.code], clean(why.why))
             except asyncio.CancelledError:
                 # The caller is gone, or its deadline is over.
                 ended("CANCELLED")

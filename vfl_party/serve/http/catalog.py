@@ -109,7 +109,11 @@ class Catalog(Generic[A]):
             # Who may not ask for it does not hear whether it is here.
             self._tokens.check(bearer(header), [each for each in (name, version) if each])
             raise Denied(404, "there is no such model here")
-        return found, found.allow(header)
+        token = found.allow(header)
+        if token is not None and not {"*", found.name} & set(token.models):
+            # It is for this run, and not for those that have a share of its requests.
+            found = replace(found, routes=None)
+        return found, token
 
     def _find(self, name: str | None, version: str | None) -> Served | None:
         if name is None:

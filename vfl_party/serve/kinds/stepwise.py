@@ -168,6 +168,8 @@ class _Asking:
     def __init__(self, ask: Asks, until_s: float, own: _Own, ids: Sequence[str]) -> None:
         self._ask, self._until_s, self._own, self._ids = ask, until_s, own, ids
         self._first = 0
+        # By party: what it has said of the ids first.
+        self._states: dict[str, bytes] = {}
         # By party: of each id, its place in ``_WHY``, or ``_THERE``; and why a later step failed.
         self._at_first: dict[str, npt.NDArray[np.int64]] = {}
         self._later: dict[str, Absent] = {}
@@ -179,7 +181,12 @@ class _Asking:
         left_s = max(_LEAST_S, self._until_s - time.monotonic())
         pending = self._ask(self._ids, left_s, steps)
         replies = {}
-        for name, answer in pending.wait().items():
+        for name, given in pending.wait().items():
+            answer = given
+            # An id cannot become unknown, or known, in the middle of a scoring.
+            if isinstance(given, Answered):
+                same = self._states.setdefault(name, given.state) == given.state
+                answer = given if same else "failed"
             if not isinstance(answer, Answered):
                 if self._first:
                     self._later[name] = answer

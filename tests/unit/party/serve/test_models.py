@@ -25,6 +25,7 @@ from vfl_party.serve.tokens import Denied, Tokens, add_token
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from tests.harness.serving import FakeRun, catalog, made_served
+from vfl_party.serve.http.catalog import Catalog, ServedModel
 from vfl_party.serve.http.routed import Routed
 from vfl_party.serve.http.served import Served
 
@@ -285,6 +286,24 @@ def test_a_token_opens_the_models_that_it_is_for(tmp_path: Path) -> None:
     assert names == {"churn": ["churn"], "run": ["fraud"], "any": ["churn", "fraud"]}
     with pytest.raises(Denied):
         found.allow("Bearer vfl_wrong")
+
+
+def test_a_token_for_a_run_is_not_answered_by_another(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    secret = {name: add_token(path, name, models=(name,)) for name in ("case", "a", "b", "*")}
+    tokens = Tokens(path)
+    runs = [run("a", tokens=tokens), run("b", factor=2.0, tokens=tokens)]
+    line, _ = line_of(*runs)
+    model = ServedModel(line, routed_of(*runs, weights={"b": 1.0}))
+    found = Catalog({"case": model}, tokens, Counts())
+
+    def answered(who: str) -> str:
+        served, token = found.open(f"Bearer {secret[who]}", "case")
+        return asyncio.run(served.score(["7"], token)).part(0).run
+
+    assert [answered(who) for who in ("case", "*", "a")] == ["b", "b", "a"]
+    with pytest.raises(Denied):
+        answered("b")
 
 
 def test_words_that_stand_for_a_run_name_a_recipe(tmp_path: Path) -> None:

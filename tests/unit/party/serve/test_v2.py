@@ -214,6 +214,9 @@ def test_what_gRPC_refuses(here: Here) -> None:  # noqa: N802 - its name
         assert code == "INVALID_ARGUMENT"
         assert why
         assert "ada" not in why
+    long = message(ids("ada"), {**ids("ada"), "name": "\x1b" + "n" * 50_000, "datatype": "none"})
+    code, why = here.refused("ModelInfer", long)
+    assert (code, why.isprintable()) == ("INVALID_ARGUMENT", True)
     assert here.refused("ModelInfer", message(ids(*"abcdefghijk")))[0] == "RESOURCE_EXHAUSTED"
     assert here.refused("ModelInfer", b" " * (5 << 20))[0] == "RESOURCE_EXHAUSTED"
     other = message(ids("ada"))
