@@ -52,8 +52,9 @@ class Disclosure:
 
     @property
     def rows(self) -> Rows:
-        """The numbers of the rows that it tells of one by one, in ascending order. Raises InputError
-        if the line was changed, and has no such numbers.
+        """The numbers of the rows that it tells of one by one, in ascending order.
+
+        Raises InputError if the line was changed, and has no such numbers.
         """
         if self.about is None or self.about == TOGETHER:
             return np.empty(0, np.int64)
@@ -236,7 +237,9 @@ class Sum:
     messages: int = 0
     first: float = np.inf
     last: float = 0.0
-    _people: dict[tuple[str, int], np.ndarray[Any, np.dtype[np.bool_]]] = field(default_factory=dict)
+    _people: dict[tuple[str, int], np.ndarray[Any, np.dtype[np.bool_]]] = field(
+        default_factory=dict
+    )
 
     def add(self, found: Disclosure) -> None:
         """Adds one bundle, as one receiver got it."""
