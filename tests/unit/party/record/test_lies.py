@@ -136,9 +136,7 @@ def test_a_peer_below_an_intermediate_has_signed(tmp_path: Path) -> None:
         assert (found.wrong, set(found.signers)) == ((), {"p0", "p1"})
 
 
-@pytest.mark.parametrize(
-    "about", ["2:////", "2:AAA", "9:AAAA", "2:/38=", 5, [1]], ids=[*"abcdef"]
-)
+@pytest.mark.parametrize("about", ["2:////", "2:AAA", "9:AAAA", "2:/38=", 5, [1]], ids=[*"abcdef"])
 def test_rows_that_there_are_not_are_one_sentence(about: object, pair: Pair) -> None:
     one, _ = pair
     one.people(["ann", "bob"], "aligned")
