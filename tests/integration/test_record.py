@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from tests.harness import cases
 from tests.harness.federation import Federation, refused
 from tests.integration.test_ledger import table
+from vfl_common.errors import InputError
 from vfl_common.ledger import CONTROL
 from vfl_party.cli import cli
 from vfl_party.record.book import LINES, folder_of
@@ -46,7 +47,9 @@ def record_of(federation: Federation, name: str) -> Path:
 def disclosures(federation: Federation, *words: str, code: int = 0) -> str:
     """What ``vfl-party disclosures`` says."""
     found = CliRunner().invoke(cli, ["disclosures", *words])
-    assert found.exit_code == code or (code and found.exception), found.output
+    assert found.exit_code == code or (code and isinstance(found.exception, InputError)), (
+        found.output
+    )
     return found.output
 
 
@@ -90,7 +93,12 @@ def test_the_record_is_the_ledgers_sum_and_tells_of_each_person(tmp_path: Path) 
                 by_phase[one.way.phase] += 1
         said = disclosures(federation, "show", party, "--id", "07", "--json")
         assert sum(json.loads(line)["bundles"] for line in said.splitlines()) in (1, 1 + EPOCHS)
-        assert "nothing has left about" in disclosures(federation, "show", party, "--id", "99")
+        for nobody in ("99", "", "\x1b"):
+            said = disclosures(federation, "show", party, "--id", nobody)
+            assert "nothing has left about" in said
+        # Bytes of a command line that are no text.
+        disclosures(federation, "show", party, "--id", "\udcff", code=2)
+        disclosures(federation, "accept", party, "../../x", code=2)
         # Each row once an epoch if it is for training; all rows in the evaluation.
         assert by_phase["splitnn"] == EPOCHS * ROWS * 0.8
         assert by_phase["evaluate"] == ROWS

@@ -365,10 +365,16 @@ def test_a_party_that_is_killed_is_named_and_comes_back(
 
 def test_a_frozen_party_is_late_and_no_request_fails(served: Served, want: dict[str, Any]) -> None:
     served.program("p1").signal(signal.SIGSTOP)
-    try:
+
+    def asked() -> Any:
         began_s = time.monotonic()
         (row,) = served.rows("K-3")
         assert time.monotonic() - began_s < 5.0
+        return row
+
+    try:
+        # It answers until it has stopped.
+        row = wait_until(asked, lambda row: row["state"] != "scored")
         assert (row["state"], row["missing"]) == ("partly", {"p1": "late"})
     finally:
         served.program("p1").signal(signal.SIGCONT)

@@ -123,8 +123,8 @@ def test_a_party_that_says_something_else_of_an_id_later_takes_no_part(
     online, ids = Online.of(run.folder), list(predicted(run))
     honest = online.answers["p1"]
 
-    def changed(asked: list[str], step: Step) -> Answered:
-        found: Answered = honest(asked, step)
+    def changed(asked: list[str], until_s: float, step: Step) -> Answered:
+        found: Answered = honest(asked, until_s, step)
         first = EMBEDDED if later == UNKNOWN else UNKNOWN
         return replace(found, state=bytes([first if step.begins else later]) * len(ids))
 

@@ -78,6 +78,8 @@ _last: list[Callable[[], None]] = []
 _afterwards: list[Callable[[threading.Event], None]] = []
 
 log = logging.getLogger(__name__)
+# Before a log is set up, logging would print a warning beside the sentence that people read.
+log.addHandler(logging.NullHandler())
 
 
 @contextlib.contextmanager

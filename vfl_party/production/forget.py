@@ -142,12 +142,17 @@ def absent(source: str) -> str:
 
 def person(cells: Sequence[str], settings: DataSettings) -> Person:
     """Returns the person with an id. Raises InputError if it has not as many cells as the table has
-    id columns.
+    id columns, or is no text.
     """
     names = id_names(settings)
     if len(cells) != len(names):
         text = f"the id has {len(names)} columns ({', '.join(names)})"
         raise InputError(Code.CONFIG_INVALID, f"{text}, and {len(cells)} are given")
+    try:
+        # A command line can have bytes that are no text.
+        "".join(cells).encode()
+    except UnicodeEncodeError:
+        raise InputError(Code.CONFIG_INVALID, "the id is no text in UTF-8; write it anew") from None
     return Person(tuple(cells), settings, _ids_of(settings))
 
 

@@ -26,12 +26,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.files import unwritable, write_atomic
+from vfl_common.files import PLAIN_NAME, unwritable, write_atomic
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.pem import MOST_INTERMEDIATES, pin_of
 from vfl_common.identity.signing import chain_pem, shown
 from vfl_common.rpc.confer import ShownHead
-from vfl_common.text import to_json
+from vfl_common.text import printable, to_json
 from vfl_party.record import tree
 from vfl_party.record.book import Book, now
 from vfl_party.record.note import Head, SignedNote
@@ -315,6 +315,8 @@ def accept(folder: Path, peer: str) -> Path:
     """Sets the held heads of a peer aside, so that its next head is taken whatever it is. Returns
     where they are now. Raises InputError if there are none.
     """
+    if not PLAIN_NAME.fullmatch(peer):
+        raise InputError(Code.CONFIG_INVALID, f"{printable(peer)} is no name of a party")
     path = folder / PEERS / f"{peer}.jsonl"
     aside = path.with_name(f"{peer}.until-{int(now())}.jsonl")
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed
@@ -52,9 +53,8 @@ class Disclosure:
 
     @property
     def rows(self) -> Rows:
-        """The numbers of the rows that it tells of one by one, in ascending order.
-
-        Raises InputError if the line was changed, and has no such numbers.
+        """The numbers of the rows that it tells of one by one, in ascending order. Raises
+        InputError if the line was changed, and has no such numbers.
         """
         if self.about is None or self.about == TOGETHER:
             return np.empty(0, np.int64)
@@ -152,6 +152,8 @@ class RecordHistory:
             text = f"{self._folder / SECRET}: cannot be read ({error.strerror}); restore it"
             raise InputError(Code.FILE_INVALID, text) from None
         tags = [people.tag(secret, each) for each in spellings]
+        if not tags:
+            return
         places: dict[str, Rows] = {}
         for each in of:
             if not each.people or not each.about:
@@ -237,9 +239,7 @@ class Sum:
     messages: int = 0
     first: float = np.inf
     last: float = 0.0
-    _people: dict[tuple[str, int], np.ndarray[Any, np.dtype[np.bool_]]] = field(
-        default_factory=dict
-    )
+    _people: dict[tuple[str, int], npt.NDArray[np.bool_]] = field(default_factory=dict)
 
     def add(self, found: Disclosure) -> None:
         """Adds one bundle, as one receiver got it."""

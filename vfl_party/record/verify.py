@@ -68,9 +68,8 @@ def verify(folder: Path, credentials: Credentials) -> Verified:
 
 @dataclass
 class _Grown:
-    """The tree of a record: its hashes one after the other, as it has millions.
-
-    ``first``: the first line. ``rest``: bytes after the last line's end.
+    """The tree of a record: its hashes one after the other, as it has millions. ``first``: the
+    first line; ``rest``: bytes after the last line's end.
     """
 
     first: bytes = b""
