@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.sentences import raises
@@ -365,8 +365,9 @@ def test_an_assembly_takes_a_bundle_only_whole(
 ) -> None:
     """Whatever frame is lost, the end is PeerError or no bundle, never a bundle with holes."""
     frames = [frame.data for frame in encode(step, bundle, frame_bytes)]
-    assume(len(frames) > 1)
-    # Without its first frame there is no assembly.
+    # Of many drawn bundles one frame is enough; without its first frame there is no assembly.
+    if len(frames) == 1:
+        return
     lost = data.draw(st.integers(1, len(frames) - 1))
     rest = frames[:lost] + frames[lost + 1 :]
     if lost == len(frames) - 1:
