@@ -47,14 +47,7 @@ def ledger() -> Ledger:
 
 @pytest.fixture
 def service(ledger: Ledger) -> ServingService:
-    return ServingService(
-        WIDTHS,
-        keyring(ME),
-        ledger,
-        run_id=RUN,
-        digest=DIGEST,
-        attends=lambda _name, _here: None,
-    )
+    return service_of(RUN, WIDTHS, ledger)
 
 
 @pytest.fixture

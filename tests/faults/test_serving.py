@@ -7,7 +7,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.harness.served import NAMES, Served, trained
+from tests.harness.waiting import wait_until
 
 PHASES: dict[str, dict[str, Any]] = {
     "embeddings": {"kind": "splitnn", "epochs": 1, "batch_size": 24},
@@ -52,12 +53,10 @@ def load(served: Served) -> Iterator[list[tuple[float, int, Any]]]:
             each.join()
 
 
-def wait(happened: Any, what: str, timeout_s: float = 30.0) -> float:
-    """Waits until ``happened()``; returns the seconds."""
+def seconds_until(happened: Callable[[], object]) -> float:
+    """Waits until it has happened; returns the seconds."""
     began_s = time.monotonic()
-    while not happened():
-        assert time.monotonic() - began_s < timeout_s, what
-        time.sleep(0.005)
+    wait_until(happened)
     return time.monotonic() - began_s
 
 
@@ -75,18 +74,18 @@ def test_no_request_fails_while_parties_die_freeze_and_come_back(kind: str, tmp_
             def last() -> dict[str, str]:
                 return missing(found[-1][2][1]) if found else {"": "nothing was asked yet"}
 
-            wait(lambda: last() == {}, "nobody is missing")
+            seconds_until(lambda: last() == {})
             served.program("p1").kill()
-            wait(lambda: last() == {"p1": "away"}, "p1 is away")
+            seconds_until(lambda: last() == {"p1": "away"})
             p1 = served.start("p1")
             p1.wait_for("ready")
-            back_s = wait(lambda: last() == {}, "p1 is back")
+            back_s = seconds_until(lambda: last() == {})
             served.program("p2").signal(signal.SIGSTOP)
             try:
-                wait(lambda: "p2" in last(), "p2 does not answer")
+                seconds_until(lambda: "p2" in last())
             finally:
                 served.program("p2").signal(signal.SIGCONT)
-            thawed_s = wait(lambda: last() == {}, "p2 goes on")
+            thawed_s = seconds_until(lambda: last() == {})
         assert back_s < 2.0
         assert thawed_s < 2.0
         assert {status for _, status, _ in found} == {200}

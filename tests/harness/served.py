@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import pandas as pd
 import vfl
 from tests.harness import cases, ports
 from tests.harness.federation import Federation, Program
+from tests.harness.waiting import wait_until
 
 NAMES = ("p0", "p1", "p2")
 ROWS = 120
@@ -62,10 +62,9 @@ class Served:
 
     def wait_for(self, present: tuple[str, ...], timeout_s: float = _READY_S) -> None:
         """Waits until these passive parties attend, and no others."""
-        give_up_s = time.monotonic() + timeout_s
-        while self.get("/healthz")["present"] != list(present):
-            assert time.monotonic() < give_up_s, f"{present} do not attend within {timeout_s} s"
-            time.sleep(0.02)
+        wait_until(
+            lambda: self.get("/healthz")["present"], lambda there: there == [*present], timeout_s
+        )
 
     def program(self, name: str) -> Program:
         return self.federation.programs[name]

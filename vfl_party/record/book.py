@@ -63,6 +63,7 @@ class Book:
             raise unwritable(self.path, error) from None
         # Where this process knows the file to end, with a whole line.
         self._end, self._dirty, self._closed = -1, False, threading.Event()
+        self._failed: OSError | None = None
         self.secret = kept_secret(folder / SECRET, secrets.token_bytes(32))
         with self._locked():
             self.is_new = os.fstat(self._file).st_size == 0
@@ -85,6 +86,8 @@ class Book:
         # As ``_locked``, in fewer calls: this is done at every step.
         with self._mutex:
             try:
+                if self._failed is not None:
+                    raise self._failed
                 fcntl.flock(file, fcntl.LOCK_EX)
                 try:
                     self._write(line)
@@ -172,11 +175,14 @@ class Book:
 
     def _keep_synced(self) -> None:
         while not self._closed.wait(_SYNC_S):
-            # A disk that fails says so to whoever adds the next line.
-            with contextlib.suppress(OSError):
-                if self._dirty:
-                    self._dirty = False
-                    os.fdatasync(self._file)
+            if not self._dirty:
+                continue
+            self._dirty = False
+            try:
+                os.fdatasync(self._file)
+            except OSError as error:
+                # Whoever adds the next line hears of it: those before may be lost.
+                self._failed = error
 
     # -- the tree
     # ----------------------------------------------------------------------

@@ -261,6 +261,7 @@ class Heads:
             f"{text}; the evidence is {self._book.folder / PEERS / name}; ask {peer} for its record"
         )
         own = f"{own}, or accept the new one: vfl-party disclosures accept PARTY {peer}"
+        text = f"{text}; {peer} restores its record, or asks others to accept the new one"
         raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer).privately(own)
 
     def _keep_own(self, peer: str, own: SignedNote, cosigned: str, seen: _Shown) -> None:
@@ -318,7 +319,8 @@ def accept(folder: Path, peer: str) -> Path:
     if not PLAIN_NAME.fullmatch(peer):
         raise InputError(Code.CONFIG_INVALID, f"{printable(peer)} is no name of a party")
     path = folder / PEERS / f"{peer}.jsonl"
-    aside = path.with_name(f"{peer}.until-{int(now())}.jsonl")
+    # What was set aside before stays.
+    aside = path.with_name(f"{peer}.until-{now():.6f}.jsonl")
     try:
         path.rename(aside)
     except OSError as error:

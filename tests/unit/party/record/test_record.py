@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,11 +18,13 @@ import numpy as np
 import pytest
 
 from tests.harness.sentences import raises
+from tests.harness.waiting import wait_until
 from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.rpc.confer import ShownHead
+from vfl_party.record import book as book_of
 from vfl_party.record.book import Book
 from vfl_party.record.heads import OWN, Heads
 from vfl_party.record.history import RecordHistory
@@ -257,6 +261,26 @@ def test_programs_of_one_party_share_a_record(tmp_path: Path) -> None:
     assert [head.size for _, head in heads] == [*range(2, 32)]
     (tmp_path / "hashes.json").unlink()
     assert books[0].head().root == heads[-1][1].root
+
+
+def test_a_disk_that_fails_is_heard_of_before_more_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def fails(_file: int) -> None:
+        failed.set()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(book_of, "_SYNC_S", 0.01)
+    book = Book(tmp_path, "p0")
+    monkeypatch.setattr(os, "fdatasync", fails)
+    book.add(kind="embedding")
+    assert failed.wait(20.0)
+    wait_until(lambda: book._failed)
+    with raises(InputError, Code.FILE_INVALID):
+        book.add(kind="embedding")
+    book.close()
 
 
 def test_another_partys_record_is_refused(tmp_path: Path) -> None:
