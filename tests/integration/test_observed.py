@@ -110,6 +110,8 @@ def test_a_party_that_fails_itself_is_unhealthy(tmp_path: Path) -> None:
         until_failed(address)
         assert health(address) == (503, "failed\n")
         assert scrape(address)[key("vfl_run_state", state="failed")] == 1
+        # A signal before it has said why would be a stop.
+        wait_until(lambda: "error: " in fewer.stderr)
         fewer.signal(signal.SIGTERM)
         assert fewer.wait() in (2, 4)
         assert run.programs["server"].wait() == 2

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import resource
-import signal
 import sys
 import threading
 import traceback
@@ -113,6 +112,8 @@ def run_program(command: click.Command, name: str, *, private: bool = False) -> 
     if private:
         os.umask(os.umask(0o077) | 0o077)
 
+    ended = threading.Event()
+
     def run() -> object:
         try:
             signals.heed()
@@ -120,10 +121,10 @@ def run_program(command: click.Command, name: str, *, private: bool = False) -> 
             keep_early()
             return command.main(prog_name=name, standalone_mode=False)
         finally:
-            # The process exits here anyway.
-            signals.ignore()
+            # A signal still ends what is done afterwards.
+            signals.note_in(ended)
 
-    _leave(exit_status(run))
+    _leave(exit_status(run), ended)
 
 
 def do_last(act: Callable[[], None]) -> None:
@@ -144,12 +145,10 @@ def do_afterwards(act: Callable[[threading.Event], None]) -> None:
     _afterwards.append(act)
 
 
-def _leave(status: int) -> NoReturn:
-    """Flushes output and logs, then exits without the interpreter's other steps."""
-    ended = threading.Event()
-    for number in signals.ENDS:
-        # The process exits here anyway.
-        signal.signal(number, lambda _signal, _frame: ended.set())
+def _leave(status: int, ended: threading.Event) -> NoReturn:
+    """Flushes output and logs, then exits without the interpreter's other steps. A signal sets
+    ``ended``.
+    """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         # The reader may be gone.

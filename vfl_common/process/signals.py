@@ -77,10 +77,10 @@ def heed() -> None:
     threading.Thread(target=nudge, args=[write], name="signals", daemon=True).start()
 
 
-def ignore() -> None:
-    """Ignores both signals from now on: the process ends anyway."""
+def note_in(ended: threading.Event) -> None:
+    """Lets both signals only set ``ended`` from now on: the process ends anyway."""
     for number in ENDS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda _signal, _frame: ended.set())
     # Perhaps one waits for the end of an import.
     _stop.number = 0
 

@@ -114,7 +114,9 @@ class ServiceRows:
             line.connect()
         except (OSError, UnicodeError) as error:
             line.close()
-            text = f"cannot be reached ({clean(str(error), _MOST_WORDS)})"
+            # Without the line of OpenSSL's source, which differs between versions.
+            why = getattr(error, "verify_message", "") or str(error)
+            text = f"cannot be reached ({clean(why, _MOST_WORDS)})"
             advice = "correct serve.store.url or serve.store.ca, or start it"
             raise checks.unreadable(self._store.url, f"{text}; {advice}") from None
         line.sock.settimeout(_LONGEST_S)
@@ -143,8 +145,13 @@ class ServiceRows:
         except TimeoutError:
             raise
         except (OSError, http.client.HTTPException) as error:
-            text = f"the connection broke ({type(error).__name__}); ask who runs the service"
-            raise BrokenError(Code.FILE_INVALID, f"{self._store.url}: {text}") from None
+            # It is chance by which of several errors a service that refuses a certificate shows
+            # itself, so the sentence names none.
+            advice = "ask who runs the service"
+            if self._tls is not None and not self._store.certificate:
+                advice += ", and whether it needs serve.store.certificate"
+            text = f"{self._store.url}: the connection broke; {advice}"
+            raise BrokenError(Code.FILE_INVALID, text) from error
 
     def _answer(self, line: http.client.HTTPConnection, ids: Sequence[str]) -> dict[str, Any]:
         """Asks once. Raises InputError for what is no answer."""
