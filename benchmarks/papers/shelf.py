@@ -24,7 +24,11 @@ class Paper:
 
 
 PAPERS = {
-    "fedhssl": Paper("FedHSSL", "He et al. 2022"),
+    "fedhssl": Paper(
+        "FedHSSL",
+        "He et al. 2022",
+        {"privacy": tuple(f"fedhssl.table{number}" for number in (6, 7, 11, 12))},
+    ),
     "fedonce": Paper(
         "FedOnce",
         "Wu et al. 2022",
