@@ -12,6 +12,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.feature_stores import StoreSettings, absolute_store
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
+from vfl_common.config.policy import PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import Name, RunName
 from vfl_common.errors import Code, InputError
@@ -206,9 +207,9 @@ class PartyFile(Section):
     """
     data: DataSettings | None = None
     """This party's table."""
-    policy: str = "allow_all"
-    """The policy that decides what may leave this party: ``allow_all``, ``encrypted``, or a
-    plug-in's.
+    policy: str | PolicySettings = "allow_all"
+    """The policy that decides what may leave this party: ``allow_all``, ``encrypted``, a plug-in's,
+    or a table.
     """
     alignments_a_day: PositiveInt = 24
     """How often a day a table may be aligned by psi. Somebody who may ask often can guess ids."""
