@@ -4,11 +4,9 @@ limits.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.errors import Code, PeerError
 from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered, Step
+from vfl_party.base.kept import Kept
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.context import Party
@@ -36,43 +35,6 @@ def embeddings(party: Party) -> Exchange:
     course = party.course
     found = scoring(course.sent_noise, name="embedding", how=course.protected)
     return replace(found, when="when an id is asked for")
-
-
-class Kept:
-    """A file of the party's own, for one thread at a time. Raises InputError if it cannot be used.
-
-    ``tables``: the statements that make its tables.
-    """
-
-    def __init__(self, path: Path, *tables: str) -> None:
-        self._lock = threading.Lock()
-        try:
-            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            path.chmod(0o600)
-            self._file.execute("PRAGMA journal_mode = WAL")
-            for each in tables:
-                self._file.execute(f"CREATE TABLE IF NOT EXISTS {each}")
-        except (sqlite3.Error, OSError) as error:
-            text = f"{path}: cannot be used to keep what was answered ({error}); move it away"
-            raise InputError(Code.FILE_INVALID, text) from None
-
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[sqlite3.Connection]:
-        """Yields the file for changes that are made together."""
-        with self._lock:
-            self._file.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._file
-                self._file.execute("COMMIT")
-            finally:
-                # A disk that is full for a moment must not end all answers.
-                if self._file.in_transaction:
-                    self._file.execute("ROLLBACK")
-
-    def close(self) -> None:
-        """Closes the file."""
-        with self._lock:
-            self._file.close()
 
 
 class SentBefore(Kept):
