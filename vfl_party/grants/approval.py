@@ -62,7 +62,7 @@ class Approval:
 
     def __init__(self, store: GrantStore, kept: KeptGrant, asked: Asked) -> None:
         self._store, self.kept, self._asked = store, kept, asked
-        self._looked_s = 0.0
+        self._looked_s, self.closed = 0.0, False
 
     @property
     def grant(self) -> Grant:
@@ -103,17 +103,26 @@ class Approval:
             why = f"has {count(left, 'predicted row')} left, and {rows:,} are to be predicted"
             raise _refused(self._store.name, self.grant, why)
 
-    def take(self, run: str, rows: int) -> int:
-        """Counts rows that are about to be predicted; returns how many the grant still allows.
-        Raises InputError.
+    def take(self, run: str, rows: int, *, whole: bool = False) -> int:
+        """Counts rows that are about to be predicted by a served run; returns how many the grant
+        still allows. Raises InputError. ``whole``: all or none.
         """
-        return 0 if self.why_over() else self._store.take_rows(self.grant, run, rows)
+        if time.time() >= self.grant.ends_s:
+            return 0
+        return self._store.take_rows(self.grant, run, rows, whole=whole)
 
-    @property
-    def left(self) -> int:
-        """How many rows may still be predicted. Raises InputError."""
-        used = self._store.uses(self.grant.grant).predictions
-        return max(0, self.grant.predictions - used)
+    def takes_all(self, run: str, rows: int) -> None:
+        """As ``take``, all or none. Raises InputError (REFUSED) if it is none."""
+        if rows and not self.take(run, rows, whole=True):
+            used = self._store.uses(self.grant.grant)
+            why = over(self.grant, used, time.time())
+            left = count(max(0, self.grant.predictions - used.predictions), "predicted row")
+            raise _refused(self._store.name, self.grant, why or f"has {left} left")
+
+    def close(self) -> None:
+        """Ends the use of the grant."""
+        self.closed = True
+        self._store.close()
 
 
 def to_train(files: PartyFiles, opened: Opened, resume: RunFolder | None) -> Approval | None:
@@ -178,6 +187,20 @@ class Allowing:
         self._digest, self._trains = digest, trains
         self._others: Mapping[str, KeptGrant] = {}
         self._run = ""
+
+    @classmethod
+    def to_train(cls, files: PartyFiles, opened: Opened, resume: RunFolder | None) -> Allowing:
+        """Finds what a training run needs; see ``to_train``. Raises InputError (REFUSED)."""
+        approval = to_train(files, opened, resume)
+        return cls(files, approval, files.recipe.digest(), trains=True)
+
+    @classmethod
+    def to_predict(cls, files: PartyFiles, trained: Path) -> Allowing:
+        """Finds what a joint prediction needs; see ``to_predict``. ``trained``: the party's folder
+        of the run. Raises InputError (REFUSED).
+        """
+        digest = trained_digest(trained)
+        return cls(files, to_predict(files, digest, PREDICT), digest, trains=False)
 
     @property
     def shown(self) -> dict[str, Any]:

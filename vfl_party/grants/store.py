@@ -162,14 +162,16 @@ class GrantStore:
                 file.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (grant.grant, run))
             return allowed
 
-    def take_rows(self, grant: Grant, run: str, rows: int) -> int:
+    def take_rows(self, grant: Grant, run: str, rows: int, *, whole: bool = False) -> int:
         """Counts predicted rows, as far as the grant still allows some. Returns how many it has
-        counted. Raises InputError.
+        counted. Raises InputError. ``whole``: all or none.
         """
         with self._changing() as file:
             uses = _uses(file, grant.grant)
             left = max(0, grant.predictions - uses.predictions)
             taken = min(rows, left) if uses.revoked_s is None else 0
+            if whole and taken < rows:
+                taken = 0
             if taken:
                 file.execute(
                     "INSERT INTO predicted VALUES (?, ?, ?) "

@@ -112,6 +112,8 @@ class Generation:
             secret for a new run.
         hooks: what phases call.
         complete: adds what only the party's program knows to what an alignment works with.
+        when_aligned: hears how many rows all hold, before anything of them leaves; it may raise
+            VflError.
         ready: the expected rows, and the party as it was assembled from them before joining; None
             if an earlier generation used it.
     """
@@ -128,6 +130,7 @@ class Generation:
         fresh: bytes,
         hooks: Hooks,
         complete: Callable[[Aligning], Aligning],
+        when_aligned: Callable[[int], None] = lambda _rows: None,
         ready: tuple[Aligned, Assembled] | None = None,
     ) -> None:
         self._opened, self._alignment, self._assemble, self._ready = (
@@ -143,6 +146,7 @@ class Generation:
             complete,
         )
         self._init, self._fresh = init, fresh
+        self._when_aligned = when_aligned
         self._aligned: Aligned | None = None
         self._assembled: Assembled | None = None
 
@@ -176,6 +180,7 @@ class Generation:
             if opened.name != opened.recipe.active.name:
                 aligned.save(self._folder.path)
         self._aligned = aligned
+        self._when_aligned(len(aligned.ids))
         if record is not None:
             record.people(self._people(aligned), "aligned")
         secret = own_secret(self._folder, self._init, self._fresh)
@@ -384,6 +389,7 @@ class Preparation:
         secret: what its own seeds follow from in a new run, see ``new_secret``; None: the recipe's
             seed.
         complete: adds what only the party's program knows to what an alignment works with.
+        when_aligned: see ``Generation``.
     """
 
     def __init__(
@@ -399,8 +405,9 @@ class Preparation:
         resume: RunFolder | None = None,
         secret: bytes | None = None,
         complete: Callable[[Aligning], Aligning] = lambda at: at,
+        when_aligned: Callable[[int], None] = lambda _rows: None,
     ) -> None:
-        self.device = device
+        self.device, self._when_aligned = device, when_aligned
         self._opened, self._assemble, self._complete = opened, spread or assemble, complete
         self._plugins, self._ranks = plugins, ranks
         self._fresh = secret or new_secret()
@@ -455,5 +462,6 @@ class Preparation:
             fresh=fresh,
             hooks=hooks,
             complete=self._complete,
+            when_aligned=self._when_aligned,
             ready=ready,
         )

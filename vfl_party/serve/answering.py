@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +107,30 @@ class DailyLimit(Kept):
         return found
 
 
+class Limit(Protocol):
+    """Counts answers about ids before they leave."""
+
+    def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Counts an answer about each id, and returns which may be answered, [N]."""
+        ...
+
+
+class Limits:
+    """Several limits: each counts only what those before it let pass."""
+
+    def __init__(self, *limits: Limit | None) -> None:
+        self._limits = [each for each in limits if each is not None]
+
+    def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """See ``Limit.take``."""
+        found = np.ones(len(ids), bool)
+        for limit in self._limits:
+            at = np.flatnonzero(found)
+            if at.size:
+                found[at] = limit.take([ids[each] for each in at.tolist()])
+        return found
+
+
 class Answers:
     """Answers questions about ids; any thread may call it. Features are looked up at the same time,
     what leaves is made by one after the other.
@@ -117,7 +142,7 @@ class Answers:
         self,
         store: Store,
         sent: Callable[[], SentBefore],
-        limit: DailyLimit | None = None,
+        limit: Limit | None = None,
     ) -> None:
         self._store, self._limit = store, limit
         self._leaving = threading.Lock()
