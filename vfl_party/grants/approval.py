@@ -4,8 +4,9 @@ is not allowed any more.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from vfl_party.grants.fits import Asked, misfit, over
 from vfl_party.grants.grant import Grant, count
 from vfl_party.grants.store import GrantStore, KeptGrant, folder_of
 from vfl_party.grants.table import digests
+from vfl_party.policy.meeting import Asked as Meant
 
 # Phases of a prediction.
 PREDICT, SERVE = "predict", "serve"
@@ -170,60 +172,56 @@ def trained_digest(folder: Path) -> str:
     return str(facts.get("recipe_digest", ""))
 
 
-class Allowing:
-    """The grants of one program in a federation: what it shows, and what the others show it.
+class GrantGuard:
+    """The grants of one program in a federation: what it shows, and what the others show it. See
+    ``vfl_party.policy.meeting.Guard``.
 
     Args:
         files: the party's.
-        approval: its own grant; None if it needs none.
-        digest: of the recipe, of training if this is a prediction.
-        trains: whether it trains.
+        resume: the unfinished run that is offered.
+        trained: the party's folder of the run to predict with; None in training.
     """
 
+    key = "grant"
+
     def __init__(
-        self, files: PartyFiles, approval: Approval | None, digest: str, *, trains: bool
+        self, files: PartyFiles, *, resume: RunFolder | None = None, trained: Path | None = None
     ) -> None:
-        self._files, self._approval = files, approval
-        self._digest, self._trains = digest, trains
+        self._files, self._resume, self._trains = files, resume, trained is None
+        self._digest = files.recipe.digest() if trained is None else trained_digest(trained)
+        self._approval: Approval | None = None
         self._others: Mapping[str, KeptGrant] = {}
         self._run = ""
 
-    @classmethod
-    def to_train(cls, files: PartyFiles, opened: Opened, resume: RunFolder | None) -> Allowing:
-        """Finds what a training run needs; see ``to_train``. Raises InputError (REFUSED)."""
-        approval = to_train(files, opened, resume)
-        return cls(files, approval, files.recipe.digest(), trains=True)
+    def before(self, asked: Meant) -> None:
+        """Finds the grant. Raises InputError (REFUSED) if the party needs one, and none fits."""
+        self._approval = (
+            to_train(self._files, asked.opened, self._resume)
+            if self._trains
+            else to_predict(self._files, self._digest, PREDICT)
+        )
 
-    @classmethod
-    def to_predict(cls, files: PartyFiles, trained: Path) -> Allowing:
-        """Finds what a joint prediction needs; see ``to_predict``. ``trained``: the party's folder
-        of the run. Raises InputError (REFUSED).
+    def shows(self) -> dict[str, Any] | None:
+        """Returns the grant for all parties; None if this party needs none."""
+        if self._approval is None:
+            return None
+        return peers.shown(self._approval.kept, self._files.keyring.current())
+
+    def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
+        """Checks the grants that the others show. Raises PeerError at the first that does not
+        fit.
         """
-        digest = trained_digest(trained)
-        return cls(files, to_predict(files, digest, PREDICT), digest, trains=False)
-
-    @property
-    def shown(self) -> dict[str, Any]:
-        """What this party says when it joins."""
-        kept = self._approval.kept if self._approval is not None else None
-        return peers.shown(kept, self._files.keyring.current())
-
-    def begins(self, said: Mapping[str, Any], folder: RunFolder) -> list[str]:
-        """Checks what the others have shown, counts the run, and keeps all grants in its folder:
-        before anything of it leaves. Returns a sentence for each grant.
-
-        ``said``: {party: what its ``shown`` gave}. Raises PeerError, InputError (REFUSED).
-        """
-        self._run = folder.run_id
-        joined = peers.Joined(self._digest, folder.run_id, self._trains)
-        shows = any(words for party, words in said.items() if party != self._files.name)
-        store = store_of(self._files.file) if shows else None
-        try:
+        self._run = run_id
+        joined = peers.Joined(self._digest, run_id, self._trains)
+        credentials = self._files.keyring.current()
+        with self._store(shown) as store:
             seen = store.shown_for if store is not None else _never
-            self._others = peers.checked(said, joined, self._files.keyring.current(), seen)
-        finally:
-            if store is not None:
-                store.close()
+            self._others = peers.checked(shown, joined, credentials, seen)
+
+    def begins(self, folder: RunFolder) -> list[str]:
+        """Counts the run, and keeps the grants of all in its folder: before anything of it leaves.
+        Returns a sentence for each grant. Raises InputError (REFUSED).
+        """
         kept = dict(self._others)
         if self._approval is not None:
             self._approval.begins(folder.run_id)
@@ -241,11 +239,10 @@ class Allowing:
         """Counts what is used, once it is known which rows all hold: nothing of them has left yet.
         Raises InputError (REFUSED) if the grant does not allow as many predictions.
         """
-        if self._trains and self._others:
-            store = store_of(self._files.file)
-            for each in self._others.values():
+        with self._store(self._others) as store:
+            # Only now they take part in the run for certain.
+            for each in self._others.values() if store is not None and self._trains else ():
                 store.see(each.grant, self._run)
-            store.close()
         if self._approval is not None and not self._trains:
             self._approval.takes(self._run, rows)
 
@@ -253,6 +250,20 @@ class Allowing:
         """See ``Approval.goes_on``."""
         if self._approval is not None:
             self._approval.goes_on()
+
+    @contextlib.contextmanager
+    def _store(self, shown: Mapping[str, Any]) -> Iterator[GrantStore | None]:
+        """Yields the store, to count what peers show; None if they show nothing: then none is made
+        for a party that needs no grants itself.
+        """
+        if not any(words for party, words in shown.items() if party != self._files.name):
+            yield None
+            return
+        store = store_of(self._files.file)
+        try:
+            yield store
+        finally:
+            store.close()
 
 
 def _never(_party: str, _grant: str, _run: str) -> int:

@@ -83,9 +83,14 @@ def _left(grant: Grant, asked: Asked, uses: Uses) -> str:
     if asked.trains:
         if asked.run in uses.runs or len(uses.runs) < grant.runs:
             return ""
-        begun = f", and {len(uses.runs):,} were begun" if grant.runs else ""
-        return f"allows {count(grant.runs, 'run')}{begun}"
+        return f"allows {count(grant.runs, 'run')}{_done(len(uses.runs), 'begun')}"
     if uses.predictions < grant.predictions:
         return ""
-    done = f", and {uses.predictions:,} were predicted" if grant.predictions else ""
-    return f"allows {count(grant.predictions, 'predicted row')}{done}"
+    rows = count(grant.predictions, "predicted row")
+    return f"allows {rows}{_done(uses.predictions, 'predicted')}"
+
+
+def _done(number: int, what: str) -> str:
+    if not number:
+        return ""
+    return f", and {number:,} {'was' if number == 1 else 'were'} {what}"

@@ -40,10 +40,8 @@ class Joined:
     trains: bool
 
 
-def shown(kept: KeptGrant | None, credentials: Credentials) -> dict[str, Any]:
-    """Returns what a party says of its own approval; empty if it needs none."""
-    if kept is None:
-        return {}
+def shown(kept: KeptGrant, credentials: Credentials) -> dict[str, Any]:
+    """Returns what a party that needs a grant shows to all."""
     envelope = kept.envelope
     # The certificate may be a newer one of the same key.
     if pin_of(credentials.certificate) == envelope.keyid:
@@ -61,7 +59,7 @@ def checked(
     """Returns the grants that the other parties show, after all checks: {party: grant}.
 
     Args:
-        said: {party: what its ``shown`` gave}.
+        said: {party: what its ``shown`` gave; None if it needs no grant}.
         joined: what is run.
         credentials: this party's.
         shown_for: (party, id of a grant, run) -> for how many other runs the party has shown it.

@@ -30,7 +30,7 @@ from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, Spread, assemble, open_party
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
-from vfl_party.grants.approval import Allowing
+from vfl_party.grants.approval import GrantGuard
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.predict.alone import Alone, is_away, write_waiting
@@ -79,9 +79,9 @@ class PartyApp:
         """
         with self.files.telling():
             opened, folders = self._to_train(fresh=fresh)
-            allowing = Allowing.to_train(self.files, opened, folders.resume)
+            grants = GrantGuard(self.files, resume=folders.resume)
         with resumable(fresh=fresh):
-            return self._run(opened, folders, allowing)
+            return self._run(opened, folders, grants)
 
     def _to_train(self, *, fresh: bool) -> tuple[Opened, Folders]:
         """Reads the data, and finds the unfinished run. Raises VflError."""
@@ -139,7 +139,7 @@ class PartyApp:
                 expects=trained.expects,
             )
             opened = self._to_predict(work, data)
-            allowing = Allowing.to_predict(files, trained.path)
+            grants = GrantGuard(files, trained=trained.path)
         folders = Folders(
             Path(files.file.out),
             files.name,
@@ -148,7 +148,7 @@ class PartyApp:
         )
         try:
             outcome, folder = self._run(
-                opened, folders, allowing, math.inf if deadline_s is None else deadline_s
+                opened, folders, grants, math.inf if deadline_s is None else deadline_s
             )
         except (LostError, InputError) as error:
             wanted = files.is_active and not (deadline_s is None and alone is None)
@@ -189,12 +189,12 @@ class PartyApp:
         self,
         opened: Opened,
         folders: Folders,
-        allowing: Allowing,
+        grants: GrantGuard,
         deadline_s: float = math.inf,
     ) -> tuple[Outcome, RunFolder]:
         with contextlib.ExitStack() as stack:
             with self.files.telling():
-                run = self._before_joining(opened, folders, allowing, deadline_s, stack)
+                run = self._before_joining(opened, folders, grants, deadline_s, stack)
             outcome, folder = run.run()
         # Only the active party has it; on one machine the server writes the same file.
         if outcome.summary_json:
@@ -205,7 +205,7 @@ class PartyApp:
         self,
         opened: Opened,
         folders: Folders,
-        allowing: Allowing,
+        grants: GrantGuard,
         deadline_s: float,
         stack: contextlib.ExitStack,
     ) -> PartyRun:
@@ -240,7 +240,7 @@ class PartyApp:
             resume=folders.resume,
             secret=new_secret() if trains and files.file.init == "secret" else None,
             complete=partial(self._aligning, opened.work.job),
-            when_aligned=allowing.aligned,
+            when_aligned=grants.aligned,
         )
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)
@@ -272,7 +272,7 @@ class PartyApp:
             partial(transports.transport, service),
             progress,
             address=files.file.advertise or address,
-            allowing=allowing,
+            grants=grants,
         )
 
     def _book(self) -> Book:

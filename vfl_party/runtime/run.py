@@ -34,7 +34,7 @@ from vfl_party.base.devices import peak_memory
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.plugins import blaming
 from vfl_party.base.step_timing import Clock
-from vfl_party.grants.approval import Allowing
+from vfl_party.grants.approval import GrantGuard
 from vfl_party.phases.context import Hooks
 from vfl_party.runtime import resume
 from vfl_party.runtime.folders import Folders
@@ -61,7 +61,7 @@ class PartyRun:
         connect: makes a generation's transport; ``Clock``: counts what its steps wait for.
         progress: hears of every round and step.
         address: where passive parties reach this party; '' if they do not.
-        allowing: what this party and the others have allowed; None: in a trial, everything.
+        grants: what this party and the others have allowed; None: in a trial, everything.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class PartyRun:
         progress: Progress,
         *,
         address: str = "",
-        allowing: Allowing | None = None,
+        grants: GrantGuard | None = None,
     ) -> None:
-        self._allowing = allowing
+        self._grants = grants
         self._prepared, self._folders, self._session = prepared, folders, session
         self._connect, self._progress, self._ledger = connect, progress, session.ledger
         self._joining = prepared.joining(address)
@@ -116,7 +116,7 @@ class PartyRun:
                 elif folder is self._folders.resume:
                     self._ledger.carry(load_entries(folder.path / "ledger.json"))
                     self._folders.resume = None
-                self._require_allowed(start, folder)
+                self._begin_allowed(folder)
                 outcome: Outcome | None = None
                 try:
                     outcome = self._generation(start, folder, started_s)
@@ -219,12 +219,9 @@ class PartyRun:
             text = f"{text}, which {self._session.me} has not offered"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._session.server)
 
-    def _require_allowed(self, start: Start, folder: RunFolder) -> None:
-        """Checks the grants of all, before anything leaves. Raises PeerError, InputError."""
-        _ = start
-        if self._allowing is None:
-            return
-        for said in self._allowing.begins({}, folder):
+    def _begin_allowed(self, folder: RunFolder) -> None:
+        """Counts the run, and keeps and tells who has allowed it. Raises InputError."""
+        for said in self._grants.begins(folder) if self._grants is not None else ():
             log.info("%s", said, extra={"event": "allowed"})
             self._progress.console.show("allowed", said=said)
 
@@ -284,8 +281,8 @@ class PartyRun:
     def _tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
         # So that a party at work on its own notices an interruption too.
         self._session.check()
-        if self._allowing is not None:
-            self._allowing.goes_on()
+        if self._grants is not None:
+            self._grants.goes_on()
         self._progress.tick(phase, round_, rounds, batch, batches)
 
     def _generation(self, start: Start, folder: RunFolder, started_s: float) -> Outcome:
