@@ -67,6 +67,8 @@ def command(folder: Path, *words: str) -> Result:
 
 def approve(federation: Federation, name: str, *words: str) -> str:
     """Signs a grant without asking; returns its id."""
+    # Nobody is asked.
+    federation.address = federation.address or "127.0.0.1:1"
     path = federation.write_party(name)
     found = command(federation.folder, "approve", path.name, "--yes", *words)
     assert found.exit_code == 0, (found.output, found.exception)

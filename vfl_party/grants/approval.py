@@ -240,9 +240,10 @@ class GrantGuard:
         Raises InputError (REFUSED) if the grant does not allow as many predictions.
         """
         with self._store(self._others) as store:
-            # Only now they take part in the run for certain.
-            for each in self._others.values() if store is not None and self._trains else ():
-                store.see(each.grant, self._run)
+            if store is not None and self._trains:
+                # Only now they take part in the run for certain.
+                for each in self._others.values():
+                    store.see(each.grant, self._run)
         if self._approval is not None and not self._trains:
             self._approval.takes(self._run, rows)
 
