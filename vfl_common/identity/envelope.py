@@ -64,9 +64,7 @@ class Envelope:
         return {
             "payloadType": self.payload_type,
             "payload": base64.b64encode(self.payload).decode(),
-            "signatures": [
-                {"keyid": self.keyid, "sig": base64.b64encode(self.signature).decode()}
-            ],
+            "signatures": [{"keyid": self.keyid, "sig": base64.b64encode(self.signature).decode()}],
             "certificates": self.chain,
         }
 

@@ -1,4 +1,4 @@
-"""Files of a party's own that several of its programs may change at once, and that outlive a kill."""
+"""Files of a party's own that several of its programs may change at once; they outlive a kill."""
 
 from __future__ import annotations
 

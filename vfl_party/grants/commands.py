@@ -218,7 +218,7 @@ def _made(
             "peers": {name: files.file.pins[name] for name in receivers(files)},
             "phases": [*phases, *((PREDICT, SERVE) if facts["predictions"] else ())],
             "until": until,
-            "at": int(time.time()),
+            "at": time.time(),
             **facts,
         },
         "approve",

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from vfl_common.config.base import Section, parse, spelt
-from vfl_common.config.party import Pin
+from vfl_common.config.policy import Pin
 from vfl_common.config.recipe_tables import Name
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.envelope import Envelope
@@ -57,7 +57,7 @@ class Grant(Section):
         until: the last day, in UTC.
         runs: how many runs may be trained.
         predictions: how many rows may be predicted, jointly or by serving.
-        at: when it was signed, in seconds since 1970.
+        at: when it was made, in seconds since 1970.
     """
 
     grant: GrantId
@@ -72,7 +72,7 @@ class Grant(Section):
     until: Day
     runs: Annotated[int, Field(ge=0, le=MOST_RUNS)]
     predictions: Annotated[int, Field(ge=0, le=MOST_PREDICTIONS)]
-    at: Annotated[int, Field(ge=0, le=2**53)]
+    at: Annotated[float, Field(ge=0.0, le=1e12)]
 
     @property
     def ends_s(self) -> float:

@@ -76,9 +76,7 @@ class Outlook:
 def look(files: PartyFiles) -> tuple[Opened, Outlook]:
     """Makes the party as for a run, and counts what would leave. Raises InputError."""
     opened = files.open()
-    made = assemble(
-        opened, expected_rows(opened), policy=files.policy(), trees=files.file.trees
-    )
+    made = assemble(opened, expected_rows(opened), policy=files.policy(), trees=files.file.trees)
     counted = _counted(files, made)
     private = made.party.privacy
     leaves = tuple(_leaves(files, made, counted))
@@ -131,9 +129,7 @@ def _kinds(files: PartyFiles) -> Mapping[str, str]:
 
 
 def _is_of(each: ExchangeSummary, phase: str, receiver: str, kind: str) -> bool:
-    return (
-        each.phase == phase and each.receiver in (receiver, PASSIVES) and _kind_of(each) == kind
-    )
+    return each.phase == phase and each.receiver in (receiver, PASSIVES) and _kind_of(each) == kind
 
 
 def _kind_of(each: ExchangeSummary) -> str:
@@ -148,9 +144,7 @@ def _tells(each: ExchangeSummary, kind: str) -> bool:
     return "[rows" in each.sent or (f"{kind}: " in each.sent and kind != "weights")
 
 
-def _of_exchange(
-    files: PartyFiles, each: ExchangeSummary, rows: int, phase_kind: str
-) -> Leaving:
+def _of_exchange(files: PartyFiles, each: ExchangeSummary, rows: int, phase_kind: str) -> Leaving:
     """Returns what is known of an exchange whose bytes are not."""
     _ = files
     kind = _kind_of(each)
@@ -194,7 +188,10 @@ def described(grant: Grant, files: PartyFiles, found: Outlook) -> Iterator[str]:
 
 
 def _measured(found: Outlook, grant: Grant) -> Iterator[str]:
-    of = [*(found.leaves if grant.runs else ()), *(found.of_prediction if grant.predictions else ())]
+    of = [
+        *(found.leaves if grant.runs else ()),
+        *(found.of_prediction if grant.predictions else ()),
+    ]
     said: dict[str, list[str]] = {}
     for each in of:
         one = measured(each.phase_kind, found.role, each.kind)

@@ -155,9 +155,7 @@ class GrantStore:
         """
         with self._changing() as file:
             uses = _uses(file, grant.grant)
-            allowed = uses.revoked_s is None and (
-                run in uses.runs or len(uses.runs) < grant.runs
-            )
+            allowed = uses.revoked_s is None and (run in uses.runs or len(uses.runs) < grant.runs)
             if allowed:
                 file.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (grant.grant, run))
             return allowed
@@ -194,9 +192,7 @@ class GrantStore:
             left = grant.predictions - uses.predictions + own
             if uses.revoked_s is not None or left < rows:
                 return 0 if uses.revoked_s is not None else max(0, left)
-            file.execute(
-                "INSERT OR REPLACE INTO predicted VALUES (?, ?, ?)", (*of, max(own, rows))
-            )
+            file.execute("INSERT OR REPLACE INTO predicted VALUES (?, ?, ?)", (*of, max(own, rows)))
             return rows
 
     def revoke(self, id_: str, why: str) -> bool:

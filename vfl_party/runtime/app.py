@@ -33,6 +33,7 @@ from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_thre
 from vfl_party.grants.approval import GrantGuard
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
+from vfl_party.policy.guards import guards_of
 from vfl_party.predict.alone import Alone, is_away, write_waiting
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
@@ -241,6 +242,7 @@ class PartyApp:
             secret=new_secret() if trains and files.file.init == "secret" else None,
             complete=partial(self._aligning, opened.work.job),
             when_aligned=grants.aligned,
+            guards=[*guards_of(files.file, recipe), grants],
         )
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)

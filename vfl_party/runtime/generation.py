@@ -17,7 +17,7 @@ from vfl_common.config.party import Init
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import kept_secret
 from vfl_common.process.logs import aligned as sentence
-from vfl_common.rpc.messages import Joining
+from vfl_common.rpc.messages import Joining, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Planned
 from vfl_party.align import Aligned, Aligning, Alignment, alignment_of
@@ -34,6 +34,7 @@ from vfl_party.outbound.policies import Policy
 from vfl_party.phases.advice import advise, few_common
 from vfl_party.phases.context import Hooks
 from vfl_party.phases.measure import decides
+from vfl_party.policy.meeting import Asked, Guard, meet, shown_by
 from vfl_party.predict.results import id_names, keep, kept_table
 from vfl_party.runtime.joining import joining_of
 
@@ -390,6 +391,7 @@ class Preparation:
             seed.
         complete: adds what only the party's program knows to what an alignment works with.
         when_aligned: see ``Generation``.
+        guards: check the run before the party joins, and when all have.
     """
 
     def __init__(
@@ -406,8 +408,9 @@ class Preparation:
         secret: bytes | None = None,
         complete: Callable[[Aligning], Aligning] = lambda at: at,
         when_aligned: Callable[[int], None] = lambda _rows: None,
+        guards: Sequence[Guard] = (),
     ) -> None:
-        self.device, self._when_aligned = device, when_aligned
+        self.device, self._when_aligned, self._guards = device, when_aligned, guards
         self._opened, self._assemble, self._complete = opened, spread or assemble, complete
         self._plugins, self._ranks = plugins, ranks
         self._fresh = secret or new_secret()
@@ -425,6 +428,10 @@ class Preparation:
         # So that the policy sees the alignment's, too, before anybody is asked.
         _ = tried.exchanges
         self.plan: Sequence[Planned] = tried.plan
+        if guards:
+            asked = Asked(opened, tried.party, len(tried.prepared.table))
+            for each in guards:
+                each.before(asked)
         self._ready: tuple[Aligned, Assembled] | None = (aligned, tried)
         # If not, its memory is better used for the alignment.
         self._usable = spread is None and self._alignment.certain
@@ -445,7 +452,14 @@ class Preparation:
             device_name=device_name(self.device),
             run_id=opened.work.run_id,
             exchange_address=address,
+            shown_json=shown_by(self._guards),
         )
+
+    def meet(self, start: Start) -> None:
+        """Checks what all parties show each other, before anything leaves. Raises InputError
+        (REFUSED), PeerError.
+        """
+        meet(self._guards, start.run_id, start.shown)
 
     def generation(self, folder: RunFolder, transport: Transport, hooks: Hooks) -> Generation:
         """Makes the next generation."""

@@ -152,9 +152,7 @@ class Opener:
         files = replace(files, file=self._file)
         require_served(trained)
         # A student asks nobody.
-        approval = (
-            to_predict(files, trained_digest(trained.path), SERVE) if not self.solo else None
-        )
+        approval = to_predict(files, trained_digest(trained.path), SERVE) if not self.solo else None
         if approval is not None:
             self.approvals[trained.run_id] = approval
         store = Store(files, trained, self._console.show, self._source)

@@ -55,9 +55,7 @@ def own(members: dict[str, Credentials]) -> dict[str, str]:
     return {"p0": pin(members["p0"])}
 
 
-def test_an_honest_grant_is_taken_and_kept(
-    members: dict[str, Credentials], tmp_path: Path
-) -> None:
+def test_an_honest_grant_is_taken_and_kept(members: dict[str, Credentials], tmp_path: Path) -> None:
     grant = made(peers=own(members))
     for trains in (True, False):
         found = look(says(grant, members["p1"]), members, trains=trains, before=1)

@@ -21,7 +21,7 @@ class _Opened:
 
     def __init__(self, path: Path, text: str) -> None:
         path.write_text(text)
-        self.table = load_table(DataSettings(source=str(path), id="id"), with_label=False)
+        self.table = load_table(DataSettings(source=str(path), id=("id",)), with_label=False)
 
 
 def of(path: Path, text: str = BEFORE, key: bytes = KEY) -> tuple[str, str]:
