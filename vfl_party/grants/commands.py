@@ -15,6 +15,7 @@ from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import LINE, clean, to_json
 
 if TYPE_CHECKING:
+    from vfl_common.config.recipe import Recipe
     from vfl_party.assembly.files import PartyFiles
     from vfl_party.grants.grant import Grant
     from vfl_party.grants.store import KeptGrant, Uses
@@ -29,7 +30,7 @@ _PARTY = click.argument("party", type=click.Path(path_type=Path))
 @click.option(
     "--recipe",
     type=click.Path(path_type=Path),
-    help="The recipe to allow; replaces the party file's.",
+    help="The recipe to allow, or recipe.json of a trained run; replaces the party file's.",
 )
 @click.option(
     "--runs",
@@ -71,9 +72,10 @@ def approve(
     \b
     Examples:
       vfl-party approve bank.toml --runs 3 --until 2027-01-31 --purpose "credit risk, contract 17"
-      vfl-party approve bank.toml --runs 0 --predictions 50000 --yes
+      vfl-party approve bank.toml --runs 0 --predictions 50000 \
+        --recipe runs/20260301-120000-churn-1f3a/bank/recipe.json
     """
-    from vfl_common.config.recipe import load_recipe, naming
+    from vfl_common.config.recipe import naming
     from vfl_party.assembly.files import read_files
     from vfl_party.grants.approval import needs_grants, store_of
     from vfl_party.grants.shown import described, look
@@ -81,7 +83,7 @@ def approve(
     if not runs and not predictions:
         text = "--runs 0: allows nothing; give a number of runs, or --predictions"
         raise InputError(Code.CONFIG_INVALID, text)
-    files = read_files(party, recipe=load_recipe(recipe) if recipe is not None else None)
+    files = read_files(party, recipe=_recipe(recipe) if recipe is not None else None)
     _require_pins(party, files)
     with naming(recipe if recipe is not None else Path(files.file.recipe)):
         opened, found = look(files)
@@ -172,6 +174,16 @@ def revoke(party: Path, grant: str, why: str) -> None:
     new = store.revoke(found.grant, clean(why))
     said = "allows nothing any more" if new else "was revoked before"
     click.echo(f"the grant {found.grant} of {found.party} {said}")
+
+
+def _recipe(path: Path) -> Recipe:
+    """Reads a recipe, or that of a trained run in its folder. Raises InputError."""
+    from vfl_common.config.recipe import load_recipe
+    from vfl_common.run_folder import RunFolder
+
+    if path.name == "recipe.json":
+        return RunFolder(path.parent, path.resolve().parent.parent.name).recipe()
+    return load_recipe(path)
 
 
 def _require_pins(party: Path, files: PartyFiles) -> None:

@@ -14,11 +14,12 @@ from vfl_common.summary import ExchangeSummary
 from vfl_common.text import LINE, clean
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, assemble, expected_rows
-from vfl_party.forecast.count import forecast_of
 from vfl_party.forecast.result import CountedForecast
 from vfl_party.grants.grant import Grant, count
 from vfl_party.grants.measured import NOTHING, measured
 from vfl_party.outbound.chains import PASSIVES
+from vfl_party.policy.guards import guards_of
+from vfl_party.policy.meeting import Asked
 from vfl_party.predict.prediction import PHASE as PREDICT
 from vfl_party.predict.prediction import predicted
 
@@ -74,10 +75,15 @@ class Outlook:
 
 
 def look(files: PartyFiles) -> tuple[Opened, Outlook]:
-    """Makes the party as for a run, and counts what would leave. Raises InputError."""
+    """Makes the party as for a run, and counts what would leave. Raises InputError, also if the
+    party's policy refuses the recipe.
+    """
     opened = files.open()
     made = assemble(opened, expected_rows(opened), policy=files.policy(), trees=files.file.trees)
-    counted = _counted(files, made)
+    asked = Asked(opened, made.party, len(made.prepared.table))
+    for guard in guards_of(files.file, files.recipe):
+        guard.before(asked)
+    counted = _counted(files, asked)
     private = made.party.privacy
     leaves = tuple(_leaves(files, made, counted))
     of_prediction = tuple(
@@ -87,11 +93,13 @@ def look(files: PartyFiles) -> tuple[Opened, Outlook]:
     return opened, Outlook(files.settings.role, len(opened.table), leaves, of_prediction, said)
 
 
-def _counted(files: PartyFiles, made: Assembled) -> CountedForecast | None:
-    """Returns the forecast; None if the rows of the others, which only they know, decide it."""
+def _counted(files: PartyFiles, asked: Asked) -> CountedForecast | None:
+    """Returns the forecast; None if the rows of the others, which only they know, decide it, or if
+    it has too many steps.
+    """
     if files.recipe.rows.align == "none" and files.is_active and files.recipe.passives:
         return None
-    return forecast_of(made.party, len(made.prepared.table))
+    return asked.forecast
 
 
 def _leaves(
