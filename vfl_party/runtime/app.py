@@ -34,6 +34,7 @@ from vfl_party.grants.approval import GrantGuard
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.policy.guards import guards_of
+from vfl_party.policy.words import without_words
 from vfl_party.predict.alone import Alone, is_away, write_waiting
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
@@ -212,6 +213,7 @@ class PartyApp:
     ) -> PartyRun:
         """Makes all that can fail without the others; ``stack``: closes it after the run."""
         files, recipe = self.files, self.files.recipe
+        self._tell_policy()
         set_threads(files.file.threads)
         plain_arithmetic()
         keep_freed_memory()
@@ -276,6 +278,13 @@ class PartyApp:
             address=files.file.advertise or address,
             grants=grants,
         )
+
+    def _tell_policy(self) -> None:
+        """Says what it means if the party file says nothing of a policy."""
+        if "policy" not in self.files.file.model_fields_set:
+            said = without_words(self.files.file.policy)
+            log.warning("%s", said, extra={"event": "policy"})
+            self.console.show("policy", said=said)
 
     def _book(self) -> Book:
         """Opens the record, and says if it is a new one although this party has run before."""
