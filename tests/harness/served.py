@@ -44,7 +44,7 @@ class Served:
         if name == "p0":
             serve = {"http": "127.0.0.1:0"} | serve
         known = self.federation.extra.get(name, {})
-        kept = {key: known[key] for key in ("out", "policy", "pins") if key in known}
+        kept = {key: of for key, of in known.items() if key in ("out", "policy", "pins")}
         self.federation.extra[name] = {**kept, **own, "serve": serve}
         path = self.federation.write_party(name).name
         runs = [word for each in self.runs or (self.run.folder.name,) for word in ("--run", each)]

@@ -15,10 +15,13 @@ from tests.harness.sentences import raises
 from tests.harness.served import Served, trained
 from tests.integration.test_ledger import table
 from vfl_common.errors import Code, InputError
+from vfl_party.assembly.files import read_files
 from vfl_party.grants.peers import FOLDER
+from vfl_party.grants.shown import look
 from vfl_party.grants.store import USES, folder_of
 from vfl_party.record.book import LINES
 from vfl_party.record.book import folder_of as record_of
+from vfl_party.record.history import RecordHistory, summed
 
 ROWS = 40
 
@@ -47,6 +50,25 @@ def sent(federation: Federation, name: str) -> int:
     return path.read_text().count('"sent":') if path.exists() else 0
 
 
+def shown(federation: Federation, name: str) -> dict[tuple[str, str, str], tuple[int, int]]:
+    """What a person has read before signing: {(phase, receiver, kind): (bytes, people)}."""
+    found = look(read_files(federation.folder / f"{name}.toml"))[1].leaves
+    return {
+        (each.phase, each.to, each.kind): (each.payload_bytes or 0, each.people or 0)
+        for each in found
+    }
+
+
+def recorded(federation: Federation, name: str) -> dict[tuple[str, str, str], tuple[int, int]]:
+    """What has left then, by the party's record; of people all whom the table has."""
+    sums = summed(RecordHistory(record_of(federation.folder / "runs", name)).disclosures())
+    return {
+        (way.phase, to, way.kind): (each.payload_bytes, ROWS if each.people else 0)
+        for (_, to, way), each in sums.items()
+        if way.kind != "ack"
+    }
+
+
 def test_a_run_is_as_long_as_all_who_ask_have_allowed(tmp_path: Path) -> None:
     """Without a grant nothing begins; with one for a run there is one run, which all can show."""
     with Federation(tmp_path, recipe(), table(tmp_path, ROWS, 1)) as federation:
@@ -64,6 +86,7 @@ def test_a_run_is_as_long_as_all_who_ask_have_allowed(tmp_path: Path) -> None:
         federation.finish()
         run = federation.run_folder
         for name in federation.names:
+            assert shown(federation, name) == recorded(federation, name)
             said = command(tmp_path, "grants", f"{name}.toml", "--verify", str(run / name)).output
             lines = said.splitlines()
             assert [line.split()[0] for line in lines] == ["p0", "p1"]

@@ -52,7 +52,7 @@ class Grant(Section):
         columns, ids: keyed digests of the names and kinds of the columns, and of the ids, of the
             party's table; only the party has the key.
         peers: {who gets something: the pin of the key}.
-        phases: what may be run, with alignment and prediction.
+        phases: what may be run: those of the recipe, after alignment; ``predict``; ``serve``.
         purpose: in the words of the person who allows it.
         until: the last day, in UTC.
         runs: how many runs may be trained.

@@ -4,6 +4,7 @@ under which defences, and what was measured of such exchanges.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +15,20 @@ from vfl_common.summary import ExchangeSummary
 from vfl_common.text import LINE, clean
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, assemble, expected_rows
+from vfl_party.forecast.count import forecast_of
 from vfl_party.forecast.result import CountedForecast
 from vfl_party.grants.grant import Grant, count
 from vfl_party.grants.measured import NOTHING, measured
 from vfl_party.outbound.chains import PASSIVES
-from vfl_party.policy.guards import guards_of
-from vfl_party.policy.meeting import Asked
+from vfl_party.policy.planned import planned
 from vfl_party.predict.prediction import PHASE as PREDICT
 from vfl_party.predict.prediction import predicted
 
 _HEAD = ("phase", "to", "kind", "people", "bundles", "bytes", "carries", "defences")
 _RIGHT = frozenset({"people", "bundles", "bytes"})
 _PAGES = "docs/results"
+# What shapes call a number of rows, or of bits or points that are one for each row.
+_OF_ROWS = re.compile(r"\[(rows|own|packed|up|down|tags|bits)\b")
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,18 @@ class Outlook:
     """What a recipe would have a party send.
 
     ``rows``: how many its table has. ``leaves``: in a run. ``of_prediction``: about predicted rows.
-    ``privacy``: the sentence about differential privacy; '' if there is none.
+    ``numbers``: {peer: about one person in a run, at most}, as far as the phases say it.
+    ``privacy``: the sentence about differential privacy; '' if there is none. ``uncounted``: why
+    the bytes are not known; '' if they are.
     """
 
     role: str
     rows: int
     leaves: tuple[Leaving, ...]
     of_prediction: tuple[Leaving, ...]
+    numbers: Mapping[str, int]
     privacy: str = ""
+    uncounted: str = ""
 
     @property
     def payload_bytes(self) -> int:
@@ -76,30 +83,31 @@ class Outlook:
 
 def look(files: PartyFiles) -> tuple[Opened, Outlook]:
     """Makes the party as for a run, and counts what would leave. Raises InputError, also if the
-    party's policy refuses the recipe.
+    party's policy never lets out what the recipe asks for.
     """
     opened = files.open()
     made = assemble(opened, expected_rows(opened), policy=files.policy(), trees=files.file.trees)
-    asked = Asked(opened, made.party, len(made.prepared.table))
-    for guard in guards_of(files.file, files.recipe):
-        guard.before(asked)
-    counted = _counted(files, asked)
+    counted, why = _counted(files, made)
+    plan = planned(made.party, len(made.prepared.table))
     private = made.party.privacy
     leaves = tuple(_leaves(files, made, counted))
     of_prediction = tuple(
         _of_exchange(files, each, len(opened.table), PREDICT) for each in predicted(made.party)
     )
     said = private.report().statement if private is not None else ""
-    return opened, Outlook(files.settings.role, len(opened.table), leaves, of_prediction, said)
+    numbers = dict(plan.numbers) if plan is not None else {}
+    role, rows = files.settings.role, len(opened.table)
+    return opened, Outlook(role, rows, leaves, of_prediction, numbers, said, why)
 
 
-def _counted(files: PartyFiles, asked: Asked) -> CountedForecast | None:
-    """Returns the forecast; None if the rows of the others, which only they know, decide it, or if
-    it has too many steps.
-    """
+def _counted(files: PartyFiles, made: Assembled) -> tuple[CountedForecast | None, str]:
+    """Returns the forecast, or None and why there is none."""
     if files.recipe.rows.align == "none" and files.is_active and files.recipe.passives:
-        return None
-    return asked.forecast
+        return None, "only the other parties know how many rows they have"
+    try:
+        return forecast_of(made.party, len(made.prepared.table)), ""
+    except InputError as error:
+        return None, str(error)
 
 
 def _leaves(
@@ -149,7 +157,7 @@ def _tells(each: ExchangeSummary, kind: str) -> bool:
     """Whether something tells of rows one by one. Of many tensors the shapes are not said: all but
     weights are taken to do.
     """
-    return "[rows" in each.sent or (f"{kind}: " in each.sent and kind != "weights")
+    return bool(_OF_ROWS.search(each.sent)) or (f"{kind}: " in each.sent and kind != "weights")
 
 
 def _of_exchange(files: PartyFiles, each: ExchangeSummary, rows: int, phase_kind: str) -> Leaving:
@@ -181,8 +189,10 @@ def described(grant: Grant, files: PartyFiles, found: Outlook) -> Iterator[str]:
         yield f"to: {name}, key {pin}"
     if grant.runs:
         yield ""
-        yield f"in each run would leave, at most ({found.payload_bytes:,} bytes in all):"
+        yield f"in each run would leave, at most ({_size(found, 1)} in all):"
         yield from table(each.cells for each in found.leaves)
+        for peer, most in found.numbers.items():
+            yield f"about one person {peer} would get at most {count(most, 'number')} in a run"
     if grant.predictions:
         yield ""
         yield f"of each predicted row, for at most {grant.predictions:,} rows:"
@@ -211,7 +221,7 @@ def _measured(found: Outlook, grant: Grant) -> Iterator[str]:
 
 def _spent(grant: Grant, found: Outlook, files: PartyFiles) -> Iterator[str]:
     """Yields what the grant would spend."""
-    bytes_ = f"{grant.runs * found.payload_bytes:,} bytes" if grant.runs else ""
+    bytes_ = _size(found, grant.runs) if grant.runs else ""
     rows = count(grant.predictions, "predicted row") if grant.predictions else ""
     yield f"it would spend at most: {', '.join(part for part in (bytes_, rows) if part)}"
     begun = len(_earlier(files))
@@ -220,6 +230,13 @@ def _spent(grant: Grant, found: Outlook, files: PartyFiles) -> Iterator[str]:
         yield f"differential privacy, of one run: {found.privacy}"
     elif grant.runs:
         yield "differential privacy: the recipe has none, so nothing bounds what a run tells"
+
+
+def _size(found: Outlook, runs: int) -> str:
+    """Words the bytes of some runs."""
+    if found.uncounted:
+        return f"bytes that are not counted: {found.uncounted}"
+    return f"{runs * found.payload_bytes:,} bytes"
 
 
 def _earlier(files: PartyFiles) -> list[Path]:
