@@ -10,13 +10,15 @@ import pytest
 
 from tests.harness import cases
 from tests.harness.federation import Federation, reason_to_wait, refused
-from tests.harness.memory import in_memory, in_process, parameters
+from tests.harness.memory import in_memory, in_process
 from tests.harness.sentences import raises, worded_as_before
+from tests.integration import test_resume
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.policy import LEVELS, PolicySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import CONTROL, Ledger
-from vfl_party.outbound.declared import Exchange, Sent, f32
+from vfl_party.base.checkpoint import CheckpointStore
+from vfl_party.outbound.declared import Exchange, Sent, f32, u8
 from vfl_party.outbound.filter import Filter, Leaving
 from vfl_party.outbound.worded import Worded
 from vfl_party.policy.meeting import SHOWN
@@ -138,12 +140,6 @@ def test_a_policy_refuses_or_allows(
     assert frames == []
 
 
-def test_gradients_of_trees_that_are_sealed_may_leave(tmp_path: Path) -> None:
-    sealed = TREES | {"depth": 1, "bins": 2, "encryption": "paillier", "key_bits": 1024}
-    tables = recipe([sealed], {"p0": {"level": "open", "encrypted": ["gradient"]}})
-    in_process(tmp_path / "run", tables, cases.columns("sklearn:breast_cancer", 2, limit=40))
-
-
 def test_what_leaves_is_counted_by_person_and_refused_at_the_way_out(
     tmp_path: Path, frames: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,29 +197,49 @@ def test_all_parties_read_the_policies_of_all_before_anything_is_sent(tmp_path: 
         assert not any(each["event"] == "policy" for each in federation.programs["p1"].seen())
 
 
-@pytest.mark.parametrize("spare", [0, -1])
-def test_a_run_that_is_resumed_goes_on_counting(spare: int, tmp_path: Path) -> None:
-    """Killed after its second epoch; the fourth one is the last that the limit allows, or is too
-    much.
-    """
-    phases = [SPLIT | {"epochs": 4}]
-    tables = cases.recipe(2) | {"phases": phases}
-    words = {"level": "open", "most_numbers": 4 * 8 + spare, "least_rows": 1}
-    extra = {"p1": {"policy": words}}
-    undisturbed = in_memory(tmp_path / "undisturbed", tables, data(phases))
-    with Federation(tmp_path, tables, data(phases), extra) as federation:
-        if spare < 0:
-            federation.start_server()
-            refused(federation.start_party("p1"), "policy.most_numbers = 31")
-            return
-        federation.start_all()
-        federation.programs["p1"].wait_for("progress", round=2)
-        federation.programs["p1"].kill()
-        federation.start_party("p1")
-        federation.finish()
-        found = parameters(federation.run_folder / "p1")
-        assert found.keys() == undisturbed["p1"].keys()
-        assert all(found[key].equal(value) for key, value in undisturbed["p1"].items())
+class Limited(Federation):
+    """p2 lets out as many numbers about a person as four epochs need."""
+
+    def write_party(self, name: str) -> Path:
+        words = {"level": "open", "most_numbers": 4 * test_resume.WIDTH}
+        policy = {"policy": words} if name == "p2" else {}
+        self.extra[name] = self.extra.get(name, {}) | policy
+        return super().write_party(name)
+
+
+def test_a_run_that_is_killed_goes_on_counting_and_ends_as_undisturbed(tmp_path: Path) -> None:
+    undisturbed = in_memory(tmp_path / "undisturbed", test_resume.recipe(), test_resume.DATA)
+    with test_resume.held(
+        tmp_path / "killed",
+        test_resume.recipe(),
+        test_resume.DATA,
+        Limited,
+        sent=test_resume.SECOND_EPOCH,
+    ) as (federation, proxy):
+        federation.wait_for_checkpoint(test_resume.AFTER_FIRST)
+        test_resume.kill(federation, proxy, "p2")
+        assert federation.finish()["interruptions"] == 1
+        test_resume.assert_equal(test_resume.parameters(federation), undisturbed)
+        store = CheckpointStore(federation.run_folder / "p2" / "checkpoints", 2)
+        chains = store.load(store.labels()[-1])["job"]["chains"]
+        (found,) = (
+            each["policy"]
+            for of in chains.values()
+            for way in of
+            for each in way
+            if each is not None and "policy" in each
+        )
+        # What the second epoch repeats is counted once.
+        assert int(found["numbers"]["p0"].max()) == 4 * test_resume.WIDTH
+
+
+def test_ciphertexts_may_leave_where_gradients_may_not() -> None:
+    policy = Worded(PolicySettings(level="open", encrypted=("gradient",)))
+    exchange = Exchange("gradients", Sent(Kind.GRADIENT, {"ciphertexts": u8("rows", 4)}))
+    policy("a", exchange, exchange.up)
+    exchange = Exchange("gradients", Sent(Kind.GRADIENT, {"z": f32("rows", 4)}))
+    with raises(InputError, Code.REFUSED):
+        policy("a", exchange, exchange.up)
 
 
 def test_counts_survive_a_checkpoint() -> None:
