@@ -16,9 +16,9 @@ from tests.harness.served import Served, trained
 from tests.integration.test_ledger import table
 from vfl_common.errors import Code, InputError
 from vfl_party.assembly.files import read_files
-from vfl_party.grants.peers import FOLDER
 from vfl_party.grants.shown import look
 from vfl_party.grants.store import USES, folder_of
+from vfl_party.policy.meeting import SHOWN
 from vfl_party.record.book import LINES
 from vfl_party.record.book import folder_of as record_of
 from vfl_party.record.history import RecordHistory, summed
@@ -100,10 +100,10 @@ def test_a_run_is_as_long_as_all_who_ask_have_allowed(tmp_path: Path) -> None:
         refused(federation.start_party("p1"), ids["p1"], "allows 1 run, and 1 was begun")
         assert sent(federation, "p1") == before
         # A kept grant that somebody has changed.
-        kept = run / "p0" / FOLDER / "p1.json"
-        envelope = json.loads(kept.read_text())
-        envelope["payload"] = "e30="
-        kept.write_text(json.dumps(envelope))
+        kept = run / "p0" / SHOWN
+        tables = json.loads(kept.read_text())
+        tables["p1"]["grant"]["grant"]["payload"] = "e30="
+        kept.write_text(json.dumps(tables))
         found = command(tmp_path, "grants", "p0.toml", "--verify", str(run / "p0"))
         assert isinstance(found.exception, InputError)
 

@@ -219,14 +219,13 @@ class GrantGuard:
             self._others = peers.checked(shown, joined, credentials, seen)
 
     def begins(self, folder: RunFolder) -> list[str]:
-        """Counts the run, and keeps the grants of all in its folder: before anything of it leaves.
-        Returns a sentence for each grant. Raises InputError (REFUSED).
+        """Counts the run, before anything of it leaves. Returns a sentence for the grant of each
+        party. Raises InputError (REFUSED).
         """
         kept = dict(self._others)
         if self._approval is not None:
             self._approval.begins(folder.run_id)
             kept[self._files.name] = self._approval.kept
-        peers.keep(folder.path, kept)
         if kept:
             # What `vfl-party grants --verify` compares.
             folder.note(grants_for=self._digest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from vfl_common.config.recipe import Recipe
     from vfl_party.assembly.files import PartyFiles
     from vfl_party.grants.grant import Grant
-    from vfl_party.grants.store import KeptGrant, Uses
+    from vfl_party.grants.store import Uses
 
 # Of a grant that does not say until when.
 _DAYS = 30
@@ -119,8 +120,8 @@ def grants(party: Path, as_json: bool, kept: Path | None) -> None:
     """List the grants of the party of the file PARTY, with what is left of each.
 
     With --verify it shows who has allowed a run: the grants that all parties showed at its start
-    are in the run's folder, RUN/NAME. Each is checked against the CA and, in the folder of a run,
-    against its recipe. One that does not hold ends with exit code 2.
+    are in shown.json of the run's folder, RUN/NAME. Each is checked against the CA, and against the
+    run's recipe. One that does not hold ends with exit code 2.
 
     \b
     Examples:
@@ -133,8 +134,8 @@ def grants(party: Path, as_json: bool, kept: Path | None) -> None:
 
     files = read_files(party)
     if kept is not None:
-        for grant, _ in _verified(kept, files):
-            _say(grant.grant, as_json=as_json)
+        for grant in _verified(kept, files):
+            _say(grant, as_json=as_json)
         return
     store = store_of(files.file)
     lines = []
@@ -264,31 +265,43 @@ def _fields(grant: Grant, uses: Uses) -> dict[str, Any]:
     }
 
 
-def _verified(path: Path, files: PartyFiles) -> list[tuple[KeptGrant, Path]]:
+def _verified(path: Path, files: PartyFiles) -> list[Grant]:
     """Returns the grants in a file or in a run's folder. Raises InputError at the first that does
     not hold.
     """
     from vfl_common.run_folder import RunFolder
-    from vfl_party.grants.peers import FOLDER
-    from vfl_party.grants.store import read_file
+    from vfl_party.grants.store import read_file, read_kept
+    from vfl_party.policy.meeting import SHOWN
 
     credentials = files.keyring.current()
     if not path.is_dir():
-        return [(read_file(path, credentials), path)]
-    paths = sorted((path / FOLDER).glob("[!.]*.json"))
-    if not paths:
-        text = f"{path}: holds no grants; give the folder of a party in a run, RUN/NAME"
-        raise InputError(Code.FILE_INVALID, text)
+        return [read_file(path, credentials).grant]
     facts = RunFolder(path, path.resolve().parent.name).facts()
-    digest = facts.get("grants_for", facts.get("recipe_digest"))
+    digest = facts.get("grants_for")
+    if digest is None:
+        text = f"{path}: is no folder of a party in a run that needed grants; give RUN/NAME"
+        raise InputError(Code.FILE_INVALID, text)
     found = []
-    for each in paths:
-        kept = read_file(each, credentials)
-        if kept.grant.digest != digest or kept.grant.party != each.stem:
-            text = f"{each}: is a grant of {kept.grant.party} for another recipe than the run's"
+    for party, value in _shown(path / SHOWN).items():
+        grant = read_kept(value, path / SHOWN, credentials).grant
+        if grant.digest != digest or grant.party != party:
+            text = f"{path / SHOWN}: {party} has shown a grant of {grant.party} for another recipe"
             raise InputError(Code.FILE_INVALID, text)
-        found.append((kept, each))
+        found.append(grant)
     return found
+
+
+def _shown(path: Path) -> dict[str, Any]:
+    """Returns {party: its grant} of what all have shown when they joined. Raises InputError."""
+    from vfl_party.grants.approval import GrantGuard
+
+    try:
+        tables = json.loads(path.read_text(encoding="utf-8"))
+        said = {party: table.get(GrantGuard.key) for party, table in sorted(tables.items())}
+        return {party: each["grant"] for party, each in said.items() if each}
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError):
+        text = f"{path}: cannot be read as what parties have shown; restore it"
+        raise InputError(Code.FILE_INVALID, text) from None
 
 
 def _say(grant: Grant, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""What parties show each other of their grants when they join, and how it is checked and kept.
+"""What parties show each other of their grants when they join, and how it is checked.
 
 Each party checks the grants of all others: that the party has signed it with its key, for this
 recipe, for a day that is not over, and for the key of whoever checks it. A party that was shown a
@@ -10,21 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.files import private_file, unwritable
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.pem import pin_of
 from vfl_common.identity.signing import chain_pem
-from vfl_common.text import to_json
 from vfl_party.grants import grant as grants
 from vfl_party.grants.grant import Grant
 from vfl_party.grants.store import KeptGrant
 
-# In the party's folder of a run.
-FOLDER = "grants"
 _WHAT = "the grant"
 
 
@@ -77,19 +72,6 @@ def checked(
             raise _refused(party, f"{_WHAT} of {party} {why}")
         found[party] = kept
     return found
-
-
-def keep(folder: Path, found: Mapping[str, KeptGrant]) -> None:
-    """Writes the grants of all parties into the folder of the run. Raises InputError."""
-    if not found:
-        return
-    try:
-        (folder / FOLDER).mkdir(exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise unwritable(folder / FOLDER, error) from None
-    for party, each in found.items():
-        with private_file(folder / FOLDER / f"{party}.json") as file:
-            file.write(f"{to_json(each.envelope.value)}\n".encode())
 
 
 def _read(party: str, words: Any, credentials: Credentials) -> KeptGrant:

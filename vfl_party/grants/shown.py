@@ -88,7 +88,7 @@ def look(files: PartyFiles) -> tuple[Opened, Outlook]:
     opened = files.open()
     made = assemble(opened, expected_rows(opened), policy=files.policy(), trees=files.file.trees)
     counted, why = _counted(files, made)
-    plan = planned(made.party, len(made.prepared.table))
+    plan = planned(made.party, len(made.prepared.table)) if counted is not None else None
     private = made.party.privacy
     leaves = tuple(_leaves(files, made, counted))
     of_prediction = tuple(
@@ -189,10 +189,13 @@ def described(grant: Grant, files: PartyFiles, found: Outlook) -> Iterator[str]:
         yield f"to: {name}, key {pin}"
     if grant.runs:
         yield ""
-        yield f"in each run would leave, at most ({_size(found, 1)} in all):"
+        size = f", at most {found.payload_bytes:,} bytes in all" if not found.uncounted else ""
+        yield f"in each run would leave{size}:"
         yield from table(each.cells for each in found.leaves)
         for peer, most in found.numbers.items():
             yield f"about one person {peer} would get at most {count(most, 'number')} in a run"
+        if found.uncounted:
+            yield f"bytes are not counted: {found.uncounted}"
     if grant.predictions:
         yield ""
         yield f"of each predicted row, for at most {grant.predictions:,} rows:"
@@ -221,22 +224,16 @@ def _measured(found: Outlook, grant: Grant) -> Iterator[str]:
 
 def _spent(grant: Grant, found: Outlook, files: PartyFiles) -> Iterator[str]:
     """Yields what the grant would spend."""
-    bytes_ = _size(found, grant.runs) if grant.runs else ""
-    rows = count(grant.predictions, "predicted row") if grant.predictions else ""
-    yield f"it would spend at most: {', '.join(part for part in (bytes_, rows) if part)}"
+    runs, rows = count(grant.runs, "run"), count(grant.predictions, "predicted row")
+    size = f" of together {grant.runs * found.payload_bytes:,} bytes" if not found.uncounted else ""
+    parts = ([runs + size] if grant.runs else []) + ([rows] if grant.predictions else [])
+    yield f"it would spend at most: {', '.join(parts)}"
     begun = len(_earlier(files))
     yield f"this recipe has had {count(begun, 'run')} of {files.name} before"
     if found.privacy:
         yield f"differential privacy, of one run: {found.privacy}"
     elif grant.runs:
         yield "differential privacy: the recipe has none, so nothing bounds what a run tells"
-
-
-def _size(found: Outlook, runs: int) -> str:
-    """Words the bytes of some runs."""
-    if found.uncounted:
-        return f"bytes that are not counted: {found.uncounted}"
-    return f"{runs * found.payload_bytes:,} bytes"
 
 
 def _earlier(files: PartyFiles) -> list[Path]:

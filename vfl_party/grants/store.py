@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vfl_common.errors import Code, InputError
 from vfl_common.files import kept_secret, private_file, unwritable
@@ -222,12 +223,23 @@ class GrantStore:
 
 
 def read_file(path: Path, credentials: Credentials) -> KeptGrant:
-    """Reads a kept grant, and checks that the party that it names has signed it. Raises
+    """Reads the file of a grant, and checks that the party that it names has signed it. Raises
     InputError.
     """
     try:
-        envelope, grant = grants.read(json.loads(path.read_text(encoding="utf-8")), str(path))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
+        value = None
+    return read_kept(value, path, credentials)
+
+
+def read_kept(value: Any, path: Path, credentials: Credentials) -> KeptGrant:
+    """Reads a grant that a file has, and checks as ``read_file``. Raises InputError that names
+    ``path``.
+    """
+    try:
+        envelope, grant = grants.read(value, str(path))
+    except (ValueError, RecursionError):
         raise InputError(Code.FILE_INVALID, f"{path}: is no grant of a party") from None
     envelope.require_kept(path, grant.party, credentials)
     return KeptGrant(grant, envelope)

@@ -225,7 +225,7 @@ class PartyRun:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._session.server)
 
     def _begin_allowed(self, folder: RunFolder) -> None:
-        """Counts the run, and keeps and tells who has allowed it. Raises InputError."""
+        """Counts the run, and tells who has allowed it. Raises InputError."""
         for said in self._grants.begins(folder) if self._grants is not None else ():
             log.info("%s", said, extra={"event": "allowed"})
             self._progress.console.show("allowed", said=said)

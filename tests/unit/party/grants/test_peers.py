@@ -16,7 +16,7 @@ from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_party.grants.grant import Grant, signed
-from vfl_party.grants.peers import FOLDER, Joined, checked, keep, shown
+from vfl_party.grants.peers import Joined, checked, shown
 from vfl_party.grants.store import GrantStore, KeptGrant, folder_of, read_file
 
 RUN = "20270115-120000-case-1f3a"
@@ -63,8 +63,9 @@ def test_an_honest_grant_is_taken_and_kept(members: dict[str, Credentials], tmp_
     assert look(says(grant, members["p1"]), members, now_s=LAST_S)
     # A party that gets nothing of it is not named.
     assert look(says(made(peers={}), members["p1"]), members)
-    keep(tmp_path, found)
-    path = tmp_path / FOLDER / "p1.json"
+    # Anybody can check it later.
+    path = tmp_path / "kept.json"
+    path.write_text(json.dumps(says(grant, members["p1"])["grant"]))
     assert read_file(path, members["p2"]).grant == grant
     # A party that asks for no grants says nothing.
     assert look({}, members) == look(None, members) == {}
