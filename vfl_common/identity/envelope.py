@@ -52,6 +52,8 @@ class Envelope:
                 str(value["certificates"]),
                 str(first.get("keyid", "")),
             )
+            # JSON can write half of a character.
+            found.chain.encode()
         except (KeyError, TypeError, IndexError, AttributeError, binascii.Error) as error:
             raise ValueError("no envelope") from error
         if found.payload_type != payload_type:

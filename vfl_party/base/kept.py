@@ -11,7 +11,7 @@ from pathlib import Path
 from vfl_common.errors import Code, InputError
 
 
-class Kept:
+class KeptFile:
     """A file of the party's own, for one thread at a time. Raises InputError if it cannot be used.
 
     ``tables``: the statements that make its tables.

@@ -101,9 +101,8 @@ class Approval:
         """Counts rows that are about to be predicted jointly: all or none. Raises InputError
         (REFUSED) if the grant does not allow as many.
         """
-        if (left := self._store.take_all(self.grant, run, rows)) < rows:
-            why = f"has {count(left, 'predicted row')} left, and {rows:,} are to be predicted"
-            raise _refused(self._store.name, self.grant, why)
+        if self._store.take_all(self.grant, run, rows) < rows:
+            raise self._short(rows)
 
     def take(self, run: str, rows: int, *, whole: bool = False) -> int:
         """Counts rows that are about to be predicted by a served run; returns how many the grant
@@ -116,10 +115,15 @@ class Approval:
     def takes_all(self, run: str, rows: int) -> None:
         """As ``take``, all or none. Raises InputError (REFUSED) if it is none."""
         if rows and not self.take(run, rows, whole=True):
-            used = self._store.uses(self.grant.grant)
-            why = over(self.grant, used, time.time())
-            left = count(max(0, self.grant.predictions - used.predictions), "predicted row")
-            raise _refused(self._store.name, self.grant, why or f"has {left} left")
+            raise self._short(rows)
+
+    def _short(self, rows: int) -> InputError:
+        uses = self._store.uses(self.grant.grant)
+        left = count(max(0, self.grant.predictions - uses.predictions), "predicted row")
+        why = over(self.grant, uses, time.time())
+        return _refused(
+            self._store.name, self.grant, why or f"has {left} left, and {rows:,} are asked for"
+        )
 
     def close(self) -> None:
         """Ends the use of the grant."""
@@ -157,6 +161,9 @@ def to_predict(files: PartyFiles, digest: str, phase: str) -> Approval | None:
     """
     if not needs_grants(files.file):
         return None
+    if phase == SERVE and files.file.serve.cache_s and not files.is_active:
+        text = "serve.cache_s: an embedding that the active party keeps is not counted against a"
+        raise InputError(Code.CONFIG_INVALID, f"{text} grant; set cache_s = 0")
     names = receivers(files)
     if phase == SERVE:
         names.remove(files.recipe.server)

@@ -22,7 +22,7 @@ from vfl_common.files import kept_secret, private_file, unwritable
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.envelope import Envelope
 from vfl_common.text import printable, to_json
-from vfl_party.base.kept import Kept
+from vfl_party.base.kept import KeptFile
 from vfl_party.grants import grant as grants
 from vfl_party.grants.grant import Grant
 
@@ -77,7 +77,7 @@ class GrantStore:
             folder.chmod(0o700)
         except OSError as error:
             raise unwritable(folder, error) from None
-        self._file = Kept(folder / USES, *_TABLES)
+        self._file = KeptFile(folder / USES, *_TABLES)
 
     @property
     def secret(self) -> bytes:

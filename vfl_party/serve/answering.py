@@ -18,7 +18,7 @@ import torch
 
 from vfl_common.errors import Code, PeerError
 from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered, Step
-from vfl_party.base.kept import Kept
+from vfl_party.base.kept import KeptFile
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.context import Party
@@ -38,7 +38,7 @@ def embeddings(party: Party) -> Exchange:
     return replace(found, when="when an id is asked for")
 
 
-class SentBefore(Kept):
+class SentBefore(KeptFile):
     """Noisy embeddings that have left: who asks for an id again gets the same bytes, also after a
     restart. Fresh noise on the same row could be averaged away.
 
@@ -77,7 +77,7 @@ class SentBefore(Kept):
         return found
 
 
-class DailyLimit(Kept):
+class DailyLimit(KeptFile):
     """Counts the answers about each id of a day (UTC), in a file of the party's own.
 
     Args:

@@ -15,7 +15,7 @@ from tests.harness.sentences import raises
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_party.grants.grant import Grant, signed
+from vfl_party.grants.grant import PAYLOAD, Grant, signed
 from vfl_party.grants.peers import Joined, checked, shown
 from vfl_party.grants.store import GrantStore, KeptGrant, folder_of, read_file
 
@@ -150,6 +150,22 @@ def test_a_grant_that_does_not_hold_is_refused(
         {"grant": {"payloadType": "x", "payload": "", "signatures": []}},
         {"grant": {"payloadType": 1, "payload": 2, "signatures": [3], "certificates": 4}},
         {"grant": [1] * 1000},
+        {
+            "grant": {
+                "payloadType": PAYLOAD,
+                "payload": "e30=",
+                "signatures": [{"sig": ""}],
+                "certificates": "\ud800",
+            }
+        },
+        {
+            "grant": {
+                "payloadType": PAYLOAD,
+                "payload": base64.b64encode(b"[" * 40_000).decode(),
+                "signatures": [{"sig": ""}],
+                "certificates": "",
+            }
+        },
     ],
 )
 def test_what_is_no_grant_is_refused(said: Any, members: dict[str, Credentials]) -> None:
