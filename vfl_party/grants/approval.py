@@ -101,7 +101,7 @@ class Approval:
         """Counts rows that are about to be predicted jointly: all or none. Raises InputError
         (REFUSED) if the grant does not allow as many.
         """
-        if self._store.take_all(self.grant, run, rows) < rows:
+        if not self._store.take_all(self.grant, run, rows):
             raise self._short(rows)
 
     def take(self, run: str, rows: int, *, whole: bool = False) -> int:

@@ -179,10 +179,10 @@ class GrantStore:
                 )
             return taken
 
-    def take_all(self, grant: Grant, run: str, rows: int) -> int:
+    def take_all(self, grant: Grant, run: str, rows: int) -> bool:
         """Counts the rows of a joint prediction, once for each of its rows, however often the run
-        begins again; none if the grant does not allow as many. Returns ``rows``, or how many are
-        left. Raises InputError.
+        begins again. Returns whether the grant allows as many: it counts none if not. Raises
+        InputError.
         """
         with self._changing() as file:
             uses, of = _uses(file, grant.grant), (grant.grant, run)
@@ -190,11 +190,10 @@ class GrantStore:
                 "SELECT rows FROM predicted WHERE grant_id = ? AND run = ?", of
             ).fetchone()
             own = int(before[0]) if before else 0
-            left = grant.predictions - uses.predictions + own
-            if uses.revoked_s is not None or left < rows:
-                return 0 if uses.revoked_s is not None else max(0, left)
+            if uses.revoked_s is not None or uses.predictions - own + rows > grant.predictions:
+                return False
             file.execute("INSERT OR REPLACE INTO predicted VALUES (?, ?, ?)", (*of, max(own, rows)))
-            return rows
+            return True
 
     def revoke(self, id_: str, why: str) -> bool:
         """Ends a grant for good. Returns whether it was not revoked before. Raises InputError."""

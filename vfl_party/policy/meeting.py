@@ -25,7 +25,7 @@ SHOWN = "shown.json"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Proposed:
     """A run that this party is asked to take part in, before it joins.
 
     ``party``: as it would be, with the ``rows`` that it expects. ``rounds``: {phase: its rounds}.
@@ -57,7 +57,7 @@ class Guard(Protocol):
         """Under which this guard shows the others something."""
         ...
 
-    def before(self, asked: Asked) -> None:
+    def before(self, asked: Proposed) -> None:
         """Called before the party joins. Raises InputError (REFUSED) if the run may not be."""
         ...
 

@@ -11,7 +11,7 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.text import listed
 from vfl_party.outbound.worded import refused
 from vfl_party.policy.code import digests
-from vfl_party.policy.meeting import Asked
+from vfl_party.policy.meeting import Proposed
 
 _NONE = "this party file has no table [policy]"
 
@@ -51,17 +51,12 @@ class WordsGuard:
     ) -> None:
         self._policy, self._name, self._recipe, self._pins = policy, name, recipe, pins
 
-    def before(self, asked: Asked) -> None:
+    def before(self, asked: Proposed) -> None:
         """Raises InputError (REFUSED) that names the key, what it wants, and what is given."""
         if not isinstance(self._policy, PolicySettings):
             return
         policy = self._policy
-        self._check_recipe(policy)
-        self._check_peers(policy)
-        for phase in asked.opened.course.phases:
-            if policy.phases is not None and phase.kind not in policy.phases:
-                given = f"phase {phase.name} of the recipe is {phase.kind}"
-                raise refused("phases", policy.phases, given)
+        self.serves()
         if policy.plugins is not None:
             self._check_plugins(policy.plugins, asked.plugins)
         for name, rounds in asked.rounds.items():
@@ -69,6 +64,20 @@ class WordsGuard:
                 given = f"phase {name} has {rounds:,} rounds"
                 raise refused("most_epochs", policy.most_epochs, given)
         self._check_plan(policy, asked)
+
+    def serves(self) -> None:
+        """Raises InputError (REFUSED) if a model of the recipe may not be used: because of the
+        recipe, its phases, or the others.
+        """
+        if not isinstance(self._policy, PolicySettings):
+            return
+        policy = self._policy
+        self._check_recipe(policy)
+        self._check_peers(policy)
+        for phase in self._recipe.phases:
+            if policy.phases is not None and phase.kind not in policy.phases:
+                given = f"phase {phase.name} of the recipe is {phase.kind}"
+                raise refused("phases", policy.phases, given)
 
     def _check_recipe(self, policy: PolicySettings) -> None:
         digest = self._recipe.digest()
@@ -101,7 +110,7 @@ class WordsGuard:
                 ways = "read that plug-in, and add it"
                 raise refused("plugins", allowed, given, ways)
 
-    def _check_plan(self, policy: PolicySettings, asked: Asked) -> None:
+    def _check_plan(self, policy: PolicySettings, asked: Proposed) -> None:
         if not (policy.least_rows > 1 or policy.most_numbers or policy.most_bytes):
             return
         plan = asked.plan

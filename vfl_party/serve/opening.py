@@ -16,7 +16,11 @@ from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console
 from vfl_common.text import listed
 from vfl_party.assembly.files import PartyFiles, read_files
+<<<<<<< HEAD
 from vfl_party.grants.approval import SERVE, Approval, to_predict, trained_digest
+=======
+from vfl_party.policy.guards import words_of
+>>>>>>> wt/policy
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import TrainedRun, load_joint
 from vfl_party.serve.counts import Counts
@@ -149,6 +153,7 @@ class Opener:
                 Code.CONFIG_INVALID, f"{trained.path}: {text}; start this program again to serve it"
             )
         files = read_files(self._path, device=self._device, recipe=recipe, keyring=self.keyring)
+        words_of(files.file, recipe).serves()
         files = replace(files, file=self._file)
         require_served(trained)
         # A student asks nobody.

@@ -31,6 +31,7 @@ def federation(folder: Path, *, phase: dict[str, Any] | None = None, **splits: A
             "recipe": "recipe.toml",
             "server": "127.0.0.1:9",
             "tls": tls,
+            "policy": {"level": "careful"},
             "data": data,
         }
         (folder / f"{name}.toml").write_text(toml(party))
@@ -236,6 +237,25 @@ def test_a_passive_party_s_label_is_a_note(tmp_path: Path) -> None:
         for finding in checked(path, data={"source": "own.csv", "id": "who"})
         if finding.note
     ] == ["training"]
+
+
+def test_a_party_file_without_a_policy_is_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p1.toml"
+    assert [each.text for each in checked(path) if each.about == "policy"][0] == "level = careful"
+    tables = tomllib.loads(path.read_text())
+    del tables["policy"]
+    path.write_text(toml(tables))
+    (note,) = [each for each in checked(path) if each.about == "policy"]
+    assert note.fine
+    assert note.note
+    worded_as_before(note.text)
+
+
+def test_a_run_that_the_policy_refuses_is_found(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p1.toml"
+    (found,) = [each for each in checked(path, policy={"most_epochs": 2}) if not each.fine]
+    assert found.about == "policy"
+    worded_as_before(found.text)
 
 
 def test_few_training_rows_are_a_note(tmp_path: Path) -> None:
