@@ -22,7 +22,7 @@ from vfl_party.grants.fits import Asked, misfit, over
 from vfl_party.grants.grant import Grant, count
 from vfl_party.grants.store import GrantStore, KeptGrant, folder_of
 from vfl_party.grants.table import digests
-from vfl_party.policy.meeting import Asked as Meant
+from vfl_party.policy.meeting import Proposed
 
 # Phases of a prediction.
 PREDICT, SERVE = "predict", "serve"
@@ -200,10 +200,10 @@ class GrantGuard:
         self._others: Mapping[str, KeptGrant] = {}
         self._run = ""
 
-    def before(self, asked: Meant) -> None:
+    def before(self, proposed: Proposed) -> None:
         """Finds the grant. Raises InputError (REFUSED) if the party needs one, and none fits."""
         self._approval = (
-            to_train(self._files, asked.opened, self._resume)
+            to_train(self._files, proposed.opened, self._resume)
             if self._trains
             else to_predict(self._files, self._digest, PREDICT)
         )

@@ -16,11 +16,8 @@ from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console
 from vfl_common.text import listed
 from vfl_party.assembly.files import PartyFiles, read_files
-<<<<<<< HEAD
 from vfl_party.grants.approval import SERVE, Approval, to_predict, trained_digest
-=======
 from vfl_party.policy.guards import words_of
->>>>>>> wt/policy
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import TrainedRun, load_joint
 from vfl_party.serve.counts import Counts
