@@ -101,7 +101,8 @@ class Approval:
         """Counts rows that are about to be predicted jointly: all or none. Raises InputError
         (REFUSED) if the grant does not allow as many.
         """
-        if not self._store.take_all(self.grant, run, rows):
+        ended = time.time() >= self.grant.ends_s
+        if ended or not self._store.take_all(self.grant, run, rows):
             raise self._short(rows)
 
     def take(self, run: str, rows: int, *, whole: bool = False) -> int:
@@ -122,7 +123,7 @@ class Approval:
         left = count(max(0, self.grant.predictions - uses.predictions), "predicted row")
         why = over(self.grant, uses, time.time())
         return _refused(
-            self._store.name, self.grant, why or f"has {left} left, and {rows:,} are asked for"
+            self._store.name, self.grant, why or f"has {left} left, which is too few for {rows:,}"
         )
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from vfl_party.grants.grant import Grant, count, day_of
+from vfl_party.grants.grant import Grant, count
 from vfl_party.grants.store import Uses
 
 
@@ -35,10 +35,9 @@ def over(grant: Grant, uses: Uses, now_s: float) -> str:
     of a run.
     """
     if uses.revoked_s is not None:
-        why = f" ({uses.why})" if uses.why else ""
-        return f"was revoked on {day_of(uses.revoked_s)}{why}"
+        return f"was revoked{f' ({uses.why})' if uses.why else ''}"
     if now_s >= grant.ends_s:
-        return f"ended with {grant.until} (UTC)"
+        return f"was valid until the end of {grant.until} (UTC)"
     return ""
 
 

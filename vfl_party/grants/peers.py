@@ -102,7 +102,7 @@ def _misfit(
     if grant.digest != joined.digest:
         return "is for another recipe"
     if now_s >= grant.ends_s:
-        return f"ended with {grant.until} (UTC)"
+        return f"was valid until the end of {grant.until} (UTC)"
     own = pin_of(credentials.certificate)
     if grant.peers.get(credentials.name, own) != own:
         return f"is for another key of {credentials.name}"

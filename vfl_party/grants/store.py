@@ -116,7 +116,7 @@ class GrantStore:
         if len(found) != 1:
             ids = ", ".join(each.grant.grant for each in known) or "none"
             what = "several grants begin with" if found else "there is no grant"
-            text = f"{self.folder}: {what} {printable(name)}; it has {ids}"
+            text = f"{self.folder}: {what} {printable(name)!r}; it has {ids}"
             raise InputError(Code.CONFIG_INVALID, text)
         return found[0]
 
@@ -126,7 +126,8 @@ class GrantStore:
     def _read(self, path: Path, credentials: Credentials) -> KeptGrant:
         found = read_file(path, credentials)
         if found.grant.party != self.name or path != self._path(found.grant.grant):
-            text = f"{path}: is the grant {found.grant.grant} of {found.grant.party}; move it away"
+            text = f"{path}: has the grant {found.grant.grant} of {found.grant.party}"
+            text = f"{text}, which belongs under another name; move it away"
             raise InputError(Code.FILE_INVALID, text)
         return found
 

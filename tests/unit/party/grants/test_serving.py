@@ -72,7 +72,8 @@ def test_a_grant_that_is_over_answers_nothing(
         lambda: granted.begins("joint"),
         granted.goes_on,
     ):
-        with raises(InputError, Code.REFUSED):
+        # The day differs from run to run.
+        with raises(InputError, Code.REFUSED, worded=False):
             refused()
 
 
@@ -106,7 +107,7 @@ def test_a_program_ends_with_the_last_of_its_grants(
     assert one.grant.grant in told
     # A run that is served no longer does not keep the program alive.
     other.close()
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, worded=False):
         watch.look()
     one.close()
     watch.look()

@@ -37,6 +37,7 @@ def test_a_grant_is_kept_as_it_was_signed(
     store.add(newer, members["p1"])
     assert [each.grant for each in store.all(members["p1"])] == [newer, older]
     assert store.find("012", members["p1"]).grant == older
+    # Both begin with nothing.
     # The signature holds for whoever trusts the CA.
     assert read_file(path, members["p0"]).grant == older
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
