@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.outbound.declared import Exchange, Sent, f32, u8
 from vfl_party.outbound.filter import Filter, Leaving
 from vfl_party.outbound.worded import Worded
+from vfl_party.policy.code import digests
 from vfl_party.policy.meeting import SHOWN
+from vfl_party.policy.words import WordsGuard
 
 NOISE = [
     {"kind": "gaussian", "exchange": exchange, "sent_by": "passive", "sigma": 0.5}
@@ -277,3 +280,29 @@ def test_each_level_refuses_what_the_one_before_it_refuses() -> None:
     for key in ("most_epochs", "most_numbers", "most_bytes"):
         assert strict[key] < careful[key]
     assert LEVELS["open"] == {}
+
+
+def test_a_plug_in_is_known_by_what_its_file_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policy_mine.py").write_text("CODEC = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("mine", "policy_mine:CODEC", "vfl.codecs")
+    monkeypatch.setattr("vfl_party.policy.code.entry_points", lambda **_: [entry])
+    ((name, digest),) = digests(["vfl.codecs:mine"])
+    assert name == "vfl.codecs:mine"
+    (tmp_path / "policy_mine.py").write_text("CODEC = 2\n")
+    ((_, changed),) = digests(["vfl.codecs:mine"])
+    assert digest != changed
+    check = WordsGuard._check_plugins
+    check((f"{name} = {changed}",), [name])
+    check((name,), [name])
+    for allowed in ((), (f"{name} = {digest}",)):
+        with raises(InputError, Code.REFUSED):
+            check(allowed, [name])
+
+
+def test_epochs_are_counted_where_they_have_several_rounds(tmp_path: Path) -> None:
+    phases = [SPLIT | {"checkpoint_steps": 1}]
+    tables = recipe(phases, {"p1": {"level": "open", "most_epochs": 2}})
+    in_process(tmp_path / "run", tables, data(phases))

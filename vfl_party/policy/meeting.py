@@ -28,14 +28,14 @@ SHOWN = "shown.json"
 class Proposed:
     """A run that this party is asked to take part in, before it joins.
 
-    ``party``: as it would be, with the ``rows`` that it expects. ``rounds``: {phase: its rounds}.
+    ``party``: as it would be, with the ``rows`` that it expects. ``epochs``: {phase: its epochs}.
     ``plugins``: ``group:name`` of each that the recipe has this party use.
     """
 
     opened: Opened
     party: Party
     rows: int
-    rounds: Mapping[str, int]
+    epochs: Mapping[str, int]
     plugins: Sequence[str] = ()
 
     @cached_property

@@ -59,9 +59,9 @@ class WordsGuard:
         self.serves()
         if policy.plugins is not None:
             self._check_plugins(policy.plugins, asked.plugins)
-        for name, rounds in asked.rounds.items():
-            if policy.most_epochs is not None and rounds > policy.most_epochs:
-                given = f"phase {name} has {rounds:,} rounds"
+        for name, epochs in asked.epochs.items():
+            if policy.most_epochs is not None and epochs > policy.most_epochs:
+                given = f"phase {name} has {epochs:,}"
                 raise refused("most_epochs", policy.most_epochs, given)
         self._check_plan(policy, asked)
 

@@ -58,7 +58,11 @@ def check_before(guards: Sequence[Guard], tried: Assembled) -> None:
     """
     opened = tried.opened
     needed = versions.shared(opened) | versions.modelling(opened) | versions.reading(opened)
-    rounds = {phase.name: phase.rounds for phase in tried.plan}
-    asked = Proposed(opened, tried.party, len(tried.prepared.table), rounds, [*needed])
+    epochs = {phase.name: phase.rounds for phase in tried.plan}
+    if opened.work.job == "train":
+        # An epoch may have several rounds.
+        for phase in opened.course.phases:
+            epochs[phase.name] = getattr(phase.settings, "epochs", epochs[phase.name])
+    asked = Proposed(opened, tried.party, len(tried.prepared.table), epochs, [*needed])
     for each in guards:
         each.before(asked)

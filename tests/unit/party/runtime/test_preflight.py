@@ -241,7 +241,8 @@ def test_a_passive_party_s_label_is_a_note(tmp_path: Path) -> None:
 
 def test_a_party_file_without_a_policy_is_a_note(tmp_path: Path) -> None:
     path = federation(tmp_path) / "p1.toml"
-    assert [each.text for each in checked(path) if each.about == "policy"][0] == "level = careful"
+    first, *_ = (each.text for each in checked(path) if each.about == "policy")
+    assert first == "level = careful"
     tables = tomllib.loads(path.read_text())
     del tables["policy"]
     path.write_text(toml(tables))
@@ -296,7 +297,7 @@ def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:
         lines[0]
         == "splitnn: embedding: gradient dz float32 [rows, width] to passive parties, every step;"
     )
-    assert lines[1] == f"{' ' * 20}chain: allow all -> identity"
+    assert lines[1] == f"{' ' * 20}chain: policy: careful -> identity"
     assert all(len(line) <= 120 for line in lines)
     assert (
         " ".join(line.strip() for line in lines).count("the device's name; the generation in which")
