@@ -78,7 +78,7 @@ POLICIES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "epochs": (
         "p1",
         {"level": "open", "most_epochs": 1},
-        dict.fromkeys(("splitnn", "noise", "bits", "fedonce"), "most_epochs"),
+        dict.fromkeys(("splitnn", "noise", "bits"), "most_epochs"),
     ),
     "numbers": (
         "p1",
