@@ -14,12 +14,11 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.rpc.messages import MOST_SHOWN
 from vfl_party.assembly.party import Opened
 from vfl_party.phases.context import Party
 from vfl_party.policy.planned import Plan, planned
 
-# Bytes of what a party shows; the server refuses more.
-MOST_SHOWN = 1 << 16
 # In the party's folder of a run: what all have shown, by party.
 SHOWN = "shown.json"
 
