@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.harness import cases
 from tests.harness.federation import Federation, refused
@@ -16,6 +17,8 @@ from tests.harness.served import Served, trained
 from tests.integration.test_ledger import table
 from vfl_common.errors import Code, InputError
 from vfl_party.assembly.files import read_files
+from vfl_party.cli import cli
+from vfl_party.grants import commands
 from vfl_party.grants.shown import look
 from vfl_party.grants.store import USES, folder_of
 from vfl_party.policy.meeting import SHOWN
@@ -172,7 +175,7 @@ def test_another_key_or_table_needs_another_grant(tmp_path: Path) -> None:
         refused(federation.start_party("p1"), "is for a table with other ids")
 
 
-def test_nobody_signs_in_silence(tmp_path: Path) -> None:
+def test_nobody_signs_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --yes a program that nobody sits at signs nothing; the purpose is one line."""
     with Federation(tmp_path, recipe(), table(tmp_path, ROWS, 1)) as federation:
         federation.address = "127.0.0.1:1"
@@ -187,7 +190,17 @@ def test_nobody_signs_in_silence(tmp_path: Path) -> None:
             found = command(tmp_path, "approve", path, *given)
             assert isinstance(found.exception, InputError), given
         assert "has signed no grants" in command(tmp_path, "grants", path).output
-        shown = command(tmp_path, "approve", path).output
+        checked = command(tmp_path, "check", path, "--offline")
+        assert isinstance(checked.exception, InputError)
+        assert "has signed no grant for recipe case" in checked.output
+        monkeypatch.setattr(commands, "_is_asked", lambda: True)
+        no = CliRunner().invoke(cli, ["approve", str(tmp_path / path)], input="n\n")
+        assert "nothing is signed" in no.output
+        assert "has signed no grants" in command(tmp_path, "grants", path).output
+        yes = CliRunner().invoke(cli, ["approve", str(tmp_path / path)], input="y\n")
+        assert "is signed by p1" in yes.output
+        assert "ok    grant" in command(tmp_path, "check", path, "--offline").output
+        shown = yes.output
         for words in ("p1 would allow: 1 run", "splitnn", "R² 0.920", "to: p0, key sha256:"):
             assert words in shown
 
@@ -234,6 +247,9 @@ def test_serving_ends_with_its_grant(served: Served) -> None:
     numbers = ("--runs", "0", "--predictions")
     id_ = approve(federation, "p1", *numbers, "3")
     active = approve(federation, "p0", *numbers, "8")
+    # What the active party keeps, it may use again without asking.
+    served.start("p1", cache_s=60.0)
+    refused(served.program("p1"), "serve.cache_s", "set cache_s = 0")
     served.start_all()
     took_part = [row["parties"] for row in served.rows("K-1", "K-2")]
     assert all("p1" in parties for parties in took_part)

@@ -139,15 +139,15 @@ def to_train(files: PartyFiles, opened: Opened, resume: RunFolder | None) -> App
     """
     if not needs_grants(files.file):
         return None
-    store = store_of(files.file)
-    asked = Asked(
-        files.recipe.digest(),
-        _pinned(files, receivers(files)),
-        phases_of(files),
-        table=digests(opened, store.secret),
-        run=resume.run_id if resume is not None else "",
-    )
-    return _found(store, files, asked)
+    with _kept_if_found(files) as store:
+        asked = Asked(
+            files.recipe.digest(),
+            _pinned(files, receivers(files)),
+            phases_of(files),
+            table=digests(opened, store.secret),
+            run=resume.run_id if resume is not None else "",
+        )
+        return _found(store, files, asked)
 
 
 def to_predict(files: PartyFiles, digest: str, phase: str) -> Approval | None:
@@ -169,7 +169,8 @@ def to_predict(files: PartyFiles, digest: str, phase: str) -> Approval | None:
     if phase == SERVE:
         names.remove(files.recipe.server)
     asked = Asked(digest, _pinned(files, names), (phase,), trains=False)
-    return _found(store_of(files.file), files, asked)
+    with _kept_if_found(files) as store:
+        return _found(store, files, asked)
 
 
 def trained_digest(folder: Path) -> str:
@@ -280,6 +281,17 @@ def _never(_party: str, _grant: str, _run: str) -> int:
 
 def _pinned(files: PartyFiles, names: Sequence[str]) -> dict[str, str]:
     return {name: files.file.pins.get(name, "") for name in names}
+
+
+@contextlib.contextmanager
+def _kept_if_found(files: PartyFiles) -> Iterator[GrantStore]:
+    """Yields the party's grants; closes them if the block fails."""
+    store = store_of(files.file)
+    try:
+        yield store
+    except BaseException:
+        store.close()
+        raise
 
 
 def _found(store: GrantStore, files: PartyFiles, asked: Asked) -> Approval:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,9 @@ _PARTY = click.argument("party", type=click.Path(path_type=Path))
 )
 @click.option("--purpose", default="", help="What it is for, in words that the others read, too.")
 @click.option("--yes", is_flag=True, help="Sign without asking.")
+@click.pass_context
 def approve(
+    ctx: click.Context,
     party: Path,
     recipe: Path | None,
     runs: int,
@@ -88,7 +91,7 @@ def approve(
     _require_pins(party, files)
     with naming(recipe if recipe is not None else Path(files.file.recipe)):
         opened, found = look(files)
-    store = store_of(files.file)
+    store = ctx.with_resource(closing(store_of(files.file)))
     facts = {"runs": runs, "predictions": predictions, "purpose": purpose}
     grant = _made(files, opened, store.secret, _last_day(until), facts)
     for line in described(grant, files, found):
@@ -96,7 +99,7 @@ def approve(
     if not needs_grants(files.file):
         click.echo(f'note: {party} does not ask for grants; set policy = {{ approval = "each" }}')
     if not yes:
-        if not sys.stdin.isatty():
+        if not _is_asked():
             text = "approve: nobody can be asked here; give --yes to sign what is shown"
             raise InputError(Code.CONFIG_INVALID, text)
         if not click.confirm("sign it?"):
@@ -116,7 +119,8 @@ def approve(
     metavar="PATH",
     help="Check a file with a grant of any party, or the folder of a run with all of them.",
 )
-def grants(party: Path, as_json: bool, kept: Path | None) -> None:
+@click.pass_context
+def grants(ctx: click.Context, party: Path, as_json: bool, kept: Path | None) -> None:
     """List the grants of the party of the file PARTY, with what is left of each.
 
     With --verify it shows who has allowed a run: the grants that all parties showed at its start
@@ -137,7 +141,7 @@ def grants(party: Path, as_json: bool, kept: Path | None) -> None:
         for grant in _verified(kept, files):
             _say(grant, as_json=as_json)
         return
-    store = store_of(files.file)
+    store = ctx.with_resource(closing(store_of(files.file)))
     lines = []
     for each in store.all(files.keyring.current()):
         uses = store.uses(each.grant.grant)
@@ -158,7 +162,8 @@ def grants(party: Path, as_json: bool, kept: Path | None) -> None:
 @_PARTY
 @click.argument("grant")
 @click.option("--why", default="", help="The reason, which is kept with it.")
-def revoke(party: Path, grant: str, why: str) -> None:
+@click.pass_context
+def revoke(ctx: click.Context, party: Path, grant: str, why: str) -> None:
     """End a grant of the party of the file PARTY for good. GRANT is its id, or the beginning of it.
 
     A program that trains or serves with it stops within seconds; what has left stays where it is.
@@ -170,11 +175,16 @@ def revoke(party: Path, grant: str, why: str) -> None:
     from vfl_party.grants.approval import store_of
 
     files = read_files(party)
-    store = store_of(files.file)
+    store = ctx.with_resource(closing(store_of(files.file)))
     found = store.find(grant, files.keyring.current()).grant
     new = store.revoke(found.grant, clean(why))
     said = "allows nothing any more" if new else "was revoked before"
     click.echo(f"the grant {found.grant} of {found.party} {said}")
+
+
+def _is_asked() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin.isatty()
 
 
 def _recipe(path: Path) -> Recipe:
