@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +186,11 @@ def test_a_run_that_all_have_shown_is_counted_by_its_peers(
     tmp_path: Path, members: dict[str, Credentials]
 ) -> None:
     """The third run of a grant for two is refused by p0, whatever p1 has counted."""
-    store = GrantStore(folder_of(tmp_path, "p0"), "p0")
-    grant = made(peers=own(members))
-    said = {"p1": says(grant, members["p1"])}
-    for run in ("a", "b", "a"):
-        checked(said, Joined(DIGEST, run, True), members["p0"], store.shown_for, NOON_S)
-        store.see(grant, run)
-    with raises(PeerError, Code.REFUSED):
-        checked(said, Joined(DIGEST, "c", True), members["p0"], store.shown_for, NOON_S)
+    with closing(GrantStore(folder_of(tmp_path, "p0"), "p0")) as store:
+        grant = made(peers=own(members))
+        said = {"p1": says(grant, members["p1"])}
+        for run in ("a", "b", "a"):
+            checked(said, Joined(DIGEST, run, True), members["p0"], store.shown_for, NOON_S)
+            store.see(grant, run)
+        with raises(PeerError, Code.REFUSED):
+            checked(said, Joined(DIGEST, "c", True), members["p0"], store.shown_for, NOON_S)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,21 @@ def credentials(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
     return load_credentials(issue(folder, "p1"), name="p1")
 
 
-def approval(folder: Path, credentials: Credentials, **more: Any) -> Approval:
-    """A grant of three rows, in force today unless ``more`` says otherwise."""
-    facts = {"predictions": 3, "until": day_of(time.time() + 86_400), **more}
-    store = GrantStore(folder_of(folder, "p1"), "p1")
-    grant = made(**facts)
-    store.add(grant, credentials)
-    kept = store.find(grant.grant, credentials)
-    return Approval(store, kept, Asked(DIGEST, PINS, ("serve",), trains=False))
+@pytest.fixture
+def approval(tmp_path: Path, credentials: Credentials) -> Iterator[Callable[..., Approval]]:
+    """Makes a grant of three rows, in force today unless it is told otherwise."""
+    with ExitStack() as stack:
+
+        def make(**more: Any) -> Approval:
+            facts = {"predictions": 3, "until": day_of(time.time() + 86_400), **more}
+            store = GrantStore(folder_of(tmp_path, "p1"), "p1")
+            grant = made(**facts)
+            store.add(grant, credentials)
+            kept = store.find(grant.grant, credentials)
+            asked = Asked(DIGEST, PINS, ("serve",), trains=False)
+            return stack.enter_context(closing(Approval(store, kept, asked)))
+
+        yield make
 
 
 def revoke(of: Approval, folder: Path) -> None:
@@ -47,22 +56,26 @@ def revoke(of: Approval, folder: Path) -> None:
     other.close()
 
 
-def test_limits_count_what_those_before_let_pass(tmp_path: Path, credentials: Credentials) -> None:
-    granted = approval(tmp_path, credentials)
-    limit = Limits(DailyLimit(tmp_path / "a.sqlite", 1), None, GrantedRows(granted, "run"))
+def test_limits_count_what_those_before_let_pass(
+    tmp_path: Path, approval: Callable[..., Approval]
+) -> None:
+    granted = approval()
+    daily = DailyLimit(tmp_path / "a.sqlite", 1)
+    limit = Limits(daily, None, GrantedRows(granted, "run"))
     assert limit.take(["a", "a", "b"]).tolist() == [True, False, True]
     # The second answer about ``a`` has cost nothing.
     assert limit.take(["c", "d"]).tolist() == [True, False]
     assert limit.take([]).tolist() == []
+    daily.close()
     assert np.array_equal(Limits().take(["a", "b"]), [True, True])
 
 
 @pytest.mark.parametrize("over", ["revoked", "ended"])
 def test_a_grant_that_is_over_answers_nothing(
-    over: str, tmp_path: Path, credentials: Credentials
+    over: str, tmp_path: Path, approval: Callable[..., Approval]
 ) -> None:
     more = {"until": day_of(time.time() - 86_400)} if over == "ended" else {}
-    granted = approval(tmp_path, credentials, **more)
+    granted = approval(**more)
     if over == "revoked":
         revoke(granted, tmp_path)
     assert GrantedRows(granted, "run").take(["a", "b"]).tolist() == [False, False]
@@ -77,8 +90,8 @@ def test_a_grant_that_is_over_answers_nothing(
             refused()
 
 
-def test_all_or_none_at_the_active_party(tmp_path: Path, credentials: Credentials) -> None:
-    granted = approval(tmp_path, credentials)
+def test_all_or_none_at_the_active_party(approval: Callable[..., Approval]) -> None:
+    granted = approval()
     with raises(InputError, Code.REFUSED):
         granted.takes_all("run", 4)
     granted.takes_all("run", 3)
@@ -88,9 +101,9 @@ def test_all_or_none_at_the_active_party(tmp_path: Path, credentials: Credential
 
 
 def test_a_program_ends_with_the_last_of_its_grants(
-    tmp_path: Path, credentials: Credentials
+    tmp_path: Path, approval: Callable[..., Approval]
 ) -> None:
-    one, other = (approval(tmp_path, credentials, grant=f"{digit}" * 12) for digit in "12")
+    one, other = (approval(grant=digit * 12) for digit in "12")
     said: list[str] = []
     failed = queue.SimpleQueue[BaseException]()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,8 +27,9 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Credentials]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> GrantStore:
-    return GrantStore(folder_of(tmp_path, "p1"), "p1")
+def store(tmp_path: Path) -> Iterator[GrantStore]:
+    with closing(GrantStore(folder_of(tmp_path, "p1"), "p1")) as found:
+        yield found
 
 
 def test_a_grant_is_kept_as_it_was_signed(
@@ -37,7 +40,6 @@ def test_a_grant_is_kept_as_it_was_signed(
     store.add(newer, members["p1"])
     assert [each.grant for each in store.all(members["p1"])] == [newer, older]
     assert store.find("012", members["p1"]).grant == older
-    # Both begin with nothing.
     # The signature holds for whoever trusts the CA.
     assert read_file(path, members["p0"]).grant == older
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -74,10 +76,10 @@ def test_a_run_is_counted_once(store: GrantStore) -> None:
         False,
         True,
     ]
-    again = GrantStore(store.folder, "p1")
-    assert again.uses(grant.grant).runs == {"a", "b"}
-    assert again.revoke(grant.grant, "over")
-    assert not again.revoke(grant.grant, "again")
+    with closing(GrantStore(store.folder, "p1")) as again:
+        assert again.uses(grant.grant).runs == {"a", "b"}
+        assert again.revoke(grant.grant, "over")
+        assert not again.revoke(grant.grant, "again")
     assert store.uses(grant.grant).why == "over"
     # It does not even go on.
     assert not store.count_run(grant, "a")
@@ -105,6 +107,7 @@ def test_programs_that_count_at_once_share_what_there_is(store: GrantStore) -> N
     grant, stores = made(predictions=50), (store, GrantStore(store.folder, "p1"))
     with ThreadPoolExecutor(8) as pool:
         taken = [*pool.map(lambda at: stores[at % 2].take_rows(grant, f"r{at % 3}", 3), range(40))]
+    stores[1].close()
     assert sum(taken) == 50
     assert store.uses(grant.grant).predictions == 50
 
