@@ -29,6 +29,7 @@ from vfl_common.process.program import (
 )
 from vfl_common.text import LINE, clean, to_json
 from vfl_party.disclosures.commands import disclosures
+from vfl_party.grants.commands import approve, grants, revoke
 from vfl_party.predict.options import result_options, without_option
 from vfl_party.serve.commands import serve, token
 
@@ -518,7 +519,10 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
     return found
 
 
+cli.add_command(approve)
 cli.add_command(disclosures)
+cli.add_command(grants)
+cli.add_command(revoke)
 cli.add_command(serve)
 cli.add_command(token)
 

@@ -43,7 +43,8 @@ class Served:
         serve = {"refresh_s": 0.2, "party_timeout_ms": 1000, **more}
         if name == "p0":
             serve = {"http": "127.0.0.1:0"} | serve
-        kept = {key: of for key, of in self.federation.extra.get(name, {}).items() if key == "out"}
+        known = self.federation.extra.get(name, {})
+        kept = {key: of for key, of in known.items() if key in ("out", "policy", "pins")}
         self.federation.extra[name] = {**kept, **own, "serve": serve}
         path = self.federation.write_party(name).name
         runs = [word for each in self.runs or (self.run.folder.name,) for word in ("--run", each)]

@@ -12,6 +12,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.feature_stores import StoreSettings, absolute_store
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
+from vfl_common.config.policy import Pin, PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import Name, RunName
 from vfl_common.errors import Code, InputError
@@ -27,12 +28,6 @@ def _address(text: str) -> str:
 AllowedCode = Annotated[str, spelt(r"[\w.]+(:\w+)?", "module or module:callable")]
 # host:port.
 Address = Annotated[str, AfterValidator(_address)]
-Pin = Annotated[
-    str,
-    spelt(r"sha256:[0-9a-f]{64}", "a pin as `vfl certs show` prints it, 'sha256:' and 64 digits"),
-]
-
-
 Init = Literal["secret", "recipe"]
 
 
@@ -206,9 +201,9 @@ class PartyFile(Section):
     """
     data: DataSettings | None = None
     """This party's table."""
-    policy: str = "allow_all"
-    """The policy that decides what may leave this party: ``allow_all``, ``encrypted``, or a
-    plug-in's.
+    policy: str | PolicySettings = "allow_all"
+    """The policy that decides what may leave this party: ``allow_all``, ``encrypted``, a plug-in's,
+    or a table.
     """
     alignments_a_day: PositiveInt = 24
     """How often a day a table may be aligned by psi. Somebody who may ask often can guess ids."""
@@ -234,9 +229,24 @@ class PartyFile(Section):
     """
 
 
+def _with_level(party: PartyFile, path: Path) -> PartyFile:
+    """Adds what the policy's level sets in other tables, where the file says nothing. Raises
+    InputError if that does not fit what it says.
+    """
+    if not isinstance(party.policy, PolicySettings):
+        return party
+    tables: dict[str, Section] = {}
+    for name, defaults in party.policy.elsewhere.items():
+        table: Section = getattr(party, name)
+        said = table.model_dump(exclude_unset=True)
+        where = f'{path}: policy.level = "{party.policy.level}": {name}'
+        tables[name] = parse(type(table), {**defaults, **said}, where)
+    return party.model_copy(update=tables)
+
+
 def load_party(path: Path) -> PartyFile:
     """Reads a party file and makes its paths absolute. Raises InputError."""
-    party = parse(PartyFile, read_tables(path, "party file"), str(path))
+    party = _with_level(parse(PartyFile, read_tables(path, "party file"), str(path)), path)
     base = path.resolve().parent
 
     def absolute(text: str) -> str:

@@ -41,6 +41,7 @@ PARTY_MESSAGES: dict[str, dict[str, str]] = {
         "version": "the program's version",
         "held": "those of the checkpoints at which it loses nothing",
         "unfit": "why it can no longer resume the run",
+        "shown_json": "what all parties may read: its policy in words, and its grant",
     },
     "plan": {"aggregations": "names and shapes of the weights that it shares"},
     "heartbeat": {},
@@ -92,6 +93,10 @@ EMPTY_MESSAGES = {
 }
 
 
+# Bytes of what a party shows to all when it joins.
+MOST_SHOWN = 1 << 16
+
+
 @dataclass(frozen=True)
 class Joining:
     """A party's facts for the server when it joins."""
@@ -118,6 +123,8 @@ class Joining:
     held: tuple[str, ...] = ()
     # Why it can no longer resume ``run_id``, in public words.
     unfit: str = ""
+    # What all parties may read of this one, as JSON; see ``vfl_party.policy.meeting``.
+    shown_json: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,8 @@ class Start:
     protocol: int = PROTOCOL
     # Why this party leaves the unfinished run that it has offered; '': it must not.
     anew: str = ""
+    # {party: what it shows to all}, as it came.
+    shown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

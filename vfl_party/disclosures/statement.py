@@ -4,20 +4,14 @@ in-toto in an envelope of DSSE.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-
 from vfl_common.errors import Code, InputError
-from vfl_common.identity import pem
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.signing import chain_pem, has_signed, sign
-from vfl_common.text import to_json
+from vfl_common.identity.envelope import Envelope
 from vfl_party.record.heads import OWN, read
 from vfl_party.record.history import RecordHistory, summed
 
@@ -73,22 +67,8 @@ def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict
 
 
 def sealed(said: dict[str, Any], credentials: Credentials) -> dict[str, Any]:
-    """Returns the envelope of a statement, signed with the party's key; ``certificates`` is beside
-    what DSSE asks for.
-    """
-    payload = to_json(said).encode()
-    signature = sign(credentials, _encoded(payload))
-    return {
-        "payloadType": PAYLOAD,
-        "payload": base64.b64encode(payload).decode(),
-        "signatures": [
-            {
-                "keyid": pem.pin_of(credentials.certificate),
-                "sig": base64.b64encode(signature).decode(),
-            }
-        ],
-        "certificates": chain_pem(credentials).decode(),
-    }
+    """Returns the envelope of a statement, signed with the party's key."""
+    return Envelope.sealed(PAYLOAD, said, credentials).value
 
 
 def opened(path: Path, credentials: Credentials) -> tuple[dict[str, Any], str]:
@@ -97,27 +77,13 @@ def opened(path: Path, credentials: Credentials) -> tuple[dict[str, Any], str]:
     Raises InputError if the file is none, or the signature is not of a certificate of the CA.
     """
     try:
-        envelope = json.loads(path.read_text(encoding="utf-8"))
-        payload = base64.b64decode(envelope["payload"], validate=True)
-        signature = base64.b64decode(envelope["signatures"][0]["sig"], validate=True)
-        certificate, *others = x509.load_pem_x509_certificates(envelope["certificates"].encode())
-        said = json.loads(payload)
+        envelope = Envelope.read(json.loads(path.read_text(encoding="utf-8")), PAYLOAD)
+        said = envelope.said
         party, _run = str(said["predicate"]["party"]), str(said["predicate"]["run"])
-        if envelope["payloadType"] != PAYLOAD or said["predicateType"] != PREDICATE:
-            raise ValueError(envelope["payloadType"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, binascii.Error):
+        if said["predicateType"] != PREDICATE:
+            raise ValueError(said["predicateType"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         text = f"{path}: is no statement of what left a party"
         raise InputError(Code.FILE_INVALID, text) from None
-    authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
-    chained = pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities)
-    if not chained or not credentials.members.stand_for(certificate, party):
-        text = f"{path}: is signed with a certificate that is not from this CA, or not of {party}"
-        raise InputError(Code.CERTIFICATE_INVALID, text)
-    if not has_signed(certificate, _encoded(payload), signature):
-        raise InputError(Code.FILE_INVALID, f"{path}: was changed after {party} signed it")
+    envelope.require_kept(path, party, credentials)
     return said, party
-
-
-def _encoded(payload: bytes) -> bytes:
-    """What DSSE signs (its pre-authentication encoding)."""
-    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD), PAYLOAD.encode(), len(payload), payload)

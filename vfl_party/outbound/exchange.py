@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 import numpy.typing as npt
 import torch
@@ -20,7 +20,7 @@ from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_party.base.step_timing import DECODE, ENCODE, WAIT, Clock, spends
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import NOTHING, TORCH, WIRE, Exchange, Sent
-from vfl_party.outbound.filter import Passage, Tensors
+from vfl_party.outbound.filter import Leaving, Passage, Tensors
 from vfl_party.record.lines import ALL, NOBODY
 from vfl_party.record.recorder import Recorder
 
@@ -109,20 +109,33 @@ class _Side:
         *,
         up: bool,
     ) -> None:
-        """Writes that ``bundle``, which was ``given``, is about to leave. Raises InputError if that
-        cannot be written.
+        """Asks the chain whether ``bundle``, which was ``given``, may leave, and writes that it is
+        about to. Raises InputError if it may not, or if that cannot be written.
         """
         record = self._connections.record
-        if record is None:
-            return
         sent, chain = (
             (self.exchange.up, self.chains.up) if up else (self.exchange.down, self.chains.down)
         )
+        if record is None and not chain.watches:
+            return
         if about is None and sent.about_rows:
             about = ALL
-        words = (self.exchange.name, "up" if up else "down", str(sent), str(chain), sent.how)
         numbers = sum(x.numel() for x in given.values())
+        if given and chain.watches:
+            rows = next(iter(given.values())).shape[:1] if about is ALL else ()
+            people = rows[0] if rows else len(about) if _is_listed(about) else 0
+            payload = sum(each.data.nbytes for each in bundle.tensors.values())
+            leaving = Leaving(step, bundle.kind.label, to, numbers, payload, about, people)
+            chain.leaves(leaving)
+        if record is None:
+            return
+        words = (self.exchange.name, "up" if up else "down", str(sent), str(chain), sent.how)
         record.leaves(words, step, bundle, to, numbers=numbers, rows=about)
+
+
+def _is_listed(about: About) -> TypeGuard[Sequence[int] | npt.NDArray[Any]]:
+    """Whether rows are told by number."""
+    return about is not None and not isinstance(about, str)
 
 
 class _Specs(NamedTuple):

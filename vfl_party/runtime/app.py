@@ -30,8 +30,11 @@ from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, Spread, assemble, open_party
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
+from vfl_party.grants.approval import GrantGuard
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
+from vfl_party.policy.guards import guards_of
+from vfl_party.policy.words import without_words
 from vfl_party.predict.alone import Alone, is_away, write_waiting
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
@@ -78,8 +81,9 @@ class PartyApp:
         """
         with self.files.telling():
             opened, folders = self._to_train(fresh=fresh)
+            grants = GrantGuard(self.files, resume=folders.resume)
         with resumable(fresh=fresh):
-            return self._run(opened, folders)
+            return self._run(opened, folders, grants)
 
     def _to_train(self, *, fresh: bool) -> tuple[Opened, Folders]:
         """Reads the data, and finds the unfinished run. Raises VflError."""
@@ -137,6 +141,7 @@ class PartyApp:
                 expects=trained.expects,
             )
             opened = self._to_predict(work, data)
+            grants = GrantGuard(files, trained=trained.path)
         folders = Folders(
             Path(files.file.out),
             files.name,
@@ -145,7 +150,7 @@ class PartyApp:
         )
         try:
             outcome, folder = self._run(
-                opened, folders, math.inf if deadline_s is None else deadline_s
+                opened, folders, grants, math.inf if deadline_s is None else deadline_s
             )
         except (LostError, InputError) as error:
             wanted = files.is_active and not (deadline_s is None and alone is None)
@@ -183,11 +188,15 @@ class PartyApp:
         return opened
 
     def _run(
-        self, opened: Opened, folders: Folders, deadline_s: float = math.inf
+        self,
+        opened: Opened,
+        folders: Folders,
+        grants: GrantGuard,
+        deadline_s: float = math.inf,
     ) -> tuple[Outcome, RunFolder]:
         with contextlib.ExitStack() as stack:
             with self.files.telling():
-                run = self._before_joining(opened, folders, deadline_s, stack)
+                run = self._before_joining(opened, folders, grants, deadline_s, stack)
             outcome, folder = run.run()
         # Only the active party has it; on one machine the server writes the same file.
         if outcome.summary_json:
@@ -195,10 +204,16 @@ class PartyApp:
         return outcome, folder
 
     def _before_joining(
-        self, opened: Opened, folders: Folders, deadline_s: float, stack: contextlib.ExitStack
+        self,
+        opened: Opened,
+        folders: Folders,
+        grants: GrantGuard,
+        deadline_s: float,
+        stack: contextlib.ExitStack,
     ) -> PartyRun:
         """Makes all that can fail without the others; ``stack``: closes it after the run."""
         files, recipe = self.files, self.files.recipe
+        self._tell_policy()
         set_threads(files.file.threads)
         plain_arithmetic()
         keep_freed_memory()
@@ -228,6 +243,8 @@ class PartyApp:
             resume=folders.resume,
             secret=new_secret() if trains and files.file.init == "secret" else None,
             complete=partial(self._aligning, opened.work.job),
+            when_aligned=grants.aligned,
+            guards=[*guards_of(files.file, recipe), grants],
         )
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)
@@ -259,7 +276,15 @@ class PartyApp:
             partial(transports.transport, service),
             progress,
             address=files.file.advertise or address,
+            grants=grants,
         )
+
+    def _tell_policy(self) -> None:
+        """Says what it means if the party file says nothing of a policy."""
+        if "policy" not in self.files.file.model_fields_set:
+            said = without_words(self.files.file.policy)
+            log.warning("%s", said, extra={"event": "policy"})
+            self.console.show("policy", said=said)
 
     def _book(self) -> Book:
         """Opens the record, and says if it is a new one although this party has run before."""

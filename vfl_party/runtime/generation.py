@@ -17,7 +17,7 @@ from vfl_common.config.party import Init
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import kept_secret
 from vfl_common.process.logs import aligned as sentence
-from vfl_common.rpc.messages import Joining
+from vfl_common.rpc.messages import Joining, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Planned
 from vfl_party.align import Aligned, Aligning, Alignment, alignment_of
@@ -34,8 +34,9 @@ from vfl_party.outbound.policies import Policy
 from vfl_party.phases.advice import advise, few_common
 from vfl_party.phases.context import Hooks
 from vfl_party.phases.measure import decides
+from vfl_party.policy.meeting import Guard, meet, shown_by
 from vfl_party.predict.results import id_names, keep, kept_table
-from vfl_party.runtime.joining import joining_of
+from vfl_party.runtime.joining import check_before, joining_of
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,8 @@ class Generation:
             secret for a new run.
         hooks: what phases call.
         complete: adds what only the party's program knows to what an alignment works with.
+        when_aligned: hears how many rows all hold, before anything of them leaves; it may raise
+            VflError.
         ready: the expected rows, and the party as it was assembled from them before joining; None
             if an earlier generation used it.
     """
@@ -128,6 +131,7 @@ class Generation:
         fresh: bytes,
         hooks: Hooks,
         complete: Callable[[Aligning], Aligning],
+        when_aligned: Callable[[int], None] = lambda _rows: None,
         ready: tuple[Aligned, Assembled] | None = None,
     ) -> None:
         self._opened, self._alignment, self._assemble, self._ready = (
@@ -143,6 +147,7 @@ class Generation:
             complete,
         )
         self._init, self._fresh = init, fresh
+        self._when_aligned = when_aligned
         self._aligned: Aligned | None = None
         self._assembled: Assembled | None = None
 
@@ -176,6 +181,7 @@ class Generation:
             if opened.name != opened.recipe.active.name:
                 aligned.save(self._folder.path)
         self._aligned = aligned
+        self._when_aligned(len(aligned.ids))
         if record is not None:
             record.people(self._people(aligned), "aligned")
         secret = own_secret(self._folder, self._init, self._fresh)
@@ -384,6 +390,8 @@ class Preparation:
         secret: what its own seeds follow from in a new run, see ``new_secret``; None: the recipe's
             seed.
         complete: adds what only the party's program knows to what an alignment works with.
+        when_aligned: see ``Generation``.
+        guards: check the run before the party joins, and when all have.
     """
 
     def __init__(
@@ -399,8 +407,10 @@ class Preparation:
         resume: RunFolder | None = None,
         secret: bytes | None = None,
         complete: Callable[[Aligning], Aligning] = lambda at: at,
+        when_aligned: Callable[[int], None] = lambda _rows: None,
+        guards: Sequence[Guard] = (),
     ) -> None:
-        self.device = device
+        self.device, self._when_aligned, self._guards = device, when_aligned, guards
         self._opened, self._assemble, self._complete = opened, spread or assemble, complete
         self._plugins, self._ranks = plugins, ranks
         self._fresh = secret or new_secret()
@@ -418,6 +428,7 @@ class Preparation:
         # So that the policy sees the alignment's, too, before anybody is asked.
         _ = tried.exchanges
         self.plan: Sequence[Planned] = tried.plan
+        check_before(guards, tried)
         self._ready: tuple[Aligned, Assembled] | None = (aligned, tried)
         # If not, its memory is better used for the alignment.
         self._usable = spread is None and self._alignment.certain
@@ -438,7 +449,14 @@ class Preparation:
             device_name=device_name(self.device),
             run_id=opened.work.run_id,
             exchange_address=address,
+            shown_json=shown_by(self._guards),
         )
+
+    def meet(self, start: Start) -> dict[str, dict[str, Any]]:
+        """Checks what all parties show each other, before anything leaves, and returns it. Raises
+        InputError (REFUSED), PeerError.
+        """
+        return meet(self._guards, start.run_id, start.shown)
 
     def generation(self, folder: RunFolder, transport: Transport, hooks: Hooks) -> Generation:
         """Makes the next generation."""
@@ -455,5 +473,6 @@ class Preparation:
             fresh=fresh,
             hooks=hooks,
             complete=self._complete,
+            when_aligned=self._when_aligned,
             ready=ready,
         )

@@ -22,6 +22,7 @@ from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
 from vfl_common.rpc.messages import EMPTY_MESSAGES, PARTY_MESSAGES, Joining
 from vfl_common.rpc.uplink import SERVICE as SESSIONS
+from vfl_common.run_folder import find_unfinished
 from vfl_common.text import percent
 from vfl_party.align import alignment_of
 from vfl_party.assembly.files import PartyFiles, read_files
@@ -31,12 +32,15 @@ from vfl_party.data import Table, describe, read_rows, tabulate
 from vfl_party.data.ids import Ids, about_zeros, choices, normalised
 from vfl_party.data.notes.smells import smells
 from vfl_party.data.notes.target_leakage import target_leakage
+from vfl_party.grants.approval import needs_grants, to_train
 from vfl_party.phases.advice import few_rows
 from vfl_party.phases.course import Course
+from vfl_party.policy.guards import guards_of
+from vfl_party.policy.words import told
 from vfl_party.predict.prediction import predicted
 from vfl_party.predict.results import computed_cells, label_name
 from vfl_party.runtime import versions
-from vfl_party.runtime.joining import joining_of, training
+from vfl_party.runtime.joining import check_before, joining_of, training
 
 _CONNECT_S = 3.0
 # At the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason.
@@ -102,6 +106,8 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
         yield Finding(about, False, str(error))
         return
     yield Finding("role", True, files.settings.role)
+    for line in told(file.policy):
+        yield Finding("policy", True, line, note="policy" not in file.model_fields_set)
     plugins: dict[str, str] = {}
     yield from _work(files, plugins)
     yield from _network(files, offline, plugins)
@@ -230,6 +236,7 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         policy=files.policy(),
         trees=files.file.trees,
     )
+    check_before(guards_of(files.file, files.recipe), party)
     sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
     told = files.recipe.rows.split in ("column", "grouped") and not files.is_active
     if told:
@@ -270,6 +277,14 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         yield Finding("model", True, f'init = "recipe": {why}', note=True)
     rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
     yield Finding("rounds", True, rounds)
+    if needs_grants(files.file):
+        # What an unfinished run has counted counts for it.
+        resume = find_unfinished(Path(files.file.out), files.name, files.recipe)
+        approval = to_train(files, opened, resume)
+        if approval is not None:
+            approval.close()
+            allows = f"{approval.grant.grant} allows {approval.grant}"
+            yield Finding("grant", True, allows)
     for each in party.leaves:
         what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
         yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")

@@ -26,15 +26,19 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from vfl_common.errors import ChangedError, Code, InputError, InterruptedRun, PeerError, VflError
+from vfl_common.files import write_atomic
 from vfl_common.ledger import load_entries
 from vfl_common.rpc.messages import Done, Joining, Membership, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import Planned, alone_after, position_of, reachable
+from vfl_common.text import to_json
 from vfl_party.base.devices import peak_memory
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.plugins import blaming
 from vfl_party.base.step_timing import Clock
+from vfl_party.grants.approval import GrantGuard
 from vfl_party.phases.context import Hooks
+from vfl_party.policy.meeting import SHOWN
 from vfl_party.runtime import resume
 from vfl_party.runtime.folders import Folders
 from vfl_party.runtime.generation import Generation, Preparation, Transport
@@ -60,6 +64,7 @@ class PartyRun:
         connect: makes a generation's transport; ``Clock``: counts what its steps wait for.
         progress: hears of every round and step.
         address: where passive parties reach this party; '' if they do not.
+        grants: what this party and the others have allowed; None: in a trial, everything.
     """
 
     def __init__(
@@ -71,7 +76,9 @@ class PartyRun:
         progress: Progress,
         *,
         address: str = "",
+        grants: GrantGuard | None = None,
     ) -> None:
+        self._grants = grants
         self._prepared, self._folders, self._session = prepared, folders, session
         self._connect, self._progress, self._ledger = connect, progress, session.ledger
         self._joining = prepared.joining(address)
@@ -104,6 +111,7 @@ class PartyRun:
                 if isinstance(start, Done):
                     return self._done(start, folder)
                 self._check(start, offer, folder)
+                shown = self._prepared.meet(start)
                 started_s = started_s or time.monotonic()
                 if folder is None or folder.run_id != start.run_id:
                     if folder is not None:
@@ -112,6 +120,8 @@ class PartyRun:
                 elif folder is self._folders.resume:
                     self._ledger.carry(load_entries(folder.path / "ledger.json"))
                     self._folders.resume = None
+                write_atomic(folder.path / SHOWN, to_json(shown))
+                self._begin_allowed(folder)
                 outcome: Outcome | None = None
                 try:
                     outcome = self._generation(start, folder, started_s)
@@ -214,6 +224,12 @@ class PartyRun:
             text = f"{text}, which {self._session.me} has not offered"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._session.server)
 
+    def _begin_allowed(self, folder: RunFolder) -> None:
+        """Counts the run, and tells who has allowed it. Raises InputError."""
+        for said in self._grants.begins(folder) if self._grants is not None else ():
+            log.info("%s", said, extra={"event": "allowed"})
+            self._progress.console.show("allowed", said=said)
+
     def _holds(self, folder: RunFolder) -> bool:
         """Whether this party would lose anything with a run: it is in it, or has written a
         checkpoint.
@@ -270,6 +286,8 @@ class PartyRun:
     def _tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
         # So that a party at work on its own notices an interruption too.
         self._session.check()
+        if self._grants is not None:
+            self._grants.goes_on()
         self._progress.tick(phase, round_, rounds, batch, batches)
 
     def _generation(self, start: Start, folder: RunFolder, started_s: float) -> Outcome:

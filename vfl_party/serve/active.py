@@ -91,6 +91,9 @@ class Active:
         parties = recipe.parties if not solo else (recipe.active,)
 
         def score(ids: Sequence[str], least: float | None, columns: Given | None) -> Scores:
+            if (approval := opened.approval) is not None:
+                # Before a passive party is asked.
+                approval.takes_all(run_id, len(ids))
             return scorer.score(ids, least, columns).by(run_id)
 
         one = columns_of(store.held, torch.zeros(1, recipe.task.outputs))

@@ -4,21 +4,21 @@ limits.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.errors import Code, PeerError
 from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered, Step
+from vfl_party.base.kept import KeptFile
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.context import Party
@@ -38,44 +38,7 @@ def embeddings(party: Party) -> Exchange:
     return replace(found, when="when an id is asked for")
 
 
-class Kept:
-    """A file of the party's own, for one thread at a time. Raises InputError if it cannot be used.
-
-    ``tables``: the statements that make its tables.
-    """
-
-    def __init__(self, path: Path, *tables: str) -> None:
-        self._lock = threading.Lock()
-        try:
-            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            path.chmod(0o600)
-            self._file.execute("PRAGMA journal_mode = WAL")
-            for each in tables:
-                self._file.execute(f"CREATE TABLE IF NOT EXISTS {each}")
-        except (sqlite3.Error, OSError) as error:
-            text = f"{path}: cannot be used to keep what was answered ({error}); move it away"
-            raise InputError(Code.FILE_INVALID, text) from None
-
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[sqlite3.Connection]:
-        """Yields the file for changes that are made together."""
-        with self._lock:
-            self._file.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._file
-                self._file.execute("COMMIT")
-            finally:
-                # A disk that is full for a moment must not end all answers.
-                if self._file.in_transaction:
-                    self._file.execute("ROLLBACK")
-
-    def close(self) -> None:
-        """Closes the file."""
-        with self._lock:
-            self._file.close()
-
-
-class SentBefore(Kept):
+class SentBefore(KeptFile):
     """Noisy embeddings that have left: who asks for an id again gets the same bytes, also after a
     restart. Fresh noise on the same row could be averaged away.
 
@@ -114,7 +77,7 @@ class SentBefore(Kept):
         return found
 
 
-class DailyLimit(Kept):
+class DailyLimit(KeptFile):
     """Counts the answers about each id of a day (UTC), in a file of the party's own.
 
     Args:
@@ -144,6 +107,30 @@ class DailyLimit(Kept):
         return found
 
 
+class Limit(Protocol):
+    """Counts answers about ids before they leave."""
+
+    def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Counts an answer about each id, and returns which may be answered, [N]."""
+        ...
+
+
+class Limits:
+    """Several limits: each counts only what those before it let pass."""
+
+    def __init__(self, *limits: Limit | None) -> None:
+        self._limits = [each for each in limits if each is not None]
+
+    def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """See ``Limit.take``."""
+        found = np.ones(len(ids), bool)
+        for limit in self._limits:
+            at = np.flatnonzero(found)
+            if at.size:
+                found[at] = limit.take([ids[each] for each in at.tolist()])
+        return found
+
+
 class Answers:
     """Answers questions about ids; any thread may call it. Features are looked up at the same time,
     what leaves is made by one after the other.
@@ -155,7 +142,7 @@ class Answers:
         self,
         store: Store,
         sent: Callable[[], SentBefore],
-        limit: DailyLimit | None = None,
+        limit: Limit | None = None,
     ) -> None:
         self._store, self._limit = store, limit
         self._leaving = threading.Lock()

@@ -16,6 +16,8 @@ from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console
 from vfl_common.text import listed
 from vfl_party.assembly.files import PartyFiles, read_files
+from vfl_party.grants.approval import SERVE, Approval, to_predict, trained_digest
+from vfl_party.policy.guards import words_of
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import TrainedRun, load_joint
 from vfl_party.serve.counts import Counts
@@ -49,12 +51,15 @@ class Tally:
 
 @dataclass(frozen=True)
 class Opened:
-    """A run with its rows, as it is served."""
+    """A run with its rows, as it is served. ``approval``: the grant that allows it; None if the
+    party needs none.
+    """
 
     files: PartyFiles
     trained: TrainedRun
     store: Store
     tally: Tally
+    approval: Approval | None = None
 
     @property
     def run_id(self) -> str:
@@ -73,6 +78,8 @@ class Opened:
     def close(self) -> None:
         """Looks at the table no longer, and keeps the bytes that were counted."""
         self.store.close()
+        if self.approval is not None:
+            self.approval.close()
         try:
             self.tally.ledger.save(self.trained.path / BYTES)
         except (OSError, VflError) as error:
@@ -122,6 +129,8 @@ class Opener:
         self.servers = {each.server for each in recipes}
         # {run id: what was counted of it}; it outlives the run.
         self.tallies: dict[str, Tally] = {}
+        # {run id: the grant with which it was opened last}.
+        self.approvals: dict[str, Approval] = {}
 
     def load(self, folder: Path) -> Opened:
         """Loads a run, and opens it. Raises InputError."""
@@ -141,9 +150,14 @@ class Opener:
                 Code.CONFIG_INVALID, f"{trained.path}: {text}; start this program again to serve it"
             )
         files = read_files(self._path, device=self._device, recipe=recipe, keyring=self.keyring)
+        words_of(files.file, recipe).serves()
         files = replace(files, file=self._file)
         require_served(trained)
+        # A student asks nobody.
+        approval = to_predict(files, trained_digest(trained.path), SERVE) if not self.solo else None
+        if approval is not None:
+            self.approvals[trained.run_id] = approval
         store = Store(files, trained, self._console.show, self._source)
         store.watch()
         tally = self.tallies.setdefault(trained.run_id, Tally(recipe.name, trained.run_id))
-        return Opened(files, trained, store, tally)
+        return Opened(files, trained, store, tally, approval)

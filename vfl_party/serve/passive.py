@@ -12,7 +12,8 @@ from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.answered import Keeping
 from vfl_common.rpc.serving.attendance import Attendance
-from vfl_party.serve.answering import DailyLimit, SentBefore
+from vfl_party.serve.answering import DailyLimit, Limits, SentBefore
+from vfl_party.serve.granted import GrantedRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
 from vfl_party.serve.opening import Opened, Opener
 
@@ -90,7 +91,10 @@ class Passive:
         """Answers the active party about a run from now on."""
         peer, run_id = self._opener.active, opened.run_id
         sent = partial(SentBefore, self._path, run_id)
-        answers = answers_of(opened.store, sent, self._limit)
+        approval = opened.approval
+        granted = GrantedRows(approval, run_id) if approval is not None else None
+        limit = Limits(self._limit, granted) if self._limit or granted else None
+        answers = answers_of(opened.store, sent, limit)
         told = [""]
 
         def attends(here: bool) -> None:

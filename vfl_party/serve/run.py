@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import logging
 import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.predict.prediction import TrainedRun
 from vfl_party.serve.active import Active, ActiveRun
 from vfl_party.serve.counts import Counts
+from vfl_party.serve.granted import GrantWatch
 from vfl_party.serve.models.chosen import Chosen
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.models.follow import Follower
@@ -105,9 +105,17 @@ class Serving:
         log_to(runs[0].path / LOG, run=runs[0].run_id, party=self.file.name)
         given = (self.device, self.source)
         opener = Opener(self.path, self.file, runs, self.console, *given, solo=self.solo)
+        failed = queue.SimpleQueue[BaseException]()
         with ExitStack() as stack:
             stack.enter_context(self._exposed(opener))
-            (self._answer if is_active else self._attend)(stack, opener, runs)
+            if is_active:
+                self._answer(stack, opener, runs)
+            else:
+                self._attend(stack, opener, runs, failed)
+            watch = GrantWatch(lambda: [*opener.approvals.values()], failed, self.console.emit)
+            stack.callback(watch.close)
+            watch.watch()
+            raise failed.get()
 
     def _beside(
         self, runs: Sequence[TrainedRun], more: Sequence[TrainedRun]
@@ -123,18 +131,22 @@ class Serving:
                 )
         return more
 
-    def _attend(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> None:
-        """Answers the active party. Raises VflError."""
+    def _attend(
+        self,
+        stack: ExitStack,
+        opener: Opener,
+        runs: Sequence[TrainedRun],
+        failed: queue.SimpleQueue[BaseException],
+    ) -> None:
+        """Begins to answer the active party. Raises VflError. ``failed``: gets what ends it."""
         opened = [opener.open(each) for each in runs]
-        failed = queue.SimpleQueue[BaseException]()
         patient = len(runs) > 1 or bool(self.follows)
         passive = Passive(opener, opened[0], self.console, failed, patient=patient)
         self.console.emit("ready", name=passive.name, address=passive.address)
         self._serve(stack, opener, opened, passive.open)
-        raise failed.get()
 
     def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> None:
-        """Answers HTTP. Raises VflError."""
+        """Begins to answer HTTP. Raises VflError."""
         http, settings = _http(), self.settings
         check_open(settings)
         if (said := plain_words(settings)) is not None:
@@ -164,7 +176,6 @@ class Serving:
         grpc = stack.enter_context(answering_grpc(catalog, settings, teller))
         where = {"http": url} | ({"grpc": grpc} if grpc is not None else {})
         self.console.emit("ready", name=self.file.name, address=address, **where)
-        threading.Event().wait()
 
     def _serve(
         self,

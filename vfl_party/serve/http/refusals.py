@@ -16,7 +16,7 @@ class Refusal(BaseModel):
 _WHY = {
     400: "The request is none.",
     401: "There is no token, or one that has ended.",
-    403: "The token is for other models.",
+    403: "The token is for other models, or the party has not allowed as many rows.",
     404: "There is no such model.",
     408: "The body did not come in time.",
     413: "The body is too large, or has too many ids.",

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vfl_common.errors import InputError
+from vfl_common.errors import Code, InputError
 from vfl_common.text import LINE, clean
 from vfl_party.predict.quality import Quality
 from vfl_party.serve.batching import Batcher, Busy, Given
@@ -128,8 +128,9 @@ class Served:
         try:
             found = joined([await asyncio.wrap_future(each) for each in waiting])
         except InputError as error:
-            # Of columns that the caller has given.
-            raise Denied(422, clean(str(error), LINE)) from None
+            # Of columns that the caller has given, or of what the party has allowed.
+            status = 403 if error.code is Code.REFUSED else 422
+            raise Denied(status, clean(str(error), LINE)) from None
         self.counts.scored(found, time.perf_counter() - began_s)
         return found
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from vfl_common.rpc.serving.answered import Answered, Step
 from vfl_common.rpc.serving.service import ServingService
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.answering import Answers, DailyLimit, SentBefore
+from vfl_party.serve.answering import Answers, Limit, SentBefore
 from vfl_party.serve.batching import Given
 from vfl_party.serve.kinds.alone import AloneScorer
 from vfl_party.serve.kinds.stepwise import StepAnswers, StepScorer, online_of
@@ -72,6 +72,6 @@ def scorer_of(
     return OnlineScorer(store, kept.ask, timeout_s, quality, stand_in)
 
 
-def answers_of(store: Store, sent: Callable[[], SentBefore], limit: DailyLimit | None) -> Answerer:
+def answers_of(store: Store, sent: Callable[[], SentBefore], limit: Limit | None) -> Answerer:
     """Makes a passive party's answers; see ``Answers``. Raises InputError if a policy refuses."""
     return StepAnswers(store, limit) if in_steps(store) else Answers(store, sent, limit)

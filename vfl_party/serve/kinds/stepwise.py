@@ -22,7 +22,7 @@ from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Sent
 from vfl_party.phases.online import AnswerStep, Cells, Online, Reply
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.answering import PHASE, DailyLimit
+from vfl_party.serve.answering import PHASE, Limit
 from vfl_party.serve.batching import Given
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
@@ -219,7 +219,7 @@ class _Asking:
 class StepAnswers:
     """Answers a passive party's part of such a scoring; any thread may call it."""
 
-    def __init__(self, store: Store, limit: DailyLimit | None = None) -> None:
+    def __init__(self, store: Store, limit: Limit | None = None) -> None:
         self._store, self._limit = store, limit
         # So that a policy that refuses is found before anybody asks.
         self._own = _Own(store.held)

@@ -1,0 +1,126 @@
+"""A program that serves counts rows against its grants, and ends with the last of them."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.harness.granting import DIGEST, PINS, made
+from tests.harness.sentences import raises
+from vfl.certs.authority import create_authority, issue
+from vfl_common.errors import Code, InputError
+from vfl_common.identity.credentials import Credentials, load_credentials
+from vfl_party.grants.approval import Approval
+from vfl_party.grants.fits import Asked
+from vfl_party.grants.grant import day_of
+from vfl_party.grants.store import GrantStore, folder_of
+from vfl_party.serve.answering import DailyLimit, Limits
+from vfl_party.serve.granted import GrantedRows, GrantWatch
+
+
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
+    folder = tmp_path_factory.mktemp("ca")
+    create_authority(folder, "test")
+    return load_credentials(issue(folder, "p1"), name="p1")
+
+
+@pytest.fixture
+def approval(tmp_path: Path, credentials: Credentials) -> Iterator[Callable[..., Approval]]:
+    """Makes a grant of three rows, in force today unless it is told otherwise."""
+    with ExitStack() as stack:
+
+        def make(**more: Any) -> Approval:
+            facts = {"predictions": 3, "until": day_of(time.time() + 86_400), **more}
+            store = GrantStore(folder_of(tmp_path, "p1"), "p1")
+            grant = made(**facts)
+            store.add(grant, credentials)
+            kept = store.find(grant.grant, credentials)
+            asked = Asked(DIGEST, PINS, ("serve",), trains=False)
+            return stack.enter_context(closing(Approval(store, kept, asked)))
+
+        yield make
+
+
+def revoke(of: Approval, folder: Path) -> None:
+    """Ends a grant as another program would."""
+    other = GrantStore(folder_of(folder, "p1"), "p1")
+    assert other.revoke(of.grant.grant, "a test")
+    other.close()
+
+
+def test_limits_count_what_those_before_let_pass(
+    tmp_path: Path, approval: Callable[..., Approval]
+) -> None:
+    granted = approval()
+    daily = DailyLimit(tmp_path / "a.sqlite", 1)
+    limit = Limits(daily, None, GrantedRows(granted, "run"))
+    assert limit.take(["a", "a", "b"]).tolist() == [True, False, True]
+    # The second answer about ``a`` has cost nothing.
+    assert limit.take(["c", "d"]).tolist() == [True, False]
+    assert limit.take([]).tolist() == []
+    daily.close()
+    assert np.array_equal(Limits().take(["a", "b"]), [True, True])
+
+
+@pytest.mark.parametrize("over", ["revoked", "ended"])
+def test_a_grant_that_is_over_answers_nothing(
+    over: str, tmp_path: Path, approval: Callable[..., Approval]
+) -> None:
+    more = {"until": day_of(time.time() - 86_400)} if over == "ended" else {}
+    granted = approval(**more)
+    if over == "revoked":
+        revoke(granted, tmp_path)
+    assert GrantedRows(granted, "run").take(["a", "b"]).tolist() == [False, False]
+    for refused in (
+        lambda: granted.takes_all("run", 1),
+        lambda: granted.takes("joint", 1),
+        lambda: granted.begins("joint"),
+        granted.goes_on,
+    ):
+        # The day differs from run to run.
+        with raises(InputError, Code.REFUSED, worded=False):
+            refused()
+
+
+def test_all_or_none_at_the_active_party(approval: Callable[..., Approval]) -> None:
+    granted = approval()
+    with raises(InputError, Code.REFUSED):
+        granted.takes_all("run", 4)
+    granted.takes_all("run", 3)
+    granted.takes_all("run", 0)
+    with raises(InputError, Code.REFUSED):
+        granted.takes_all("run", 1)
+
+
+def test_a_program_ends_with_the_last_of_its_grants(
+    tmp_path: Path, approval: Callable[..., Approval]
+) -> None:
+    one, other = (approval(grant=digit * 12) for digit in "12")
+    said: list[str] = []
+    failed = queue.SimpleQueue[BaseException]()
+
+    def say(event: str, **facts: str) -> None:
+        said.append(f"{event}: {facts['said']}")
+
+    watch = GrantWatch(lambda: [one, other], failed, say)
+    watch.look()
+    assert said == []
+    revoke(one, tmp_path)
+    watch.look()
+    watch.look()
+    (told,) = said
+    assert one.grant.grant in told
+    # A run that is served no longer does not keep the program alive.
+    other.close()
+    with raises(InputError, Code.REFUSED, worded=False):
+        watch.look()
+    one.close()
+    watch.look()

@@ -1,0 +1,317 @@
+"""A party's program and its grants: finds one that fits, counts what is used of it, and stops what
+is not allowed any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vfl_common.config.party import PartyFile
+from vfl_common.config.policy import PolicySettings
+from vfl_common.errors import Code, InputError
+from vfl_common.run_folder import RunFolder
+from vfl_party.assembly.files import PartyFiles
+from vfl_party.assembly.party import Opened
+from vfl_party.grants import peers
+from vfl_party.grants.fits import Asked, misfit, over
+from vfl_party.grants.grant import Grant, count
+from vfl_party.grants.store import GrantStore, KeptGrant, folder_of
+from vfl_party.grants.table import digests
+from vfl_party.policy.meeting import Proposed
+
+# Phases of a prediction.
+PREDICT, SERVE = "predict", "serve"
+# A grant that was revoked ends what runs within this time.
+_LOOK_S = 1.0
+_SIGN = "vfl-party approve PARTY shows what would leave, and signs one"
+
+
+def needs_grants(file: PartyFile) -> bool:
+    """Whether a party runs nothing without a grant."""
+    return isinstance(file.policy, PolicySettings) and file.policy.approval == "each"
+
+
+def store_of(file: PartyFile) -> GrantStore:
+    """Opens a party's grants, beside its record. Raises InputError."""
+    return GrantStore(folder_of(Path(file.record.folder or file.out), file.name), file.name)
+
+
+def receivers(files: PartyFiles) -> list[str]:
+    """Returns who gets something of a party: the server, and the parties that it exchanges with."""
+    recipe = files.recipe
+    others = [each.name for each in recipe.passives] if files.is_active else [recipe.active.name]
+    return [recipe.server, *others]
+
+
+def phases_of(files: PartyFiles) -> tuple[str, ...]:
+    """Returns the names of the phases of a recipe."""
+    return tuple(phase.name for phase in files.course.phases)
+
+
+class Approval:
+    """A grant that fits what a program is about to do; any thread may call it.
+
+    Args:
+        store: the party's grants.
+        kept: the grant.
+        asked: what is done.
+    """
+
+    def __init__(self, store: GrantStore, kept: KeptGrant, asked: Asked) -> None:
+        self._store, self.kept, self._asked = store, kept, asked
+        self._looked_s, self.closed = 0.0, False
+
+    @property
+    def grant(self) -> Grant:
+        return self.kept.grant
+
+    def why_over(self) -> str:
+        """Returns why the grant has ended, in one sentence; '' if it has not. Raises InputError."""
+        why = over(self.grant, self._store.uses(self.grant.grant), time.time())
+        return f"the grant {self.grant.grant} of {self._store.name} {why}; {_SIGN}" if why else ""
+
+    def goes_on(self) -> None:
+        """Looks, at most once a second, whether the grant still holds. Raises InputError (REFUSED)
+        if it has ended.
+        """
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            if why := self.why_over():
+                raise InputError(Code.REFUSED, why)
+
+    def begins(self, run: str) -> None:
+        """Counts a run that is about to begin, or go on: before anything of it leaves. Raises
+        InputError (REFUSED) if the grant does not allow it.
+        """
+        asked = replace(self._asked, run=run)
+        why = misfit(self.grant, asked, self._store.uses(self.grant.grant), time.time())
+        if not why and self._asked.trains and not self._store.count_run(self.grant, run):
+            # Another program of this party was faster.
+            why = f"allows {count(self.grant.runs, 'run')}, and as many were begun"
+        if why:
+            raise _refused(self._store.name, self.grant, why)
+
+    def takes(self, run: str, rows: int) -> None:
+        """Counts rows that are about to be predicted jointly: all or none. Raises InputError
+        (REFUSED) if the grant does not allow as many.
+        """
+        ended = time.time() >= self.grant.ends_s
+        if ended or not self._store.take_all(self.grant, run, rows):
+            raise self._short(rows)
+
+    def take(self, run: str, rows: int, *, whole: bool = False) -> int:
+        """Counts rows that are about to be predicted by a served run; returns how many the grant
+        still allows. Raises InputError. ``whole``: all or none.
+        """
+        if time.time() >= self.grant.ends_s:
+            return 0
+        return self._store.take_rows(self.grant, run, rows, whole=whole)
+
+    def takes_all(self, run: str, rows: int) -> None:
+        """As ``take``, all or none. Raises InputError (REFUSED) if it is none."""
+        if rows and not self.take(run, rows, whole=True):
+            raise self._short(rows)
+
+    def _short(self, rows: int) -> InputError:
+        uses = self._store.uses(self.grant.grant)
+        left = count(max(0, self.grant.predictions - uses.predictions), "predicted row")
+        why = over(self.grant, uses, time.time())
+        return _refused(
+            self._store.name, self.grant, why or f"has {left} left, which is too few for {rows:,}"
+        )
+
+    def close(self) -> None:
+        """Ends the use of the grant."""
+        self.closed = True
+        self._store.close()
+
+
+def to_train(files: PartyFiles, opened: Opened, resume: RunFolder | None) -> Approval | None:
+    """Finds the grant for a training run; None if the party needs none.
+
+    ``resume``: the unfinished run that is offered. Raises InputError (REFUSED) if no grant fits.
+    """
+    if not needs_grants(files.file):
+        return None
+    with _kept_if_found(files) as store:
+        asked = Asked(
+            files.recipe.digest(),
+            _pinned(files, receivers(files)),
+            phases_of(files),
+            table=digests(opened, store.secret),
+            run=resume.run_id if resume is not None else "",
+        )
+        return _found(store, files, asked)
+
+
+def to_predict(files: PartyFiles, digest: str, phase: str) -> Approval | None:
+    """Finds the grant for predictions with a trained run; None if the party needs none.
+
+    Args:
+        files: the party's, with the recipe of the run.
+        digest: of the recipe with which the run was trained.
+        phase: ``predict``, or ``serve``, in which the server has no part.
+
+    Raises InputError (REFUSED) if no grant fits.
+    """
+    if not needs_grants(files.file):
+        return None
+    if phase == SERVE and files.file.serve.cache_s and not files.is_active:
+        text = "serve.cache_s: an embedding that the active party keeps is not counted against a"
+        raise InputError(Code.CONFIG_INVALID, f"{text} grant; set cache_s = 0")
+    names = receivers(files)
+    if phase == SERVE:
+        names.remove(files.recipe.server)
+    asked = Asked(digest, _pinned(files, names), (phase,), trains=False)
+    with _kept_if_found(files) as store:
+        return _found(store, files, asked)
+
+
+def trained_digest(folder: Path) -> str:
+    """Returns the digest of the recipe of the run in a party's folder, which may have had more
+    parties than the prediction. Raises InputError.
+    """
+    facts = RunFolder(folder, folder.resolve().parent.name).facts()
+    return str(facts.get("recipe_digest", ""))
+
+
+class GrantGuard:
+    """The grants of one program in a federation: what it shows, and what the others show it. See
+    ``vfl_party.policy.meeting.Guard``.
+
+    Args:
+        files: the party's.
+        resume: the unfinished run that is offered.
+        trained: the party's folder of the run to predict with; None in training.
+    """
+
+    key = "grant"
+
+    def __init__(
+        self, files: PartyFiles, *, resume: RunFolder | None = None, trained: Path | None = None
+    ) -> None:
+        self._files, self._resume, self._trains = files, resume, trained is None
+        self._digest = files.recipe.digest() if trained is None else trained_digest(trained)
+        self._approval: Approval | None = None
+        self._others: Mapping[str, KeptGrant] = {}
+        self._run = ""
+
+    def before(self, proposed: Proposed) -> None:
+        """Finds the grant. Raises InputError (REFUSED) if the party needs one, and none fits."""
+        self._approval = (
+            to_train(self._files, proposed.opened, self._resume)
+            if self._trains
+            else to_predict(self._files, self._digest, PREDICT)
+        )
+
+    def shows(self) -> dict[str, Any] | None:
+        """Returns the grant for all parties; None if this party needs none."""
+        if self._approval is None:
+            return None
+        return peers.shown(self._approval.kept, self._files.keyring.current())
+
+    def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
+        """Checks the grants that the others show. Raises PeerError at the first that does not
+        fit.
+        """
+        self._run = run_id
+        joined = peers.Joined(self._digest, run_id, self._trains)
+        credentials = self._files.keyring.current()
+        with self._store(shown) as store:
+            seen = store.shown_for if store is not None else _never
+            self._others = peers.checked(shown, joined, credentials, seen)
+
+    def begins(self, folder: RunFolder) -> list[str]:
+        """Counts the run, before anything of it leaves. Returns a sentence for the grant of each
+        party. Raises InputError (REFUSED).
+        """
+        kept = dict(self._others)
+        if self._approval is not None:
+            self._approval.begins(folder.run_id)
+            kept[self._files.name] = self._approval.kept
+        if kept:
+            # What `vfl-party grants --verify` compares.
+            folder.note(grants_for=self._digest)
+        return [
+            f"{party} has allowed {each.grant} (grant {each.grant.grant})"
+            for party, each in kept.items()
+        ]
+
+    def aligned(self, rows: int) -> None:
+        """Counts what is used, once it is known which rows all hold: nothing of them has left yet.
+        Raises InputError (REFUSED) if the grant does not allow as many predictions.
+        """
+        with self._store(self._others) as store:
+            if store is not None and self._trains:
+                # Only now they take part in the run for certain.
+                for each in self._others.values():
+                    store.see(each.grant, self._run)
+        if self._approval is not None and not self._trains:
+            self._approval.takes(self._run, rows)
+
+    def goes_on(self) -> None:
+        """See ``Approval.goes_on``."""
+        if self._approval is not None:
+            self._approval.goes_on()
+
+    @contextlib.contextmanager
+    def _store(self, shown: Mapping[str, Any]) -> Iterator[GrantStore | None]:
+        """Yields the store, to count what peers show; None if they show nothing: then none is made
+        for a party that needs no grants itself.
+        """
+        if not any(words for party, words in shown.items() if party != self._files.name):
+            yield None
+            return
+        store = store_of(self._files.file)
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+def _never(_party: str, _grant: str, _run: str) -> int:
+    return 0
+
+
+def _pinned(files: PartyFiles, names: Sequence[str]) -> dict[str, str]:
+    return {name: files.file.pins.get(name, "") for name in names}
+
+
+@contextlib.contextmanager
+def _kept_if_found(files: PartyFiles) -> Iterator[GrantStore]:
+    """Yields the party's grants; closes them if the block fails."""
+    store = store_of(files.file)
+    try:
+        yield store
+    except BaseException:
+        store.close()
+        raise
+
+
+def _found(store: GrantStore, files: PartyFiles, asked: Asked) -> Approval:
+    """Returns the newest grant that fits, first of all the one of the run that is resumed."""
+    known = [(each, store.uses(each.grant.grant)) for each in store.all(files.keyring.current())]
+    known.sort(key=lambda each: asked.run not in each[1].runs)
+    now_s, last = time.time(), None
+    for each, uses in known:
+        why = misfit(each.grant, asked, uses, now_s)
+        if not why:
+            return Approval(store, each, asked)
+        if last is None and each.grant.digest == asked.digest:
+            last = each.grant, why
+    if last is not None:
+        raise _refused(store.name, *last)
+    text = f"{store.name} has signed no grant for recipe {files.recipe.name}"
+    text = f'policy.approval is "each", and {text} with digest {asked.digest[:16]}'
+    raise InputError(Code.REFUSED, f"{text}; {_SIGN}")
+
+
+def _refused(name: str, grant: Grant, why: str) -> InputError:
+    text = f'policy.approval is "each", and the grant {grant.grant} of {name} {why}'
+    return InputError(Code.REFUSED, f"{text}; {_SIGN}")

@@ -1,0 +1,95 @@
+"""Whether a grant fits what is about to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from vfl_party.grants.grant import Grant, count
+from vfl_party.grants.store import Uses
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is about to be run.
+
+    Args:
+        digest: of the recipe.
+        peers: {who gets something: the pin of the key}.
+        phases: what is run.
+        trains: whether it trains; else it predicts.
+        table: the digests of columns and ids; None for predictions, which are of other rows.
+        run: the id of the run to train; '' if it is not known yet.
+    """
+
+    digest: str
+    peers: Mapping[str, str]
+    phases: Collection[str]
+    trains: bool = True
+    table: tuple[str, str] | None = None
+    run: str = ""
+
+
+def over(grant: Grant, uses: Uses, now_s: float) -> str:
+    """Returns why a grant allows nothing any more, '' if it does: it may have ended in the middle
+    of a run.
+    """
+    if uses.revoked_s is not None:
+        return f"was revoked{f' ({uses.why})' if uses.why else ''}"
+    if now_s >= grant.ends_s:
+        return f"was valid until the end of {grant.until} (UTC)"
+    return ""
+
+
+def misfit(grant: Grant, asked: Asked, uses: Uses, now_s: float) -> str:
+    """Returns why a grant does not allow what is asked, '' if it does."""
+    if grant.digest != asked.digest:
+        return f"is for a recipe with digest {grant.digest[:16]}, and this is {asked.digest[:16]}"
+    return (
+        over(grant, uses, now_s)
+        or _of_table(grant, asked)
+        or _of_peers(grant, asked)
+        or _of_phases(grant, asked)
+        or _left(grant, asked, uses)
+    )
+
+
+def _of_table(grant: Grant, asked: Asked) -> str:
+    if asked.table is None:
+        return ""
+    columns, ids = asked.table
+    if columns != grant.columns:
+        return "is for a table with other columns"
+    return "is for a table with other ids" if ids != grant.ids else ""
+
+
+def _of_peers(grant: Grant, asked: Asked) -> str:
+    for name, pin in asked.peers.items():
+        allowed = grant.peers.get(name)
+        if allowed is None:
+            return f"does not name {name}, who gets something"
+        if allowed != pin:
+            return f"is for the key {allowed[:23]} of {name}, and {pin[:23] or 'none'} is pinned"
+    return ""
+
+
+def _of_phases(grant: Grant, asked: Asked) -> str:
+    more = [each for each in asked.phases if each not in grant.phases]
+    return f"does not allow the phase {more[0]}" if more else ""
+
+
+def _left(grant: Grant, asked: Asked, uses: Uses) -> str:
+    if asked.trains:
+        if asked.run in uses.runs or len(uses.runs) < grant.runs:
+            return ""
+        return f"allows {count(grant.runs, 'run')}{_done(len(uses.runs), 'begun')}"
+    if uses.predictions < grant.predictions:
+        return ""
+    rows = count(grant.predictions, "predicted row")
+    return f"allows {rows}{_done(uses.predictions, 'predicted')}"
+
+
+def _done(number: int, what: str) -> str:
+    if not number:
+        return ""
+    return f", and {number:,} {'was' if number == 1 else 'were'} {what}"

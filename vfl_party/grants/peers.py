@@ -1,0 +1,119 @@
+"""What parties show each other of their grants when they join, and how it is checked.
+
+Each party checks the grants of all others: that the party has signed it with its key, for this
+recipe, for a day that is not over, and for the key of whoever checks it. A party that was shown a
+grant for as many runs as it allows takes it for no other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.identity.credentials import Credentials
+from vfl_common.identity.pem import pin_of
+from vfl_common.identity.signing import chain_pem
+from vfl_party.grants import grant as grants
+from vfl_party.grants.grant import Grant
+from vfl_party.grants.store import KeptGrant
+
+_WHAT = "the grant"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What all are about to run, as each party knows it.
+
+    ``digest``: of the recipe, of training if this is a prediction. ``run``: its id.
+    """
+
+    digest: str
+    run: str
+    trains: bool
+
+
+def shown(kept: KeptGrant, credentials: Credentials) -> dict[str, Any]:
+    """Returns what a party that needs a grant shows to all."""
+    envelope = kept.envelope
+    # The certificate may be a newer one of the same key.
+    if pin_of(credentials.certificate) == envelope.keyid:
+        envelope = replace(envelope, chain=chain_pem(credentials).decode())
+    return {"approval": "each", "grant": envelope.value}
+
+
+def checked(
+    said: Mapping[str, Any],
+    joined: Joined,
+    credentials: Credentials,
+    shown_for: Callable[[str, str, str], int],
+    now_s: float | None = None,
+) -> dict[str, KeptGrant]:
+    """Returns the grants that the other parties show, after all checks: {party: grant}.
+
+    Args:
+        said: {party: what its ``shown`` gave; None if it needs no grant}.
+        joined: what is run.
+        credentials: this party's.
+        shown_for: (party, id of a grant, run) -> for how many other runs the party has shown it.
+        now_s: in seconds since 1970; None: now.
+
+    Raises PeerError, in one sentence, at the first grant that does not fit.
+    """
+    now_s = time.time() if now_s is None else now_s
+    found = {}
+    for party, words in said.items():
+        if party == credentials.name or words is None or words == {}:
+            continue
+        kept = _read(party, words, credentials)
+        if why := _misfit(party, kept.grant, joined, credentials, shown_for, now_s):
+            raise _refused(party, f"{_WHAT} of {party} {why}")
+        found[party] = kept
+    return found
+
+
+def _read(party: str, words: Any, credentials: Credentials) -> KeptGrant:
+    text = f"{_WHAT} of {party} cannot be read; run the same version of this program at all parties"
+    malformed = PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+    if not isinstance(words, dict):
+        raise malformed
+    if words.get("grant") is None:
+        raise _refused(party, f"{party} needs a grant for each run, and shows none")
+    try:
+        envelope, grant = grants.read(words["grant"], _WHAT)
+    except (InputError, ValueError):
+        raise malformed from None
+    envelope.require_shown(party, credentials, _WHAT)
+    return KeptGrant(grant, envelope)
+
+
+def _misfit(
+    party: str,
+    grant: Grant,
+    joined: Joined,
+    credentials: Credentials,
+    shown_for: Callable[[str, str, str], int],
+    now_s: float,
+) -> str:
+    if grant.party != party:
+        return f"is that of {grant.party}"
+    if grant.digest != joined.digest:
+        return "is for another recipe"
+    if now_s >= grant.ends_s:
+        return f"was valid until the end of {grant.until} (UTC)"
+    own = pin_of(credentials.certificate)
+    if grant.peers.get(credentials.name, own) != own:
+        return f"is for another key of {credentials.name}"
+    if not (grant.runs if joined.trains else grant.predictions):
+        return f"allows no {'run' if joined.trains else 'prediction'}"
+    if joined.trains and shown_for(grant.party, grant.grant, joined.run) >= grant.runs:
+        runs = grants.count(grant.runs, "run")
+        return f"allows {runs}, and was shown for as many others"
+    return ""
+
+
+def _refused(party: str, text: str) -> PeerError:
+    ways = f"{party} signs another: vfl-party approve"
+    return PeerError(Code.REFUSED, f"{text}; {ways}", party=party)

@@ -1,0 +1,45 @@
+"""Digests of a party's table for its grants, with a key that never leaves the party.
+
+Without the key a peer that sees a grant could try out ids, or names of columns, and compare.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from hashlib import sha256
+
+from vfl_party.assembly.party import Opened
+from vfl_party.data import Table
+
+
+def digests(opened: Opened, secret: bytes) -> tuple[str, str]:
+    """Returns the digests of the columns and of the ids of a party's rows, hexadecimal.
+
+    The columns are their names and kinds, the shape of images, and whether there are labels. The
+    ids are those of all rows, also of those that only this party has.
+    """
+    tables = [each for each in (opened.table, opened.unaligned) if each is not None]
+    columns = (word for table in tables for word in _columns(table))
+    ids = (each for table in tables for each in ("", *table.ids))
+    return _digest(secret, b"columns", columns), _digest(secret, b"ids", ids)
+
+
+def _columns(table: Table) -> Iterable[str]:
+    yield "table"
+    yield from (f"number {name}" for name in table.numeric_names)
+    yield from (f"category {name}" for name in table.categorical_names)
+    if table.images_NCHW is not None:
+        yield f"images {list(table.images_NCHW.shape[1:])}"
+    if table.labels is not None:
+        yield "labels"
+
+
+def _digest(secret: bytes, what: bytes, words: Iterable[str]) -> str:
+    found = hmac.new(secret, what, sha256)
+    for word in words:
+        data = word.encode("utf-8", "surrogatepass")
+        # With its length, so that no two lists are written alike.
+        found.update(b"%d:" % len(data))
+        found.update(data)
+    return found.hexdigest()
