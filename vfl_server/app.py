@@ -173,7 +173,10 @@ class ServerApp:
             timeout_s=recipe.run.step_timeout_s,
             fail=lambda error: coordinator.fail(error),
             align=alignment_service(
-                recipe, trains=self.job == "train", rows_at_most=self.rows_at_most
+                recipe,
+                folder.path,
+                trains=self.job == "train",
+                rows_at_most=self.rows_at_most,
             ),
         )
         departures = Departures(folder.path / "left.json")

@@ -6,10 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-import numpy as np
-import numpy.typing as npt
-
-from vfl_party.align.state import Kept
+from vfl_party.align.state import Kept, RowNumbers
 from vfl_party.psi.curve import POINT_BYTES
 from vfl_party.psi.pool import Masking
 
@@ -31,7 +28,7 @@ class MaskedBatches:
         start, stop = batch * BATCH, min((batch + 1) * BATCH, self._rows)
         while self._done < stop:
             self._settle_one()
-        return self._kept.points(self._round, start, stop) if start < stop else b""
+        return self._kept.points(self._round, batch, self._rows) if start < stop else b""
 
     def settle(self, most: int) -> None:
         """Waits until at most ``most`` batches are being masked; keeps all that are done."""
@@ -40,7 +37,7 @@ class MaskedBatches:
 
     def _settle_one(self) -> None:
         points = self._pending.popleft().result()
-        self._kept.add(self._round, points)
+        self._kept.add(self._round, self._done // BATCH, points)
         self._done += len(points) // POINT_BYTES
 
 
@@ -52,7 +49,7 @@ class OwnBatches(MaskedBatches):
         kept: Kept,
         masking: Masking,
         ids: Sequence[str],
-        order: npt.NDArray[np.int64],
+        order: RowNumbers,
         *,
         ahead: int,
     ) -> None:

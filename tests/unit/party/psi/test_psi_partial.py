@@ -208,7 +208,7 @@ def test_the_server_sees_no_place_and_no_key(tmp_path: Path) -> None:
     record = Recorder()
     Parties(tmp_path, some(3), rows=PARTIAL, tap=record).align()
     seen = {name for each in record.said if each.receiver == SERVER for name in each.tensors}
-    assert seen == {"sizes", "tags", "digest"}
+    assert seen == {"sizes", "attempt", "tags", "digest"}
 
 
 # -- lies
