@@ -56,11 +56,14 @@ class Aligned:
 
     def rest(self, table: Table) -> Table | None:
         """Returns the rows of a party's table that are not aligned; None if there are none."""
-        return (
-            None
-            if len(self.ids) == len(table)
-            else table.select(np.flatnonzero(~table.among(self.ids)))
-        )
+        if len(self.ids) == len(table):
+            return None
+        if len(self.rows):
+            others = np.ones(len(table), bool)
+            others[self.rows] = False
+        else:
+            others = ~table.among(self.ids)
+        return table.select(np.flatnonzero(others))
 
     def by(self, name: str, active: str) -> str:
         """Words who holds the rows of the party ``name``, if not all parties hold each: at the

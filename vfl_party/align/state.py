@@ -36,8 +36,8 @@ _WORDS = ("name", "secret", "seed", "salt", "marks")
 _DIGEST_BYTES = 32
 SALT_BYTES = 32
 NO_ATTEMPT = bytes(16)
-# Of a secret order: rows that are drawn at once, and the most passes over them.
-_AT_ONCE, _PASSES = 1 << 20, 16
+# Of a secret order: rows that are drawn at once, those that a pass sorts, and the most passes.
+_AT_ONCE, _SORTED, _PASSES = 1 << 16, 1 << 18, 16
 # Four bytes each, if they do.
 RowNumbers = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
@@ -78,14 +78,13 @@ def shuffled(key: bytes, rows: int) -> RowNumbers:
     Nobody who lacks the key can tell it from any other order, and it is the same with every version
     of NumPy.
     """
-    numbers = np.uint32 if rows <= 1 << 32 else np.int64
-    passes = min(_PASSES, -(-rows // _AT_ONCE))
-    order, end = np.empty(rows, numbers), 0
+    passes = min(_PASSES, -(-rows // _SORTED))
+    order, end = np.empty(rows, np.uint32 if rows <= 1 << 32 else np.int64), 0
     for number in range(passes):
         # Of all drawn numbers, those of one part of their range.
         found = [_within(drawn, start, number, passes) for start, drawn in _drawn(key, rows)]
         mine = np.concatenate([drawn for drawn, _ in found])
-        places = np.concatenate([places for _, places in found])
+        places = np.concatenate([places for _, places in found]).astype(order.dtype)
         order[end : end + len(mine)] = places[np.argsort(mine, kind="stable")]
         end += len(mine)
     return order
