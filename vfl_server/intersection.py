@@ -8,6 +8,7 @@ See ``vfl_party.align.psi``.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -201,8 +202,9 @@ def alignment_service(
 ) -> Callable[[Hub], Callable[[], None]] | None:
     """Returns what serves the recipe's alignment; None if the parties align without the server.
 
-    ``run``: the server's folder of the run. ``trains``: false for a prediction, which may be for a single row, whatever ``rows.at_least``
-    says; with ``rows.partial`` a party may know none of the rows. ``rows_at_most``: of a party.
+    ``run``: the server's folder of the run. ``trains``: false for a prediction, which may be for a
+    single row, whatever ``rows.at_least`` says; with ``rows.partial`` a party may know none of the
+    rows. ``rows_at_most``: of a party.
     """
     if recipe.rows.align != "psi":
         return None
@@ -213,6 +215,11 @@ def alignment_service(
         return serve(hub, ring, at_least, run / FOLDER, rows_at_most, partial=recipe.rows.partial)
 
     return serving
+
+
+def forget(run: Path) -> None:
+    """Removes the tags of an alignment that has no future. ``run``: the server's folder of it."""
+    shutil.rmtree(run / FOLDER, ignore_errors=True)
 
 
 def told(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from vfl_party.align.state import Kept, RowNumbers
+from vfl_party.data.ids import Ids
 from vfl_party.psi.curve import POINT_BYTES
 from vfl_party.psi.pool import Masking
 
@@ -54,7 +55,8 @@ class OwnBatches(MaskedBatches):
         ahead: int,
     ) -> None:
         super().__init__(kept, 1, len(ids))
-        self._masking, self._ids, self._order, self._ahead = masking, ids, order, ahead
+        self._masking, self._order, self._ahead = masking, order, ahead
+        self._ids = Ids.of(ids)
         # Rows.
         self._asked = self._done
 
@@ -62,7 +64,7 @@ class OwnBatches(MaskedBatches):
         until = min((batch + 1 + self._ahead) * BATCH, self._rows)
         while self._asked < until:
             rows = self._order[self._asked : self._asked + BATCH]
-            self._pending.append(self._masking.own([self._ids[row] for row in rows.tolist()]))
+            self._pending.append(self._masking.own([*self._ids.taken(rows)]))
             self._asked += len(rows)
         return super().take(batch)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vfl_common.bundle import Kind, StepKey
 from vfl_common import psi
+from vfl_common.bundle import Kind, StepKey
 from vfl_common.psi import PHASE, TAG_BYTES, WORD_BYTES, tag_batches
 from vfl_party.align import batches
 from vfl_party.align.state import NO_ATTEMPT

@@ -19,9 +19,9 @@ and their overlaps are, and no id. What B sends C passes A, who answers both: it
 With ``rows.partial`` the server tells a passive party which of its rows the active party holds, and
 the active party which of its rows each passive party holds; ``vfl_party.align.partial`` goes on.
 
-The rows go in batches, a step each. Every party keeps what it has masked on its disk, and the server
-the tags, so that neither needs memory for them, and a process that is killed costs the others the
-batches that were under way.
+The rows go in batches, a step each. Every party keeps what it has masked on its disk, and the
+server the tags, so that neither needs memory for them, and a process that is killed costs the
+others the batches that were under way.
 """
 
 from __future__ import annotations
