@@ -202,6 +202,7 @@ def test_a_prediction_of_fewer_rows_than_a_party_answers_for(
         predict("p1")
         refused(made.programs["p1"], "p1.csv", "660", "predict.at_least", "700")
         made.extra["p1"] = {"predict": {"at_least": 521}}
+        made.address = ""
         made.start_one("server")
         for name in HELD:
             predict(name)
