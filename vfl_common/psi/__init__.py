@@ -11,6 +11,8 @@ from vfl_common.errors import Code, PeerError
 
 # In step keys, progress and ledger lines.
 PHASE = "align"
+# The exchange in which the parties mask each other's rows.
+MASKED_IDS = "masked ids"
 # Of a masked row, for the server; see ``vfl_party.psi.curve.tags``.
 TAG_BYTES = 12
 # Of what names an attempt to the server.

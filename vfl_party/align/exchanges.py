@@ -46,7 +46,7 @@ HELLO = Exchange(
     when="once a generation",
 )
 MASKED = Exchange(
-    "masked ids",
+    psi.MASKED_IDS,
     Sent(Kind.ROWS, {"points": u8("up")}),
     Sent(Kind.ROWS, {"points": u8("down")}),
     when="once a batch and round",
