@@ -39,7 +39,7 @@ NO_ATTEMPT = bytes(16)
 # Of a secret order: rows that are drawn at once, those that a pass sorts, and the most passes.
 _AT_ONCE, _SORTED, _PASSES = 1 << 16, 1 << 18, 16
 # Four bytes each, if they do.
-RowNumbers = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def shuffled(key: bytes, rows: int) -> RowNumbers:
     of NumPy.
     """
     passes = min(_PASSES, -(-rows // _SORTED))
-    order, end = np.empty(rows, np.uint32 if rows <= 1 << 32 else np.int64), 0
+    order: RowNumbers = np.empty(rows, np.uint32 if rows <= 1 << 32 else np.int64)
+    end = 0
     for number in range(passes):
         # Of all drawn numbers, those of one part of their range.
         found = [_within(drawn, start, number, passes) for start, drawn in _drawn(key, rows)]
