@@ -36,7 +36,7 @@ ACTIVE, PASSIVE = "bank", "shop"
 PARTIES = (ACTIVE, PASSIVE)
 RUN = "run"
 POLL_S = 0.25
-_LIMIT_S = 900.0
+_LIMIT_S = 7200.0
 
 
 @dataclass(frozen=True)

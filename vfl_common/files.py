@@ -43,9 +43,7 @@ def unwritable(
         f"{path}: {what} ({error.strerror}); free some disk space, then restart the processes "
         "that stopped"
     )
-    return UnwritableError(code, f"the party cannot write its files ({error.strerror})").privately(
-        text
-    )
+    return UnwritableError(code, f"its files cannot be written ({error.strerror})").privately(text)
 
 
 def require_folder(path: Path) -> None:

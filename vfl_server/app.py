@@ -41,7 +41,7 @@ from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.departures import Departures
 from vfl_server.control.run import RunHooks, ServedRun
 from vfl_server.control.service import MAX_SESSIONS, ControlService
-from vfl_server.intersection import alignment_service, oldest_protocol
+from vfl_server.intersection import alignment_service, forget, oldest_protocol
 from vfl_server.results import starts, summarise
 
 _TICK_S = 0.2
@@ -173,7 +173,10 @@ class ServerApp:
             timeout_s=recipe.run.step_timeout_s,
             fail=lambda error: coordinator.fail(error),
             align=alignment_service(
-                recipe, trains=self.job == "train", rows_at_most=self.rows_at_most
+                recipe,
+                folder.path,
+                trains=self.job == "train",
+                rows_at_most=self.rows_at_most,
             ),
         )
         departures = Departures(folder.path / "left.json")
@@ -276,6 +279,8 @@ class ServerApp:
             # It ends anyway, and says why.
             with contextlib.suppress(KeyboardInterrupt, Stopped):
                 coordinator.wait_until_empty(_STOP_S)
+            # Nobody goes on with the alignment.
+            forget(parts.folder.path)
             raise coordinator.failure
 
     def _complete(self, parts: _Parts) -> Summary:

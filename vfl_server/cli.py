@@ -115,8 +115,7 @@ def cli() -> None:
     default=_ROWS_AT_MOST,
     show_default=True,
     type=click.IntRange(min=1),
-    help="With rows.align = psi: refuse a party with more rows; each needs about 50 bytes of "
-    "memory.",
+    help="With rows.align = psi: refuse a party with more rows; each needs about 32 bytes of disk.",
 )
 def serve(
     recipe: Path,

@@ -80,7 +80,7 @@ class LocalServer:
             [phase.name for phase in recipe.phases],
             timeout_s=recipe.run.step_timeout_s,
             fail=self._fail,
-            align=alignment_service(recipe, trains=job == "train"),
+            align=alignment_service(recipe, folder.path, trains=job == "train"),
             make_hub=lambda _generation: hub,
             start=start,
         )

@@ -8,53 +8,103 @@ See ``vfl_party.align.psi``.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from vfl_common import psi
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import OLDEST, Hub
-from vfl_common.psi import MOST_ROWS, PHASE, TAG_BYTES, least_common, too_few
+from vfl_common.psi import (
+    MOST_ROWS,
+    PHASE,
+    TAG_BYTES,
+    WORD_BYTES,
+    least_common,
+    tag_batches,
+    too_few,
+)
+from vfl_server.tags import KeptTags
 
-# Two numbers are sorted faster than twelve bytes.
-_TAG = np.dtype([("high", "<u8"), ("low", "<u4")])
 _DIGEST_BYTES = 32
-_SIZES = BundleSpec(Kind.ROWS, {"sizes": TensorSpec(DType.INT64, (2,))})
+_SIZES = BundleSpec(
+    Kind.ROWS,
+    {
+        "sizes": TensorSpec(DType.INT64, (2,)),
+        "attempt": TensorSpec(DType.UINT8, (WORD_BYTES,)),
+    },
+)
+Masks = npt.NDArray[np.bool_]
 
 
 def serve(
     hub: Hub,
     ring: Sequence[str],
     at_least: int | float,
+    folder: Path,
     rows_at_most: int = MOST_ROWS,
     *,
     partial: bool = False,
 ) -> Callable[[], None]:
-    """Serves the three steps of an alignment: sizes, tags, digests of the lists. Returns what
+    """Serves the steps of an alignment: sizes, tags in batches, digests of the lists. Returns what
     answers the last one.
 
-    ``ring``: the parties, the active one first; each sends the tags of the next one.
-    ``rows_at_most``: of a party. ``partial``: see ``told``.
+    ``ring``: the parties, the active one first; each sends the tags of the next one. ``folder``:
+    for the tags; it is removed at the end, or if this raises PeerError. ``rows_at_most``: of a
+    party. ``partial``: see ``told``.
 
     Raises PeerError: ROWS_DIFFER if fewer rows are common than ``at_least`` says, a count or a
     share of each party's rows, or if the parties then hold different lists; REFUSED if a party has
     more than ``rows_at_most``; MALFORMED_MESSAGE if a party sends what does not fit what another
-    one has said.
+    one has said. Raises InputError if the folder cannot be written or read.
     """
-    sizes_step, tags_step, lists_step = (StepKey(PHASE, len(ring), number) for number in range(3))
-    said = {
-        party: np.frombuffer(bundle.tensors["sizes"].data, "<i8")
-        for party, bundle in hub.collect(sizes_step, _SIZES).items()
-    }
     # {who sends tags: whose they are}.
     owner = dict(zip(ring, (*ring[1:], *ring[:1]), strict=True))
-    sizes = {party: int(own) for party, (own, _) in said.items()}
+    step = StepKey(PHASE, len(ring), 0)
+    said = hub.collect(step, _SIZES)
+    sizes, word = _agreed(said, owner, rows_at_most)
+    kept = KeptTags(folder, word, {party: sizes[party] for party in ring})
+    try:
+        first, last = kept.first(), tag_batches(sizes.values())
+        told_first = Buffer(DType.INT64, (1,), memoryview(np.array([first], "<i8").tobytes()))
+        hub.reply(step, dict.fromkeys(said, Bundle(Kind.ROWS, {"first": told_first})))
+        for number in range(first, last):
+            step = StepKey(PHASE, len(ring), 1 + number)
+            for sender, bundle in hub.collect(step, _batch(number, owner, sizes)).items():
+                kept.add(number, owner[sender], bundle.tensors["tags"].data)
+            if number < last - 1:
+                hub.reply(step, dict.fromkeys(said, _bits(np.zeros((1, 0), bool))))
+        common = _compared(kept, sizes, owner, partial)
+        for party, masks in common.items():
+            found = int(masks.any(axis=0).sum())
+            if found < least_common(at_least, sizes[party]):
+                raise too_few(at_least, found, partial=partial)
+        hub.reply(step, {party: _bits(masks) for party, masks in common.items()})
+        answer = _same_lists(hub, ring, step._replace(batch=1 + last), partial)
+    except PeerError:
+        kept.remove()
+        raise
+    kept.remove()
+    return answer
+
+
+def _agreed(
+    said: Mapping[str, Bundle], owner: Mapping[str, str], rows_at_most: int
+) -> tuple[dict[str, int], bytes]:
+    """Returns {party: its rows}, and what all call the attempt. Raises PeerError."""
+    pairs = {
+        party: np.frombuffer(each.tensors["sizes"].data, "<i8") for party, each in said.items()
+    }
+    words = {party: bytes(each.tensors["attempt"].data) for party, each in said.items()}
+    sizes = {party: int(own) for party, (own, _) in pairs.items()}
     for party, rows in sizes.items():
-        if not 0 < rows <= MOST_ROWS:
-            text = f"{party} says that it has {rows} rows; 1 to {MOST_ROWS} can be aligned"
+        if rows <= 0:
+            text = f"{party} says that it has {rows} rows; it needs one at least"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
         if rows > rows_at_most:
             text = (
@@ -62,40 +112,69 @@ def serve(
                 f"{rows_at_most:,} of a party"
             )
             raise PeerError(Code.REFUSED, f"{text} (its option --rows-at-most)", party=party)
-    for party, (_, sends) in said.items():
+    active = next(iter(owner))
+    for party, (_, sends) in pairs.items():
         if int(sends) != sizes[owner[party]]:
             text = (
                 f"{party} has {int(sends)} masked rows of {owner[party]}, which has "
                 f"{sizes[owner[party]]}"
             )
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
-    hub.reply(sizes_step, dict.fromkeys(said, Bundle(Kind.ACK)))
-    specs = {
-        party: BundleSpec(
-            Kind.ROWS, {"tags": TensorSpec(DType.UINT8, (sizes[owner[party]] * TAG_BYTES,))}
-        )
-        for party in said
-    }
-    tags = {
-        owner[party]: bundle.tensors["tags"].data
-        for party, bundle in hub.collect(tags_step, specs).items()
-    }
+        if words[party] != words[active]:
+            text = f"{party} is in another attempt at the alignment than {active}"
+            raise PeerError(Code.MALFORMED_MESSAGE, f"{text}; begin a new run", party=party)
+    return sizes, words[active]
+
+
+def _batch(
+    number: int, owner: Mapping[str, str], sizes: Mapping[str, int]
+) -> dict[str, BundleSpec]:
+    """Returns {party: the spec of a batch of tags that it sends}; of a small set it is empty."""
+    found = {}
+    for party, whose in owner.items():
+        rows = max(0, min(psi.TAG_BATCH, sizes[whose] - number * psi.TAG_BATCH))
+        found[party] = BundleSpec(Kind.ROWS, {"tags": TensorSpec(DType.UINT8, (rows * TAG_BYTES,))})
+    return found
+
+
+def _compared(
+    kept: KeptTags, sizes: Mapping[str, int], owner: Mapping[str, str], partial: bool
+) -> dict[str, Masks]:
+    """Returns {party: what it is told of its rows}, see ``told``; compares one part of the tags
+    after the other.
+    """
+    ring = list(owner)
     senders = {whose: party for party, whose in owner.items()}
-    common = told(holders({party: tags[party] for party in ring}, senders), ring, partial)
-    for party, masks in common.items():
-        found = int(masks.any(axis=0).sum())
-        if found < least_common(at_least, sizes[party]):
-            raise too_few(at_least, found, partial=partial)
-    hub.reply(tags_step, {party: _bits(masks) for party, masks in common.items()})
+    several = len(ring) - 1 if partial else 1
+    common = {
+        party: np.zeros((several if party == ring[0] else 1, sizes[party]), bool) for party in ring
+    }
+    for part in kept.parts():
+        held = holders({party: tags for party, (tags, _) in part.items()}, senders)
+        for party, masks in told(held, ring, partial).items():
+            common[party][:, part[party][1]] = masks
+    return common
+
+
+def _same_lists(hub: Hub, ring: Sequence[str], step: StepKey, partial: bool) -> Callable[[], None]:
+    """Compares the digests of the parties' lists; returns what tells them that they are the same.
+    Raises PeerError.
+    """
     digests = {
         party: BundleSpec(
-            Kind.ROWS, {"digest": TensorSpec(DType.UINT8, (_DIGEST_BYTES * len(masks),))}
+            Kind.ROWS,
+            {
+                "digest": TensorSpec(
+                    DType.UINT8,
+                    (_DIGEST_BYTES * (len(ring) - 1 if partial and party == ring[0] else 1),),
+                )
+            },
         )
-        for party, masks in common.items()
+        for party in ring
     }
     lists = {
         party: bytes(bundle.tensors["digest"].data)
-        for party, bundle in hub.collect(lists_step, digests).items()
+        for party, bundle in hub.collect(step, digests).items()
     }
     mine = lists[ring[0]] if partial else lists[ring[0]] * (len(ring) - 1)
     if mine != b"".join(lists[party] for party in ring[1:]):
@@ -104,9 +183,11 @@ def serve(
             "server, errs or lies"
         )
         raise PeerError(Code.ROWS_DIFFER, f"{text}; use the same version everywhere")
-    return lambda: hub.reply(lists_step, dict.fromkeys(lists, Bundle(Kind.ACK)))
+    return lambda: hub.reply(step, dict.fromkeys(lists, Bundle(Kind.ACK)))
 
 
+# Of the tags, in the server's folder of a run.
+FOLDER = "alignment"
 # The oldest with which an alignment can be served.
 PROTOCOL = 8
 
@@ -117,13 +198,13 @@ def oldest_protocol(recipe: Recipe) -> int:
 
 
 def alignment_service(
-    recipe: Recipe, *, trains: bool, rows_at_most: int = MOST_ROWS
+    recipe: Recipe, run: Path, *, trains: bool, rows_at_most: int = MOST_ROWS
 ) -> Callable[[Hub], Callable[[], None]] | None:
     """Returns what serves the recipe's alignment; None if the parties align without the server.
 
-    ``trains``: false for a prediction, which may be for a single row, whatever ``rows.at_least``
-    says; with ``rows.partial`` a party may know none of the rows. ``rows_at_most``: of a party; the
-    server needs about 50 bytes for each.
+    ``run``: the server's folder of the run. ``trains``: false for a prediction, which may be for a
+    single row, whatever ``rows.at_least`` says; with ``rows.partial`` a party may know none of the
+    rows. ``rows_at_most``: of a party.
     """
     if recipe.rows.align != "psi":
         return None
@@ -131,9 +212,14 @@ def alignment_service(
     at_least = recipe.rows.at_least if trains else int(not recipe.rows.partial)
 
     def serving(hub: Hub) -> Callable[[], None]:
-        return serve(hub, ring, at_least, rows_at_most, partial=recipe.rows.partial)
+        return serve(hub, ring, at_least, run / FOLDER, rows_at_most, partial=recipe.rows.partial)
 
     return serving
+
+
+def forget(run: Path) -> None:
+    """Removes the tags of an alignment that has no future. ``run``: the server's folder of it."""
+    shutil.rmtree(run / FOLDER, ignore_errors=True)
 
 
 def told(
@@ -154,7 +240,7 @@ def told(
 
 
 def holders(
-    tags: Mapping[str, memoryview], senders: Mapping[str, str]
+    tags: Mapping[str, npt.NDArray[np.void]], senders: Mapping[str, str]
 ) -> dict[str, npt.NDArray[np.bool_]]:
     """Returns {party: which parties have each of its N tags, [parties, N]}, in the order of
     ``tags``.
@@ -163,9 +249,9 @@ def holders(
     a tag twice: who masks a set refuses a point that is there twice, so the owner has not sent it
     so.
     """
-    sizes = [each.nbytes // TAG_BYTES for each in tags.values()]
+    sizes = [len(each) for each in tags.values()]
     owner = np.repeat(np.arange(len(sizes), dtype=np.uint32), sizes)
-    found = np.frombuffer(b"".join(tags.values()), _TAG)
+    found = np.concatenate([*tags.values()])
     # Equal tags stand together, those of one party too.
     order = np.lexsort((owner, found["low"], found["high"]))
     found, owner = found[order], owner[order]

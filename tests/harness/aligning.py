@@ -225,7 +225,12 @@ class Parties:
             )
 
         def answer() -> None:
-            service = alignment_service(recipe, trains=self.divides, rows_at_most=self.rows_at_most)
+            service = alignment_service(
+                recipe,
+                self.folder_of(SERVER),
+                trains=self.divides,
+                rows_at_most=self.rows_at_most,
+            )
             assert service is not None
             service(_Hub(server, SERVER, self.tap))()
 

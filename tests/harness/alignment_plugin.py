@@ -11,18 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.harness import crash
+from vfl_common import psi
 from vfl_common.bundle import StepKey
 from vfl_party.align import batches
 from vfl_party.psi.pool import Masking
-from vfl_server import intersection
+from vfl_server import intersection, tags
 
 # The entry point's object; only the import counts.
 METHOD = None
 batches.BATCH = 20
+# Four batches of tags, eight parts.
+psi.TAG_BATCH, tags._AT_ONCE = 200, 256
 crash.STEPS |= {
     "ring": StepKey("align", 2, 8),
-    "tags": StepKey("align", 3, 1),
-    "lists": StepKey("align", 3, 2),
+    "tags": StepKey("align", 3, 3),
+    "lists": StepKey("align", 3, 5),
 }
 
 

@@ -117,6 +117,7 @@ class Killed(Federation):
                 "recipe.toml",
                 "--listen",
                 self.address or ports.address(),
+                *self.server_options,
             ]
             self.address = self.start(name, *args, environment=self.plugin).wait_for("ready")[
                 "address"

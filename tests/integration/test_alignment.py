@@ -24,11 +24,12 @@ from vfl_common.psi import PHASE
 from vfl_party.align.exchanges import INTRODUCTION_BYTES
 
 # Of the plug-in.
-BATCH = 20
+BATCH, TAG_BATCH = 20, 200
 # Rows, by number.
 HELD = {"p0": range(640), "p1": range(40, 700), "p2": range(90, 610)}
 COMMON = range(90, 610)
-# That a passive party sends in each generation.
+# That a party sends the server, and a passive one the active one, in each generation.
+SIZES_BYTES = 2 * 8 + 32
 HELLO_BYTES = 8 + 16 + 3 * 8 + 1 + INTRODUCTION_BYTES
 PSI: dict[str, Any] = {"align": "psi", "at_least": 500}
 DATA: dict[str, dict[str, Any]] = {
@@ -119,8 +120,9 @@ def test_the_parameters_are_those_of_tables_that_were_cut_before(
     assert not [*whole.run_folder.rglob("state.json"), *whole.run_folder.rglob("*.points")]
     batches = sum(-(-len(rows) // BATCH) for rows in HELD.values())
     assert masked(whole.folder) == len(HELD) * batches
+    assert not [*whole.run_folder.rglob("*.tags")]
     # Sizes, tags, a digest.
-    assert align_bytes(whole, "p0", "server") == 2 * 8 + 12 * len(HELD["p1"]) + 32
+    assert align_bytes(whole, "p0", "server") == SIZES_BYTES + 12 * len(HELD["p1"]) + 32
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,10 @@ def test_a_process_that_is_killed_within_the_alignment_costs_little(
     points = align_bytes(whole, other, "p0") - HELLO_BYTES
     repeated = align_bytes(made, other, "p0") - 2 * HELLO_BYTES - points
     assert 0 <= repeated <= 0.15 * points
+    if moment == "before-tags":
+        # The server has kept the first two of four batches.
+        sent = align_bytes(made, "p0", "server") - align_bytes(whole, "p0", "server")
+        assert SIZES_BYTES <= sent <= SIZES_BYTES + 12 * TAG_BATCH
 
 
 def test_a_server_that_marks_other_rows_after_a_death_is_refused(
@@ -183,6 +189,7 @@ def test_a_prediction_of_fewer_rows_than_a_party_answers_for(
 ) -> None:
     shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
     made = Killed(tmp_path, recipe(**PSI), whole.data, server_options=("--predict",))
+    made.plugin = plugin
     run = f"runs/{whole.run_folder.name}"
 
     def predict(name: str) -> None:
@@ -195,7 +202,8 @@ def test_a_prediction_of_fewer_rows_than_a_party_answers_for(
         predict("p1")
         refused(made.programs["p1"], "p1.csv", "660", "predict.at_least", "700")
         made.extra["p1"] = {"predict": {"at_least": 521}}
-        made.start_server()
+        made.address = ""
+        made.start_one("server")
         for name in HELD:
             predict(name)
         codes = {name: program.wait() for name, program in made.programs.items()}

@@ -54,6 +54,12 @@ from vfl_common.process.program import EXIT_CODES
     help="Of the one machine that all parties share, as under vfl simulate.",
 )
 @click.option(
+    "--workers",
+    type=click.IntRange(1, 1024),
+    help="With rows.align = psi: count how long that many processes of a party, each on a core of "
+    "its own, mask ids. Measures one batch here.",
+)
+@click.option(
     "--suggest",
     is_flag=True,
     help="Try codecs and steps in flight for this link; nothing is changed.",
@@ -68,6 +74,7 @@ def forecast(
     step_time: str,
     measure: bool,
     cores: int | None,
+    workers: int | None,
     suggest: bool,
     as_json: bool,
 ) -> None:
@@ -100,5 +107,12 @@ def forecast(
         )
     network = Network.read(bandwidth, latency, step_time, cores)
     show_forecast(
-        plan, network, rows=rows, rounds=rounds, as_json=as_json, measure=measure, suggest=suggest
+        plan,
+        network,
+        rows=rows,
+        rounds=rounds,
+        as_json=as_json,
+        measure=measure,
+        suggest=suggest,
+        workers=workers,
     )

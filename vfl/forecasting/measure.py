@@ -54,6 +54,20 @@ def measured(outlook: Outlook, network: Network) -> Network:
     return replace(network, work=work)
 
 
+def with_masking(recipe: Recipe, network: Network, workers: int) -> Network:
+    """Returns ``network`` with what ``workers`` processes of each party take to mask a batch.
+    Raises InputError if no ids are masked.
+    """
+    from vfl_party.align import masking_time
+
+    if recipe.rows.align != "psi" or not recipe.passives:
+        text = '--workers counts how long ids are masked: it needs rows.align = "psi"'
+        raise InputError(Code.CONFIG_INVALID, f"{text}, and a passive party; leave it out")
+    # In the first round a party masks its own rows, too.
+    rounds = len(recipe.passives)
+    return replace(network, masking_s=masking_time.measured().batch_s(workers, rounds))
+
+
 def shortened(recipe: Recipe) -> Recipe:
     """Returns a recipe whose phases make a few rounds, and do not end early."""
     tables = recipe.model_dump(mode="json", exclude_unset=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from vfl_common.errors import Code, InputError
+from vfl_common.psi import MASKED_IDS
 from vfl_party.forecast.result import StepRun
 
 # Measured on Linux with grpcio 1.85 and TLS 1.3, on the TCP streams of runs with messages of 8 to
@@ -44,6 +45,8 @@ class Network:
     """All links are alike. ``bandwidth``: bits a second, in each direction; ``latency_s``: one way.
 
     ``work``: {phase: what a step that trains computes}; ``any_work``: that of every other phase.
+    ``masking_s``: what the masking of a private alignment takes a party a step, while the step
+    before travels.
     ``cores``: of the machine on which all parties are; None: each has a machine of its own.
     """
 
@@ -51,6 +54,7 @@ class Network:
     latency_s: float
     work: Mapping[str, BatchWork] = field(default_factory=dict)
     any_work: BatchWork = field(default_factory=BatchWork)
+    masking_s: float = 0.0
     cores: int | None = None
 
     @classmethod
@@ -97,6 +101,8 @@ class Network:
         up_s = self.over_s(run.up_bytes, run.up_messages) / run.steps
         down_s = self.over_s(run.down_bytes, run.down_messages) / run.steps
         work = self.work.get(phase, self.any_work) if run.trains else BatchWork()
+        if run.exchange == MASKED_IDS:
+            work = BatchWork(slowest_s=self.masking_s)
         loop_s = 2 * self.latency_s + up_s + down_s + work.loop_s / run.parts
         shared_s = work.total_s / self.cores if self.cores is not None else 0.0
         least_s = max(up_s, down_s, max(work.slowest_s, shared_s) / run.parts)

@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl.forecasting.measure import measured
+from vfl.forecasting.measure import measured, with_masking
 from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES, Network
 from vfl.forecasting.suggest import suggestions
 from vfl.forecasting.words import duration, number, rate
@@ -38,9 +38,11 @@ def show_forecast(
     as_json: bool,
     measure: bool = False,
     suggest: bool = False,
+    workers: int | None = None,
 ) -> None:
     """Runs the command. ``plan``: a recipe, a party file, or all parties' files. ``measure``: finds
-    out what a step computes. ``suggest``: tries settings. Raises InputError.
+    out what a step computes. ``suggest``: tries settings. ``workers``: processes of a party that
+    mask ids; None: their time is not counted. Raises InputError.
     """
     # Imports torch.
     from vfl_party.forecast.count import forecast_of, lone_party, read_outlook, read_rounds
@@ -52,6 +54,8 @@ def show_forecast(
         forecast = forecast_of(party, known, ended)
         if measure:
             network = measured(outlook, network)
+        if workers is not None:
+            network = with_masking(outlook.recipe, network, workers)
         tried = suggestions(party, known, network, ended) if suggest else None
     if as_json:
         found = as_tables(forecast, network) | (
@@ -187,11 +191,16 @@ def _of_time(forecast: CountedForecast, network: Network) -> list[str]:
         for phase in forecast.phases
         if phase.runs
     }
+    if network.masking_s:
+        found.append(
+            f"Masking of ids, measured here: {1e3 * network.masking_s:.2g} ms a batch. The time of "
+            "the server's comparison is not included."
+        )
     if not any(work.loop_s for work in works.values()):
         return [
             *found,
-            "Computation is not included: --step-time says what a step takes, --measure "
-            "finds it out.",
+            f"{'Other computation' if network.masking_s else 'Computation'} is not included: "
+            "--step-time says what a step takes, --measure finds it out.",
         ]
     if network.work:
         what = ", ".join(

@@ -32,8 +32,9 @@ class Aligned:
 
     ``division``: a byte a row, see ``vfl_party.data.rows.division_of``; None: every party divides
     the rows by itself. ``holdings``: {passive party: the rows that it holds}, if the parties' rows
-    are not the same; else empty. ``held``: who holds which row, if not all parties hold each;
-    ``rows`` are then those of this party's table, in the order of ``ids``.
+    are not the same; else empty. ``held``: who holds which row, if not all parties hold each.
+    ``rows``: those of this party's table, in the order of ``ids``, if a private alignment has found
+    them; else empty.
     """
 
     ids: Sequence[str]
@@ -44,10 +45,10 @@ class Aligned:
 
     def of(self, table: Table) -> Table:
         """Returns the aligned rows of a party's table. Raises KeyError if it lacks one."""
-        if self.held is not None:
-            return table.select(self.rows)
-        if self.ids == table.ids:
+        if self.held is None and self.ids == table.ids:
             return table
+        if self.held is not None or len(self.rows):
+            return table.select(self.rows)
         aligned_N = table.among(self.ids)
         if aligned_N.sum() != len(self.ids):
             raise KeyError("the table lacks an aligned row")
@@ -55,11 +56,14 @@ class Aligned:
 
     def rest(self, table: Table) -> Table | None:
         """Returns the rows of a party's table that are not aligned; None if there are none."""
-        return (
-            None
-            if len(self.ids) == len(table)
-            else table.select(np.flatnonzero(~table.among(self.ids)))
-        )
+        if len(self.ids) == len(table):
+            return None
+        if len(self.rows):
+            others = np.ones(len(table), bool)
+            others[self.rows] = False
+        else:
+            others = ~table.among(self.ids)
+        return table.select(np.flatnonzero(others))
 
     def by(self, name: str, active: str) -> str:
         """Words who holds the rows of the party ``name``, if not all parties hold each: at the

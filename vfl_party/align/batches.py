@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-import numpy as np
-import numpy.typing as npt
-
-from vfl_party.align.state import Kept
+from vfl_party.align.state import Kept, RowNumbers
+from vfl_party.data.ids import Ids
 from vfl_party.psi.curve import POINT_BYTES
 from vfl_party.psi.pool import Masking
 
@@ -31,7 +29,7 @@ class MaskedBatches:
         start, stop = batch * BATCH, min((batch + 1) * BATCH, self._rows)
         while self._done < stop:
             self._settle_one()
-        return self._kept.points(self._round, start, stop) if start < stop else b""
+        return self._kept.points(self._round, batch, self._rows) if start < stop else b""
 
     def settle(self, most: int) -> None:
         """Waits until at most ``most`` batches are being masked; keeps all that are done."""
@@ -40,7 +38,7 @@ class MaskedBatches:
 
     def _settle_one(self) -> None:
         points = self._pending.popleft().result()
-        self._kept.add(self._round, points)
+        self._kept.add(self._round, self._done // BATCH, points)
         self._done += len(points) // POINT_BYTES
 
 
@@ -52,12 +50,13 @@ class OwnBatches(MaskedBatches):
         kept: Kept,
         masking: Masking,
         ids: Sequence[str],
-        order: npt.NDArray[np.int64],
+        order: RowNumbers,
         *,
         ahead: int,
     ) -> None:
         super().__init__(kept, 1, len(ids))
-        self._masking, self._ids, self._order, self._ahead = masking, ids, order, ahead
+        self._masking, self._order, self._ahead = masking, order, ahead
+        self._ids = Ids.of(ids)
         # Rows.
         self._asked = self._done
 
@@ -65,7 +64,7 @@ class OwnBatches(MaskedBatches):
         until = min((batch + 1 + self._ahead) * BATCH, self._rows)
         while self._asked < until:
             rows = self._order[self._asked : self._asked + BATCH]
-            self._pending.append(self._masking.own([self._ids[row] for row in rows.tolist()]))
+            self._pending.append(self._masking.own([*self._ids.taken(rows)]))
             self._asked += len(rows)
         return super().take(batch)
 

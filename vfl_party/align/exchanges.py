@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vfl_common import psi
 from vfl_common.bundle import Kind, StepKey
-from vfl_common.psi import PHASE, TAG_BYTES
+from vfl_common.psi import PHASE, TAG_BYTES, WORD_BYTES, tag_batches
 from vfl_party.align import batches
 from vfl_party.align.state import NO_ATTEMPT
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, i64, u8
@@ -45,12 +46,20 @@ HELLO = Exchange(
     when="once a generation",
 )
 MASKED = Exchange(
-    "masked ids",
+    psi.MASKED_IDS,
     Sent(Kind.ROWS, {"points": u8("up")}),
     Sent(Kind.ROWS, {"points": u8("down")}),
     when="once a batch and round",
 )
-SIZES = Exchange("sizes", Sent(Kind.ROWS, {"sizes": i64(2)}), NOTHING, asks="server", when="once")
+SIZES = Exchange(
+    "sizes",
+    # A word that the parties of one attempt share, so that the server knows what it keeps of it.
+    Sent(Kind.ROWS, {"sizes": i64(2), "attempt": u8(WORD_BYTES)}),
+    # The first batch of tags that the server lacks.
+    Sent(Kind.ROWS, {"first": i64(1)}),
+    asks="server",
+    when="once",
+)
 # Bytes of a list's digest.
 DIGEST_BYTES = 32
 # Mostly of one list.
@@ -60,9 +69,10 @@ LISTS = Exchange(
 TAGS = Exchange(
     "tags",
     Sent(Kind.ROWS, {"tags": u8("tags")}),
+    # With the answer to the last batch.
     Sent(Kind.ROWS, {"common": u8("bits")}),
     asks="server",
-    when="once",
+    when="once a batch",
 )
 
 
@@ -75,9 +85,12 @@ def occurrences(parties: int, rows: int) -> list[Occurrence]:
             size += sealed.OVERHEAD if parties > 2 else 0
             found.append(Occurrence.of(MASKED, StepKey(PHASE, round_, batch), up=size, down=size))
     found.append(Occurrence.of(SIZES, StepKey(PHASE, parties, 0)))
-    tags, bits = rows * TAG_BYTES, -(-rows // 8)
-    found.append(Occurrence.of(TAGS, StepKey(PHASE, parties, 1), tags=tags, bits=bits))
-    found.append(Occurrence.of(LISTS, StepKey(PHASE, parties, 2), bytes=DIGEST_BYTES))
+    last = tag_batches([rows])
+    for number in range(1, last + 1):
+        tags = min(psi.TAG_BATCH, rows - (number - 1) * psi.TAG_BATCH) * TAG_BYTES
+        bits = -(-rows // 8) if number == last else 0
+        found.append(Occurrence.of(TAGS, StepKey(PHASE, parties, number), tags=tags, bits=bits))
+    found.append(Occurrence.of(LISTS, StepKey(PHASE, parties, last + 1), bytes=DIGEST_BYTES))
     return found
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, LostError, PeerError
-from vfl_common.psi import MOST_ROWS, PHASE
+from vfl_common.psi import PHASE
 from vfl_party.align import batches
 from vfl_party.align.exchanges import HELLO, INTRODUCTION_BYTES, NAME_BYTES, ints, raw
 from vfl_party.align.ring import PsiRing
@@ -71,7 +71,7 @@ class Meeting:
         first = said["first"].tolist()
         if said["known"][0]:
             return Agreed(True, self._identity)
-        fit = all(0 < rows <= MOST_ROWS for rows in ring.rows) and ring.rows[ring.me] == len(table)
+        fit = all(rows > 0 for rows in ring.rows) and ring.rows[ring.me] == len(table)
         # The active party has looked at each.
         if not fit:
             text = f"{ring.active} says that the parties have {ring.rows} rows, which cannot be"
@@ -139,8 +139,8 @@ class Meeting:
         k = self._ring.size
         for name, each in told.items():
             rows, masked = int(each["rows"][0]), int(each["masked"].min())
-            if not 0 < rows <= MOST_ROWS:
-                text = f"{name} says that it has {rows} rows; 1 to {MOST_ROWS} can be aligned"
+            if rows <= 0:
+                text = f"{name} says that it has {rows} rows; it needs one at least"
                 raise PeerError(Code.MALFORMED_MESSAGE, text, party=name)
             if masked < 0:
                 text = f"{name} says that it keeps {masked} masked rows, which cannot be"

@@ -170,8 +170,8 @@ def ordered(
         divides: whether they are divided; rows to predict are not.
     """
     key = slow_digest(f"vfl order of rows {recipe.seed}".encode(), table.ids, PASSES)
-    order = shuffled(key, len(table))
-    order = order[rows_N[order]]
+    every = shuffled(key, len(table))
+    order = every[rows_N[every]].astype(np.int64)
     codes = np.zeros(len(order), np.uint8)
     if divides:
         # Of shuffled rows: a passive party can draw the same division, but not the order.

@@ -19,8 +19,9 @@ and their overlaps are, and no id. What B sends C passes A, who answers both: it
 With ``rows.partial`` the server tells a passive party which of its rows the active party holds, and
 the active party which of its rows each passive party holds; ``vfl_party.align.partial`` goes on.
 
-The rows go in batches, a step each. Every party keeps what it has masked, so that a party that is
-killed costs the others the batches that were under way.
+The rows go in batches, a step each. Every party keeps what it has masked on its disk, and the
+server the tags, so that neither needs memory for them, and a process that is killed costs the
+others the batches that were under way.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from vfl_party.align.ring import PsiRing
 from vfl_party.align.rounds import Rounds
 from vfl_party.align.state import Common, Kept
 from vfl_party.data import Table
+from vfl_party.data.ids import Ids
 from vfl_party.outbound.declared import Occurrence
 from vfl_party.outbound.policies import Policy
 
@@ -83,8 +85,11 @@ class PsiAlignment:
             )
         if found is not None and self._partial is not None:
             return self._partial.kept(at, self._wanted(found))
-        rows = at.table if found is None else _picked(at.table, found.rows)
-        return self._digest.expected(rows).with_kept(at.folder)
+        if found is None:
+            return self._digest.expected(at.table).with_kept(at.folder)
+        rows = np.flatnonzero(found.rows)
+        aligned = self._digest.expected(at.table.select(rows)).with_kept(at.folder)
+        return replace(aligned, rows=rows)
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
         found = self._known(at)
@@ -156,7 +161,8 @@ class PsiAlignment:
                 common = rounds.run()
                 self._check_enough(common.rows, at)
                 masks = [*common.holders.values()] or [common.rows]
-                rounds.compare([_picked(at.table, each).ids for each in masks], common.salt)
+                ids = Ids.of(at.table.ids)
+                rounds.compare([ids.taken(np.flatnonzero(each)) for each in masks], common.salt)
                 kept.finish(common)
         except (PeerError, AbortedError):
             # The run ends, and the attempt with it.
@@ -169,11 +175,12 @@ class PsiAlignment:
             )
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.active)
         salted = replace(at, salt=common.salt)
-        aligned = (
-            self._partial.align(salted, self._wanted(common))
-            if self._partial is not None
-            else self._digest.align(replace(salted, table=_picked(at.table, common.rows)))
-        )
+        if self._partial is not None:
+            aligned = self._partial.align(salted, self._wanted(common))
+        else:
+            rows = np.flatnonzero(common.rows)
+            found = self._digest.align(replace(salted, table=at.table.select(rows)))
+            aligned = replace(found, rows=rows)
         # All parties have kept the common rows before they compared them.
         kept.clear()
         return aligned
@@ -200,7 +207,3 @@ def _require_enough(rows: RowsSettings, common: npt.NDArray[np.bool_]) -> None:
     found = int(common.sum())
     if found < least_common(rows.at_least, len(common)):
         raise too_few(rows.at_least, found, partial=rows.partial)
-
-
-def _picked(table: Table, common: npt.NDArray[np.bool_]) -> Table:
-    return table.select(np.flatnonzero(common).astype(np.int64))

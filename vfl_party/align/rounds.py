@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from vfl_common import psi
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.psi import PHASE
@@ -57,8 +58,9 @@ class Rounds:
                     for each in reversed(outputs):
                         each.settle(most=2 * workers)
                 received.settle(most=0)
+                of = ring.rows[ring.owner(round_ + 1)]
                 # Before the next party could be blamed for it.
-                self._kept.require_distinct(round_ + 1, ring.sender)
+                self._kept.require_distinct(round_ + 1, ring.sender, of)
         bits = self._intersect()
         self._pin(bits)
         masks = []
@@ -99,23 +101,41 @@ class Rounds:
             hmac.digest(slow_digest(salt, ids, PASSES_FOUND), b"lists", "sha256") for ids in lists
         ]
         side = self._ring.asking(LISTS, bytes=DIGEST_BYTES * len(lists))
-        side.swap(StepKey(PHASE, self._ring.size, 2), {"digest": raw(b"".join(digests))})
+        step = StepKey(PHASE, self._ring.size, 1 + psi.tag_batches(self._ring.rows))
+        side.swap(step, {"digest": raw(b"".join(digests))})
 
     def _intersect(self) -> npt.NDArray[np.uint8]:
         """Sends the server the tags of the next party's rows; returns a bit a row of this one's, in
         the shown order: of the active party with ``rows.partial``, for each of the others.
         """
-        k, rows = self._ring.size, self._ring.rows[self._ring.owner(self._ring.size)]
-        step = StepKey(PHASE, k, 0)
-        self._ring.asking(SIZES).swap(step, {"sizes": ints(len(self._ring.at.table), rows)})
-        cut = (
-            curve.tags(self._kept.points(k, at, min(at + batches.BATCH, rows)))
-            for at in range(0, rows, batches.BATCH)
-        )
-        tags = raw(b"".join(cut))
-        bits = max(1, len(self._ring.holders)) * -(-len(self._ring.at.table) // 8)
-        reply = self._ring.asking(TAGS).swap(step._replace(batch=1), {"tags": tags}, bits=bits)
+        ring, attempt, k = self._ring, self._kept.attempt, self._ring.size
+        owned, last = ring.rows[ring.owner(k)], psi.tag_batches(ring.rows)
+        sizes = {"sizes": ints(len(ring.at.table), owned), "attempt": raw(attempt.word)}
+        said = ring.asking(SIZES).swap(StepKey(PHASE, k, 0), sizes)
+        first, side, bits = int(said["first"][0]), ring.asking(TAGS), 0
+        if not 0 <= first < last:
+            text = f"{ring.server} says that it keeps {first} of {last} batches of tags"
+            raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.server)
+        for number in range(first, last):
+            # So that all wait for each other as long as that takes.
+            ring.at.tick(PHASE, k - 2, k - 1, ring.batches, ring.batches)
+            side.send(StepKey(PHASE, k, 1 + number), {"tags": raw(self._tags(number, owned))})
+            if number == last - 1:
+                bits = max(1, len(ring.holders)) * -(-len(ring.at.table) // 8)
+                # The server compares all tags before it answers.
+                side.link.unhurried()
+            reply = side.receive(StepKey(PHASE, k, 1 + number), bits=bits)
         return reply["common"].numpy()
+
+    def _tags(self, number: int, rows: int) -> bytes:
+        """Returns a batch of the tags that go to the server; empty if the set has fewer."""
+        k, size = self._ring.size, psi.TAG_BATCH
+        start, stop = number * size, min((number + 1) * size, rows)
+        points = (
+            self._kept.points(k, at // batches.BATCH, rows)
+            for at in range(start, stop, batches.BATCH)
+        )
+        return b"".join(map(curve.tags, points))
 
     def _swap(self, round_: int, batch: int, points: bytes) -> bytes:
         """Gives the next party this batch of the set that this party holds; returns the one before

@@ -11,9 +11,8 @@ import contextlib
 import hashlib
 import hmac
 import json
-import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import private_file, unwritable
+from vfl_common.psi.spill import Spill
 from vfl_party.align.digest import keyed_digest
 from vfl_party.psi.curve import POINT_BYTES
 
@@ -36,6 +36,10 @@ _WORDS = ("name", "secret", "seed", "salt", "marks")
 _DIGEST_BYTES = 32
 SALT_BYTES = 32
 NO_ATTEMPT = bytes(16)
+# Of a secret order: rows that are drawn at once, those that a pass sorts, and the most passes.
+_AT_ONCE, _SORTED, _PASSES = 1 << 16, 1 << 18, 16
+# Four bytes each, if they do.
+RowNumbers = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -55,20 +59,52 @@ class Attempt:
     rows: tuple[int, ...] = ()
     marks: bytes = b""
 
-    def order(self, rows: int) -> npt.NDArray[np.int64]:
+    @property
+    def word(self) -> bytes:
+        """What names the attempt to the server, which shall not know the name."""
+        return hashlib.sha256(b"vfl attempt at the server" + self.name).digest()
+
+    def order(self, rows: int) -> RowNumbers:
         """Returns the rows in the order in which this party shows them; see ``shuffled``."""
         return shuffled(self.seed, rows)
 
 
-def shuffled(key: bytes, rows: int) -> npt.NDArray[np.int64]:
+def shuffled(key: bytes, rows: int) -> RowNumbers:
     """Returns rows in a secret order: sorted by numbers of a ChaCha20 stream. ``key``: 32 bytes.
+
+    The stream is drawn for each of up to ``_PASSES`` parts of the numbers, so that memory holds
+    little more than the order.
 
     Nobody who lacks the key can tell it from any other order, and it is the same with every version
     of NumPy.
     """
+    passes = min(_PASSES, -(-rows // _SORTED))
+    order: RowNumbers = np.empty(rows, np.uint32 if rows <= 1 << 32 else np.int64)
+    end = 0
+    for number in range(passes):
+        # Of all drawn numbers, those of one part of their range.
+        found = [_within(drawn, start, number, passes) for start, drawn in _drawn(key, rows)]
+        mine = np.concatenate([drawn for drawn, _ in found])
+        places = np.concatenate([places for _, places in found]).astype(order.dtype)
+        order[end : end + len(mine)] = places[np.argsort(mine, kind="stable")]
+        end += len(mine)
+    return order
+
+
+def _drawn(key: bytes, rows: int) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+    """Yields the numbers of a stream in pieces: (the first row of each, its numbers)."""
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
-    drawn = np.frombuffer(stream.update(bytes(8 * rows)), "<u8")
-    return np.argsort(drawn, kind="stable").astype(np.int64)
+    for start in range(0, rows, _AT_ONCE):
+        count = min(_AT_ONCE, rows - start)
+        yield start, np.frombuffer(stream.update(bytes(8 * count)), "<u8")
+
+
+def _within(
+    drawn: npt.NDArray[np.uint64], start: int, number: int, passes: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """Returns the numbers that a pass sorts, and their rows."""
+    places = np.flatnonzero((drawn >> np.uint64(32)) * np.uint64(passes) >> np.uint64(32) == number)
+    return drawn[places], places + start
 
 
 @dataclass(frozen=True)
@@ -157,74 +193,59 @@ class Kept:
         except OSError as error:
             raise unwritable(self._path, error) from None
 
-    # -- masked points, in files that grow
+    # -- masked points, on the disk
     # ----------------------------------------------------------------------
 
-    def _points(self, round_: int) -> Path:
-        return self._path / f"{round_}.points"
+    def _points(self, round_: int) -> Spill:
+        remedy = f"remove {self._path}, and all parties begin the alignment anew"
+        return Spill(self._path / f"{round_}.points", POINT_BYTES, self._batch, remedy)
 
     def stored(self, round_: int) -> int:
         """Returns how many points of a round are there."""
-        try:
-            return self._points(round_).stat().st_size // POINT_BYTES
-        except OSError:
-            return 0
+        return self._points(round_).stored()
 
     def cut(self, round_: int, of: int) -> None:
         """Removes what is beyond the whole batches of a round, which has ``of`` points. Raises
         InputError.
         """
-        path, found = self._points(round_), self.stored(round_)
-        try:
-            if path.exists() and found != of:
-                os.truncate(path, min(found, of) // self._batch * self._batch * POINT_BYTES)
-        except OSError as error:
-            raise unwritable(path, error) from None
+        self._points(round_).cut(of)
 
-    def add(self, round_: int, points: bytes) -> None:
-        """Appends a batch. Raises InputError."""
-        path = self._points(round_)
-        try:
-            with os.fdopen(
-                os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "wb"
-            ) as file:
-                file.write(points)
-        except OSError as error:
-            raise unwritable(path, error) from None
+    def add(self, round_: int, batch: int, points: bytes) -> None:
+        """Keeps a batch. Raises InputError."""
+        self._points(round_).write(batch, points)
 
-    def points(self, round_: int, start: int, stop: int) -> bytes:
-        """Returns the points ``start`` to ``stop`` of a round. Raises InputError."""
-        path = self._points(round_)
-        try:
-            with path.open("rb") as file:
-                file.seek(start * POINT_BYTES)
-                return file.read((stop - start) * POINT_BYTES)
-        except OSError as error:
-            raise InputError(
-                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})"
-            ) from None
+    def points(self, round_: int, batch: int, of: int) -> bytes:
+        """Returns a batch of a round, which has ``of`` points. Raises InputError."""
+        return self._points(round_).read(batch, of)
 
-    def require_distinct(self, round_: int, party: str) -> None:
-        """Raises PeerError, naming ``party``, if it has sent a point twice among those that this
-        round has masked.
+    def require_distinct(self, round_: int, party: str, of: int) -> None:
+        """Raises PeerError, naming ``party``, if it has sent a point twice among the ``of`` points
+        that this round has masked.
 
         A secret masks different points differently. ``curve.check`` sees one batch at a time.
         """
-        path = self._points(round_)
-        try:
-            points = np.memmap(path, "<u8", "r").reshape(-1, POINT_BYTES // 8)
-        except (OSError, ValueError):
-            raise InputError(
-                Code.FILE_INVALID, f"{path}: cannot be read; begin the run anew"
-            ) from None
-        heads = np.sort(points[:, 0])
+        heads_N = np.empty(of, "<u8")
+        for start, points in self._read(round_, of):
+            heads_N[start : start + len(points)] = points[:, 0]
+        heads_N.sort()
         # In their first 8 of 32 bytes.
-        alike = points[np.isin(points[:, 0], heads[1:][heads[1:] == heads[:-1]])]
+        twice = heads_N[1:][heads_N[1:] == heads_N[:-1]]
+        if not len(twice):
+            return
+        alike = np.concatenate(
+            [points[np.isin(points[:, 0], twice)] for _, points in self._read(round_, of)]
+        )
         if len(np.unique(alike, axis=0)) < len(alike):
             text = (
                 f"{party} sent a point twice; run the same version of this program at all parties"
             )
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+
+    def _read(self, round_: int, of: int) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+        """Yields each batch of a round: (its first row, its points [B, 4])."""
+        for batch, start in enumerate(range(0, of, self._batch)):
+            points = np.frombuffer(self.points(round_, batch, of), "<u8")
+            yield start, points.reshape(-1, POINT_BYTES // 8)
 
     # -- the result
     # ----------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Ids(Sequence[str]):
         """Returns the same ids; those of an ``Ids`` are not copied."""
         return texts if isinstance(texts, Ids) else cls(pa.array(texts, pa.large_string()))
 
-    def taken(self, rows: Positions) -> Ids:
+    def taken(self, rows: npt.NDArray[np.integer[Any]]) -> Ids:
         """Returns the ids of the given rows, in their order."""
         return Ids(self.values.take(pa.array(rows)))
 

@@ -29,7 +29,9 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
     """Writes the tags of ids, in their order, unless they are there. Returns the file's SHA-256,
     which names it, and how many there are. Raises InputError.
     """
-    data = b"".join([tag(secret, each) for each in ids])
+    data = bytearray()
+    for each in ids:
+        data += tag(secret, each)
     digest = sha256(data).hexdigest()
     path = folder / FOLDER / digest
     if not path.exists():

@@ -208,7 +208,7 @@ def test_the_server_sees_no_place_and_no_key(tmp_path: Path) -> None:
     record = Recorder()
     Parties(tmp_path, some(3), rows=PARTIAL, tap=record).align()
     seen = {name for each in record.said if each.receiver == SERVER for name in each.tensors}
-    assert seen == {"sizes", "tags", "digest"}
+    assert seen == {"sizes", "attempt", "tags", "digest"}
 
 
 # -- lies
@@ -241,6 +241,21 @@ def test_places_that_cannot_be_are_refused(said: list[int], tmp_path: Path) -> N
         return bundle
 
     _, errors = Parties(tmp_path, some(3), rows=PARTIAL, tap=lie).outcomes()
+    assert isinstance(errors[0], PeerError)
+    assert errors[0].code is Code.MALFORMED_MESSAGE
+    worded_as_before(str(errors[0]))
+
+
+def test_more_rows_than_a_party_masks_are_refused(tmp_path: Path) -> None:
+    """Before memory is taken for them."""
+
+    def lie(sender: str, receiver: str, _step: StepKey, bundle: Bundle) -> Bundle:
+        if (sender, receiver) == ("p0", "p1") and "splits" in bundle.tensors:
+            return changed(bundle, "splits", np.array([0, 0, 2**40, 0, 0], "<i8").tobytes())
+        return bundle
+
+    asks = {"p1": {"peer_rows_at_most": 1000}}
+    _, errors = Parties(tmp_path, some(3), rows=PARTIAL, tap=lie, asks=asks).outcomes()
     assert isinstance(errors[0], PeerError)
     assert errors[0].code is Code.MALFORMED_MESSAGE
     worded_as_before(str(errors[0]))

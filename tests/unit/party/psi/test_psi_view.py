@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from tests.harness.aligning import (
     SERVER,
@@ -24,6 +26,7 @@ from tests.harness.aligning import (
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import InterruptedRun
 from vfl_common.psi import PHASE, TAG_BYTES
+from vfl_party.align import state
 from vfl_party.align.digest import PASSES_FOUND, slow_digest
 from vfl_party.align.exchanges import INTRODUCTION_BYTES
 from vfl_party.align.state import Attempt
@@ -242,10 +245,13 @@ def test_the_server_sees_sizes_and_tags_alone(tmp_path: Path) -> None:
     ]
     sizes = {name: len(ids) for name, ids in run.parties.sets.items()}
     owner = dict(zip(run.ring, [*run.ring[1:], run.ring[0]], strict=True))
+    # From which nobody finds the 16 random bytes.
+    word = hashlib.sha256(b"vfl attempt at the server" + run.secrets["p0"]["name"]).digest()
     salt = run.parties.run_id.encode() + run.secrets["p0"]["name"]
     for each in seen:
         if "sizes" in each.tensors:
-            assert each.tensors.keys() == {"sizes"}
+            assert each.tensors.keys() == {"sizes", "attempt"}
+            assert each.tensors["attempt"] == word
             said = np.frombuffer(each.tensors["sizes"], "<i8").tolist()
             assert said == [sizes[each.sender], sizes[owner[each.sender]]]
             continue
@@ -304,10 +310,21 @@ def test_the_order_of_the_rows_says_nothing_and_is_another_each_time(tmp_path: P
 def test_the_order_is_drawn_from_a_cipher_and_is_the_same_everywhere() -> None:
     """An unfinished alignment resumes after NumPy has been updated."""
     order = Attempt(seed=bytes(range(32))).order(10)
-    assert order.dtype == np.int64
     assert order.tolist() == [7, 9, 6, 1, 5, 0, 3, 4, 2, 8]
     many = Attempt(seed=bytes(31) + b"\1").order(1 << 16)
     assert sorted(many.tolist()) == list(range(1 << 16))
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 1000, 2048, 5000])
+def test_an_order_that_is_drawn_in_pieces_is_that_of_all_numbers_at_once(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = bytes(range(32))
+    drawn = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(8 * rows))
+    at_once = np.argsort(np.frombuffer(drawn, "<u8"), kind="stable")
+    monkeypatch.setattr(state, "_AT_ONCE", 64)
+    monkeypatch.setattr(state, "_SORTED", 100)
+    assert np.array_equal(Attempt(seed=seed).order(rows), at_once)
 
 
 def test_two_attempts_of_a_run_show_no_point_twice(tmp_path: Path) -> None:

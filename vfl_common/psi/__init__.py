@@ -5,15 +5,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from vfl_common.errors import Code, PeerError
 
 # In step keys, progress and ledger lines.
 PHASE = "align"
+# The exchange in which the parties mask each other's rows.
+MASKED_IDS = "masked ids"
 # Of a masked row, for the server; see ``vfl_party.psi.curve.tags``.
 TAG_BYTES = 12
-# Of a party: 8 GiB of points in each round; who announces more is refused at once.
-MOST_ROWS = 1 << 28
+# Of what names an attempt to the server.
+WORD_BYTES = 32
+# Rows whose tags go to the server at once.
+TAG_BATCH = 1 << 20
+# Of a party, if nobody says less: what its row numbers can be.
+MOST_ROWS = (1 << 63) - 1
 
 
 def least_common(at_least: int | float, own: int) -> int:
@@ -37,3 +44,8 @@ def too_few(at_least: int | float, found: int, *, partial: bool = False) -> Peer
     )
     held = "in common" if partial else "held by all"
     return PeerError(Code.ROWS_DIFFER, text).privately(f"{text} ({found:,} rows are {held})")
+
+
+def tag_batches(rows: Iterable[int]) -> int:
+    """Returns in how many batches tags go to the server. ``rows``: of each party."""
+    return -(-max(rows) // TAG_BATCH)
