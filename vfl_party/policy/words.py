@@ -157,7 +157,7 @@ def told(policy: str | PolicySettings) -> Iterator[str]:
     said = policy.model_dump(mode="json", exclude_none=True, exclude={"level", "account"})
     for key, value in said.items():
         if value not in (False, [], "none") and not (key == "least_rows" and value == 1):
-            yield f"{key} = {value:,}" if isinstance(value, int) else f"{key} = {_value(value)}"
+            yield f"{key} = {_value(value)}"
         elif value == [] and key in ("phases", "kinds", "peers", "recipes", "plugins"):
             yield f"{key}: none"
 
@@ -165,4 +165,6 @@ def told(policy: str | PolicySettings) -> Iterator[str]:
 def _value(value: Any) -> str:
     if isinstance(value, list):
         return listed([str(each) for each in value])
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -51,8 +51,9 @@ def joining_of(course: Course, role: str, plugins: Mapping[str, str]) -> Joining
     )
 
 
-def check_before(guards: Sequence[Guard], tried: Assembled) -> None:
-    """Has each guard check a run before the party joins; ``tried``: the party as it would be.
+def check_before(guards: Sequence[Guard], tried: Assembled) -> Proposed:
+    """Has each guard check a run before the party joins, and returns the run; ``tried``: the party
+    as it would be.
 
     Raises InputError (REFUSED).
     """
@@ -66,3 +67,4 @@ def check_before(guards: Sequence[Guard], tried: Assembled) -> None:
     asked = Proposed(opened, tried.party, len(tried.prepared.table), epochs, [*needed])
     for each in guards:
         each.before(asked)
+    return asked

@@ -236,7 +236,7 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         policy=files.policy(),
         trees=files.file.trees,
     )
-    check_before(guards_of(files.file, files.recipe), party)
+    plan = check_before(guards_of(files.file, files.recipe), party).plan
     sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
     told = files.recipe.rows.split in ("column", "grouped") and not files.is_active
     if told:
@@ -288,6 +288,9 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     for each in party.leaves:
         what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
         yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
+    for peer, numbers in plan.numbers.items() if plan is not None else ():
+        text = f"{peer} would get {numbers:,} numbers about one person, as phases declare it"
+        yield Finding("leaves", True, text)
     for each in predicted(party.party):
         what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
         yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
