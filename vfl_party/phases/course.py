@@ -215,6 +215,13 @@ class Course:
         """How many exchanges of one passive party may be under way, in any phase."""
         return max(phase.method.in_flight(phase.settings) for phase in self.phases)
 
+    @cached_property
+    @blaming()
+    def scores_own_rows(self) -> bool:
+        """Whether the phases leave a head that scores rows which different parties hold."""
+        found = (phase.method.scores_own_rows(phase.settings) for phase in self.phases)
+        return any(found)
+
     @blaming()
     def scores(self, party: Party, phase: str) -> Scorer | None:
         """Makes the party's side of the joint prediction, if the recipe's method has its own.

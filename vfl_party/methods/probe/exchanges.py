@@ -66,14 +66,14 @@ def parts_in(split: str, holdings: Mapping[str, Mapping[str, int]], size: int) -
 
 
 def steps(
-    phase: str, settings: ProbeSettings, holdings: Mapping[str, Mapping[str, int]], size: int
+    phase: str, splits: Sequence[str], holdings: Mapping[str, Mapping[str, int]], size: int
 ) -> Iterator[tuple[str, StepKey, int]]:
     """Yields, for each step: the split, the key, and the number of the part.
 
     Peers say how many rows they have: no list is made.
     """
     batch = 0
-    for split in (TRAINING, *settings.splits):
+    for split in splits:
         for part in range(parts_in(split, holdings, size)):
             yield split, StepKey(phase, 0, batch), part
             batch += 1
@@ -129,7 +129,7 @@ def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
     size, sizes = rows_a_message(latent), sizes_of(latent)
     found = [
         replace(Occurrence.of(LATENTS, step, rows=rows, **sizes), party=sender)
-        for split, step, part in steps(name, settings, party.data.holdings, size)
+        for split, step, part in steps(name, (TRAINING, *settings.splits), party.data.holdings, size)
         for sender, rows in senders_of(party.data.holdings, split, part, size).items()
     ]
     return Traffic(found)
