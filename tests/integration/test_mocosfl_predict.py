@@ -16,6 +16,7 @@ import vfl
 from tests.harness import cases
 from tests.harness.federation import Federation
 from tests.harness.memory import run_here
+from tests.harness.online import Online, numbers, predicted
 from tests.harness.sentences import raises
 from vfl.library.model import Model
 from vfl.simulation.origin import Origin
@@ -149,3 +150,42 @@ def test_a_run_without_a_head_does_not_predict(tmp_path: Path) -> None:
     folder = trained_here(tmp_path, tables, cases.own_rows(2, 80))
     with raises(InputError, Code.CONFIG_INVALID):
         vfl.Run(folder).predict()
+
+
+def test_it_is_served_as_it_predicts(trained: tuple[Path, dict[str, Any]]) -> None:
+    """Bit for bit, however many ids are asked for at once."""
+    folder, _ = trained
+    run = vfl.Run(folder)
+    with pytest.warns(UserWarning):
+        want, by = predicted(run), dict(zip(*of_ids(run), strict=True))
+    online = Online.of(folder)
+    ids = [f"d{row}" for row in LISTED]
+    whole = online.score(*ids, "d75", LOST)
+    for at, each in enumerate(ids):
+        assert numbers(whole, at) == want[each]
+        assert whole.part(at).parties == (by[each],)
+        assert whole.state[at] == "scored"
+    assert whole.part(ids.index("d35")).missing == {"p2": "not needed"}
+    assert whole.part(0).missing == {"p2": "unknown id"}
+    # No label is needed.
+    assert whole.state[-2:] == ["scored", "unknown"]
+    for each in ("d3", "d35", "d64"):
+        assert numbers(online.score(each), 0) == want[each]
+    online.close()
+
+
+def of_ids(run: vfl.Run) -> tuple[list[str], list[str]]:
+    found = run.predict()
+    return found["id"], found["parties"]
+
+
+def test_without_a_party_that_may_have_it_an_id_has_no_score(
+    trained: tuple[Path, dict[str, Any]],
+) -> None:
+    online = Online.of(trained[0])
+    online.away["p1"] = ("late", 0)
+    found = online.score("d3", "d35", "d64", LOST)
+    assert found.state == ["incomplete", "partly", "partly", "incomplete"]
+    assert found.part(1).parties == ("p2",)
+    assert found.part(1).missing == {"p1": "late"}
+    online.close()

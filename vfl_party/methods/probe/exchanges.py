@@ -17,8 +17,8 @@ from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
+from vfl_party.methods.probe.cut import latent_of
 from vfl_party.methods.probe.settings import ProbeSettings
-from vfl_party.models.halves import Tail
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent, Traffic, f32, u8
 from vfl_party.phases.context import Party
 
@@ -85,17 +85,6 @@ def senders_of(
     """Returns how many rows each sender has in a part."""
     left = {party: min(size, held[split] - part * size) for party, held in holdings.items()}
     return {party: each for party, each in left.items() if each > 0}
-
-
-def latent_of(party: Party) -> tuple[int, ...]:
-    """Returns C, H and W of what a passive party sends."""
-    tail = party.models.get("tail")
-    if isinstance(tail, Tail):
-        return tail.latent
-    bottom = party.models["encoder"]
-    with torch.no_grad():
-        z = bottom(torch.zeros(1, *party.need_features().spec.shape, device=party.device))
-    return tuple(z.shape[1:])
 
 
 def check_begun(recipe: Recipe, phase: str) -> None:

@@ -13,17 +13,16 @@ from vfl_party.base.seeds import Rows
 from vfl_party.methods.probe.exchanges import (
     LATENTS,
     digests,
-    latent_of,
     parts_in,
     rows_a_message,
     senders_of,
     sizes_of,
     steps,
 )
+from vfl_party.methods.probe.cut import features_of, latent_of, latents_of
 from vfl_party.methods.probe.head import Known
 from vfl_party.models.halves import Tail
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import padded
 
 
 @dataclass(frozen=True)
@@ -104,22 +103,3 @@ class Sender:
                 ids = digests(party.recipe, [party.data.ids[row] for row in rows])
                 self._latents.swap(step, {"z": z, "ids": ids}, rows)
             yield
-
-
-@torch.no_grad()
-def latents_of(party: Party, rows: Rows) -> torch.Tensor:
-    """Returns the latents of a party's own rows, [B, C, H, W]."""
-    bottom = party.models["encoder"]
-    bottom.eval()
-    z: torch.Tensor = bottom(*party.need_features().inputs(padded(rows)))
-    return z[: len(rows)]
-
-
-def features_of(tail: Tail, z: torch.Tensor) -> torch.Tensor:
-    """Returns the tail's features of latents, [B, E], of each row as if it were alone: see
-    ``padded``.
-    """
-    if not len(z):
-        return tail.features(z)
-    at = torch.from_numpy(padded(np.arange(len(z), dtype=np.int64)))
-    return tail.features(z[at])[: len(z)]

@@ -8,8 +8,9 @@ import torch
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
+from vfl_party.methods.probe.cut import features_of, latents_of
 from vfl_party.methods.probe.exchanges import TRAINING, parts_of, rows_a_message
-from vfl_party.methods.probe.latents import Collector, Sender, features_of, latents_of
+from vfl_party.methods.probe.latents import Collector, Sender
 from vfl_party.models.halves import Tail
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Scored, outputs_of
