@@ -160,7 +160,8 @@ class Held:
         """
         party = self.party
         own = party.recipe.own_rows
-        parts = [party.encode(*found.inputs(padded(chunk)))[: len(chunk)] for chunk in chunks(rows)]
+        encode = party.models["encoder"] if own else party.encode
+        parts = [encode(*found.inputs(padded(chunk)))[: len(chunk)] for chunk in chunks(rows)]
         empty = torch.empty(0, self._latents if own else party.embedding_size)
         whole = torch.cat(parts).cpu() if parts else empty
         return whole.flatten(1) if own else whole
