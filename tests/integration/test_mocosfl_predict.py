@@ -89,7 +89,7 @@ def test_each_row_is_scored_by_the_party_that_has_it(
     trained: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     folder, _ = trained
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning, match="ids") as said:
         found = vfl.Run(folder).predict(output=tmp_path / "found.csv")
     want = reference(folder)
     classes = [name for name in found if name.startswith("score_")]
@@ -113,7 +113,7 @@ def test_between_processes_bit_for_bit(
     trained: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     folder, data = trained
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="ids"):
         vfl.Run(folder).predict(output=tmp_path / "here.csv")
     with Federation(tmp_path, TABLES, data, server_options=("--predict",)) as federation:
         federation.start_server()
@@ -136,7 +136,8 @@ def test_without_a_party_its_rows_have_no_score(trained: tuple[Path, dict[str, A
         found = vfl.Run(folder).predict(without=["p1"])
     by = dict(zip(found["id"], found["parties"], strict=True))
     assert {each for each, name in by.items() if name is None} == {
-        LOST, *(f"d{row}" for row in range(30))
+        LOST,
+        *(f"d{row}" for row in range(30)),
     }
     assert by["d35"] == "p2"
     want = reference(folder)
@@ -156,7 +157,7 @@ def test_it_is_served_as_it_predicts(trained: tuple[Path, dict[str, Any]]) -> No
     """Bit for bit, however many ids are asked for at once."""
     folder, _ = trained
     run = vfl.Run(folder)
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="ids"):
         want, by = predicted(run), dict(zip(*of_ids(run), strict=True))
     online = Online.of(folder)
     ids = [f"d{row}" for row in LISTED]

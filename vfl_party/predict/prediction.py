@@ -144,9 +144,7 @@ def load_joint(run: Path, name: str, without: Collection[str] = ()) -> TrainedRu
     found = load_trained(run, name)
     course = Course(found.recipe)
     if found.recipe.own_rows and not course.scores_own_rows:
-        text = (
-            f"{found.path}: its parties hold different rows, and it has no head that scores them"
-        )
+        text = f"{found.path}: its parties hold different rows, and it has no head that scores them"
         raise InputError(
             Code.CONFIG_INVALID,
             f"{text}; add a phase of kind probe without hidden, or export the models of each party "

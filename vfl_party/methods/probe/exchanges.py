@@ -115,10 +115,10 @@ def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
     if not party.recipe.passives:
         return Traffic()
     latent = latent_of(party)
-    size, sizes = rows_a_message(latent), sizes_of(latent)
+    size, sizes, splits = rows_a_message(latent), sizes_of(latent), (TRAINING, *settings.splits)
     found = [
         replace(Occurrence.of(LATENTS, step, rows=rows, **sizes), party=sender)
-        for split, step, part in steps(name, (TRAINING, *settings.splits), party.data.holdings, size)
+        for split, step, part in steps(name, splits, party.data.holdings, size)
         for sender, rows in senders_of(party.data.holdings, split, part, size).items()
     ]
     return Traffic(found)

@@ -10,6 +10,7 @@ import torch
 
 from vfl_common.errors import Code, PeerError
 from vfl_party.base.seeds import Rows
+from vfl_party.methods.probe.cut import features_of, latent_of, latents_of
 from vfl_party.methods.probe.exchanges import (
     LATENTS,
     digests,
@@ -19,7 +20,6 @@ from vfl_party.methods.probe.exchanges import (
     sizes_of,
     steps,
 )
-from vfl_party.methods.probe.cut import features_of, latent_of, latents_of
 from vfl_party.methods.probe.head import Known
 from vfl_party.models.halves import Tail
 from vfl_party.phases.context import Party

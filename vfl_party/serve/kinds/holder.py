@@ -47,6 +47,7 @@ class HolderScorer(OnlineScorer):
         return replace(found, parties=first, missing=ordered, quality=self._quality.of(first))
 
     def _state(self, party: Party, part: Part, least: float | None) -> State:
+        _ = party
         amiss = {name: why for name, why in part.missing.items() if why not in _FINE}
         if not part.parties:
             # Who is missing may have the row.
