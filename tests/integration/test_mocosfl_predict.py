@@ -18,6 +18,7 @@ from tests.harness.federation import Federation
 from tests.harness.memory import run_here
 from tests.harness.online import Online, numbers, predicted
 from tests.harness.sentences import raises
+from tests.harness.served import Served, federation_of, trained_run
 from vfl.library.model import Model
 from vfl.simulation.origin import Origin
 from vfl_common.config.data import DataSettings
@@ -57,14 +58,15 @@ def write(folder: Path) -> dict[str, Any]:
             lines.append([f"d{row}", f"{row}.png"])
         put(folder / name / "index.csv", lines)
         found[name] = {"source": str(folder / name), "id": "id", "scale": "minmax"}
-    rows = [[f"d{row}", str(digits.target[row])] for row in LISTED]
-    put(folder / "p0.csv", [["id", "digit"], *rows, [LOST, "3"]])
+    listed = [[f"d{row}", str(digits.target[row])] for row in LISTED]
+    put(folder / "p0.csv", [["id", "digit"], *listed, [LOST, "3"]])
     found["p0"] = {"source": str(folder / "p0.csv"), "id": "id", "label": "digit", "columns": []}
     return found
 
 
 def pixels_of(row: int) -> np.ndarray[Any, Any]:
-    return (load_digits().images[row] * 15).astype(np.uint8)
+    found: np.ndarray[Any, Any] = (load_digits().images[row] * 15).astype(np.uint8)
+    return found
 
 
 def put(path: Path, lines: list[list[str]]) -> None:
@@ -74,7 +76,8 @@ def put(path: Path, lines: list[list[str]]) -> None:
 
 def reference(run: Path) -> dict[str, tuple[str, np.ndarray[Any, Any]]]:
     """Returns for each id who scores it, and its scores, in one process from the trained parts."""
-    upper, found = Model.load(run, "p0"), {}
+    upper = Model.load(run, "p0")
+    found: dict[str, tuple[str, np.ndarray[Any, Any]]] = {}
     assert isinstance(upper.tail, Tail)
     assert upper.top is not None
     for name in reversed(HELD):
@@ -124,7 +127,7 @@ def test_between_processes_bit_for_bit(
             federation.start(name, "vfl-party", "predict", str(path), *options)
         for name in ("p1", "p2", "p0"):
             program = federation.programs[name]
-            assert program.wait() == 0, program.stderr()
+            assert program.wait() == 0, program.stderr
         (said,) = [each for each in program.seen() if each["event"] == "predicted"]
     assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
     assert said["said"] == "70 of 71 rows are predicted; left out: 1 at no party"
@@ -190,3 +193,21 @@ def test_without_a_party_that_may_have_it_an_id_has_no_score(
     assert found.part(1).parties == ("p2",)
     assert found.part(1).missing == {"p1": "late"}
     online.close()
+
+
+def test_served_between_processes_bit_for_bit(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    with federation_of(tmp_path, TABLES, write(tmp_path)) as federation:
+        served = Served(federation, trained_run(federation, TABLES))
+        with pytest.warns(UserWarning, match="ids"):
+            want = predicted(served.run)
+        served.start_all()
+        rows = served.rows("d3", "d35", "d64", LOST)
+        for row in rows[:3]:
+            assert {key: row[key] for key in want[row["id"]]} == want[row["id"]]
+        assert [(row["state"], row["parties"], row["missing"]) for row in rows] == [
+            ("scored", ["p1"], {"p2": "unknown id"}),
+            ("scored", ["p1"], {"p2": "not needed"}),
+            ("scored", ["p2"], {"p1": "unknown id"}),
+            ("unknown", [], {"p1": "unknown id", "p2": "unknown id"}),
+        ]
