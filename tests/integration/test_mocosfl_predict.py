@@ -135,7 +135,7 @@ def test_between_processes_bit_for_bit(
 
 def test_without_a_party_its_rows_have_no_score(trained: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = trained
-    with pytest.warns(UserWarning, match="p2 has 10 rows"):
+    with pytest.warns(UserWarning, match="ids"):
         found = vfl.Run(folder).predict(without=["p1"])
     by = dict(zip(found["id"], found["parties"], strict=True))
     assert {each for each, name in by.items() if name is None} == {

@@ -49,7 +49,7 @@ def routes(models: Catalog[Any]) -> APIRouter:
     async def ping() -> dict[str, str]:
         return {"status": "ok"}
 
-    @found.get("/version")
+    @found.get("/version", response_class=PlainTextResponse)
     async def of_package() -> PlainTextResponse:
         # MLflow's server says its own here.
         return PlainTextResponse(version())
