@@ -41,7 +41,6 @@ from vfl_party.methods.mocosfl.steps import StepPlan
 from vfl_party.models import seeded
 from vfl_party.models.halves import Halves, Tail
 from vfl_party.phases.context import Hooks
-from vfl_party.predict.prediction import load_joint
 
 # Absolute, float32, on the CPU, after three rounds.
 TOLERANCE = 1e-5
@@ -667,7 +666,6 @@ def test_resistance_is_for_one_party(tmp_path: Path) -> None:
 
 
 def test_the_halves_can_be_used_without_the_parties(tmp_path: Path) -> None:
-    """There is no joint prediction: each row is at one party."""
     summary = in_process(
         tmp_path / "run", cases.own_rows_recipe(2, then=(cases.PROBE,)), cases.own_rows(2)
     )
@@ -683,5 +681,3 @@ def test_the_halves_can_be_used_without_the_parties(tmp_path: Path) -> None:
     assert logits.shape == (1, 10)
     assert summary.metrics["test"]["loss"] < 10
     assert repr(upper).endswith("tail, top)")
-    with raises(InputError, Code.CONFIG_INVALID):
-        load_joint(tmp_path / "run", "p1")

@@ -175,9 +175,8 @@ def test_early_stopping_needs_validation_rows(tmp_path: Path) -> None:
     [
         (
             {"phases": [{"kind": "evaluate"}, {"kind": "secureboost"}]},
-            "phases: a phase of kind 'secureboost' has a model of its own that no other "
-            "phase works with; remove the "
-            "other phases",
+            "phases: evaluate: a phase of kind 'secureboost' evaluates its model itself; remove "
+            "evaluate",
         ),
         (
             {

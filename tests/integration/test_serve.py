@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import grpc
 import numpy as np
@@ -26,6 +27,7 @@ from tests.harness.online import numbers, predicted, store_of
 from tests.harness.served import NAMES, ROWS, Served, trained
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
+from vfl_common.process.logs import version
 from vfl_common.rpc.serving.answered import EMBEDDED, Answered
 from vfl_common.summary import Worth
 from vfl_party.assembly.files import read_files
@@ -101,6 +103,8 @@ def test_other_protocols_give_the_same(served: Served, want: dict[str, Any]) -> 
         status, answer = served.ask("/invocations", form)
         assert [row["score_1"] for row in answer["predictions"]] == list(score)
     assert served.get("/ping") == {"status": "ok"}
+    with urlopen(f"{served.url}/version", timeout=10) as answer:  # noqa: S310 - the test's own
+        assert answer.read().decode() == version()
     assert served.get("/v2/health/ready")["ready"] is True
 
 

@@ -164,11 +164,13 @@ class Run:
                 party that has features, also for a baseline of their joined columns. The columns
                 are those of training; no label is needed. Without it, the run's own rows are
                 predicted. With ``rows.align = "psi"`` it is the rows that all parties hold that are
-                predicted; with ``rows.partial`` all of the active party.
+                predicted; with ``rows.partial`` all of the active party; with ``rows.align =
+                "none"`` those of the active party that some other party has, each by the first that
+                has it.
             output: a new file for the result: CSV or Parquet, by its ending. Only you may read it.
             without: passive parties that take no part; for a model that has learnt to do without a
-                party (``subsets`` or ``party_dropout``), whose results say in ``parties`` who took
-                part.
+                party (``subsets`` or ``party_dropout``), or of parties that hold different rows;
+                results say in ``parties`` who took part.
             solo: whether the student that the run has trained scores the rows: then ``data`` has
                 the active party's alone.
 

@@ -100,7 +100,9 @@ def comments(kind: Kind, chosen: Chosen) -> list[str]:
     heads = f"labels ({_READ[kind]}) by the others, columns (R²) by the active party"
     return [
         "What was read in rehearsals of such recipes on public and made tables, and what it costs:",
-        f"{heads}; without any message: columns {ALONE[kind]:.2f}.",
+        f"{heads}.",
+        f"By its own columns alone, without any message, it reads columns to {ALONE[kind]:.2f}:",
+        "a lower figure is less than it can guess by itself.",
         "Your own columns, and a recipe that you change, differ: rehearse them with vfl leaks.",
         *(
             f"{'>' if name == chosen else ' '} {_called(name)}: {words(kind, name)}"

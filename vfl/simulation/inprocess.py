@@ -208,7 +208,7 @@ def predict_in_process(
         from vfl_party.assembly import party as assembly
         from vfl_party.data import Labels
         from vfl_party.predict.prediction import Prediction, load_joint, prediction_data, unseen
-        from vfl_party.predict.results import Predicted, id_names, label_name, meaning
+        from vfl_party.predict.results import id_names, label_name, meaning
         from vfl_party.runtime import versions
 
     trained = {name: load_joint(run, name, without) for name in data}
@@ -231,6 +231,7 @@ def predict_in_process(
     for output in outputs:
         output.check(data[active])
     tables: dict[str, Table] = {}
+    works: dict[str, Prediction] = {}
     new: list[str] = []
 
     def cast(name: str) -> Opened:
@@ -250,7 +251,7 @@ def predict_in_process(
             recipe, name, own, trained[name].encoder, load or assembly.load, work
         )
         versions.require_same(trained[name].path, trained[name].plugins, versions.modelling(opened))
-        tables[name] = opened.table
+        tables[name], works[name] = opened.table, work
         new.extend(
             f"{name}: {text}" for text in unseen(trained[name], opened.table) if settings.features
         )
@@ -259,7 +260,8 @@ def predict_in_process(
     with _federation(recipe, "predict", folder, modules, lambda _event: None, None) as federation:
         summary = federation.run(cast, {"job": "predict", "trained_run": run.name})
     table, said = tables[active], next(each for each in summary.parties if each.name == active)
-    predicted = Predicted.of(table, said.common_rows if said.rows else len(table))
+    predicted = works[active].counted(table, said.common_rows if said.rows else len(table))
+    new.extend(dict.fromkeys(works[active].said))
     return (
         predicted,
         meaning(Labels.from_state(trained[active].state["labels"]), label_name(data[active])),

@@ -251,6 +251,11 @@ class Recipe(Section):
         return tuple(party for party in self.parties if party.role == "passive")
 
     @property
+    def own_rows(self) -> bool:
+        """Whether the parties hold different rows, and not columns of the same ones."""
+        return self.rows.align == "none" and bool(self.passives)
+
+    @property
     def sharing(self) -> tuple[str, ...]:
         """The parties among whom ``simulate.data`` is divided, in the order of its parts."""
         own = self.simulate.parties if self.simulate is not None else {}

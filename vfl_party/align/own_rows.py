@@ -52,7 +52,11 @@ class OwnRows:
     def expected(self, table: Table) -> Aligned:
         if table.labels is not None:
             return Aligned(table.ids, bytes([CODES.index("train")]) * len(table))
-        division = division_of(self._recipe, table) if self._divides else None
+        if not self._divides:
+            # All rows to predict come first in the list, as if they were for training.
+            held = dict.fromkeys(SPLITS, 0) | {SPLITS[0]: len(table)}
+            return Aligned(table.ids, None, dict.fromkeys(self._passives, held))
+        division = division_of(self._recipe, table)
         splits = (
             divided(division) if division is not None else divide_rows(self._recipe, len(table))
         )

@@ -215,6 +215,13 @@ class Course:
         """How many exchanges of one passive party may be under way, in any phase."""
         return max(phase.method.in_flight(phase.settings) for phase in self.phases)
 
+    @cached_property
+    @blaming()
+    def scores_own_rows(self) -> bool:
+        """Whether the phases leave a head that scores rows which different parties hold."""
+        found = (phase.method.scores_own_rows(phase.settings) for phase in self.phases)
+        return any(found)
+
     @blaming()
     def scores(self, party: Party, phase: str) -> Scorer | None:
         """Makes the party's side of the joint prediction, if the recipe's method has its own.
@@ -386,7 +393,11 @@ class Course:
                 raise InputError(Code.CONFIG_INVALID, "recipe: model: missing; add it")
             return
         what = f"a phase of kind {lone.kind!r}"
-        if len(self.phases) > 1:
+        others = [each for each in self.phases if each is not lone]
+        if others and not any(each.method.trains for each in others) and lone.evaluates:
+            text = f"phases: {others[0].name}: {what} evaluates its model itself"
+            raise InputError(Code.CONFIG_INVALID, f"recipe: {text}; remove {others[0].name}")
+        if others:
             text = f"phases: {what} has a model of its own that no other phase works with"
             raise InputError(Code.CONFIG_INVALID, f"recipe: {text}; remove the other phases")
         if self.recipe.start is not None:

@@ -133,13 +133,20 @@ class Method(Generic[S]):
     # ----------------------------------------------------------------------
 
     def scores(self, party: Party, phase: str, settings: S) -> Scorer | None:
-        """Makes a party's side of the joint prediction with the models of ``own_models``. None: the
-        parties embed, and the active party scores.
+        """Makes a party's side of the joint prediction, if it is not that of shared encoders and a
+        top model. None: the parties embed the same rows, and the active party scores.
 
         ``phase``: the name of the prediction's phase.
         """
         _ = party, phase, settings
         return None
+
+    def scores_own_rows(self, settings: S) -> bool:
+        """Returns whether the phase leaves a head that scores rows which different parties hold, if
+        ``rows`` is ``own``; ``scores`` then makes each party's side.
+        """
+        _ = settings
+        return False
 
     def online(self, party: Party, settings: S) -> Online | None:
         """Makes a party's side of the scoring by id, while a model of ``own_models`` is served.

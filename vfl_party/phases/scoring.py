@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -42,11 +43,17 @@ class Scored:
     ``outputs``: the model's, [N, O], in the order of the rows. ``without``: {passive party: how
     many rows were scored without it}; who is not in it took part in all. ``steps``: how many steps
     were exchanged.
+
+    If the parties hold different rows, ``by`` has {passive party: whether it holds each row, [N]}:
+    the first of them in the recipe has scored it, and the outputs of a row that none holds have no
+    meaning. ``unlisted``: {passive party: how many rows it holds that nobody asked for}.
     """
 
     outputs: Tensor
     without: Mapping[str, int]
     steps: int
+    by: Mapping[str, npt.NDArray[np.bool_]] | None = None
+    unlisted: Mapping[str, int] = field(default_factory=dict)
 
 
 class Scorer(Protocol):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
@@ -28,7 +29,9 @@ from vfl_party.align import Aligned
 from vfl_party.assembly.models import encoder_settings, load_models
 from vfl_party.assembly.party import Opened
 from vfl_party.base.checkpoint import CheckpointStore
+from vfl_party.base.held import HeldRows
 from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.base.seeds import Rows
 from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.data.join import own_columns
 from vfl_party.data.rows import Prepared
@@ -40,7 +43,18 @@ from vfl_party.phases.course import Course
 from vfl_party.phases.measure import decides
 from vfl_party.phases.scoring import SOLO, Scorer, SoloScorer, SplitScorer, scoring
 from vfl_party.predict.quality import Quality, read_quality
-from vfl_party.predict.results import EXPECTED, PARTIES, SCORED, Output, listed_rows, result_columns
+from vfl_party.predict.results import (
+    ELSEWHERE,
+    EXPECTED,
+    NOBODY,
+    PARTIES,
+    SCORED,
+    SENT,
+    Output,
+    Predicted,
+    listed_rows,
+    result_columns,
+)
 
 PHASE = "predict"
 
@@ -66,7 +80,10 @@ class TrainedRun:
         """Whether a result names who took part: the model can do without some."""
         recipe = self.recipe
         return (
-            recipe.modelled != recipe.parties or recipe.rows.partial or Course(recipe).learns != ""
+            recipe.modelled != recipe.parties
+            or recipe.rows.partial
+            or recipe.own_rows
+            or Course(recipe).learns != ""
         )
 
     @cached_property
@@ -125,21 +142,20 @@ def load_joint(run: Path, name: str, without: Collection[str] = ()) -> TrainedRu
     without a party.
     """
     found = load_trained(run, name)
-    if found.recipe.rows.align == "none":
-        text = (
-            f"{found.path}: its parties hold different rows, and there is nothing to predict "
-            "jointly"
-        )
+    course = Course(found.recipe)
+    if found.recipe.own_rows and not course.scores_own_rows:
+        text = f"{found.path}: its parties hold different rows, and it has no head that scores them"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text}; export the models of each party instead (vfl export model)",
+            f"{text}; add a phase of kind probe without hidden, or export the models of each party "
+            "(vfl export model)",
         )
     if not without:
         return found
     if name in without:
         text = f"--without {name}: {name} itself predicts here"
         raise InputError(Code.CONFIG_INVALID, f"{text}; start only the parties that take part")
-    if Course(found.recipe).without == "wait":
+    if course.without == "wait" and not found.recipe.own_rows:
         text = f"--without {', '.join(without)}: the model of {found.path} has not learnt to do"
         raise InputError(
             Code.CONFIG_INVALID,
@@ -317,7 +333,10 @@ def predicted(party: Party) -> list[ExchangeSummary]:
     """Returns what a party would send for a prediction with the trained model; empty if it would
     send nothing.
     """
-    if party.course.keeps_nothing is not None or party.recipe.rows.align == "none":
+    course = party.course
+    if course.keeps_nothing is not None:
+        return []
+    if party.recipe.own_rows and not course.scores_own_rows:
         return []
     before = set(party.exchanges)
     if party.course.scores(party, PHASE) is not None:
@@ -360,39 +379,68 @@ class ActivePredict(Phase):
 
     def run_round(self, round_: int) -> RoundReport:
         party = self._party
-        outputs = self._scorer.score(party.rows("all"), StepKey(PHASE, round_, 0)).outputs
+        scored = self._scorer.score(party.rows("all"), StepKey(PHASE, round_, 0))
+        outputs, table, by = scored.outputs, self._table, scored.by
+        holders = party.data.held if by is None else HeldRows({}, by)
+        rows, nobody = party.rows("all"), ELSEWHERE
+        if by is not None:
+            rows, nobody = np.flatnonzero(np.logical_or.reduce([*by.values()])), NOBODY
+            outputs, table = party.take(outputs, rows), table.select(rows)
+            self._work.tell(party, len(rows), own_rows_said(by, scored.unlisted, party.name))
         if party.data.labels is None:
             raise InputError(
                 Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes"
             )
         columns = result_columns(party.recipe, party.data.labels, outputs, decides(party))
         if self._work.says_parties:
-            columns = {**self._took_part(len(outputs)), **columns}
-        found = listed_rows(self._work.ids, self._table, columns, self._work.state)
+            columns = {**self._took_part(rows, holders, one=by is not None), **columns}
+        found = listed_rows(self._work.ids, table, columns, self._work.state, nobody)
         for output in self._work.outputs:
             output.write(found, self._table.own)
             self._work.written.append(output)
             advise(party.show, output.advice(found))
         return RoundReport(0)
 
-    def _took_part(self, count: int) -> dict[str, Any]:
-        """Returns columns for ``count`` rows: who took part, and what was measured of such rows."""
+    def _took_part(self, rows: Rows, held: HeldRows | None, *, one: bool) -> dict[str, Any]:
+        """Returns columns for rows: who took part, and what was measured of such rows.
+
+        ``held``: who holds which row; None if all hold all. ``one``: whether the first of those
+        who hold a row scores it alone.
+        """
         party = self._party
         of = [party.recipe.active] if self._work.solo else party.recipe.parties
         names = [each.name for each in of if each.features]
-        held = None if self._work.solo else party.data.held
-        groups = [(tuple(names), np.arange(count))]
-        if held is not None:
-            groups = held.alike(party.rows("all"))
+        groups = [(tuple(names), np.arange(len(rows)))]
+        if held is not None and not self._work.solo:
+            groups = held.alike(rows)
         quality, metric = self._work.trained.quality, self._work.expects
-        parties, expected = np.empty(count, object), np.empty(count, object)
+        parties, expected = np.empty(len(rows), object), np.empty(len(rows), object)
         for others, at in groups:
             there = [name for name in names if name in others or name == party.name]
-            parties[at] = ", ".join(there)
+            parties[at] = ", ".join(there[:1] if one else there)
             if metric == quality.metric:
                 expected[at] = quality.student if self._work.solo else quality.of_holders(there)
         of_metric = {f"{EXPECTED}{metric}": pa.array(expected, pa.float64())} if metric else {}
         return {PARTIES: parties.tolist(), **of_metric}
+
+
+def own_rows_said(
+    by: Mapping[str, npt.NDArray[np.bool_]], unlisted: Mapping[str, int], active: str
+) -> list[str]:
+    """Words what a result of rows that different parties hold does not show by itself: ids that
+    several know, and rows that nobody asked for. ``by``, ``unlisted``: see ``Scored``.
+    """
+    several = int((np.sum([*by.values()], axis=0) > 1).sum())
+    found = [
+        f"{several:,} ids are at several parties; of each, the first of {', '.join(by)} has "
+        "scored it"
+    ]
+    more = [
+        f"{name} has {count:,} rows whose ids {active} does not ask for; they have no score"
+        for name, count in unlisted.items()
+        if count
+    ]
+    return [*(found if several else []), *more]
 
 
 @dataclass(frozen=True)
@@ -403,7 +451,9 @@ class Prediction:
     the files that the active party writes. ``state``: of the rows that have a score. ``solo``:
     whether the active party scores by itself, with the run's student. ``says_parties``: whether
     they name who took part; ``expects``: the metric that they then tell, '' for none. ``written``:
-    the files that are written already.
+    the files that are written already. ``scored``: how many rows have a score, once that is known,
+    if the parties hold different rows; ``said``: sentences about the result; ``by``: who holds the
+    rows, in words.
     """
 
     trained: TrainedRun
@@ -415,6 +465,9 @@ class Prediction:
     says_parties: bool = False
     expects: str = ""
     written: list[Output] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    by: list[str] = field(default_factory=list)
 
     job: ClassVar[Job] = "predict"
 
@@ -422,11 +475,29 @@ class Prediction:
     def run_id(self) -> str:
         return self.trained.run_id
 
+    def tell(self, party: Party, scored: int, said: Sequence[str]) -> None:
+        """Notes how many rows have a score, and shows sentences about the result."""
+        self.scored.append(scored)
+        self.said.extend(said)
+        for each in said:
+            advise(party.show, each)
+
+    def counted(self, table: Table, common: int) -> Predicted:
+        """Counts the rows of a party's table that are predicted. ``common``: those that all hold,
+        or that some others do.
+        """
+        if not self.trained.recipe.own_rows:
+            return replace(Predicted.of(table, common), by=self.by[-1] if self.by else "")
+        if self.settings.role == "passive":
+            return Predicted.of(table, len(table), state=SENT)
+        return replace(Predicted.of(table, self.scored[-1]), others=NOBODY)
+
     def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
         """Returns the rows, with the statistics and classes of training. Raises InputError if
         columns differ.
         """
         table, state = aligned.of(opened.table), self.trained.state
+        self.by[:] = [aligned.by(opened.name, self.trained.recipe.active.name)]
         preprocessor = (
             Preprocessor.from_state(state["preprocessor"]) if state["preprocessor"] else None
         )

@@ -47,9 +47,13 @@ PARTIES = "parties"
 # Before the name of a metric: what was measured of the model with these parties.
 EXPECTED = "expected_"
 STATE, SCORED, ELSEWHERE = "state", "scored", "not at every party"
+# Of rows that none of the parties has which hold different rows.
+NOBODY = "at no party"
 # Of rows that have no joint score because a party was away: with a score of this party's own, or
 # with none.
 ALONE, WAITING = "alone", "waiting"
+# Of a passive party's own rows: it has sent what the active party scores, if that asks for them.
+SENT = "sent"
 # Columns of results; older ones have ``score``.
 _OURS = ("phase", "split", "truth", "score", "class", "value", "risk", "event", STATE, PARTIES)
 # Text that a spreadsheet takes for a formula.
@@ -64,8 +68,10 @@ class Predicted:
 
     ``rows``: in the table; ``missing``: without an id; ``repeated``: left out because another row
     has their id. All others that are not ``written`` are not at every party. ``state``: that of
-    the rows that are written without the other parties, ``ALONE`` or ``WAITING``; '' if all were
-    there. ``why``: who was away.
+    the rows that are written without the other parties, ``ALONE`` or ``WAITING``; ``SENT`` of a
+    passive party's rows if the parties hold different ones; '' if all were there. ``why``: who was
+    away. ``others``: why the other rows with an id have no score; '' if not every party has them.
+    ``by``: who holds the rows, in words; '' if that goes without saying.
     """
 
     written: int
@@ -74,6 +80,8 @@ class Predicted:
     repeated: int = 0
     state: str = ""
     why: str = ""
+    others: str = ""
+    by: str = ""
 
     @classmethod
     def of(cls, table: Table, written: int, *, state: str = "", why: str = "") -> Predicted:
@@ -94,12 +102,15 @@ class Predicted:
         reasons = {
             "without an id": self.missing,
             "with a repeated id": self.repeated,
-            "not at every party": 0 if self.state else self.elsewhere,
+            self.others or ELSEWHERE: 0 if self.state else self.elsewhere,
         }
         why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
         left_out = f"; left out: {why}" if why else ""
+        by = f"; {self.by}" if self.by else ""
+        if self.state == SENT:
+            return f"the latents of {self.written:,} of {self.rows:,} rows were sent{left_out}"
         if not self.state:
-            return f"{self.written:,} of {self.rows:,} rows are predicted{left_out}"
+            return f"{self.written:,} of {self.rows:,} rows are predicted{left_out}{by}"
         done = "have the score of your own model" if self.state == ALONE else "have no score"
         return (
             f"{self.elsewhere:,} of {self.rows:,} rows {done}, and none has a joint one{left_out}: "
@@ -151,7 +162,11 @@ def row_columns(names: Sequence[str], table: Table, rows: Rows) -> dict[str, pa.
 
 
 def listed_rows(
-    names: Sequence[str], table: Table, columns: Mapping[str, Any], state: str = SCORED
+    names: Sequence[str],
+    table: Table,
+    columns: Mapping[str, Any],
+    state: str = SCORED,
+    others: str = ELSEWHERE,
 ) -> pa.Table:
     """Returns a result with a row for each row of the source, in its order; scores are null where
     there are none.
@@ -160,7 +175,7 @@ def listed_rows(
         names: of the id columns.
         table: the rows that are scored, [N].
         columns: their scores and classes, [N] each.
-        state: of these rows.
+        state: of these rows; ``others``: of those that have an id and no score.
     """
     own, places_N = table.own, table.places_N
     # Made by hand, and not read from a source.
@@ -173,7 +188,7 @@ def listed_rows(
     state_S = np.where(
         row_S >= 0, len(LEFT_OUT), np.where(own.left_out == 0, len(LEFT_OUT) + 1, own.left_out)
     )
-    states = pa.array([*LEFT_OUT, state, ELSEWHERE]).take(pa.array(state_S))
+    states = pa.array([*LEFT_OUT, state, others]).take(pa.array(state_S))
     found = {
         name: pa.array(values).take(rows)
         for name, values in (_matched(names, table.ids) | dict(columns)).items()

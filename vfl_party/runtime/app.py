@@ -164,9 +164,8 @@ class PartyApp:
                 write_waiting(trained, opened.table, work.ids, output)
             state = WAITING if alone is None else ALONE
             return Predicted.of(opened.table, 0, state=state, why=str(error)), None
-        return Predicted.of(
-            opened.table, outcome.common_rows if outcome.rows else len(opened.table)
-        ), folder
+        common = outcome.common_rows if outcome.rows else len(opened.table)
+        return work.counted(opened.table, common), folder
 
     def _to_predict(self, work: Prediction, data: DataSettings) -> Opened:
         """Reads the rows to predict. Raises VflError if they are not fit for it."""

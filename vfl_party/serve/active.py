@@ -70,7 +70,7 @@ class Active:
             self._console.emit("attending" if here else "away", party=name, run=run_id)
 
         service = ServingService(
-            store.held.party.widths,
+            store.held.widths,
             self._opener.keyring,
             opened.tally.ledger,
             run_id=run_id,

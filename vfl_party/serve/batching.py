@@ -30,6 +30,10 @@ class Busy(Exception):  # noqa: N818 - a state of the program, not a fault
     """More requests wait than will be scored in time."""
 
 
+class Ended(Busy):
+    """The run takes no more requests: another one answers."""
+
+
 @dataclass
 class _Request:
     ids: Sequence[str]
@@ -67,15 +71,15 @@ class Batcher:
     def submit(
         self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
     ) -> Future[Scores]:
-        """Queues a request; one with columns is scored by itself. Raises Busy if too many wait, or
-        if this has ended.
+        """Queues a request; one with columns is scored by itself. Raises Busy if too many wait, and
+        Ended if it takes no more.
         """
         request = _Request(ids, least, columns)
         try:
             # What is queued after the end would wait for ever.
             with self._ending:
                 if self._closed:
-                    raise Busy
+                    raise Ended
                 self._queue.put_nowait(request)
         except queue.Full:
             raise Busy from None

@@ -100,8 +100,7 @@ class Serving:
             # Whoever names a run there need not name it twice.
             known = {each.run_id for each in runs}
             more = [each for each in dict.fromkeys(routed) if each not in known]
-            folders = [self.registry.out / each for each in more]
-            runs += self._beside(runs, [load(each, self.file.name) for each in folders])
+            runs += self._beside(runs, [self._routed_run(each) for each in more])
         log_to(runs[0].path / LOG, run=runs[0].run_id, party=self.file.name)
         given = (self.device, self.source)
         opener = Opener(self.path, self.file, runs, self.console, *given, solo=self.solo)
@@ -116,6 +115,14 @@ class Serving:
             stack.callback(watch.close)
             watch.watch()
             raise failed.get()
+
+    def _routed_run(self, run_id: str) -> TrainedRun:
+        """Loads a run that ``serve.weights`` or ``serve.shadow`` names. Raises InputError."""
+        try:
+            return loading(solo=self.solo)(self.registry.out / run_id, self.file.name)
+        except InputError as error:
+            key = "weights" if run_id in self.settings.weights else "shadow"
+            raise InputError(error.code, f"serve.{key}: {run_id}: {error}") from None
 
     def _beside(
         self, runs: Sequence[TrainedRun], more: Sequence[TrainedRun]

@@ -14,8 +14,9 @@ import numpy.typing as npt
 # number, or the active party's own features cannot be had. ``incomplete``: the model needs a party
 # that is missing, and has nothing in its place.
 State = Literal["scored", "partly", "unknown", "refused", "failed", "incomplete"]
-# Why a party took no part in a row.
-Why = Literal["unknown id", "refused", "away", "late", "failed"]
+# Why a party took no part in a row. ``not needed``: a party before it knows the id, and the parties
+# hold different rows.
+Why = Literal["unknown id", "refused", "away", "late", "failed", "not needed"]
 
 
 @dataclass(frozen=True)

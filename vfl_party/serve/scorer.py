@@ -121,7 +121,7 @@ class OnlineScorer:
         there, why, z = self._arrived(held, len(ids), answers)
         if party.features is not None:
             why[party.name] = own_why
-        embedded = _Embedded(own_ND if party.features is not None else None, z)
+        embedded = Embedded(own_ND if party.features is not None else None, z)
         outputs = torch.zeros(len(ids), party.recipe.task.outputs, device=party.device)
         names = [each.name for each in party.recipe.parties]
         present_NK = np.stack(
@@ -134,7 +134,7 @@ class OnlineScorer:
             number_N[rows] = len(parts)
             state[rows] = self._state(party, part, least)
             # Without a score there is no quality to expect of it.
-            scored = state[rows[0]] not in ("unknown", "failed")
+            scored = state[rows[0]] not in ("unknown", "failed", "incomplete")
             parts.append(part if scored else replace(part, quality=None))
             if state[rows[0]] in ("scored", "partly"):
                 with stage(TOP):
@@ -152,7 +152,7 @@ class OnlineScorer:
             return unscored(part.missing.get(party.name, "unknown id"))
         return state_of(part, self._quality, least)
 
-    def _joint(self, held: Held, part: Part, rows: Rows, embedded: _Embedded) -> Tensor:
+    def _joint(self, held: Held, part: Part, rows: Rows, embedded: Embedded) -> Tensor:
         """Returns the joint model's outputs for rows of a request, [B, O]."""
         party, at = held.party, torch.from_numpy(rows)
         own = [embedded.own[at].to(party.device)] if embedded.own is not None else []
@@ -210,7 +210,7 @@ class OnlineScorer:
         there: dict[str, npt.NDArray[np.bool_]] = {}
         why: dict[str, npt.NDArray[Any] | Why] = {}
         z: dict[str, Tensor] = {}
-        for name, width in held.party.widths.items():
+        for name, width in held.widths.items():
             answer, z[name] = answers[name], torch.zeros(n, width)
             there[name] = np.zeros(n, bool)
             if not isinstance(answer, Answered):
@@ -253,7 +253,7 @@ class OnlineScorer:
 
 
 @dataclass(frozen=True)
-class _Embedded:
+class Embedded:
     """The embeddings of a request's rows. ``own``: the active party's, [N, D]; None without
     features. ``others``: {passive party: its own, [N, D]}, zeros for rows that it has not embedded.
     """

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from vfl_party.base.phase import Phase
 from vfl_party.base.seeds import Rows
 from vfl_party.data.ids import SEPARATOR, normalised
 from vfl_party.data.rows import Prepared
+from vfl_party.methods.probe.cut import latent_of
 from vfl_party.models import forward
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
@@ -95,6 +98,20 @@ class Held:
         """Names the state of the features, as answers do."""
         return self.version if self.asks is None else self.asks.version
 
+    @property
+    def widths(self) -> Mapping[str, int]:
+        """{passive party: how many numbers it sends of an id}: an embedding, or the latents of a
+        row that others do not hold.
+        """
+        party = self.party
+        if not party.recipe.own_rows:
+            return party.widths
+        return dict.fromkeys((each.name for each in party.recipe.passives), self._latents)
+
+    @cached_property
+    def _latents(self) -> int:
+        return math.prod(latent_of(self.party))
+
     def spelt(self, ids: Sequence[str]) -> list[str | None]:
         """Returns ids as the parties have matched them; None for what is no id.
 
@@ -142,9 +159,12 @@ class Held:
         row the same, whichever rows are asked for with it.
         """
         party = self.party
-        parts = [party.encode(*found.inputs(padded(chunk)))[: len(chunk)] for chunk in chunks(rows)]
-        empty = torch.empty(0, party.embedding_size)
-        return torch.cat(parts).cpu() if parts else empty
+        own = party.recipe.own_rows
+        encode = party.models["encoder"] if own else party.encode
+        parts = [encode(*found.inputs(padded(chunk)))[: len(chunk)] for chunk in chunks(rows)]
+        empty = torch.empty(0, self._latents if own else party.embedding_size)
+        whole = torch.cat(parts).cpu() if parts else empty
+        return whole.flatten(1) if own else whole
 
     @torch.no_grad()
     def solo(self, found: Found, rows: Rows) -> Tensor | None:

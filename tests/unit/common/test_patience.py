@@ -19,9 +19,31 @@ def test_a_probe_that_is_answered_in_time_ends_it() -> None:
     assert not patience.probes(8, 10.5, 11.5)
     assert patience.answered(7, 10.9, waited_for=False)
     assert patience.waits
+    assert not patience.answered(8, 11.0, waited_for=True)
     # From here on it counts from the beginning.
-    assert not patience.late(11.0, 0)
+    assert not patience.late(12.0, 0)
     assert patience.waits
+
+
+def test_a_party_that_answers_only_probes_makes_ever_fewer_questions_wait() -> None:
+    patience, waited = passed_over(), []
+    for number in range(1, 201):
+        now_s = float(number)
+        if patience.waits:
+            waited.append(number)
+            assert patience.late(now_s, 0)
+            continue
+        assert patience.probes(number, now_s, now_s + 0.5)
+        patience.answered(number, now_s + 0.1, waited_for=False)
+    # After 1 probe, then 2, 4, 8, 16, 32, 64.
+    assert waited == [2, 5, 10, 19, 36, 69, 134, 199]
+    # One question in time, and it is trusted again.
+    assert patience.probes(300, 300.0, 301.0)
+    for number in range(300, 364):
+        patience.probes(number, float(number), number + 0.5)
+        patience.answered(number, number + 0.1, waited_for=False)
+    patience.answered(400, 400.0, waited_for=True)
+    assert [patience.late(number, 0) for number in (401.0, 402.0, 403.0)] == [False, False, True]
 
 
 def test_a_late_answer_ends_nothing_and_lets_another_probe_go() -> None:

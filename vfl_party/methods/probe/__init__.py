@@ -5,6 +5,7 @@ nearest neighbours.
 from vfl_party.methods.probe.active import ActiveProbe
 from vfl_party.methods.probe.exchanges import traffic
 from vfl_party.methods.probe.passive import PassiveProbe
+from vfl_party.methods.probe.scorer import ProbeScorer
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
@@ -20,6 +21,13 @@ class Probe(Method[ProbeSettings]):
 
     def traffic(self, party: Party, phase: str, settings: ProbeSettings) -> Traffic:
         return traffic(party, phase, settings)
+
+    def scores_own_rows(self, settings: ProbeSettings) -> bool:
+        # A head of the phase's own is not kept.
+        return not settings.hidden
+
+    def scores(self, party: Party, phase: str, settings: ProbeSettings) -> ProbeScorer | None:
+        return ProbeScorer(party, phase) if self.scores_own_rows(settings) else None
 
 
 METHOD = Probe(ProbeSettings, ActiveProbe, PassiveProbe, rows="own")

@@ -11,22 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.probe.exchanges import (
-    LATENTS,
     TRAINING,
     check_begun,
-    digests,
-    parts_in,
     parts_of,
     rows_a_message,
-    senders_of,
-    sizes_of,
-    steps,
 )
 from vfl_party.methods.probe.head import Head, Known, labelled
+from vfl_party.methods.probe.latents import Collector
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.models.halves import Tail
 from vfl_party.phases.advice import advise
@@ -57,13 +52,9 @@ class ActiveProbe(Phase):
             kind = party.recipe.task.kind
             text = f"recipe: phases: {name}: a probe tells classes apart, and the task is {kind}"
             raise InputError(Code.CONFIG_INVALID, f"{text}; take another task")
-        self._tail, self._size, self._splits = (
-            tail,
-            rows_a_message(tail.latent),
-            (TRAINING, *settings.splits),
-        )
+        self._tail, self._splits = tail, (TRAINING, *settings.splits)
         self._head = Head(party, name, settings)
-        self._latents = party.answering(name, LATENTS, **sizes_of(tail.latent))
+        self._latents = Collector(party, tail, name)
 
     def run_round(self, round_: int) -> RoundReport:
         party, (_, targets) = self._party, self._party.need_labels()
@@ -101,7 +92,6 @@ class ActiveProbe(Phase):
         note = "; ".join(each for each in said if each)
         return RoundReport(steps_, metrics, note=note, predictions=predictions)
 
-    @torch.no_grad()
     def _collect(self, round_: int) -> dict[str, Known]:
         """Returns the rows whose labels are known, {split: rows and features}."""
         self._tail.eval()
@@ -110,34 +100,17 @@ class ActiveProbe(Phase):
                 split: self._own("train" if split == TRAINING else split) for split in self._splits
             }
         party, found = self._party, dict[str, list[Known]]()
-        number_of = {
-            bytes(each): row
-            for row, each in enumerate(digests(party.recipe, party.data.ids).numpy())
-        }
-        seen = {each: np.zeros(len(party.data.ids), bool) for each in party.data.holdings}
-        count = sum(parts_in(split, party.data.holdings, self._size) for split in self._splits)
-        plan = steps(self.name, self._settings, party.data.holdings, self._size)
-        for number, (split, step, part) in enumerate(plan, 1):
-            senders = senders_of(party.data.holdings, split, part, self._size)
-            received = self._latents.collect(
-                step, each={each: {"rows": rows} for each, rows in senders.items()}
-            )
-            self._latents.acknowledge(step, received)
-            for sender, tensors in received.items():
-                rows = [number_of.get(bytes(each), -1) for each in tensors["ids"].cpu().numpy()]
-                own = np.array([row for row in rows if row >= 0], np.int64)
-                if len(np.unique(own)) < len(own) or seen[sender][own].any():
-                    text = f"{sender} sends one id for several rows at {step}"
-                    raise PeerError(Code.MALFORMED_MESSAGE, text, party=sender)
-                seen[sender][own] = True
-                z = tensors["z"][torch.tensor([row >= 0 for row in rows])]
-                found.setdefault(split, []).append(Known(own, self._tail.features(z)))
-            party.tick(self.name, round_, self.rounds, number, count)
+        plan = range(self._latents.count(self._splits))
+        for number, each in zip(plan, self._latents.collect(self._splits), strict=True):
+            for part in each.parts.values():
+                found.setdefault(each.split, []).append(part)
+            party.tick(self.name, round_, self.rounds, number + 1, len(plan))
         nothing = Known(
             np.empty(0, np.int64), torch.empty(0, party.embedding_size, device=party.device)
         )
         return {split: _joined(found.get(split, [nothing])) for split in self._splits}
 
+    @torch.no_grad()
     def _own(self, split: str) -> Known:
         """Returns this party's own rows of a split, if it is alone."""
         party = self._party
@@ -145,7 +118,7 @@ class ActiveProbe(Phase):
         bottom.eval()
         parts = [
             self._tail.features(bottom(*party.need_features().inputs(of)))
-            for of in parts_of(rows, self._size)
+            for of in parts_of(rows, rows_a_message(self._tail.latent))
         ]
         return Known(
             rows,

@@ -17,8 +17,8 @@ from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
+from vfl_party.methods.probe.cut import latent_of
 from vfl_party.methods.probe.settings import ProbeSettings
-from vfl_party.models.halves import Tail
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent, Traffic, f32, u8
 from vfl_party.phases.context import Party
 
@@ -66,14 +66,14 @@ def parts_in(split: str, holdings: Mapping[str, Mapping[str, int]], size: int) -
 
 
 def steps(
-    phase: str, settings: ProbeSettings, holdings: Mapping[str, Mapping[str, int]], size: int
+    phase: str, splits: Sequence[str], holdings: Mapping[str, Mapping[str, int]], size: int
 ) -> Iterator[tuple[str, StepKey, int]]:
     """Yields, for each step: the split, the key, and the number of the part.
 
     Peers say how many rows they have: no list is made.
     """
     batch = 0
-    for split in (TRAINING, *settings.splits):
+    for split in splits:
         for part in range(parts_in(split, holdings, size)):
             yield split, StepKey(phase, 0, batch), part
             batch += 1
@@ -85,17 +85,6 @@ def senders_of(
     """Returns how many rows each sender has in a part."""
     left = {party: min(size, held[split] - part * size) for party, held in holdings.items()}
     return {party: each for party, each in left.items() if each > 0}
-
-
-def latent_of(party: Party) -> tuple[int, ...]:
-    """Returns C, H and W of what a passive party sends."""
-    tail = party.models.get("tail")
-    if isinstance(tail, Tail):
-        return tail.latent
-    bottom = party.models["encoder"]
-    with torch.no_grad():
-        z = bottom(torch.zeros(1, *party.need_features().spec.shape, device=party.device))
-    return tuple(z.shape[1:])
 
 
 def check_begun(recipe: Recipe, phase: str) -> None:
@@ -126,10 +115,10 @@ def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
     if not party.recipe.passives:
         return Traffic()
     latent = latent_of(party)
-    size, sizes = rows_a_message(latent), sizes_of(latent)
+    size, sizes, splits = rows_a_message(latent), sizes_of(latent), (TRAINING, *settings.splits)
     found = [
         replace(Occurrence.of(LATENTS, step, rows=rows, **sizes), party=sender)
-        for split, step, part in steps(name, settings, party.data.holdings, size)
+        for split, step, part in steps(name, splits, party.data.holdings, size)
         for sender, rows in senders_of(party.data.holdings, split, part, size).items()
     ]
     return Traffic(found)

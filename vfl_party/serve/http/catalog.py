@@ -33,8 +33,7 @@ class ServedModel(Generic[A]):
     @property
     def served(self) -> Served:
         """What answers a request that names no run."""
-        found = self.line.now.served
-        return found if self.routed is None else replace(found, routes=self.routed)
+        return replace(self.line.now.served, routes=self.routed, instead=lambda: self.served)
 
     def version(self, run_id: str) -> Served | None:
         """Returns a run of the model."""
@@ -112,7 +111,7 @@ class Catalog(Generic[A]):
         token = found.allow(header)
         if token is not None and not {"*", found.name} & set(token.models):
             # It is for this run, and not for those that have a share of its requests.
-            found = replace(found, routes=None)
+            found = replace(found, routes=None, instead=None)
         return found, token
 
     def _find(self, name: str | None, version: str | None) -> Served | None:

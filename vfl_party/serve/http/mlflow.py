@@ -1,4 +1,4 @@
-"""The scoring protocol of MLflow's model server: ``/invocations`` and ``/ping``.
+"""The scoring protocol of MLflow's model server: ``/invocations``, ``/ping`` and ``/version``.
 
 The column ``id`` has the ids; those of an id of several columns are joined in their order.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from vfl_common.process.logs import version
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.v1 import one_text, rows_of
 from vfl_party.serve.tokens import Denied
@@ -47,6 +48,11 @@ def routes(models: Catalog[Any]) -> APIRouter:
     @found.get("/ping")
     async def ping() -> dict[str, str]:
         return {"status": "ok"}
+
+    @found.get("/version", response_class=PlainTextResponse)
+    async def of_package() -> PlainTextResponse:
+        # MLflow's server says its own here.
+        return PlainTextResponse(version())
 
     @found.post("/invocations", response_model=None)
     async def invocations(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -55,7 +55,9 @@ class Routed:
         if found is None or found.columns.keys() != now.columns.keys():
             return None
         there = found.present()
-        return found if all(each in there for each in now.present()) else None
+        if any(each not in there for each in now.present()):
+            return None
+        return replace(found, instead=now.instead)
 
     async def _shared(
         self, now: Served, ids: Ids, least: float | None, columns: Given | None

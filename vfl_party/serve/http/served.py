@@ -14,7 +14,7 @@ import numpy as np
 from vfl_common.errors import Code, InputError
 from vfl_common.text import LINE, clean
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.batching import Batcher, Busy, Given
+from vfl_party.serve.batching import Batcher, Busy, Ended, Given
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.store import LONGEST_ID
@@ -48,6 +48,8 @@ class Served:
         present: returns the passive parties that attend now.
         id_columns: the names of the columns of an id.
         routes: how requests are shared with other runs; None: this run scores them all.
+        instead: returns what answers a request that comes when this run takes no more; None: the
+            request is for this run alone.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Served:
     present: Callable[[], Sequence[str]] = field(repr=False)
     id_columns: tuple[str, ...] = ("id",)
     routes: Routes | None = None
+    instead: Callable[[], Served] | None = field(default=None, repr=False)
 
     @property
     def names(self) -> tuple[str, str]:
@@ -123,7 +126,11 @@ class Served:
         began_s = time.perf_counter()
         try:
             waiting = self.submit(ids, least, columns)
-        except Busy:
+        except Busy as error:
+            # Between two promotions it may have ended since the request came.
+            other = self.instead() if self.instead and isinstance(error, Ended) else self
+            if other.run_id != self.run_id:
+                return await other.answer(ids, least, columns)
             raise Denied(503, BUSY) from None
         try:
             found = joined([await asyncio.wrap_future(each) for each in waiting])

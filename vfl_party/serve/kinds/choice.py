@@ -13,6 +13,7 @@ from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import Answers, Limit, SentBefore
 from vfl_party.serve.batching import Given
 from vfl_party.serve.kinds.alone import AloneScorer
+from vfl_party.serve.kinds.holder import HolderScorer
 from vfl_party.serve.kinds.stepwise import StepAnswers, StepScorer, online_of
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.scorer import OnlineScorer
@@ -47,7 +48,7 @@ def bytes_of_row(store: Store) -> int:
     """Returns the most bytes that a message has about one row."""
     if in_steps(store):
         return online_of(store.held).bytes_of_row
-    return 4 * max(store.held.party.widths.values(), default=1)
+    return 4 * max(store.held.widths.values(), default=1)
 
 
 def scorer_of(
@@ -69,6 +70,8 @@ def scorer_of(
         return AloneScorer(store, timeout_s, quality)
     if in_steps(store):
         return StepScorer(store, service.ask, timeout_s, quality)
+    if store.held.party.recipe.own_rows:
+        return HolderScorer(store, kept.ask, timeout_s, quality, {})
     return OnlineScorer(store, kept.ask, timeout_s, quality, stand_in)
 
 

@@ -315,3 +315,21 @@ def test_words_that_stand_for_a_run_name_a_recipe(tmp_path: Path) -> None:
     for given in ("production", "other:production", "other:latest"):
         with raises(InputError, Code.FILE_INVALID):
             choose(registry, given, lambda: "case")
+
+
+def test_a_request_between_two_promotions_is_answered_by_the_run_of_now() -> None:
+    """Its run has ended between its finding and its turn; without a share, and with one."""
+    old, new = run("old"), run("new", factor=2.0)
+    line, _ = line_of(old, keep=0)
+    routed = Routed("case", lambda _: old.served, lambda ids: ids, {"old": 1.0})
+    for model in (ServedModel(line), ServedModel(line, routed)):
+        held = model.served
+        assert held.run_id == line.now.run_id
+        old.served.batcher.close()
+        line.want("new", lambda: new)
+        line.step()
+        assert asyncio.run(held.score(["7"], None)).columns["score"].tolist() == [0.14]
+    # Who asks for that run by its name gets no other.
+    with pytest.raises(Denied):
+        asyncio.run(old.served.score(["7"], None))
+    new.served.batcher.close()

@@ -1,0 +1,44 @@
+"""Rows that different parties hold, embedded by a network cut in two: its lower half at the party
+that holds a row, its upper one, the tail, at the active party.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_party.base.seeds import Rows
+from vfl_party.models.halves import Tail
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import padded
+
+
+def latent_of(party: Party) -> tuple[int, ...]:
+    """Returns C, H and W of what a passive party sends."""
+    tail = party.models.get("tail")
+    if isinstance(tail, Tail):
+        return tail.latent
+    bottom = party.models["encoder"]
+    with torch.no_grad():
+        z = bottom(torch.zeros(1, *party.need_features().spec.shape, device=party.device))
+    return tuple(z.shape[1:])
+
+
+@torch.no_grad()
+def latents_of(party: Party, rows: Rows) -> Tensor:
+    """Returns the latents of a party's own rows, [B, C, H, W]."""
+    bottom = party.models["encoder"]
+    bottom.eval()
+    z: Tensor = bottom(*party.need_features().inputs(padded(rows)))
+    return z[: len(rows)]
+
+
+def features_of(tail: Tail, z: Tensor) -> Tensor:
+    """Returns the tail's features of latents, [B, E], of each row as if it were alone: see
+    ``padded``.
+    """
+    if not len(z):
+        return tail.features(z)
+    at = torch.from_numpy(padded(np.arange(len(z), dtype=np.int64)))
+    return tail.features(z[at])[: len(z)]

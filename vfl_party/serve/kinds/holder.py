@@ -1,0 +1,63 @@
+"""Models of rows that different parties hold: the first party that knows an id embeds it, and the
+active party's tail and head score it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy.typing as npt
+from torch import Tensor
+
+from vfl_common.errors import InternalError
+from vfl_party.base.seeds import Rows
+from vfl_party.methods.probe.cut import features_of
+from vfl_party.models.halves import Tail
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import outputs_of
+from vfl_party.serve.scored import Part, State, Why
+from vfl_party.serve.scorer import Embedded, OnlineScorer, state_of
+from vfl_party.serve.store import Held
+
+# Of a party that is there, and whose latents do not count.
+_NOT_NEEDED: Why = "not needed"
+# Why a party takes no part though nothing is amiss.
+_FINE: frozenset[Why] = frozenset((_NOT_NEEDED, "unknown id"))
+
+
+class HolderScorer(OnlineScorer):
+    """Scores ids at the active party; see ``OnlineScorer``. Of an id that several parties know, the
+    first of them in the recipe scores it, as in ``vfl predict``.
+    """
+
+    def _part(
+        self,
+        party: Party,
+        names: Sequence[str],
+        mask: npt.NDArray[Any],
+        rows: Rows,
+        why: Mapping[str, npt.NDArray[Any] | Why],
+    ) -> Part:
+        found = super()._part(party, names, mask, rows, why)
+        first, others = found.parties[:1], found.parties[1:]
+        missing = {**found.missing, **dict.fromkeys(others, _NOT_NEEDED)}
+        ordered = {name: missing[name] for name in names if name in missing}
+        return replace(found, parties=first, missing=ordered, quality=self._quality.of(first))
+
+    def _state(self, party: Party, part: Part, least: float | None) -> State:
+        _ = party
+        amiss = {name: why for name, why in part.missing.items() if why not in _FINE}
+        if not part.parties:
+            # Who is missing may have the row.
+            return "incomplete" if amiss else "unknown"
+        return state_of(replace(part, missing=amiss), self._quality, least)
+
+    def _joint(self, held: Held, part: Part, rows: Rows, embedded: Embedded) -> Tensor:
+        party, tail = held.party, held.party.models.get("tail")
+        if not isinstance(tail, Tail):
+            raise InternalError(f"{party.name}: the model has no tail")
+        (name,) = part.parties
+        z = embedded.others[name][rows].to(party.device)
+        return outputs_of(party, features_of(tail, z.reshape(-1, *tail.latent)))
