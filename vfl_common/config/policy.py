@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vfl_common.config.account import AccountLimits
 from vfl_common.config.base import Section
-
-
-class AccountLimits(Section):
-    """What may be spent on the same data over all runs, at one peer."""
 
 
 class PolicySettings(Section):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -120,9 +121,22 @@ class _Side:
         )
         if about is None and sent.about_rows:
             about = ALL
-        words = (self.exchange.name, "up" if up else "down", str(sent), str(chain), sent.how)
+        words = (
+            self.exchange.name,
+            "up" if up else "down",
+            str(sent),
+            str(chain),
+            sent.how,
+            _cost(chain, len(given)),
+        )
         numbers = sum(x.numel() for x in given.values())
         record.leaves(words, step, bundle, to, numbers=numbers, rows=about)
+
+
+def _cost(chain: Chain, tensors: int) -> str:
+    """Returns what a bundle costs a row of which each of its tensors tells."""
+    costs = chain.costs
+    return replace(costs, times=costs.times * tensors).text if costs and tensors else ""
 
 
 class _Specs(NamedTuple):

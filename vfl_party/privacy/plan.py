@@ -9,8 +9,8 @@ multiplier fits all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from vfl_common.errors import Code, InputError, InternalError
@@ -46,6 +46,10 @@ class Share:
     spending: Spending
 
 
+def _untold(phase: str, spending: Spending, of: str) -> None:
+    """Outside of a run nothing is spent."""
+
+
 @dataclass(frozen=True)
 class PrivacyPlan:
     """All shares of a run. ``dp``: the common settings of all private phases; ``outside``: phases
@@ -57,6 +61,9 @@ class PrivacyPlan:
     mode: Mode
     shares: tuple[Share, ...]
     outside: tuple[str, ...] = ()
+    # Told of each step of this party before it is taken: the phase, the steps so far under the keys
+    # of samples and noise, and what tells these keys from others.
+    spends: Callable[[str, Spending, str], None] = field(default=_untold, compare=False)
 
     @property
     def parties(self) -> tuple[str, ...]:

@@ -26,6 +26,9 @@ from vfl_common.rpc.exchange.service import ExchangeService
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import RunFolder, find_unfinished
 from vfl_common.stages import Job
+from vfl_party.account.limits import Guard, guard_of, limits_of
+from vfl_party.account.persons import tagged
+from vfl_party.account.planned import planned
 from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, Spread, assemble, open_party
@@ -232,7 +235,11 @@ class PartyApp:
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)
         book = self._book()
-        transports = Transports(files, self.console, ledger, meter, joining, book, opened.work.job)
+        guard = guard_of(book.folder, limits_of(files.file))
+        if guard is not None:
+            _check_account(guard, prepared, book, resumes=folders.resume is not None)
+        about = joining, book, opened.work.job, guard
+        transports = Transports(files, self.console, ledger, meter, *about)
         stack.callback(transports.close)
         session = Session(
             files.file.server,
@@ -361,6 +368,23 @@ class PartyApp:
             except Exception:
                 failed = True
                 raise
+
+
+def _check_account(guard: Guard, prepared: Preparation, book: Book, *, resumes: bool) -> None:
+    """Raises InputError (REFUSED) if the run would pass a limit of the account. One that goes on
+    was asked when it began.
+    """
+    if resumes:
+        return
+    opened, tried = prepared.opened, prepared.tried
+    try:
+        plan = planned(tried.party, len(opened.table), opened.work.job)
+    except InputError as error:
+        # Each bundle of it is held to the limits all the same.
+        text = "what this run would spend is not known before it starts: %s"
+        log.info(text, error, extra={"event": "account"})
+        return
+    guard.check(tagged(book.secret, opened.table.ids), plan)
 
 
 def lend(files: PartyFiles, ranks: Ranks) -> None:

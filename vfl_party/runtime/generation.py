@@ -401,7 +401,7 @@ class Preparation:
         complete: Callable[[Aligning], Aligning] = lambda at: at,
     ) -> None:
         self.device = device
-        self._opened, self._assemble, self._complete = opened, spread or assemble, complete
+        self.opened, self._assemble, self._complete = opened, spread or assemble, complete
         self._plugins, self._ranks = plugins, ranks
         self._fresh = secret or new_secret()
         self._init: Init = "recipe" if secret is None else "secret"
@@ -422,11 +422,17 @@ class Preparation:
         # If not, its memory is better used for the alignment.
         self._usable = spread is None and self._alignment.certain
 
+    @property
+    def tried(self) -> Assembled:
+        """The party with the rows that it expects, before the first generation."""
+        assert self._ready is not None  # noqa: S101 - it is asked before the party joins
+        return self._ready[1]
+
     def joining(self, address: str) -> Joining:
         """Returns what this party says when it joins. ``address``: where passive parties reach it;
         '' if they do not.
         """
-        opened = self._opened
+        opened = self.opened
         place = opened.recipe.party(opened.name)
         assert place is not None  # noqa: S101 - the party's data were opened by its place in the recipe
         device = str(self.device) if self._ranks == 1 else f"{self._ranks} x {self.device.type}"
@@ -446,7 +452,7 @@ class Preparation:
         # Another run has another secret.
         fresh, self._fresh = self._fresh, new_secret()
         return Generation(
-            self._opened,
+            self.opened,
             self._alignment,
             self._assemble,
             folder,
