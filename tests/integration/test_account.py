@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from tests.harness import cases
 from tests.harness.federation import Federation, refused
+from tests.harness.kills import Killed, killed, plugged
 from vfl_party.account.store import FILE
 from vfl_party.cli import cli
 from vfl_party.privacy.accountant import ORDERS
@@ -52,8 +52,7 @@ def test_runs_add_up_until_one_is_refused_before_it_starts(tmp_path: Path) -> No
     with Federation(tmp_path, split(), DATA, limited(numbers_of_a_person=20)) as federation:
         for runs in (1, 2):
             federation.start_all()
-            for name in ("server", "p0", "p1"):
-                assert federation.programs[name].wait() == 0, federation.programs[name].stderr
+            ended(federation)
             found = account(federation, "p1")["p0"]
             assert (found["runs"], found["people"]) == (runs, ROWS)
             assert found["spent"]["numbers_of_a_person"] == 2 * WIDTH * runs
@@ -66,7 +65,7 @@ def test_runs_add_up_until_one_is_refused_before_it_starts(tmp_path: Path) -> No
         lines = (folder / "lines.jsonl").read_bytes()
         federation.start_all()
         text = refused(federation.programs["p1"], "policy.account.numbers_of_a_person = 20", "p0")
-        assert "has got 16 numbers about one person, and this run would add 8" in text
+        assert "16 numbers about one person are spent at p0, and this run would add 8" in text
         # Nothing left, and the others read no figure.
         assert (folder / "lines.jsonl").read_bytes() == lines
         federation.programs["p0"].stop()
@@ -74,3 +73,90 @@ def test_runs_add_up_until_one_is_refused_before_it_starts(tmp_path: Path) -> No
         before = account(federation, "p1")
         (folder / FILE).unlink()
         assert account(federation, "p1") == before
+
+
+def private(epochs: int = 3) -> dict[str, Any]:
+    """FedOnce-L1 over all rows: 4 steps an epoch at a rate of 1/4."""
+    found = split()
+    dp = {"noise_multiplier": 2.0, "delta": 1e-5}
+    fedonce = {"kind": "fedonce", "epochs": epochs, "batch_size": ROWS // 4, "dp": dp}
+    found["phases"] = [fedonce, fedonce | {"kind": "head", "epochs": 1}]
+    found["run"] |= {"checkpoint_every": 1}
+    return found
+
+
+def epsilon(steps: int) -> float:
+    """What dp-accounting composes."""
+    found = RdpAccountant(orders=list(ORDERS))
+    event = PoissonSampledDpEvent(0.25, GaussianDpEvent(2.0))
+    return float(found.compose(SelfComposedDpEvent(event, steps)).get_epsilon(1e-5))
+
+
+def ended(federation: Federation) -> None:
+    """Waits for all to end well; there are several runs."""
+    for name, program in federation.programs.items():
+        assert program.wait() == 0, f"{name}: {program.stderr}"
+
+
+def test_private_training_adds_up_over_runs_and_a_kill_costs_nothing_twice(tmp_path: Path) -> None:
+    """Two runs fit, a third would not. At orders that are not whole dp-accounting takes an upper
+    bound.
+    """
+    steps = 3 * 4
+    limits = limited(epsilon=epsilon(2 * steps + 1))
+    with Killed(tmp_path / "f", private(), DATA, limits) as federation:
+        federation.plugin = plugged(tmp_path / "site")
+        for name in ("server", *federation.names):
+            federation.start_one(name)
+        ended(federation)
+        killed(federation, "p1", "checkpoint-named")
+        # What it has spent is known before it comes back.
+        spent = account(federation, "p1")["p0"]["spent"]["epsilon"]
+        assert epsilon(steps + 4) * 0.999 <= spent < epsilon(2 * steps) * 0.999
+        federation.start_one("p1")
+        ended(federation)
+        found = account(federation, "p1")["p0"]
+        assert found["spent"]["epsilon"] == pytest.approx(epsilon(2 * steps), rel=1e-3)
+        # Its representations, once a run, are not covered.
+        assert found["without_privacy"] == 2 * WIDTH
+        # The active party's own: one epoch of its head a run.
+        other = account(federation, "p0")["p1"]["spent"]["epsilon"]
+        assert other == pytest.approx(epsilon(2 * 4), rel=1e-3)
+        federation.start_one("server")
+        federation.start_one("p1")
+        text = refused(federation.programs["p1"], "policy.account.epsilon")
+        assert "is spent at p0, and this run would add" in text
+
+
+def test_a_limit_that_is_met_in_a_run_ends_it_before_the_bundle_leaves(tmp_path: Path) -> None:
+    """A run that resumes sends the bundles since its checkpoint again: they have left twice."""
+    with Killed(tmp_path / "f", split(), DATA, limited(numbers_of_a_person=8)) as federation:
+        federation.plugin = plugged(tmp_path / "site")
+        killed(federation, "p1", "checkpoint-begun")
+        assert account(federation, "p1")["p0"]["spent"]["numbers_of_a_person"] == WIDTH
+        federation.start_one("p1")
+        text = refused(federation.programs["p1"], "policy.account.numbers_of_a_person = 8")
+        assert "what is about to leave adds 4; it did not leave" in text
+        assert account(federation, "p1")["p0"]["spent"]["numbers_of_a_person"] == 8
+        other = federation.programs["p0"]
+        assert other.wait() == 4
+        assert "the party's policy does not let something out" in other.stderr
+        assert "policy.account" not in other.stderr
+
+
+def test_trees_are_counted_in_bits(tmp_path: Path) -> None:
+    tables = split()
+    trees = {"trees": 2, "depth": 3, "encryption": "none", "min_child_weight": 0.5}
+    tables["phases"] = [{"kind": "secureboost", **trees}]
+    tables["rows"] = {"validation": 0.0, "test": 0.2}
+    with Federation(tmp_path, tables, DATA, limited(split_bits=2 * 3)) as federation:
+        federation.start_all()
+        federation.finish()
+        log = [
+            json.loads(line)
+            for line in (federation.run_folder / "p1" / "log.jsonl").read_text().splitlines()
+        ]
+        (said,) = [line["message"] for line in log if line.get("event") == "answered"]
+        # While trees grew; rows for testing walk through them afterwards.
+        grown = int(said.split("at most ")[1].split()[0])
+        assert 0 < grown <= account(federation, "p1")["p0"]["spent"]["split_bits"] <= 6

@@ -19,14 +19,14 @@ from vfl_party.base.mechanism import Mechanism
 from vfl_party.record.history import Disclosure, Private
 
 _WHAT = {
-    "epsilon": "ε of differential privacy about one person",
-    "numbers_of_a_person": "numbers about one person",
-    "bytes_of_a_person": "bytes about one person",
-    "bytes": "bytes",
-    "split_bits": "bits of splits about one person",
-    "alignments": "alignments",
-    "predictions": "predicted rows",
-    "predictions_of_a_person": "predictions of one person",
+    "epsilon": "an ε of {} for one person is spent",
+    "numbers_of_a_person": "{} numbers about one person are spent",
+    "bytes_of_a_person": "{} bytes about one person are spent",
+    "bytes": "{} bytes are spent",
+    "split_bits": "{} bits of splits about one person are spent",
+    "alignments": "{} alignments are spent",
+    "predictions": "{} predicted rows are spent",
+    "predictions_of_a_person": "{} predictions of one person are spent",
 }
 _OF_ALL = ("bytes", "alignments", "predictions")
 
@@ -65,10 +65,10 @@ class Guard:
                     if len(who) and after.max() > self._given[what]:
                         at = int(after.argmax())
                         self._refuse(what, peer, int(before[at]), int(after[at] - before[at]))
-            data_set = sums.data_set(sums.runs[peer, _run(found)].person)
             for what in _OF_ALL:
                 more_ = added.run.get(what, 0)
                 if what in self._given and more_:
+                    data_set = sums.data_set(sums.runs[peer, _run(found)].person)
                     total = sums.total(peer, data_set)[what]
                     if total + more_ > self._given[what]:
                         self._refuse(what, peer, total, more_)
@@ -139,11 +139,9 @@ def _run(found: Disclosure | Private) -> str:
 
 
 def _spent(limits: AccountLimits, what: str, peer: str, spent: float) -> str:
-    most = _number(limits.given[what])
-    return (
-        f"policy.account.{what} = {most} in the party file: {peer} has got {_number(spent)} "
-        f"{_WHAT[what]}"
-    )
+    said = _WHAT[what].format(_number(spent))
+    most = limits.given[what]
+    return f"policy.account.{what} = {most} in the party file: {said} at {peer}"
 
 
 def _number(value: float) -> str:

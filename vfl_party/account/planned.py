@@ -56,7 +56,7 @@ def planned(party: Party, rows: int, job: str) -> dict[str, Planned]:
         if share.party == party.name:
             for other in party.recipe.parties:
                 if other.name != party.name:
-                    found[other.name].costs[share.spending.mechanism] += share.spending.steps
+                    found[other.name].costs[plan.cost(share.spending)] += share.spending.steps
     return dict(found)
 
 

@@ -431,8 +431,9 @@ class Party:
         model.
         """
         if self.record is not None:
+            cost = self.need_privacy().cost(spending).text
             to = [each.name for each in self.recipe.parties if each.name != self.name]
-            self.record.spends(phase, spending.mechanism.text, spending.steps, of, to)
+            self.record.spends(phase, cost, spending.steps, of, to)
 
     @property
     def features(self) -> Features | None:

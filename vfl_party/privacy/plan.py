@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.summary import Privacy
+from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy import poisson
 from vfl_party.privacy.accountant import Budget, Spending, epsilon, noise_for
 from vfl_party.privacy.settings import DpSettings, Mode
@@ -69,6 +70,13 @@ class PrivacyPlan:
     def parties(self) -> tuple[str, ...]:
         """The parties that train with privacy: the k of simple division."""
         return tuple(dict.fromkeys(share.party for share in self.shares))
+
+    def cost(self, spending: Spending) -> Mechanism:
+        """Returns what each step costs a row, for the account: without bound if targets were
+        matched.
+        """
+        found = spending.mechanism
+        return found if self.mode == "fixed" else replace(found, noise=0.0)
 
     def share(self, phase: str, party: str) -> Share:
         for share in self.shares:

@@ -80,7 +80,7 @@ class Disclosure:
             "keys": {name: key for name, key in self.keys.items() if name in self.to},
             "round": self.round,
             "batch": self.batch,
-            "people": len(self.rows),
+            "people": len(np.unique(self.rows)),
             "numbers": self.numbers,
             "payload_bytes": self.payload_bytes,
             "message_bytes": self.message_bytes,

@@ -92,7 +92,8 @@ class Recorder:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
         size = measure(step, bundle)
         kind = bundle.kind.label
-        known = self._ways.get((step.phase, *way[:2], kind))
+        # All tensors of a bundle cost something, and there may be fewer than before.
+        known = self._ways.get((step.phase, *way[:2], kind, *way[5:]))
         of, declared = known or self._declare(step.phase, kind, way)
         about, receivers = packed(rows, self._rows), '","'.join(to)
         if self._allows is not None:
@@ -141,6 +142,6 @@ class Recorder:
     def _declare(self, phase: str, kind: str, way: Sequence[str]) -> tuple[str, Way]:
         words: dict[str, Any] = dict(zip(_WORDS, way, strict=False))
         declared = Way(phase=phase, kind=kind, **words, **self._run)
-        found = self._ways[phase, *way[:2], kind] = declared.key, declared
+        found = self._ways[phase, *way[:2], kind, *way[5:]] = declared.key, declared
         self.book.add(way=found[0], **declared.fields)
         return found
