@@ -14,9 +14,15 @@ from dp_accounting.rdp import RdpAccountant
 from tests.harness import cases
 from tests.harness.federation import Federation, refused
 from tests.harness.kills import Killed, killed, plugged
+from vfl_common.config.base import parse
+from vfl_common.config.data import DataSettings
+from vfl_common.config.recipe import load_recipe
+from vfl_party.account.planned import planned
 from vfl_party.account.store import FILE
+from vfl_party.assembly.models import encoder_settings
+from vfl_party.assembly.party import assemble, expected_rows, open_party
 from vfl_party.cli import cli
-from vfl_party.privacy.accountant import ORDERS
+from vfl_party.privacy.accountant import ORDERS, composed
 from vfl_party.record.book import folder_of
 
 ROWS, WIDTH = 60, 4
@@ -151,7 +157,7 @@ def test_trees_are_counted_in_bits(tmp_path: Path) -> None:
     tables["rows"] = {"validation": 0.0, "test": 0.2}
     with Federation(tmp_path, tables, DATA, limited(split_bits=2 * 3)) as federation:
         federation.start_all()
-        federation.finish()
+        federation.finish(30.0)
         log = [
             json.loads(line)
             for line in (federation.run_folder / "p1" / "log.jsonl").read_text().splitlines()
@@ -160,3 +166,33 @@ def test_trees_are_counted_in_bits(tmp_path: Path) -> None:
         # While trees grew; rows for testing walk through them afterwards.
         grown = int(said.split("at most ")[1].split()[0])
         assert 0 < grown <= account(federation, "p1")["p0"]["spent"]["split_bits"] <= 6
+
+
+def noisy() -> dict[str, Any]:
+    """Split training with noise, then an evaluation; rows of all three splits."""
+    tables = split(epochs=3)
+    noise = {"kind": "clipped_gaussian", "clip": 1.0, "epsilon": 0.5, "delta": 1e-6}
+    at = {"exchange": "embedding", "sent_by": "passive"}
+    tables["phases"][0]["transforms"] = [at | noise]
+    tables["phases"].append({"kind": "evaluate", "splits": ["validation", "test"]})
+    tables["rows"] = {"validation": 0.2, "test": 0.25}
+    return tables
+
+
+@pytest.mark.parametrize("tables", [noisy(), private()], ids=["noise", "dp"])
+def test_a_run_spends_what_was_planned(tables: dict[str, Any], tmp_path: Path) -> None:
+    """Numbers, bytes and ε of each peer, to the last digit: no row is left out of these batches."""
+    with Federation(tmp_path, tables, DATA) as federation:
+        federation.start_all()
+        federation.finish()
+        recipe = load_recipe(tmp_path / "recipe.toml")
+        for name, peer in (("p0", "p1"), ("p1", "p0")):
+            settings = parse(DataSettings, DATA[name], name)
+            opened = open_party(recipe, name, settings, encoder_settings(recipe, name, None))
+            made = assemble(opened, expected_rows(opened))
+            plan = planned(made.party, len(opened.table), "train")[peer]
+            spent = account(federation, name)[peer]["spent"]
+            for what in ("numbers_of_a_person", "bytes_of_a_person", "bytes"):
+                assert plan.amounts[what] == spent[what], (name, what)
+            assert composed(plan.costs.items(), 1e-5) == pytest.approx(spent["epsilon"], rel=1e-9)
+            assert spent["epsilon"] > 0 or (name, tables["phases"][0]["kind"]) == ("p0", "splitnn")

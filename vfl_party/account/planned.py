@@ -99,6 +99,8 @@ class _People:
         # {(peer, phase, exchange, round): {(numbers, bytes, bits, costs of a row): rows}}.
         self._rounds: dict[tuple[str, str, str, int], Counter[_OfARow]] = defaultdict(Counter)
         self._chains = cache(self._party.chains)
+        # Of trees: each tells of all rows once.
+        self._level = 0
 
     def count(self, each: Occurrence) -> None:
         """Adds an exchange at one step."""
@@ -116,13 +118,17 @@ class _People:
             costs = replace(cost, times=cost.times * len(sent.tensors)) if cost else None
             of_a_row = _OfARow(-(-numbers // rows), -(-payload // rows), 0, costs)
         elif exchange.name == _PARTITION and sent is exchange.up:
+            self._level = each.step.batch
             rows, of_a_row = max(self._splits.values()), _OfARow(1, 1, 1)
-        elif exchange.name == _WALK and sent is exchange.up and known["packed"]:
+        elif exchange.name == _WALK and sent is exchange.up:
+            # The walk of some rows begins with nothing.
+            self._level = self._level + 1 if known["packed"] else 0
             rows, of_a_row = known["packed"] * 8 // known["trees"], _OfARow(1, 1, known["trees"])
         for peer in self._peers(each):
             self._found[peer].amounts["bytes"] += payload
-            if of_a_row != _OfARow():
-                self._rounds[peer, phase, exchange.name, each.step.round][of_a_row] += rows
+            if of_a_row != _OfARow() and rows:
+                way = f"{exchange.name} {self._level}" if of_a_row.bits else exchange.name
+                self._rounds[peer, phase, way, each.step.round][of_a_row] += rows
 
     def _peers(self, each: Occurrence) -> Iterable[str]:
         party = self._party
