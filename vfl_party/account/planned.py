@@ -51,13 +51,19 @@ def planned(party: Party, rows: int, job: str) -> dict[str, Planned]:
     if party.recipe.rows.align == "psi" and party.recipe.rows.alignment is None:
         for peer in found:
             found[peer].amounts["alignments"] += 1
-    plan = party.privacy
-    for share in plan.shares if plan is not None else ():
-        if share.party == party.name:
-            for other in party.recipe.parties:
-                if other.name != party.name:
-                    found[other.name].costs[plan.cost(share.spending)] += share.spending.steps
+    _private_training(party, found)
     return dict(found)
+
+
+def _private_training(party: Party, found: dict[str, Planned]) -> None:
+    """Adds this party's steps, at all others."""
+    plan, name = party.privacy, party.name
+    if plan is None:
+        return
+    others = [each.name for each in party.recipe.parties if each.name != name]
+    for share in (each for each in plan.shares if each.party == name):
+        for other in others:
+            found[other].costs[plan.cost(share.spending)] += share.spending.steps
 
 
 def _prediction(party: Party, rows: int, found: dict[str, Planned]) -> None:
