@@ -161,7 +161,11 @@ class LocalSession:
             if answer.HasField("start"):
                 start = answer.start
                 return Start(
-                    start.run_id, start.generation, start.checkpoint, start.exchange_address
+                    start.run_id,
+                    start.generation,
+                    start.checkpoint,
+                    start.exchange_address,
+                    shown=dict(start.shown),
                 )
             if answer.HasField("complete"):
                 return Done(answer.complete.run_id, answer.complete.summary_json)

@@ -390,6 +390,7 @@ class _Federation:
         from vfl_party.align import Aligned
         from vfl_party.assembly.party import assemble
         from vfl_party.outbound.policies import of_trial
+        from vfl_party.policy.guards import guards_of_trial
         from vfl_party.runtime import versions
         from vfl_party.runtime.folders import Folders
         from vfl_party.runtime.generation import Preparation
@@ -417,6 +418,7 @@ class _Federation:
             self._devices[name],
             policy=policy(),
             secret=self.secrets[name] if self.secrets is not None else None,
+            guards=guards_of_trial(recipe, name),
         )
         folders = Folders(
             self._folder.parent,

@@ -12,7 +12,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.feature_stores import StoreSettings, absolute_store
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
-from vfl_common.config.policy import PolicySettings
+from vfl_common.config.policy import Pin, PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import Name, RunName
 from vfl_common.errors import Code, InputError
@@ -28,12 +28,6 @@ def _address(text: str) -> str:
 AllowedCode = Annotated[str, spelt(r"[\w.]+(:\w+)?", "module or module:callable")]
 # host:port.
 Address = Annotated[str, AfterValidator(_address)]
-Pin = Annotated[
-    str,
-    spelt(r"sha256:[0-9a-f]{64}", "a pin as `vfl certs show` prints it, 'sha256:' and 64 digits"),
-]
-
-
 Init = Literal["secret", "recipe"]
 
 

@@ -11,6 +11,7 @@ from vfl_common.config.base import KindName, Section, gathered, spelt
 from vfl_common.config.data import DataSettings, IdRule
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.models import PositiveInt as Width
+from vfl_common.config.policy import PolicySettings
 from vfl_common.files import PLAIN_NAME
 
 Name = Annotated[
@@ -314,7 +315,7 @@ class SimulateSettings(Section):
     """Each party's own data."""
     devices: dict[str, str] = Field(default_factory=dict)
     """Each party's device. Default: ``cpu``."""
-    policies: dict[str, KindName] = Field(default_factory=dict)
-    """Each party's policy, as in its party file. Default: ``allow_all``."""
+    policies: dict[str, KindName | PolicySettings] = Field(default_factory=dict)
+    """Each party's policy, as in its party file: a name, or a table. Default: ``allow_all``."""
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
     """Threads of each party."""

@@ -55,6 +55,7 @@ def checked_start(
         returning=start.returning,
         protocol=protocol,
         anew=clean(start.anew, MOST_WORDS),
+        shown=dict(start.shown),
     )
 
 

@@ -41,6 +41,7 @@ PARTY_MESSAGES: dict[str, dict[str, str]] = {
         "version": "the program's version",
         "held": "those of the checkpoints at which it loses nothing",
         "unfit": "why it can no longer resume the run",
+        "shown_json": "what all parties may read: its policy in words, and its grant",
     },
     "plan": {"aggregations": "names and shapes of the weights that it shares"},
     "heartbeat": {},
@@ -118,6 +119,8 @@ class Joining:
     held: tuple[str, ...] = ()
     # Why it can no longer resume ``run_id``, in public words.
     unfit: str = ""
+    # What all parties may read of this one, as JSON; see ``vfl_party.policy.meeting``.
+    shown_json: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,8 @@ class Start:
     protocol: int = PROTOCOL
     # Why this party leaves the unfinished run that it has offered; '': it must not.
     anew: str = ""
+    # {party: what it shows to all}, as it came.
+    shown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

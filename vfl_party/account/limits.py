@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,13 @@ from vfl_common.config.account import AccountLimits
 from vfl_common.config.party import PartyFile
 from vfl_common.config.policy import PolicySettings
 from vfl_common.errors import Code, InputError
-from vfl_party.account.planned import Planned
+from vfl_party.account.persons import tagged
+from vfl_party.account.planned import Planned, planned
 from vfl_party.account.store import Standing, standing
 from vfl_party.account.sums import OF_A_PERSON, People, Sums, worst
 from vfl_party.base.mechanism import Mechanism
+from vfl_party.policy.meeting import Asked
+from vfl_party.record.book import Book
 from vfl_party.record.history import Disclosure, Private
 
 _WHAT = {
@@ -31,28 +34,64 @@ _WHAT = {
 _OF_ALL = ("bytes", "alignments", "predictions")
 
 
+log = logging.getLogger(__name__)
+
+
 def limits_of(file: PartyFile) -> AccountLimits:
     """Returns the limits of a party file; there are none without a table ``policy``."""
     return file.policy.account if isinstance(file.policy, PolicySettings) else AccountLimits()
 
 
-def guard_of(folder: Path, limits: AccountLimits) -> Guard | None:
-    """Returns what holds the runs of the record in ``folder`` to limits; None without any. Raises
+def guard_of(book: Book, limits: AccountLimits, *, resumes: bool = False) -> AccountGuard | None:
+    """Returns what holds a run of a party with this record to limits; None without any. Raises
     InputError if the account cannot be used.
+
+    ``resumes``: the run may go on that an earlier process began, and was asked then.
     """
-    return Guard(standing(folder), limits) if limits.given else None
+    if not limits.given:
+        return None
+    return AccountGuard(standing(book.folder), limits, book.secret, resumes=resumes)
 
 
-class Guard:
-    """Asked before each bundle leaves. It reads on in the record first, so that what other programs
-    of the party have sent meanwhile counts, too.
+class AccountGuard:
+    """Holds a run to the limits; a ``vfl_party.policy.meeting.Guard``, and what a ``Recorder`` asks.
+
+    It reads on in the record each time, so that what other programs of the party have sent
+    meanwhile counts, too.
     """
 
-    def __init__(self, standing: Standing, limits: AccountLimits) -> None:
+    key = "account"
+
+    def __init__(
+        self, standing: Standing, limits: AccountLimits, secret: bytes, *, resumes: bool = False
+    ) -> None:
         self._standing, self._limits, self._given = standing, limits, limits.given
+        self._secret, self._resumes = secret, resumes
+
+    def before(self, asked: Asked) -> None:
+        """Raises InputError (REFUSED) if the run would pass a limit, by its plan."""
+        if self._resumes:
+            return
+        opened = asked.opened
+        try:
+            plan = planned(asked.party, len(opened.table), opened.work.job)
+        except InputError as error:
+            # Each bundle is held to the limits all the same.
+            text = "what this run would spend is not known before it starts: %s"
+            log.info(text, error, extra={"event": "account"})
+            return
+        self.check(tagged(self._secret, opened.table.ids), plan)
+
+    def shows(self) -> None:
+        """What is spent is for this party's people alone."""
+
+    def met(self, run_id: str, shown: Mapping[str, object]) -> None:
+        """The others have no part in it."""
 
     def __call__(self, found: Disclosure | Private) -> None:
-        """Raises InputError (REFUSED) if a limit would be passed at one of the receivers."""
+        """Raises InputError (REFUSED) if what is about to leave would pass a limit at one of the
+        receivers.
+        """
         self._standing.catch_up()
         sums = self._standing.sums
         for peer in dict.fromkeys(found.to):
@@ -74,28 +113,28 @@ class Guard:
                         self._refuse(what, peer, total, more_)
             self._check_epsilon(sums, peer, added.people)
 
-    def check(self, people: npt.NDArray[np.void], planned: Mapping[str, Planned]) -> None:
+    def check(self, people: npt.NDArray[np.void], plan: Mapping[str, Planned]) -> None:
         """Raises InputError (REFUSED) if a run would pass a limit, by its plan.
 
         Args:
             people: the tags of the table's people.
-            planned: {peer: what the run would send it}.
+            plan: {peer: what the run would send it}.
         """
         self._standing.catch_up()
         sums, limits = self._standing.sums, self._limits
         who = sums.persons.find(people)
         sets = np.unique(sums.persons.sets[who])
-        for peer, plan in planned.items():
+        for peer, planned_ in plan.items():
             for what, most in limits.given.items():
                 if what == "epsilon":
-                    spent, would = _epsilons(sums, peer, who, plan, limits.delta)
+                    spent, would = _epsilons(sums, peer, who, planned_, limits.delta)
                 else:
                     spent = (
                         int(sums.vector(peer, what)[who].max(initial=0))
                         if what in OF_A_PERSON
                         else sum(sums.total(peer, int(each))[what] for each in sets)
                     )
-                    would = spent + plan.amounts[what]
+                    would = spent + planned_.amounts[what]
                 if would > most and would > spent:
                     text = f"{_spent(limits, what, peer, spent)}, and this run would add"
                     text = f"{text} {_number(would - spent)}; raise the limit, or ask for less"

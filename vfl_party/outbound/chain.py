@@ -18,7 +18,7 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.outbound.declared import spec_of
-from vfl_party.outbound.filter import NOWHERE, Filter, Passage, Tensors
+from vfl_party.outbound.filter import NOWHERE, Filter, Leaving, Passage, Tensors
 from vfl_party.outbound.sent import SentBefore
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class Chain:
             for place, each in reversed([*enumerate(self.filters)])
             if _overrides(each, "undo")
         ]
+        self._leaves = [each for each in self.filters if type(each).leaves is not Filter.leaves]
         self._noisy = [each for each in self.filters if each.draws] if sent is not None else []
         self._sent, self._way = sent, way
         # By id of the first; holds that spec, so that no id is reused.
@@ -75,6 +76,17 @@ class Chain:
             self._check(_as_sent(tensors), found)
             self._agreeing.add(given)
         return found
+
+    @property
+    def watches(self) -> bool:
+        """Whether ``leaves`` does anything."""
+        return bool(self._leaves)
+
+    def leaves(self, leaving: Leaving) -> None:
+        """Has each filter check a bundle that is about to leave. Raises VflError if it may not."""
+        for each in self._leaves:
+            with _worded(each, "cannot be asked about what leaves"):
+                each.leaves(leaving)
 
     def _renew_noise(self, at: Passage, tensors: Tensors) -> None:
         """Draws other noise if the receiver has got other tensors of this step under the noise that

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -64,7 +65,9 @@ def make_chains(
         parts = settings.settings.get("micro_batches", 1) if settings is not None else 1
         _check_fits(recipe, mine, filters, sent, parts, where)
         if sends[direction]:
-            filters.append(_allowed(policy, phase, exchange, sent, where))
+            # With all that it passes.
+            passed = replace(sent, through=tuple(mine))
+            filters.append(_allowed(policy, phase, exchange, passed, where))
         way = f"{phase}: {exchange.name}, {direction}"
         return Chain(filters, _codec(recipe, phase, exchange, direction, where), before, way)
 

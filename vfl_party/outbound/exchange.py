@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 import numpy.typing as npt
 import torch
@@ -21,7 +21,7 @@ from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_party.base.step_timing import DECODE, ENCODE, WAIT, Clock, spends
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import NOTHING, TORCH, WIRE, Exchange, Sent
-from vfl_party.outbound.filter import Passage, Tensors
+from vfl_party.outbound.filter import Leaving, Passage, Tensors
 from vfl_party.record.lines import ALL, NOBODY
 from vfl_party.record.recorder import Recorder
 
@@ -110,17 +110,26 @@ class _Side:
         *,
         up: bool,
     ) -> None:
-        """Writes that ``bundle``, which was ``given``, is about to leave. Raises InputError if that
-        cannot be written.
+        """Asks the chain whether ``bundle``, which was ``given``, may leave, and writes that it is
+        about to. Raises InputError if it may not, or if that cannot be written.
         """
         record = self._connections.record
-        if record is None:
-            return
         sent, chain = (
             (self.exchange.up, self.chains.up) if up else (self.exchange.down, self.chains.down)
         )
+        if record is None and not chain.watches:
+            return
         if about is None and sent.about_rows:
             about = ALL
+        numbers = sum(x.numel() for x in given.values())
+        if given and chain.watches:
+            rows = next(iter(given.values())).shape[:1] if about is ALL else ()
+            count = rows[0] if rows else len(about) if _is_listed(about) else 0
+            payload = sum(each.data.nbytes for each in bundle.tensors.values())
+            leaving = Leaving(step, bundle.kind.label, to, numbers, payload, about, count)
+            chain.leaves(leaving)
+        if record is None:
+            return
         words = (
             self.exchange.name,
             "up" if up else "down",
@@ -129,7 +138,6 @@ class _Side:
             sent.how,
             _cost(chain, len(given)),
         )
-        numbers = sum(x.numel() for x in given.values())
         record.leaves(words, step, bundle, to, numbers=numbers, rows=about)
 
 
@@ -137,6 +145,11 @@ def _cost(chain: Chain, tensors: int) -> str:
     """Returns what a bundle costs a row of which each of its tensors tells."""
     costs = chain.costs
     return replace(costs, times=costs.times * tensors).text if costs and tensors else ""
+
+
+def _is_listed(about: About) -> TypeGuard[Sequence[int] | npt.NDArray[Any]]:
+    """Whether rows are told by number."""
+    return about is not None and not isinstance(about, str)
 
 
 class _Specs(NamedTuple):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
 from torch import Tensor
 
 from vfl_common.bundle import BundleSpec, StepKey
@@ -23,6 +24,23 @@ class Passage(NamedTuple):
 
 # Tensors that are on no way yet: those of a test, say.
 NOWHERE = Passage(StepKey("", 0, 0), "", "")
+
+
+class Leaving(NamedTuple):
+    """A bundle that is about to leave.
+
+    ``kind``: the ledger's word; ``to``: who gets it, each the whole; ``numbers``: before the codec;
+    ``rows``: whose they are, by number, or as the record says it: all, or nobody; None: nobody
+    alone; ``count``: how many rows it tells of, one by one.
+    """
+
+    step: StepKey
+    kind: str
+    to: Sequence[str]
+    numbers: int
+    payload_bytes: int
+    rows: Sequence[int] | npt.NDArray[Any] | str | None
+    count: int
 
 
 class Filter:
@@ -58,6 +76,12 @@ class Filter:
         leave.
         """
         return tensors
+
+    def leaves(self, leaving: Leaving) -> None:
+        """Called at the sender for each bundle that passed ``apply``, before it leaves, and before
+        the record has it. Raises VflError if it may not leave.
+        """
+        _ = leaving
 
     def renew(self) -> None:
         """Forgets the noise that was to come, and draws other; called if a receiver would get the

@@ -26,15 +26,14 @@ from vfl_common.rpc.exchange.service import ExchangeService
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import RunFolder, find_unfinished
 from vfl_common.stages import Job
-from vfl_party.account.limits import Guard, guard_of, limits_of
-from vfl_party.account.persons import tagged
-from vfl_party.account.planned import planned
+from vfl_party.account.limits import guard_of, limits_of
 from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, Spread, assemble, open_party
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
+from vfl_party.policy.guards import guards_of
 from vfl_party.predict.alone import Alone, is_away, write_waiting
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
@@ -219,6 +218,9 @@ class PartyApp:
                 secret=secret,
             )
 
+        book = self._book()
+        account = guard_of(book, limits_of(files.file), resumes=folders.resume is not None)
+        guards = guards_of(files.file, recipe)
         trains, plugins = opened.work.job == "train", versions.shared(opened)
         prepared = Preparation(
             opened,
@@ -231,14 +233,11 @@ class PartyApp:
             resume=folders.resume,
             secret=new_secret() if trains and files.file.init == "secret" else None,
             complete=partial(self._aligning, opened.work.job),
+            guards=guards if account is None else [*guards, account],
         )
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)
-        book = self._book()
-        guard = guard_of(book.folder, limits_of(files.file))
-        if guard is not None:
-            _check_account(guard, prepared, book, resumes=folders.resume is not None)
-        about = joining, book, opened.work.job, guard
+        about = joining, book, opened.work.job, account
         transports = Transports(files, self.console, ledger, meter, *about)
         stack.callback(transports.close)
         session = Session(
@@ -368,23 +367,6 @@ class PartyApp:
             except Exception:
                 failed = True
                 raise
-
-
-def _check_account(guard: Guard, prepared: Preparation, book: Book, *, resumes: bool) -> None:
-    """Raises InputError (REFUSED) if the run would pass a limit of the account. One that goes on
-    was asked when it began.
-    """
-    if resumes:
-        return
-    opened, tried = prepared.opened, prepared.tried
-    try:
-        plan = planned(tried.party, len(opened.table), opened.work.job)
-    except InputError as error:
-        # Each bundle of it is held to the limits all the same.
-        text = "what this run would spend is not known before it starts: %s"
-        log.info(text, error, extra={"event": "account"})
-        return
-    guard.check(tagged(book.secret, opened.table.ids), plan)
 
 
 def lend(files: PartyFiles, ranks: Ranks) -> None:

@@ -17,7 +17,7 @@ from vfl_common.config.party import Init
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import kept_secret
 from vfl_common.process.logs import aligned as sentence
-from vfl_common.rpc.messages import Joining
+from vfl_common.rpc.messages import Joining, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Planned
 from vfl_party.align import Aligned, Aligning, Alignment, alignment_of
@@ -34,6 +34,7 @@ from vfl_party.outbound.policies import Policy
 from vfl_party.phases.advice import advise, few_common
 from vfl_party.phases.context import Hooks
 from vfl_party.phases.measure import decides
+from vfl_party.policy.meeting import Asked, Guard, meet, shown_by
 from vfl_party.predict.results import id_names, keep, kept_table
 from vfl_party.runtime.joining import joining_of
 
@@ -384,6 +385,7 @@ class Preparation:
         secret: what its own seeds follow from in a new run, see ``new_secret``; None: the recipe's
             seed.
         complete: adds what only the party's program knows to what an alignment works with.
+        guards: check the run before the party joins, and when all have.
     """
 
     def __init__(
@@ -399,9 +401,10 @@ class Preparation:
         resume: RunFolder | None = None,
         secret: bytes | None = None,
         complete: Callable[[Aligning], Aligning] = lambda at: at,
+        guards: Sequence[Guard] = (),
     ) -> None:
-        self.device = device
-        self.opened, self._assemble, self._complete = opened, spread or assemble, complete
+        self.device, self._guards = device, guards
+        self._opened, self._assemble, self._complete = opened, spread or assemble, complete
         self._plugins, self._ranks = plugins, ranks
         self._fresh = secret or new_secret()
         self._init: Init = "recipe" if secret is None else "secret"
@@ -418,21 +421,19 @@ class Preparation:
         # So that the policy sees the alignment's, too, before anybody is asked.
         _ = tried.exchanges
         self.plan: Sequence[Planned] = tried.plan
+        if guards:
+            asked = Asked(opened, tried.party, len(tried.prepared.table))
+            for each in guards:
+                each.before(asked)
         self._ready: tuple[Aligned, Assembled] | None = (aligned, tried)
         # If not, its memory is better used for the alignment.
         self._usable = spread is None and self._alignment.certain
-
-    @property
-    def tried(self) -> Assembled:
-        """The party with the rows that it expects, before the first generation."""
-        assert self._ready is not None  # noqa: S101 - it is asked before the party joins
-        return self._ready[1]
 
     def joining(self, address: str) -> Joining:
         """Returns what this party says when it joins. ``address``: where passive parties reach it;
         '' if they do not.
         """
-        opened = self.opened
+        opened = self._opened
         place = opened.recipe.party(opened.name)
         assert place is not None  # noqa: S101 - the party's data were opened by its place in the recipe
         device = str(self.device) if self._ranks == 1 else f"{self._ranks} x {self.device.type}"
@@ -444,7 +445,14 @@ class Preparation:
             device_name=device_name(self.device),
             run_id=opened.work.run_id,
             exchange_address=address,
+            shown_json=shown_by(self._guards),
         )
+
+    def meet(self, start: Start) -> None:
+        """Checks what all parties show each other, before anything leaves. Raises InputError
+        (REFUSED), PeerError.
+        """
+        meet(self._guards, start.run_id, start.shown)
 
     def generation(self, folder: RunFolder, transport: Transport, hooks: Hooks) -> Generation:
         """Makes the next generation."""
@@ -452,7 +460,7 @@ class Preparation:
         # Another run has another secret.
         fresh, self._fresh = self._fresh, new_secret()
         return Generation(
-            self.opened,
+            self._opened,
             self._alignment,
             self._assemble,
             folder,

@@ -104,6 +104,7 @@ class PartyRun:
                 if isinstance(start, Done):
                     return self._done(start, folder)
                 self._check(start, offer, folder)
+                self._prepared.meet(start)
                 started_s = started_s or time.monotonic()
                 if folder is None or folder.run_id != start.run_id:
                     if folder is not None:

@@ -21,6 +21,8 @@ MAX_TEXT = 200
 MAX_RECIPE = 16_384
 # That a party names.
 MAX_PLUGINS = 100
+# Of what a party shows to the others, and of what all do: bytes.
+MAX_SHOWN, MAX_ALL_SHOWN = 1 << 16, 1 << 20
 # So often a party may join again into a running generation: 20 times, then 10 a minute.
 AGAIN_S, AGAIN = 6.0, 20
 
@@ -88,6 +90,22 @@ def admit(
         raise _refused(Code.RECIPE_DIFFERS, name, text)
     for other, said in joined.items():
         require_alike(name, join, other, said)
+
+
+def require_shown(name: str, join: control_pb2.Join, shown: Mapping[str, str]) -> None:
+    """Raises PeerError (MALFORMED_MESSAGE) if what a party shows to the others is too much to be
+    passed on.
+
+    ``shown``: {party: what it shows} of those that have joined.
+    """
+    size = len(join.shown_json.encode())
+    whole = size + sum(len(text.encode()) for other, text in shown.items() if other != name)
+    if size > MAX_SHOWN or whole > MAX_ALL_SHOWN:
+        text = (
+            f"{name} shows the others {size:,} bytes of its policy and its grant; a party may "
+            f"show {MAX_SHOWN:,}, and all together {MAX_ALL_SHOWN:,}"
+        )
+        raise _refused(Code.MALFORMED_MESSAGE, name, text)
 
 
 def agreed(joined: Collection[control_pb2.Join]) -> int:

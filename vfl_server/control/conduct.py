@@ -174,6 +174,11 @@ class Conduct:
                 alike.setdefault(self.members[other].compared, other)
         return {other: self.members[other].join for other in alike.values()}
 
+    def _shown(self) -> dict[str, str]:
+        """Returns {party: what it shows to all} of all that have joined."""
+        joined = self.presence.at(PartyState.IN)
+        return {name: self.members[name].join.shown_json for name in joined}
+
     def status(self, now_s: float) -> Status:
         """Returns the run at this moment."""
         presence, shown = self.presence, self._display.shown
@@ -298,6 +303,7 @@ class Conduct:
             returning=returning,
             protocol=self._protocol or admission.agreed(self.others("").values()),
             anew=member.anew,
+            shown=self._shown(),
         )
 
     def _join(self, member: Member, join: control_pb2.Join, now_s: float) -> None:
@@ -307,6 +313,7 @@ class Conduct:
         name, presence, run_id = member.name, self.presence, self.run.run_id
         others = self.others(name)
         admission.admit(name, join, self.run.recipe, self.run.job, others, self.run.oldest)
+        admission.require_shown(name, join, self._shown())
         # It comes too late, and hears why.
         if self.failure is not None:
             member.stop(self.failure)

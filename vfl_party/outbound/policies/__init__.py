@@ -12,6 +12,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.base.plugins import Registry
 from vfl_party.outbound.declared import Exchange, Sent
 from vfl_party.outbound.filter import Filter
+from vfl_party.outbound.worded import Worded
 
 REGISTRY = Registry("vfl.policies", "policy", __name__, "POLICY")
 
@@ -23,7 +24,7 @@ class Policy(Protocol):
 
     def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
         """Returns the filter of what this party sends in ``exchange``: ``sent``, its ``up`` or its
-        ``down``.
+        ``down``, with all transforms that it passes.
 
         Raises InputError (REFUSED) if that may never leave; the filter's ``apply`` may raise it
         later.
@@ -31,17 +32,25 @@ class Policy(Protocol):
         ...
 
 
-def load(name: str | PolicySettings, where: str) -> Policy:
-    """Makes a policy by name. Raises InputError that names ``where`` if there is none."""
-    # A table says more, elsewhere.
-    named = name if isinstance(name, str) else "allow_all"
-    policy: Policy = REGISTRY.make(named, where, Callable)  # type: ignore[arg-type]
-    return policy
+def load(policy: str | PolicySettings, where: str) -> Policy:
+    """Makes a policy from its words, or by its name. Raises InputError that names ``where`` if
+    there is none of that name.
+    """
+    if isinstance(policy, PolicySettings):
+        beside = load(policy.plugin, f"{where}.plugin") if policy.plugin is not None else None
+        return Worded(policy, beside)
+    made: Policy = REGISTRY.make(policy, where, Callable)  # type: ignore[arg-type]
+    return made
+
+
+def named_in_trial(recipe: Recipe, name: str) -> str | PolicySettings:
+    """Returns what ``simulate.policies`` says of a party in a trial on one machine."""
+    named = recipe.simulate.policies if recipe.simulate is not None else {}
+    return named.get(name, "allow_all")
 
 
 def of_trial(recipe: Recipe, name: str) -> Policy:
     """Makes the policy of a party in a trial on one machine, as ``simulate.policies`` says. Raises
     InputError if there is none of that name.
     """
-    named = recipe.simulate.policies if recipe.simulate is not None else {}
-    return load(named.get(name, "allow_all"), f"recipe: simulate.policies: {name}")
+    return load(named_in_trial(recipe, name), f"recipe: simulate.policies: {name}")

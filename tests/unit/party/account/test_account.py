@@ -26,7 +26,7 @@ from tests.harness.sentences import raises
 from vfl_common.config.account import AccountLimits
 from vfl_common.errors import Code, InputError
 from vfl_party.account import sums as sums_of
-from vfl_party.account.limits import Guard, guard_of
+from vfl_party.account.limits import AccountGuard
 from vfl_party.account.spent import Spent, spent, table
 from vfl_party.account.store import FILE, standing
 from vfl_party.base.mechanism import Mechanism
@@ -51,6 +51,10 @@ def anew(folder: Path) -> list[Spent]:
     """The account that the record gives if there was none."""
     (folder / FILE).unlink(missing_ok=True)
     return [*spent(standing(folder).sums, DELTA)]
+
+
+def held(folder: Path, limits: AccountLimits) -> AccountGuard:
+    return AccountGuard(standing(folder), limits, b"")
 
 
 def event(mechanism: Mechanism) -> DpEvent:
@@ -220,7 +224,7 @@ def test_what_would_pass_a_limit_does_not_leave(
     first = Run(tmp_path, "before", ["somebody else"])
     first.send([0], cost=cost, width=100)
     first.close()
-    guard = guard_of(tmp_path, limits)
+    guard = held(tmp_path, limits)
     run = Run(tmp_path, "a", IDS, job=job, allows=guard)
     for _ in range(sent):
         run.send([0, 1], cost=cost, exchange=exchange)
@@ -239,7 +243,7 @@ def test_what_would_pass_a_limit_does_not_leave(
 def test_a_private_step_that_would_pass_a_limit_is_not_taken(tmp_path: Path) -> None:
     most = accountant.composed([(STEP, 5)], DELTA)
     Run(tmp_path, "before", IDS).close()
-    run = Run(tmp_path, "a", IDS, allows=guard_of(tmp_path, AccountLimits(epsilon=most)))
+    run = Run(tmp_path, "a", IDS, allows=held(tmp_path, AccountLimits(epsilon=most)))
     for step in range(5):
         run.step(STEP, step + 1, "keys")
     # Again from a checkpoint: nothing is spent.
@@ -255,7 +259,7 @@ def test_what_another_program_sends_meanwhile_counts(tmp_path: Path) -> None:
     limits = AccountLimits(numbers_of_a_person=3 * WIDTH)
     one, other = (Run(tmp_path, run, IDS, allows=None) for run in "ab")
     for run in (one, other):
-        run.recorder._allows = Guard(standing(tmp_path), limits)
+        run.recorder._allows = held(tmp_path, limits)
     one.send([0])
     other.send([0])
     one.send([0])

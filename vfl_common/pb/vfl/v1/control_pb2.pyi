@@ -45,7 +45,7 @@ class ServerMessage(_message.Message):
     def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., interrupt: _Optional[_Union[Interrupt, _Mapping]] = ..., stop: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("role", "protocol", "recipe_json", "job", "run_id", "checkpoints", "exchange_address", "pid", "device", "device_name", "generation", "plugins", "held", "unfit", "filled_json", "written", "oldest", "version")
+    __slots__ = ("role", "protocol", "recipe_json", "job", "run_id", "checkpoints", "exchange_address", "pid", "device", "device_name", "generation", "plugins", "held", "unfit", "filled_json", "written", "oldest", "version", "shown_json")
     class PluginsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class Join(_message.Message):
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     OLDEST_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_JSON_FIELD_NUMBER: _ClassVar[int]
     role: str
     protocol: int
     recipe_json: str
@@ -89,7 +90,8 @@ class Join(_message.Message):
     written: _containers.RepeatedScalarFieldContainer[str]
     oldest: int
     version: str
-    def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., generation: _Optional[int] = ..., plugins: _Optional[_Mapping[str, str]] = ..., held: _Optional[_Iterable[str]] = ..., unfit: _Optional[str] = ..., filled_json: _Optional[str] = ..., written: _Optional[_Iterable[str]] = ..., oldest: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    shown_json: str
+    def __init__(self, role: _Optional[str] = ..., protocol: _Optional[int] = ..., recipe_json: _Optional[str] = ..., job: _Optional[str] = ..., run_id: _Optional[str] = ..., checkpoints: _Optional[_Iterable[str]] = ..., exchange_address: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., device_name: _Optional[str] = ..., generation: _Optional[int] = ..., plugins: _Optional[_Mapping[str, str]] = ..., held: _Optional[_Iterable[str]] = ..., unfit: _Optional[str] = ..., filled_json: _Optional[str] = ..., written: _Optional[_Iterable[str]] = ..., oldest: _Optional[int] = ..., version: _Optional[str] = ..., shown_json: _Optional[str] = ...) -> None: ...
 
 class Aggregation(_message.Message):
     __slots__ = ("phase", "rounds", "tensors", "passive", "up", "down", "draw")
@@ -273,7 +275,14 @@ class Waiting(_message.Message):
     def __init__(self, missing: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ..., refused: _Optional[_Iterable[_Union[_failure_pb2.Failure, _Mapping]]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("run_id", "generation", "checkpoint", "exchange_address", "left", "returning", "goes_on", "anew", "protocol")
+    __slots__ = ("run_id", "generation", "checkpoint", "exchange_address", "left", "returning", "goes_on", "anew", "protocol", "shown")
+    class ShownEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +292,7 @@ class Start(_message.Message):
     GOES_ON_FIELD_NUMBER: _ClassVar[int]
     ANEW_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SHOWN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     checkpoint: str
@@ -292,7 +302,8 @@ class Start(_message.Message):
     goes_on: bool
     anew: str
     protocol: int
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ..., left: _Optional[_Iterable[str]] = ..., returning: _Optional[bool] = ..., goes_on: _Optional[bool] = ..., anew: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
+    shown: _containers.ScalarMap[str, str]
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., checkpoint: _Optional[str] = ..., exchange_address: _Optional[str] = ..., left: _Optional[_Iterable[str]] = ..., returning: _Optional[bool] = ..., goes_on: _Optional[bool] = ..., anew: _Optional[str] = ..., protocol: _Optional[int] = ..., shown: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Interrupt(_message.Message):
     __slots__ = ("generation", "lost", "reason", "leaving")

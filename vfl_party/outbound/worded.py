@@ -1,0 +1,217 @@
+"""The policy that ``[policy]`` of the party file describes: what it says of an exchange, when its
+chain is made, and of every bundle, when it is about to leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vfl_common.config.base import parse
+from vfl_common.config.policy import Demand, PolicySettings
+from vfl_common.errors import Code, InputError
+from vfl_party.outbound import transforms
+from vfl_party.outbound.declared import Exchange, Sent, Use
+from vfl_party.outbound.filter import Filter, Leaving, Passage, Tensors
+from vfl_party.record.lines import ALL, NOBODY
+
+# Whose numbers may be written in fewer bits.
+_CODED = ("embedding", "gradient")
+
+
+def refused(key: str, wanted: Any, given: str, remedy: str = "") -> InputError:
+    """Returns the refusal of a policy, for its own people: the key, what it wants, and what is
+    given.
+    """
+    if isinstance(wanted, tuple):
+        wanted = [*wanted]
+    number = isinstance(wanted, int) and not isinstance(wanted, bool)
+    said = f"{wanted:,}" if number else str(wanted).lower() if wanted is True else wanted
+    text = f"policy.{key} = {said} in the party file: {given}"
+    return InputError(Code.REFUSED, f"{text}; {remedy or 'ask for less, or change the policy'}")
+
+
+class Worded:
+    """What the settings let out; see ``Policy``.
+
+    ``beside``: another policy, which must agree.
+    """
+
+    def __init__(
+        self,
+        settings: PolicySettings,
+        beside: Callable[[str, Exchange, Sent], Filter] | None = None,
+    ) -> None:
+        self._settings, self._beside, self._counts = settings, beside, Counts()
+
+    def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
+        where = f"exchange {exchange.name} of phase {phase}"
+        settings, kind = self._settings, sent.kind.label
+        if settings.kinds is not None and kind not in settings.kinds:
+            raise refused("kinds", settings.kinds, f"{where} would send {kind}")
+        if kind in settings.encrypted and set(sent.tensors) != {"ciphertexts"}:
+            ways = 'take secureboost with encryption = "paillier" or "ou", or change the policy'
+            given = f"{where} would send {kind} that is not encrypted"
+            raise refused("encrypted", settings.encrypted, given, ways)
+        for demand in settings.demands:
+            if demand.kind == kind:
+                _check_demand(demand, sent, where)
+        if self._beside is None:
+            return Held(settings, where, self._counts)
+        return HeldBeside(settings, where, self._counts, self._beside(phase, exchange, sent))
+
+
+def _check_demand(demand: Demand, sent: Sent, where: str) -> None:
+    """Raises InputError (REFUSED) if what is sent does not pass the transform that is demanded."""
+    found = [use for use in sent.through if use.kind == demand.transform]
+    if not found:
+        given = f"{where} would send {demand.kind} without it"
+        ways = "add it to the transforms of the phase"
+        raise refused("demands", f"[{demand.transform}]", given, ways)
+    # The strongest may be any of them.
+    wrong = [_weaker(demand, use, where) for use in found]
+    if all(wrong):
+        raise refused(f"demands: {demand.transform}", *wrong[0], "ask for a stronger one")
+
+
+def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | tuple[()]:
+    """Returns what is wanted and given of a transform that is too weak; nothing if it is not."""
+    values = parse(
+        transforms.load(use.kind, where).settings, dict(use.settings), where
+    ).model_dump()
+    for bounds, word, fits in (
+        (demand.at_least, "at least", lambda value, bound: value >= bound),
+        (demand.at_most, "at most", lambda value, bound: value <= bound),
+    ):
+        for name, bound in bounds.items():
+            value = values.get(name)
+            number = isinstance(value, int | float)
+            if not number or not fits(value, bound):
+                given = f"{name} is {value:g}" if number else f"it has no number {name}"
+                return f"{name} {word} {bound:g}", f"at {where}, {given}"
+    return ()
+
+
+class Counts:
+    """What has left in a run, of phases: numbers about each row, by receiver, and bytes."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        # {receiver: numbers about each row}, in the order of the rows' numbers.
+        self._numbers: dict[str, npt.NDArray[np.int64]] = {}
+        # {receiver: numbers about every row}.
+        self._all: dict[str, int] = {}
+        # The filter that keeps this state for all.
+        self.keeper: Filter | None = None
+
+    def added(self, receiver: str, rows: Any, width: int) -> int:
+        """Adds ``width`` numbers about each of some rows; returns the most about any of them."""
+        of_all = self._all.get(receiver, 0)
+        known = self._numbers.get(receiver, np.zeros(0, np.int64))
+        if isinstance(rows, str):
+            self._all[receiver] = of_all + width
+            return int(known.max(initial=0)) + of_all + width
+        places = np.asarray(rows, np.int64)
+        if len(places) and places.max() >= len(known):
+            known = np.pad(known, (0, int(places.max()) + 1 - len(known)))
+        # A row may be there twice.
+        np.add.at(known, places, width)
+        self._numbers[receiver] = known
+        return int(known[places].max(initial=0)) + of_all
+
+    def state(self) -> dict[str, Any]:
+        """Returns all, for a checkpoint."""
+        numbers = {name: torch.from_numpy(each.copy()) for name, each in self._numbers.items()}
+        return {"bytes": self.bytes, "numbers": numbers, "all": dict(self._all)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what ``state`` returned."""
+        self.bytes, self._all = state["bytes"], dict(state["all"])
+        self._numbers = {name: each.numpy().copy() for name, each in state["numbers"].items()}
+
+
+class Held(Filter):
+    """Refuses a bundle that would pass a limit; changes nothing."""
+
+    def __init__(self, settings: PolicySettings, where: str, counts: Counts) -> None:
+        self._settings, self._where, self._counts = settings, where, counts
+        self.text = f"policy: {settings.level}"
+
+    def leaves(self, leaving: Leaving) -> None:
+        settings, counts = self._settings, self._counts
+        counts.keeper = counts.keeper or self
+        counts.bytes += leaving.payload_bytes * len(leaving.to)
+        if settings.most_bytes is not None and counts.bytes > settings.most_bytes:
+            raise self._refused("most_bytes", f"{counts.bytes:,} bytes would have left")
+        bits = 8 * leaving.payload_bytes / max(1, leaving.numbers)
+        if (
+            settings.most_bits is not None
+            and leaving.kind in _CODED
+            and leaving.numbers
+            and bits > settings.most_bits
+        ):
+            raise self._refused("most_bits", f"a number takes {bits:.3g} bits")
+        if leaving.rows is None or leaving.rows is NOBODY:
+            return
+        rows = leaving.count
+        if leaving.rows is not ALL and 0 < rows < settings.least_rows:
+            raise self._refused("least_rows", f"a batch has {rows:,} rows")
+        width = -(-leaving.numbers // max(1, rows))
+        for receiver in leaving.to:
+            most = counts.added(receiver, leaving.rows, width)
+            if settings.most_numbers is not None and most > settings.most_numbers:
+                given = f"{receiver} would have {most:,} numbers about one person"
+                raise self._refused("most_numbers", given)
+
+    def _refused(self, key: str, given: str) -> InputError:
+        given = f"{given} with {self._where}, which did not leave"
+        return refused(key, getattr(self._settings, key), given)
+
+    def state(self) -> dict[str, Any] | None:
+        return {"policy": self._counts.state()} if self._counts.keeper is self else None
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        if state.get("policy") is not None:
+            self._counts.keeper = self
+            self._counts.load_state(state["policy"])
+
+
+class HeldBeside(Held):
+    """Has another policy's filter do its part, too."""
+
+    def __init__(
+        self, settings: PolicySettings, where: str, counts: Counts, beside: Filter
+    ) -> None:
+        super().__init__(settings, where, counts)
+        self._beside, self.text = beside, f"{self.text}, {beside.text}"
+        self.on_host, self.repeats, self.draws = beside.on_host, beside.repeats, beside.draws
+        self.of_plugin, self.knows = beside.of_plugin, beside.knows
+
+    def leaves(self, leaving: Leaving) -> None:
+        super().leaves(leaving)
+        self._beside.leaves(leaving)
+
+    def tell(self, beside: Tensors) -> None:
+        self._beside.tell(beside)
+
+    def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
+        return self._beside.apply_at(at, tensors)
+
+    def renew(self) -> None:
+        self._beside.renew()
+
+    def wire_spec(self, spec: Any) -> Any:
+        return self._beside.wire_spec(spec)
+
+    def state(self) -> dict[str, Any] | None:
+        mine, theirs = super().state(), self._beside.state()
+        return None if mine is None and theirs is None else {**(mine or {}), "beside": theirs}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        if state.get("beside") is not None:
+            self._beside.load_state(state["beside"])

@@ -1,0 +1,101 @@
+"""What parties show each other when they join, and what each of them checks before it sends
+anything.
+
+Each party hands the server one JSON text; the server passes all of them on, unread, when a
+generation begins. It is a table with a key for each guard: ``policy``, ``grant``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_party.assembly.party import Opened
+from vfl_party.forecast.count import TooLongError, forecast_of
+from vfl_party.forecast.result import CountedForecast
+from vfl_party.phases.context import Party
+
+# Bytes of what a party shows; the server refuses more.
+MOST_SHOWN = 1 << 16
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run that this party is asked to take part in, before it joins.
+
+    ``party``: as it would be, with the ``rows`` that it expects.
+    """
+
+    opened: Opened
+    party: Party
+    rows: int
+
+    @cached_property
+    def forecast(self) -> CountedForecast | None:
+        """What all would send; None if the run has too many steps to count them beforehand."""
+        try:
+            return forecast_of(self.party, self.rows, encoders=False)
+        except TooLongError:
+            return None
+
+
+class Guard(Protocol):
+    """Checks runs; a party has several. Its people read the text of what it raises, and the others
+    only that the party refuses.
+    """
+
+    @property
+    def key(self) -> str:
+        """Under which this guard shows the others something."""
+        ...
+
+    def before(self, asked: Asked) -> None:
+        """Called before the party joins. Raises InputError (REFUSED) if the run may not be."""
+        ...
+
+    def shows(self) -> Any:
+        """Returns what all parties may read, fit for JSON; None: nothing."""
+        ...
+
+    def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
+        """Called when all have joined, in each generation, before anything leaves.
+
+        ``shown``: {party: what it shows under this guard's key; None if nothing}, of this party
+        too; of peers, and not checked. Raises InputError (REFUSED) if the run may not be.
+        """
+        ...
+
+
+def shown_by(guards: Sequence[Guard]) -> str:
+    """Returns what a party shows to all. Raises InputError if that is too much."""
+    shown = {each.key: found for each in guards if (found := each.shows()) is not None}
+    text = json.dumps(shown, sort_keys=True, separators=(",", ":")) if shown else ""
+    if len(text.encode()) > MOST_SHOWN:
+        said = f"policy and grant take {len(text.encode()):,} bytes, and peers read {MOST_SHOWN:,}"
+        raise InputError(Code.CONFIG_INVALID, f"{said}; shorten the lists in [policy]")
+    return text
+
+
+def meet(guards: Sequence[Guard], run_id: str, shown: Mapping[str, str]) -> None:
+    """Has each guard check what the parties show. ``shown``: {party: its text}, as it came.
+
+    Raises InputError (REFUSED), and PeerError if a text is no table.
+    """
+    tables = {name: _table(name, text) for name, text in shown.items()}
+    for each in guards:
+        each.met(run_id, {name: table.get(each.key) for name, table in tables.items()})
+
+
+def _table(name: str, text: str) -> dict[str, Any]:
+    try:
+        table = json.loads(text) if text else {}
+        if isinstance(table, dict) and len(text) <= MOST_SHOWN:
+            return table
+    except (ValueError, RecursionError):
+        pass
+    said = f"what {name} shows of its policy is no table; install the same version at all parties"
+    raise PeerError(Code.MALFORMED_MESSAGE, said, party=name)
