@@ -54,7 +54,8 @@ def guard_of(book: Book, limits: AccountLimits, *, resumes: bool = False) -> Acc
 
 
 class AccountGuard:
-    """Holds a run to the limits; a ``vfl_party.policy.meeting.Guard``, and what a ``Recorder`` asks.
+    """Holds a run to the limits: as a ``vfl_party.policy.meeting.Guard`` before it starts, and as
+    what a ``Recorder`` asks of each bundle.
 
     It reads on in the record each time, so that what other programs of the party have sent
     meanwhile counts, too.
