@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from vfl_common.config.party import Pin, TlsSettings
+from vfl_common.config.party import TlsSettings
+from vfl_common.config.policy import Pin
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import PLAIN_NAME

@@ -126,7 +126,7 @@ def party_tables(
     if advertise is not None:
         tables |= {"listen": f"0.0.0.0:{advertise.rpartition(':')[2]}", "advertise": advertise}
     tls = {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"}
-    return tables | {"tls": tls, "data": data}
+    return tables | {"tls": tls, "policy": {"level": "careful"}, "data": data}
 
 
 def _source(source: str, out: Path) -> str:

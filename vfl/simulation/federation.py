@@ -14,6 +14,7 @@ from vfl.certs.authority import create_authority, issue
 from vfl_common.config.data import DataSettings
 from vfl_common.config.division import settings_of
 from vfl_common.config.party import code_named
+from vfl_common.config.policy import PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
@@ -72,7 +73,7 @@ class Federation:
             "recipe": self.recipe_path.name,
             "server": server,
             "device": simulate.devices.get(name, "cpu"),
-            "policy": simulate.policies.get(name, "allow_all"),
+            "policy": _written(simulate.policies.get(name, "allow_all")),
             "threads": simulate.threads,
             "out": str(self.out.resolve()),
             # Of this simulation alone: it is no part of a party's record.
@@ -97,6 +98,14 @@ class Federation:
         # The URL of a database may hold a password.
         with private_file(self.party_path(name)) as file:
             file.write(to_toml(tables).encode())
+
+
+def _written(policy: str | PolicySettings) -> str | dict[str, Any]:
+    """Returns a policy as a party file has it. On one machine nobody has a key before the run."""
+    if isinstance(policy, str):
+        return policy
+    here = policy.model_copy(update={"pinned": False, "peers": None})
+    return here.model_dump(mode="json", exclude_none=True)
 
 
 def on_one_machine(tables: Mapping[str, Any]) -> dict[str, Any]:

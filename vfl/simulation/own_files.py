@@ -102,7 +102,13 @@ def _simulate(files: dict[str, PartyFile]) -> Tables:
         if file.data is not None
     }
     devices = {name: file.device for name, file in files.items()}
-    policies = {name: file.policy for name, file in files.items() if file.policy != "allow_all"}
+    policies = {
+        name: file.policy
+        if isinstance(file.policy, str)
+        else file.policy.model_dump(mode="json", exclude_none=True)
+        for name, file in files.items()
+        if file.policy != "allow_all"
+    }
     return {
         "threads": max(file.threads for file in files.values()),
         "devices": devices,

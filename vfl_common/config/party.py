@@ -229,9 +229,24 @@ class PartyFile(Section):
     """
 
 
+def _with_level(party: PartyFile, path: Path) -> PartyFile:
+    """Adds what the policy's level sets in other tables, where the file says nothing. Raises
+    InputError if that does not fit what it says.
+    """
+    if not isinstance(party.policy, PolicySettings):
+        return party
+    tables: dict[str, Section] = {}
+    for name, defaults in party.policy.elsewhere.items():
+        table: Section = getattr(party, name)
+        said = table.model_dump(exclude_unset=True)
+        where = f'{path}: policy.level = "{party.policy.level}": {name}'
+        tables[name] = parse(type(table), {**defaults, **said}, where)
+    return party.model_copy(update=tables)
+
+
 def load_party(path: Path) -> PartyFile:
     """Reads a party file and makes its paths absolute. Raises InputError."""
-    party = parse(PartyFile, read_tables(path, "party file"), str(path))
+    party = _with_level(parse(PartyFile, read_tables(path, "party file"), str(path)), path)
     base = path.resolve().parent
 
     def absolute(text: str) -> str:

@@ -325,7 +325,7 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         return f"resuming the alignment: {facts['masked']:,} of {facts['of']:,} ids are masked"
     if event == "predicted":
         return f"{facts['output']}: {facts['said']}" if "output" in facts else str(facts["said"])
-    if event in ("scores", "advice", "unseen"):
+    if event in ("scores", "advice", "unseen", "policy"):
         return str(facts["said"])
     if event == "set_aside":
         return f"run {facts['run']} is not resumed: {facts['why']}"

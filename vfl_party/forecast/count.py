@@ -43,10 +43,6 @@ from vfl_party.phases.course import Course
 MOST_STEPS = 1_000_000
 
 
-class TooLongError(InputError):
-    """A phase has more than ``MOST_STEPS`` steps."""
-
-
 @dataclass(frozen=True)
 class Outlook:
     """The party whose data the forecast reads. One is enough: all hold the same ids.
@@ -177,17 +173,9 @@ def forecast(
 
 
 @blaming()
-def forecast_of(
-    party: Party,
-    rows: int,
-    ended: Mapping[str, int] | None = None,
-    *,
-    encoders: bool = True,
-) -> CountedForecast:
+def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None) -> CountedForecast:
     """Counts the whole run of ``party``'s recipe; ``party``: as ``lone_party`` gives it. Raises as
-    ``forecast``, and TooLongError.
-
-    ``encoders``: counts what these compute, too.
+    ``forecast``.
     """
     recipe, count = party.recipe, _Count()
     opening = groupby(alignment_of(recipe).occurrences(rows), key=lambda each: each.step.phase)
@@ -226,7 +214,7 @@ def forecast_of(
         phases=tuple(phases),
         links=count.links(),
         exchanges=tuple(count.exchanges),
-        encoders=tuple(loads(party)) if encoders else (),
+        encoders=tuple(loads(party)),
     )
 
 
@@ -296,7 +284,7 @@ class _Count:
                     "ask for a part of them, as with fewer epochs; bytes and time grow in "
                     "proportion"
                 )
-                raise TooLongError(Code.CONFIG_INVALID, f"{text}; {what}")
+                raise InputError(Code.CONFIG_INVALID, f"{text}; {what}")
             asks_server = exchange.asks == "server"
             asking = everybody if asks_server and not exchange.passive else passives
             peer = recipe.server if asks_server else recipe.active.name

@@ -124,9 +124,9 @@ class _Side:
         numbers = sum(x.numel() for x in given.values())
         if given and chain.watches:
             rows = next(iter(given.values())).shape[:1] if about is ALL else ()
-            count = rows[0] if rows else len(about) if _is_listed(about) else 0
+            people = rows[0] if rows else len(about) if _is_listed(about) else 0
             payload = sum(each.data.nbytes for each in bundle.tensors.values())
-            leaving = Leaving(step, bundle.kind.label, to, numbers, payload, about, count)
+            leaving = Leaving(step, bundle.kind.label, to, numbers, payload, about, people)
             chain.leaves(leaving)
         if record is None:
             return

@@ -31,7 +31,7 @@ class Leaving(NamedTuple):
 
     ``kind``: the ledger's word; ``to``: who gets it, each the whole; ``numbers``: before the codec;
     ``rows``: whose they are, by number, or as the record says it: all, or nobody; None: nobody
-    alone; ``count``: how many rows it tells of, one by one.
+    alone; ``people``: how many rows it tells of, one by one.
     """
 
     step: StepKey
@@ -40,7 +40,7 @@ class Leaving(NamedTuple):
     numbers: int
     payload_bytes: int
     rows: Sequence[int] | npt.NDArray[Any] | str | None
-    count: int
+    people: int
 
 
 class Filter:

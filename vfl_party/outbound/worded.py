@@ -4,6 +4,7 @@ chain is made, and of every bundle, when it is about to leave.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.outbound import transforms
 from vfl_party.outbound.declared import Exchange, Sent, Use
 from vfl_party.outbound.filter import Filter, Leaving, Passage, Tensors
-from vfl_party.record.lines import ALL, NOBODY
+from vfl_party.record.lines import ALL
 
 # Whose numbers may be written in fewer bits.
 _CODED = ("embedding", "gradient")
@@ -75,17 +76,18 @@ def _check_demand(demand: Demand, sent: Sent, where: str) -> None:
     # The strongest may be any of them.
     wrong = [_weaker(demand, use, where) for use in found]
     if all(wrong):
-        raise refused(f"demands: {demand.transform}", *wrong[0], "ask for a stronger one")
+        wanted, given = wrong[0] or ("", "")
+        raise refused(f"demands: {demand.transform}", wanted, given, "ask for a stronger one")
 
 
-def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | tuple[()]:
-    """Returns what is wanted and given of a transform that is too weak; nothing if it is not."""
+def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
+    """Returns what is wanted and given of a transform that is too weak; None if it is not."""
     values = parse(
         transforms.load(use.kind, where).settings, dict(use.settings), where
     ).model_dump()
     for bounds, word, fits in (
-        (demand.at_least, "at least", lambda value, bound: value >= bound),
-        (demand.at_most, "at most", lambda value, bound: value <= bound),
+        (demand.at_least, "at least", operator.ge),
+        (demand.at_most, "at most", operator.le),
     ):
         for name, bound in bounds.items():
             value = values.get(name)
@@ -93,7 +95,7 @@ def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | tuple[()]
             if not number or not fits(value, bound):
                 given = f"{name} is {value:g}" if number else f"it has no number {name}"
                 return f"{name} {word} {bound:g}", f"at {where}, {given}"
-    return ()
+    return None
 
 
 class Counts:
@@ -155,10 +157,11 @@ class Held(Filter):
             and bits > settings.most_bits
         ):
             raise self._refused("most_bits", f"a number takes {bits:.3g} bits")
-        if leaving.rows is None or leaving.rows is NOBODY:
+        listed = not isinstance(leaving.rows, str)
+        if leaving.rows is None or not (listed or leaving.rows == ALL):
             return
-        rows = leaving.count
-        if leaving.rows is not ALL and 0 < rows < settings.least_rows:
+        rows = leaving.people
+        if listed and 0 < rows < settings.least_rows:
             raise self._refused("least_rows", f"a batch has {rows:,} rows")
         width = -(-leaving.numbers // max(1, rows))
         for receiver in leaving.to:

@@ -15,9 +15,8 @@ from typing import Any, Protocol
 
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Opened
-from vfl_party.forecast.count import TooLongError, forecast_of
-from vfl_party.forecast.result import CountedForecast
 from vfl_party.phases.context import Party
+from vfl_party.policy.planned import Plan, planned
 
 # Bytes of what a party shows; the server refuses more.
 MOST_SHOWN = 1 << 16
@@ -27,20 +26,23 @@ MOST_SHOWN = 1 << 16
 class Asked:
     """A run that this party is asked to take part in, before it joins.
 
-    ``party``: as it would be, with the ``rows`` that it expects.
+    ``party``: as it would be, with the ``rows`` that it expects. ``rounds``: {phase: its rounds}.
+    ``plugins``: ``group:name`` of each that the recipe has this party use.
     """
 
     opened: Opened
     party: Party
     rows: int
+    rounds: Mapping[str, int]
+    plugins: Sequence[str] = ()
 
     @cached_property
-    def forecast(self) -> CountedForecast | None:
-        """What all would send; None if the run has too many steps to count them beforehand."""
-        try:
-            return forecast_of(self.party, self.rows, encoders=False)
-        except TooLongError:
-            return None
+    def plan(self) -> Plan | None:
+        """What this party would send in training; None if that has too many steps to be counted
+        before, and of a prediction, in which each row leaves once.
+        """
+        trains = self.opened.work.job == "train"
+        return planned(self.party, self.rows) if trains else None
 
 
 class Guard(Protocol):

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from vfl_common.config.party import Pin
-from vfl_common.config.policy import PolicySettings
+from vfl_common.config.policy import Pin, PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
+from vfl_common.text import listed
+from vfl_party.outbound.worded import refused
+from vfl_party.policy.code import digests
 from vfl_party.policy.meeting import Asked
+
+_NONE = "this party file has no table [policy]"
+
+
+def without_words(policy: str | PolicySettings) -> str:
+    """Says what it means if a party file describes no policy; '' if it does."""
+    if isinstance(policy, PolicySettings):
+        return ""
+    if policy == "allow_all":
+        return (
+            f'{_NONE}: all that a recipe asks for leaves, without limits; set level = "careful" in '
+            "it"
+        )
+    return (
+        f"{_NONE}: the policy {policy} decides what leaves, and there are no limits; write "
+        f'[policy] with plugin = "{policy}"'
+    )
 
 
 class WordsGuard:
@@ -33,10 +52,78 @@ class WordsGuard:
         self._policy, self._name, self._recipe, self._pins = policy, name, recipe, pins
 
     def before(self, asked: Asked) -> None:
-        """See ``Guard``."""
+        """Raises InputError (REFUSED) that names the key, what it wants, and what is given."""
+        if not isinstance(self._policy, PolicySettings):
+            return
+        policy = self._policy
+        self._check_recipe(policy)
+        self._check_peers(policy)
+        for phase in asked.opened.course.phases:
+            if policy.phases is not None and phase.kind not in policy.phases:
+                given = f"phase {phase.name} of the recipe is {phase.kind}"
+                raise refused("phases", policy.phases, given)
+        if policy.plugins is not None:
+            self._check_plugins(policy.plugins, asked.plugins)
+        for name, rounds in asked.rounds.items():
+            if policy.most_epochs is not None and rounds > policy.most_epochs:
+                given = f"phase {name} has {rounds:,} rounds"
+                raise refused("most_epochs", policy.most_epochs, given)
+        self._check_plan(policy, asked)
+
+    def _check_recipe(self, policy: PolicySettings) -> None:
+        digest = self._recipe.digest()
+        if policy.recipes is not None and not any(map(digest.startswith, policy.recipes)):
+            given = f"the recipe {self._recipe.name} has the digest {digest[:16]}"
+            ways = "read the recipe, and add its digest"
+            raise refused("recipes", policy.recipes, given, ways)
+
+    def _check_peers(self, policy: PolicySettings) -> None:
+        if self._pins is None or not (policy.pinned or policy.peers is not None):
+            return
+        everybody = (self._recipe.server, *(party.name for party in self._recipe.parties))
+        for peer in everybody:
+            if peer == self._name:
+                continue
+            pin = self._pins.get(peer)
+            key = "peers" if policy.peers is not None else "pinned"
+            if pin is None:
+                wanted = policy.peers if policy.peers is not None else True
+                ways = "write the pin of its certificate, as `vfl certs show` prints it"
+                raise refused(key, wanted, f"pins has none for {peer}", ways)
+            if policy.peers is not None and pin not in policy.peers:
+                raise refused("peers", policy.peers, f"the key of {peer} is {pin}")
+
+    @staticmethod
+    def _check_plugins(allowed: tuple[str, ...], used: Iterable[str]) -> None:
+        for name, digest in digests(used):
+            if name not in allowed and f"{name} = {digest}" not in allowed:
+                given = f"the run uses the plug-in {name} = {digest}"
+                ways = "read that plug-in, and add it"
+                raise refused("plugins", allowed, given, ways)
+
+    def _check_plan(self, policy: PolicySettings, asked: Asked) -> None:
+        if not (policy.least_rows > 1 or policy.most_numbers or policy.most_bytes):
+            return
+        plan = asked.plan
+        if plan is None:
+            # Too long to be counted before; what leaves is.
+            return
+        for (phase, exchange), rows in plan.batches.items():
+            if rows < policy.least_rows:
+                given = f"a batch of exchange {exchange} in phase {phase} would have {rows:,} rows"
+                ways = "ask for another batch_size, or change the policy"
+                raise refused("least_rows", policy.least_rows, given, ways)
+        for peer, numbers in plan.numbers.items():
+            if policy.most_numbers is not None and numbers > policy.most_numbers:
+                given = f"{peer} would get {numbers:,} numbers about one person"
+                ways = "ask for fewer epochs or a smaller embedding_size, or change the policy"
+                raise refused("most_numbers", policy.most_numbers, given, ways)
+        if policy.most_bytes is not None and plan.payload_bytes > policy.most_bytes:
+            given = f"this party would send {plan.payload_bytes:,} bytes"
+            raise refused("most_bytes", policy.most_bytes, given)
 
     def shows(self) -> dict[str, Any]:
-        """Returns the table of ``[policy]``, with its level's defaults, or the name of a plug-in."""
+        """Returns the table of ``[policy]`` with its level's defaults, or the name of a policy."""
         if isinstance(self._policy, str):
             return {"plugin": self._policy}
         return self._policy.model_dump(mode="json", exclude_none=True)
@@ -50,3 +137,23 @@ class WordsGuard:
                 "release there, too"
             )
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._recipe.server)
+
+
+def told(policy: str | PolicySettings) -> Iterator[str]:
+    """Yields what a policy says, a line for each key that asks for something."""
+    if isinstance(policy, str):
+        yield without_words(policy)
+        return
+    yield f"level = {policy.level}"
+    said = policy.model_dump(mode="json", exclude_none=True, exclude={"level", "account"})
+    for key, value in said.items():
+        if value not in (False, [], "none") and not (key == "least_rows" and value == 1):
+            yield f"{key} = {value:,}" if isinstance(value, int) else f"{key} = {_value(value)}"
+        elif value == [] and key in ("phases", "kinds", "peers", "recipes", "plugins"):
+            yield f"{key}: none"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return listed([str(each) for each in value])
+    return str(value).lower() if isinstance(value, bool) else str(value)

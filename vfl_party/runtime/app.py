@@ -34,6 +34,7 @@ from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_thre
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.policy.guards import guards_of
+from vfl_party.policy.words import without_words
 from vfl_party.predict.alone import Alone, is_away, write_waiting
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
@@ -201,6 +202,7 @@ class PartyApp:
     ) -> PartyRun:
         """Makes all that can fail without the others; ``stack``: closes it after the run."""
         files, recipe = self.files, self.files.recipe
+        self._tell_policy()
         set_threads(files.file.threads)
         plain_arithmetic()
         keep_freed_memory()
@@ -266,6 +268,13 @@ class PartyApp:
             progress,
             address=files.file.advertise or address,
         )
+
+    def _tell_policy(self) -> None:
+        """Says what it means if the party file says nothing of a policy."""
+        if "policy" not in self.files.file.model_fields_set:
+            said = without_words(self.files.file.policy)
+            log.warning("%s", said, extra={"event": "policy"})
+            self.console.show("policy", said=said)
 
     def _book(self) -> Book:
         """Opens the record, and says if it is a new one although this party has run before."""

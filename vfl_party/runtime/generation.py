@@ -34,9 +34,9 @@ from vfl_party.outbound.policies import Policy
 from vfl_party.phases.advice import advise, few_common
 from vfl_party.phases.context import Hooks
 from vfl_party.phases.measure import decides
-from vfl_party.policy.meeting import Asked, Guard, meet, shown_by
+from vfl_party.policy.meeting import Guard, meet, shown_by
 from vfl_party.predict.results import id_names, keep, kept_table
-from vfl_party.runtime.joining import joining_of
+from vfl_party.runtime.joining import check_before, joining_of
 
 log = logging.getLogger(__name__)
 
@@ -421,10 +421,7 @@ class Preparation:
         # So that the policy sees the alignment's, too, before anybody is asked.
         _ = tried.exchanges
         self.plan: Sequence[Planned] = tried.plan
-        if guards:
-            asked = Asked(opened, tried.party, len(tried.prepared.table))
-            for each in guards:
-                each.before(asked)
+        check_before(guards, tried)
         self._ready: tuple[Aligned, Assembled] | None = (aligned, tried)
         # If not, its memory is better used for the alignment.
         self._usable = spread is None and self._alignment.certain

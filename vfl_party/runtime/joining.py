@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from vfl_common.process.logs import version
 from vfl_common.rpc.messages import Joining
 from vfl_party.align import alignment_of
 from vfl_party.assembly.models import load_encoder
-from vfl_party.assembly.party import TRAINING, Training
+from vfl_party.assembly.party import TRAINING, Assembled, Training
 from vfl_party.phases.course import Course
+from vfl_party.policy.meeting import Asked, Guard
 from vfl_party.predict.prediction import load_start
+from vfl_party.runtime import versions
 
 
 def training(recipe: Recipe, name: str, out: Path) -> Training:
@@ -47,3 +49,16 @@ def joining_of(course: Course, role: str, plugins: Mapping[str, str]) -> Joining
         oldest=max(OLDEST, course.oldest_protocol, alignment_of(recipe).protocol),
         version=version(),
     )
+
+
+def check_before(guards: Sequence[Guard], tried: Assembled) -> None:
+    """Has each guard check a run before the party joins; ``tried``: the party as it would be.
+
+    Raises InputError (REFUSED).
+    """
+    opened = tried.opened
+    needed = versions.shared(opened) | versions.modelling(opened) | versions.reading(opened)
+    rounds = {phase.name: phase.rounds for phase in tried.plan}
+    asked = Asked(opened, tried.party, len(tried.prepared.table), rounds, [*needed])
+    for each in guards:
+        each.before(asked)

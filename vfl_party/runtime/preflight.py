@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile, load_party
+from vfl_common.config.policy import PolicySettings
 from vfl_common.config.recipe import Recipe, load_recipe, naming
 from vfl_common.config.task import CLASSES
 from vfl_common.errors import Code, InputError, VflError
@@ -33,10 +34,12 @@ from vfl_party.data.notes.smells import smells
 from vfl_party.data.notes.target_leakage import target_leakage
 from vfl_party.phases.advice import few_rows
 from vfl_party.phases.course import Course
+from vfl_party.policy.guards import guards_of
+from vfl_party.policy.words import told
 from vfl_party.predict.prediction import predicted
 from vfl_party.predict.results import computed_cells, label_name
 from vfl_party.runtime import versions
-from vfl_party.runtime.joining import joining_of, training
+from vfl_party.runtime.joining import check_before, joining_of, training
 
 _CONNECT_S = 3.0
 # At the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason.
@@ -102,6 +105,9 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
         yield Finding(about, False, str(error))
         return
     yield Finding("role", True, files.settings.role)
+    described = isinstance(file.policy, PolicySettings)
+    for line in told(file.policy):
+        yield Finding("policy", True, line, note=not described)
     plugins: dict[str, str] = {}
     yield from _work(files, plugins)
     yield from _network(files, offline, plugins)
@@ -230,6 +236,7 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         policy=files.policy(),
         trees=files.file.trees,
     )
+    check_before(guards_of(files.file, files.recipe), party)
     sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
     told = files.recipe.rows.split in ("column", "grouped") and not files.is_active
     if told:

@@ -1,0 +1,97 @@
+"""What a party would send in a run, by what its phases declare, before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+from vfl_party.align import alignment_of
+from vfl_party.outbound.declared import Exchange, Occurrence, Sent
+from vfl_party.phases.context import Party
+
+# Steps of a run; counting more takes longer than people wait.
+MOST_STEPS = 1_000_000
+
+
+@dataclass
+class Plan:
+    """What a party would send.
+
+    ``payload_bytes``: to all. ``numbers``: {peer: about a person, at most one that is in every
+    round}. ``batches``: {(phase, exchange): the least rows of a batch that is told of row by row}.
+    """
+
+    payload_bytes: int = 0
+    numbers: Counter[str] = field(default_factory=Counter)
+    batches: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+def planned(party: Party, rows: int) -> Plan | None:
+    """Returns what the party would send, as far as its phases declare it; None if they declare too
+    many steps to be counted.
+
+    The rows of a batch are not known. A person counts once for each time that a round goes through
+    as many rows as the party has; what leaves is counted exactly.
+
+    Args:
+        party: before it joins.
+        rows: of its table.
+    """
+    plan, chains = Plan(), cache(party.chains)
+    phases = {each.name for each in party.course.phases}
+    # {(peer, phase, exchange, round): (numbers about a row, rows)}.
+    rounds: dict[tuple[str, str, str, int], tuple[int, int]] = {}
+    for number, each in enumerate(_occurrences(party, rows)):
+        if number == MOST_STEPS:
+            return None
+        sent, up = _sent(party, each.exchange)
+        to = _receivers(party, each, up=up)
+        if not to or not sent.tensors or each.empty == ("up" if up else "down"):
+            continue
+        phase, name = each.step.phase, each.exchange.name
+        both = chains(phase, each.exchange)
+        spec = each.exchange.spec(sent, phase, dict(each.sizes))
+        wire = (both.up if up else both.down).wire_spec(spec)
+        plan.payload_bytes += wire.payload_bytes * len(to)
+        batch = dict(each.sizes).get("rows", 0)
+        if not (sent.about_rows and batch) or phase not in phases:
+            continue
+        plan.batches[phase, name] = min(batch, plan.batches.get((phase, name), batch))
+        width = -(-sum(math.prod(of.shape) for of in spec.tensors.values()) // batch)
+        for peer in to:
+            key = (peer, phase, name, each.step.round)
+            rounds[key] = (width, rounds.get(key, (0, 0))[1] + batch)
+    for (peer, *_), (width, told) in rounds.items():
+        plan.numbers[peer] += width * -(-told // max(1, rows))
+    return plan
+
+
+def _occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
+    yield from alignment_of(party.recipe).occurrences(rows)
+    for phase in party.course.phases:
+        traffic = phase.method.traffic(party, phase.name, phase.settings)
+        if traffic is not None:
+            yield from traffic.occurrences
+            yield from traffic.after(None) if traffic.after is not None else ()
+
+
+def _sent(party: Party, exchange: Exchange) -> tuple[Sent, bool]:
+    """Returns what this party sends in an exchange, and whether it is the one that asks."""
+    up = party.role == "passive" or exchange.asks == "server"
+    return (exchange.up if up else exchange.down), up
+
+
+def _receivers(party: Party, each: Occurrence, *, up: bool) -> list[str]:
+    """Returns who gets what this party sends."""
+    recipe, exchange = party.recipe, each.exchange
+    asking = [other.name for other in recipe.passives]
+    if each.party is not None:
+        asking = [each.party] if isinstance(each.party, str) else [*each.party]
+    if exchange.asks == "server":
+        return [] if exchange.passive and party.role == "active" else [recipe.server]
+    if not up:
+        return asking
+    return [recipe.active.name] if party.name in asking else []
