@@ -75,6 +75,8 @@ def test_runs_add_up_until_one_is_refused_before_it_starts(tmp_path: Path) -> No
         # Nothing left, and the others read no figure.
         assert (folder / "lines.jsonl").read_bytes() == lines
         federation.programs["p0"].stop()
+        said = CliRunner().invoke(cli, ["check", str(tmp_path / "p1.toml"), "--offline"])
+        assert text.removeprefix("error: ").strip() in said.output
         # Without the file the record gives the same account.
         before = account(federation, "p1")
         (folder / FILE).unlink()
@@ -190,7 +192,9 @@ def test_a_run_spends_what_was_planned(tables: dict[str, Any], tmp_path: Path) -
             settings = parse(DataSettings, DATA[name], name)
             opened = open_party(recipe, name, settings, encoder_settings(recipe, name, None))
             made = assemble(opened, expected_rows(opened))
-            plan = planned(made.party, len(opened.table), "train")[peer]
+            plans = planned(made.party, len(opened.table), "train")
+            assert plans is not None
+            plan = plans[peer]
             spent = account(federation, name)[peer]["spent"]
             for what in ("numbers_of_a_person", "bytes_of_a_person", "bytes"):
                 assert plan.amounts[what] == spent[what], (name, what)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +13,14 @@ from vfl_common.config.account import AccountLimits
 from vfl_common.config.party import PartyFile
 from vfl_common.config.policy import PolicySettings
 from vfl_common.errors import Code, InputError
-from vfl_party.account.persons import tagged
+from vfl_party.account.persons import Persons, tagged
 from vfl_party.account.planned import Planned, planned
 from vfl_party.account.store import Standing, standing
 from vfl_party.account.sums import OF_A_PERSON, People, Sums, worst
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.policy.meeting import Asked
-from vfl_party.record.book import Book
-from vfl_party.record.history import Disclosure, Private
+from vfl_party.record.book import LINES, SECRET, Book, folder_of
+from vfl_party.record.history import Disclosure, Private, Reader
 
 _WHAT = {
     "epsilon": "an ε of {} for one person is spent",
@@ -53,6 +54,18 @@ def guard_of(book: Book, limits: AccountLimits, *, resumes: bool = False) -> Acc
     return AccountGuard(standing(book.folder), limits, book.secret, resumes=resumes)
 
 
+def guards_without_run(file: PartyFile) -> list[AccountGuard]:
+    """Returns what a check asks: the guard of a party that may have no record yet. It writes no
+    record. Raises InputError if the account cannot be used.
+    """
+    limits, folder = limits_of(file), folder_of(Path(file.record.folder or file.out), file.name)
+    if not limits.given:
+        return []
+    if not (folder / LINES).is_file():
+        return [AccountGuard(Standing(folder, Sums(Persons(folder)), Reader()), limits, b"")]
+    return [AccountGuard(standing(folder), limits, (folder / SECRET).read_bytes())]
+
+
 class AccountGuard:
     """Holds a run to the limits: as a ``vfl_party.policy.meeting.Guard`` before it starts, and as
     what a ``Recorder`` asks of each bundle.
@@ -74,12 +87,11 @@ class AccountGuard:
         if self._resumes:
             return
         opened = asked.opened
-        try:
-            plan = planned(asked.party, len(opened.table), opened.work.job)
-        except InputError as error:
+        plan = planned(asked.party, len(opened.table), opened.work.job)
+        if plan is None:
             # Each bundle is held to the limits all the same.
-            text = "what this run would spend is not known before it starts: %s"
-            log.info(text, error, extra={"event": "account"})
+            text = "what this run would spend is not known before it starts; each bundle is counted"
+            log.info(text, extra={"event": "account"})
             return
         self.check(tagged(self._secret, opened.table.ids), plan)
 

@@ -13,6 +13,7 @@ from vfl_party.base.mechanism import Mechanism
 from vfl_party.outbound.chain import Chain
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent
 from vfl_party.phases.context import Party
+from vfl_party.policy.planned import MOST_STEPS
 
 # Splits that have no row in common.
 _APART = ("train", "validation", "test")
@@ -30,8 +31,9 @@ class Planned:
     costs: Counter[Mechanism] = field(default_factory=Counter)
 
 
-def planned(party: Party, rows: int, job: str) -> dict[str, Planned]:
-    """Returns {peer: what the run would send it}, as far as phases declare it.
+def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
+    """Returns {peer: what the run would send it}, as far as phases declare it; None if they declare
+    too many steps to be counted, or follow from the rows of others.
 
     Which rows a batch has is not known, so a person counts as often as the rows of a round go into
     those of the split that they fit best. What leaves is counted exactly.
@@ -41,11 +43,16 @@ def planned(party: Party, rows: int, job: str) -> dict[str, Planned]:
         rows: of its table.
     """
     found: dict[str, Planned] = defaultdict(Planned)
+    if party.recipe.rows.align == "none" and party.role == "active" and not party.data.holdings:
+        # How many rows the others have is said when all have joined.
+        return None
     if job != "train":
         _prediction(party, rows, found)
         return dict(found)
     people = _People(party, rows, found)
-    for each in _occurrences(party, rows):
+    for number, each in enumerate(_occurrences(party, rows)):
+        if number == MOST_STEPS:
+            return None
         people.count(each)
     people.finish()
     if party.recipe.rows.align == "psi" and party.recipe.rows.alignment is None:

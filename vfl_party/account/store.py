@@ -50,8 +50,9 @@ class Standing:
         """Adds what the record has by now; returns whether it had anything new. Raises
         InputError.
         """
-        # Asked before every bundle.
-        if (self.folder / LINES).stat().st_size == self.at:
+        # Asked before every bundle; before the first run there is no record.
+        path = self.folder / LINES
+        if not path.exists() or path.stat().st_size == self.at:
             return False
         lines, history = self.lines, RecordHistory(self.folder)
         for found, end in history.lines(self.reader, self.lines, self.at):

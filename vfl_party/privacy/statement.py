@@ -14,11 +14,11 @@ def statement(mode: Mode, epsilon: float, delta: float, without: Sequence[str] =
     A row less would move the targets of others, which belong to places in the order of rows, and
     the split. So neighbours are tables of the same ids, of which one has an empty row, whose
     gradient is nothing (zero-out, Kairouz et al. 2021, on DP-FTRL); and the models depend on
-    statistics of all rows. FedOnce-L1 protects the trained models of all parties together, and all results computed with
-    them (section 4.1). The representations go to an active party that is trusted (section 4.2).
-    ``matched``: the Hungarian match couples records, so clipping a record's gradient does not bound
-    its influence. ``without``: phases that train without accounted privacy; models trained from
-    their results are not covered.
+    statistics of all rows. FedOnce-L1 protects the trained models of all parties together, and all
+    results computed with them (section 4.1). The representations go to an active party that is
+    trusted (section 4.2). ``matched``: the Hungarian match couples records, so clipping a record's
+    gradient does not bound its influence. ``without``: phases that train without accounted privacy;
+    models trained from their results are not covered.
     """
     outside = "the uploaded representations and the reported training loss"
     trusted = f"{outside} are not covered: the active party is trusted with them"
