@@ -390,7 +390,7 @@ class _Federation:
         from vfl_party.align import Aligned
         from vfl_party.assembly.party import assemble
         from vfl_party.outbound.policies import of_trial
-        from vfl_party.policy.guards import guards_of_trial
+        from vfl_party.policy.guards import guards_of_trial, trees_of_trial
         from vfl_party.runtime import versions
         from vfl_party.runtime.folders import Folders
         from vfl_party.runtime.generation import Preparation
@@ -403,7 +403,12 @@ class _Federation:
 
         def make(aligned: Aligned, secret: int | None) -> Assembled:
             assembled = assemble(
-                opened, aligned, device=self._devices[name], policy=policy(), secret=secret
+                opened,
+                aligned,
+                device=self._devices[name],
+                policy=policy(),
+                trees=trees_of_trial(recipe, name),
+                secret=secret,
             )
             # The newest one is the one that runs.
             self._assembled[name] = assembled

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vfl_common.config.party import PartyFile
+from vfl_common.config.party import PartyFile, TreeLimits
+from vfl_common.config.policy import PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.outbound.policies import named_in_trial
 from vfl_party.policy.meeting import Guard
 from vfl_party.policy.words import WordsGuard
 
 
+def words_of(file: PartyFile, recipe: Recipe) -> WordsGuard:
+    """Returns the guard of the party file's policy."""
+    return WordsGuard(file.policy, file.name, recipe, file.pins)
+
+
 def guards_of(file: PartyFile, recipe: Recipe) -> Sequence[Guard]:
     """Returns the guards of a party that its party file asks for."""
-    return [WordsGuard(file.policy, file.name, recipe, file.pins)]
+    return [words_of(file, recipe)]
 
 
 def guards_of_trial(recipe: Recipe, name: str) -> Sequence[Guard]:
     """Returns the guards of a party in a trial on one machine, where nobody has a key."""
     return [WordsGuard(named_in_trial(recipe, name), name, recipe, None)]
+
+
+def trees_of_trial(recipe: Recipe, name: str) -> TreeLimits | None:
+    """Returns what the level of a party's policy asks of trees in a trial; None: nothing. There,
+    keys may be short.
+    """
+    policy = named_in_trial(recipe, name)
+    found = policy.elsewhere.get("trees") if isinstance(policy, PolicySettings) else None
+    return TreeLimits.model_validate({"least_key_bits": 1024, **found}) if found else None

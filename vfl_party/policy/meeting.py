@@ -20,6 +20,8 @@ from vfl_party.policy.planned import Plan, planned
 
 # Bytes of what a party shows; the server refuses more.
 MOST_SHOWN = 1 << 16
+# In the party's folder of a run: what all have shown, by party.
+SHOWN = "shown.json"
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,18 @@ def shown_by(guards: Sequence[Guard]) -> str:
     return text
 
 
-def meet(guards: Sequence[Guard], run_id: str, shown: Mapping[str, str]) -> None:
-    """Has each guard check what the parties show. ``shown``: {party: its text}, as it came.
+def meet(
+    guards: Sequence[Guard], run_id: str, shown: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Has each guard check what the parties show, and returns it. ``shown``: {party: its text}, as
+    it came.
 
     Raises InputError (REFUSED), and PeerError if a text is no table.
     """
     tables = {name: _table(name, text) for name, text in shown.items()}
     for each in guards:
         each.met(run_id, {name: table.get(each.key) for name, table in tables.items()})
+    return tables
 
 
 def _table(name: str, text: str) -> dict[str, Any]:

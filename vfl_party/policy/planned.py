@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -12,6 +12,8 @@ from vfl_party.align import alignment_of
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent
 from vfl_party.phases.context import Party
 
+# Splits that have no row in common.
+_APART = ("train", "validation", "test")
 # Steps of a run; counting more takes longer than people wait.
 MOST_STEPS = 1_000_000
 
@@ -20,8 +22,8 @@ MOST_STEPS = 1_000_000
 class Plan:
     """What a party would send.
 
-    ``payload_bytes``: to all. ``numbers``: {peer: about a person, at most one that is in every
-    round}. ``batches``: {(phase, exchange): the least rows of a batch that is told of row by row}.
+    ``payload_bytes``: to all. ``numbers``: {peer: about the person of whom most is told}.
+    ``batches``: {(phase, exchange): the least rows of a batch that is told of row by row}.
     """
 
     payload_bytes: int = 0
@@ -33,8 +35,8 @@ def planned(party: Party, rows: int) -> Plan | None:
     """Returns what the party would send, as far as its phases declare it; None if they declare too
     many steps to be counted.
 
-    The rows of a batch are not known. A person counts once for each time that a round goes through
-    as many rows as the party has; what leaves is counted exactly.
+    The rows of a batch are not known, and rounds are taken to go through the rows of a split; what
+    leaves is counted exactly.
 
     Args:
         party: before it joins.
@@ -64,9 +66,28 @@ def planned(party: Party, rows: int) -> Plan | None:
         for peer in to:
             key = (peer, phase, name, each.step.round)
             rounds[key] = (width, rounds.get(key, (0, 0))[1] + batch)
-    for (peer, *_), (width, told) in rounds.items():
-        plan.numbers[peer] += width * -(-told // max(1, rows))
+    _add_people(plan, party, max(1, rows), rounds)
     return plan
+
+
+def _add_people(
+    plan: Plan,
+    party: Party,
+    rows: int,
+    rounds: Mapping[tuple[str, str, str, int], tuple[int, int]],
+) -> None:
+    """Adds the numbers about a person: the rows of a round are taken to be those of the smallest
+    split that has as many.
+    """
+    splits = sorted({len(party.data.splits.get(name, ())) for name in _APART} - {0})
+    # {(peer, rows of the split)}; of all rows, None.
+    sums: Counter[tuple[str, int | None]] = Counter()
+    for (peer, *_), (width, told) in rounds.items():
+        split = next((size for size in splits if told <= size), None)
+        sums[peer, split] += width * -(-told // (split or rows))
+    for peer in {peer for peer, _ in sums}:
+        of_a_split = max(sums[peer, split] for split in [*splits, 0])
+        plan.numbers[peer] = of_a_split + sums[peer, None]
 
 
 def _occurrences(party: Party, rows: int) -> Iterator[Occurrence]:

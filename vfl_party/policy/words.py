@@ -56,12 +56,7 @@ class WordsGuard:
         if not isinstance(self._policy, PolicySettings):
             return
         policy = self._policy
-        self._check_recipe(policy)
-        self._check_peers(policy)
-        for phase in asked.opened.course.phases:
-            if policy.phases is not None and phase.kind not in policy.phases:
-                given = f"phase {phase.name} of the recipe is {phase.kind}"
-                raise refused("phases", policy.phases, given)
+        self.serves()
         if policy.plugins is not None:
             self._check_plugins(policy.plugins, asked.plugins)
         for name, rounds in asked.rounds.items():
@@ -69,6 +64,20 @@ class WordsGuard:
                 given = f"phase {name} has {rounds:,} rounds"
                 raise refused("most_epochs", policy.most_epochs, given)
         self._check_plan(policy, asked)
+
+    def serves(self) -> None:
+        """Raises InputError (REFUSED) if a model of the recipe may not be used: because of the
+        recipe, its phases, or the others.
+        """
+        if not isinstance(self._policy, PolicySettings):
+            return
+        policy = self._policy
+        self._check_recipe(policy)
+        self._check_peers(policy)
+        for phase in self._recipe.phases:
+            if policy.phases is not None and phase.kind not in policy.phases:
+                given = f"phase {phase.name} of the recipe is {phase.kind}"
+                raise refused("phases", policy.phases, given)
 
     def _check_recipe(self, policy: PolicySettings) -> None:
         digest = self._recipe.digest()

@@ -445,11 +445,11 @@ class Preparation:
             shown_json=shown_by(self._guards),
         )
 
-    def meet(self, start: Start) -> None:
-        """Checks what all parties show each other, before anything leaves. Raises InputError
-        (REFUSED), PeerError.
+    def meet(self, start: Start) -> dict[str, dict[str, Any]]:
+        """Checks what all parties show each other, before anything leaves, and returns it. Raises
+        InputError (REFUSED), PeerError.
         """
-        meet(self._guards, start.run_id, start.shown)
+        return meet(self._guards, start.run_id, start.shown)
 
     def generation(self, folder: RunFolder, transport: Transport, hooks: Hooks) -> Generation:
         """Makes the next generation."""

@@ -26,15 +26,18 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from vfl_common.errors import ChangedError, Code, InputError, InterruptedRun, PeerError, VflError
+from vfl_common.files import write_atomic
 from vfl_common.ledger import load_entries
 from vfl_common.rpc.messages import Done, Joining, Membership, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import Planned, alone_after, position_of, reachable
+from vfl_common.text import to_json
 from vfl_party.base.devices import peak_memory
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.plugins import blaming
 from vfl_party.base.step_timing import Clock
 from vfl_party.phases.context import Hooks
+from vfl_party.policy.meeting import SHOWN
 from vfl_party.runtime import resume
 from vfl_party.runtime.folders import Folders
 from vfl_party.runtime.generation import Generation, Preparation, Transport
@@ -104,7 +107,7 @@ class PartyRun:
                 if isinstance(start, Done):
                     return self._done(start, folder)
                 self._check(start, offer, folder)
-                self._prepared.meet(start)
+                shown = self._prepared.meet(start)
                 started_s = started_s or time.monotonic()
                 if folder is None or folder.run_id != start.run_id:
                     if folder is not None:
@@ -113,6 +116,7 @@ class PartyRun:
                 elif folder is self._folders.resume:
                     self._ledger.carry(load_entries(folder.path / "ledger.json"))
                     self._folders.resume = None
+                write_atomic(folder.path / SHOWN, to_json(shown))
                 outcome: Outcome | None = None
                 try:
                     outcome = self._generation(start, folder, started_s)

@@ -16,6 +16,7 @@ from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console
 from vfl_common.text import listed
 from vfl_party.assembly.files import PartyFiles, read_files
+from vfl_party.policy.guards import words_of
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import TrainedRun, load_joint
 from vfl_party.serve.counts import Counts
@@ -141,6 +142,7 @@ class Opener:
                 Code.CONFIG_INVALID, f"{trained.path}: {text}; start this program again to serve it"
             )
         files = read_files(self._path, device=self._device, recipe=recipe, keyring=self.keyring)
+        words_of(files.file, recipe).serves()
         files = replace(files, file=self._file)
         require_served(trained)
         store = Store(files, trained, self._console.show, self._source)

@@ -310,5 +310,9 @@ def _each(words: Iterable[str]) -> str:
 
 def defence(each: ExchangeSummary) -> str:
     """Says what was done to tensors before they left."""
-    steps = [s for s in each.chain.split(" -> ") if s not in ("identity", "allow all", "unchanged")]
+    steps = [
+        step
+        for step in each.chain.split(" -> ")
+        if step not in ("identity", "allow all", "unchanged") and not step.startswith("policy: ")
+    ]
     return "; ".join([*([each.how] if each.how else []), *steps]) or "none"

@@ -1,0 +1,279 @@
+"""A policy in words: what it refuses, with which key and reason, and that nothing leaves before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import cases
+from tests.harness.federation import Federation, reason_to_wait, refused
+from tests.harness.memory import in_memory, in_process
+from tests.harness.sentences import raises, worded_as_before
+from tests.integration import test_resume
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.config.policy import LEVELS, PolicySettings
+from vfl_common.errors import Code, InputError
+from vfl_common.ledger import CONTROL, Ledger
+from vfl_party.base.checkpoint import CheckpointStore
+from vfl_party.outbound.declared import Exchange, Sent, f32, u8
+from vfl_party.outbound.filter import Filter, Leaving
+from vfl_party.outbound.worded import Worded
+from vfl_party.policy.meeting import SHOWN
+
+NOISE = [
+    {"kind": "gaussian", "exchange": exchange, "sent_by": "passive", "sigma": 0.5}
+    for exchange in ("embedding", "validation")
+]
+SPLIT: dict[str, Any] = {"kind": "splitnn", "epochs": 2, "batch_size": 20}
+TREES: dict[str, Any] = {"kind": "secureboost", "trees": 1, "bins": 4, "depth": 2}
+RECIPES: dict[str, list[dict[str, Any]]] = {
+    "splitnn": [SPLIT],
+    "noise": [SPLIT | {"transforms": NOISE}],
+    "bits": [SPLIT | {"codec": "float16"}],
+    "fedonce": [
+        {"kind": "fedonce", "epochs": 1, "batch_size": 20},
+        {"kind": "head", "own_encoder": "trained", "epochs": 1, "batch_size": 20},
+    ],
+    "trees": [TREES | {"encryption": "none"}],
+}
+DEMAND = {"kind": "embedding", "transform": "gaussian", "at_least": {"sigma": 0.4}}
+# {policy: (whose, its table, {recipe: the key that refuses it})}; the others are allowed.
+POLICIES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "open": ("p1", {"level": "open"}, {}),
+    "careful": ("p1", {"level": "careful"}, {}),
+    "strict": ("p0", {"level": "strict"}, dict.fromkeys(RECIPES, "recipes|encrypted")),
+    "sealed": (
+        "p0",
+        {"level": "open", "encrypted": ["gradient"]},
+        dict.fromkeys(("splitnn", "noise", "bits", "trees"), "encrypted"),
+    ),
+    "phases": (
+        "p1",
+        {"level": "open", "phases": ["fedonce", "head", "secureboost"]},
+        dict.fromkeys(("splitnn", "noise", "bits"), "phases"),
+    ),
+    "kinds": (
+        "p0",
+        {"level": "open", "kinds": ["embedding", "rows", "verdict"]},
+        dict.fromkeys(("splitnn", "noise", "bits", "trees"), "kinds"),
+    ),
+    "demands": (
+        "p1",
+        {"level": "open", "demands": [DEMAND]},
+        dict.fromkeys(("splitnn", "bits", "fedonce"), "demands"),
+    ),
+    "stronger": (
+        "p1",
+        {"level": "open", "demands": [DEMAND | {"at_least": {"sigma": 0.6}}]},
+        dict.fromkeys(("splitnn", "bits", "fedonce", "noise"), "demands"),
+    ),
+    "epochs": (
+        "p1",
+        {"level": "open", "most_epochs": 1},
+        dict.fromkeys(("splitnn", "noise", "bits", "fedonce"), "most_epochs"),
+    ),
+    "numbers": (
+        "p1",
+        {"level": "open", "most_numbers": 12},
+        dict.fromkeys(("splitnn", "noise", "bits"), "most_numbers"),
+    ),
+    "bytes": (
+        "p1",
+        {"level": "open", "most_bytes": 2_600},
+        dict.fromkeys(("splitnn", "noise"), "most_bytes"),
+    ),
+    "rows": (
+        "p1",
+        {"level": "open", "least_rows": 9},
+        dict.fromkeys(("splitnn", "noise", "bits"), "least_rows"),
+    ),
+}
+
+
+def recipe(phases: list[dict[str, Any]], policies: dict[str, Any] | None = None) -> dict[str, Any]:
+    task = {"kind": "binary"} if phases[0]["kind"] == "secureboost" else None
+    made = cases.recipe(2, task=task) | {"phases": phases}
+    return made | {"simulate": {"policies": policies or {}}}
+
+
+def data(phases: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    if phases[0]["kind"] == "secureboost":
+        return cases.columns("sklearn:breast_cancer", 2, limit=60)
+    return cases.digits(2, limit=60)
+
+
+@pytest.fixture
+def frames(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(phase, kind) of every frame that a process or a party counts as sent."""
+    found: list[tuple[str, str]] = []
+    add = Ledger.add
+
+    def noted(self: Ledger, peer: str, phase: str, kind: str, direction: Any, *of: Any) -> None:
+        if phase != CONTROL and direction == "sent":
+            found.append((phase, kind))
+        add(self, peer, phase, kind, direction, *of)
+
+    monkeypatch.setattr(Ledger, "add", noted)
+    return found
+
+
+CASES = [(name, policy) for policy in POLICIES for name in RECIPES]
+
+
+@pytest.mark.parametrize(("name", "policy"), CASES, ids=["-".join(each) for each in CASES])
+def test_a_policy_refuses_or_allows(
+    name: str, policy: str, tmp_path: Path, frames: list[tuple[str, str]]
+) -> None:
+    who, words, refuses = POLICIES[policy]
+    phases = RECIPES[name]
+    tables = recipe(phases, {who: words})
+    if name not in refuses:
+        in_process(tmp_path / "run", tables, data(phases))
+        assert frames
+        return
+    with raises(InputError, Code.REFUSED) as caught:
+        in_process(tmp_path / "run", tables, data(phases))
+    assert any(f"policy.{key}" in str(caught.value) for key in refuses[name].split("|"))
+    assert frames == []
+
+
+def test_what_leaves_is_counted_by_person_and_refused_at_the_way_out(
+    tmp_path: Path, frames: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a plan, which a run with too many steps has not, each person's numbers count."""
+    monkeypatch.setattr("vfl_party.policy.planned.MOST_STEPS", 1)
+    phases = [SPLIT | {"epochs": 3}]
+    # Three epochs of eight numbers; the third one is too much.
+    for most, fine in ((24, True), (23, False)):
+        frames.clear()
+        tables = recipe(phases, {"p1": {"level": "open", "most_numbers": most}})
+        if fine:
+            in_process(tmp_path / "run", tables, data(phases))
+            continue
+        with raises(InputError, Code.REFUSED):
+            in_process(tmp_path / "refused", tables, data(phases))
+        # The first batch of the third epoch is held back.
+        assert frames.count(("splitnn", "embedding")) < 2 * (3 + 1) * 2
+
+
+@pytest.mark.parametrize("words", [{"most_epochs": 1}, {"peers": [f"sha256:{'0' * 64}"]}])
+def test_over_grpc_a_run_is_refused_before_anything_is_sent(
+    words: dict[str, Any], tmp_path: Path
+) -> None:
+    tables = cases.recipe(2) | {"phases": [SPLIT]}
+    extra = {"p1": {"policy": {"level": "open"} | words}}
+    with Federation(tmp_path, tables, data([SPLIT]), extra) as federation:
+        federation.start_server()
+        said = refused(federation.start_party("p1"), f"policy.{next(iter(words))}")
+        assert "in the party file" in said
+        # The others read that it refuses, and not what.
+        federation.start_party("p0")
+        why = reason_to_wait(federation.programs["p0"], "p1")
+        assert "policy" in why
+        assert "most_epochs" not in why
+        assert not list((tmp_path / "runs").glob("*/p1"))
+
+
+def test_all_parties_read_the_policies_of_all_before_anything_is_sent(tmp_path: Path) -> None:
+    tables = cases.recipe(2) | {"phases": [SPLIT]}
+    extra = {"p1": {"policy": {"level": "careful", "most_epochs": 5}}}
+    with Federation(tmp_path, tables, data([SPLIT]), extra) as federation:
+        federation.start_all()
+        federation.finish()
+        for name in ("p0", "p1"):
+            shown = json.loads((federation.run_folder / name / SHOWN).read_text())
+            assert shown["p0"]["policy"] == {"plugin": "allow_all"}
+            assert shown["p1"]["policy"]["most_epochs"] == 5
+            assert shown["p1"]["policy"]["level"] == "careful"
+        # A party file without a policy says what that means.
+        said = [
+            each["said"] for each in federation.programs["p0"].seen() if each["event"] == "policy"
+        ]
+        assert len(said) == 1
+        worded_as_before(said[0])
+        assert not any(each["event"] == "policy" for each in federation.programs["p1"].seen())
+
+
+class Limited(Federation):
+    """p2 lets out as many numbers about a person as four epochs need."""
+
+    def write_party(self, name: str) -> Path:
+        words = {"level": "open", "most_numbers": 4 * test_resume.WIDTH}
+        policy = {"policy": words} if name == "p2" else {}
+        self.extra[name] = self.extra.get(name, {}) | policy
+        return super().write_party(name)
+
+
+def test_a_run_that_is_killed_goes_on_counting_and_ends_as_undisturbed(tmp_path: Path) -> None:
+    undisturbed = in_memory(tmp_path / "undisturbed", test_resume.recipe(), test_resume.DATA)
+    with test_resume.held(
+        tmp_path / "killed",
+        test_resume.recipe(),
+        test_resume.DATA,
+        Limited,
+        sent=test_resume.SECOND_EPOCH,
+    ) as (federation, proxy):
+        federation.wait_for_checkpoint(test_resume.AFTER_FIRST)
+        test_resume.kill(federation, proxy, "p2")
+        assert federation.finish()["interruptions"] == 1
+        test_resume.assert_equal(test_resume.parameters(federation), undisturbed)
+        store = CheckpointStore(federation.run_folder / "p2" / "checkpoints", 2)
+        chains = store.load(store.labels()[-1])["job"]["chains"]
+        (found,) = (
+            each["policy"]
+            for of in chains.values()
+            for way in of
+            for each in way
+            if each is not None and "policy" in each
+        )
+        # What the second epoch repeats is counted once.
+        assert int(found["numbers"]["p0"].max()) == 4 * test_resume.WIDTH
+
+
+def test_ciphertexts_may_leave_where_gradients_may_not() -> None:
+    policy = Worded(PolicySettings(level="open", encrypted=("gradient",)))
+    exchange = Exchange("gradients", Sent(Kind.GRADIENT, {"ciphertexts": u8("rows", 4)}))
+    policy("a", exchange, exchange.up)
+    exchange = Exchange("gradients", Sent(Kind.GRADIENT, {"z": f32("rows", 4)}))
+    with raises(InputError, Code.REFUSED):
+        policy("a", exchange, exchange.up)
+
+
+def test_counts_survive_a_checkpoint() -> None:
+    sent = Sent(Kind.EMBEDDING, {"z": f32("rows", 4)})
+    exchange = Exchange("embedding", sent)
+    leaving = Leaving(StepKey("a", 0, 0), "embedding", ("p0",), 12, 48, [0, 1, 2], 3)
+
+    def made(most: int) -> Filter:
+        return Worded(PolicySettings(level="open", most_numbers=most))("a", exchange, sent)
+
+    first = made(8)
+    first.leaves(leaving)
+    second = made(8)
+    second.load_state(first.state() or {})
+    second.leaves(leaving)
+    third = made(8)
+    third.load_state(second.state() or {})
+    with raises(InputError, Code.REFUSED):
+        third.leaves(leaving)
+
+
+def test_careful_lets_a_run_be_as_it_would_be(tmp_path: Path) -> None:
+    phases = [SPLIT]
+    plain = in_memory(tmp_path / "plain", recipe(phases), data(phases))
+    words = {name: {"level": "careful"} for name in ("p0", "p1")}
+    held = in_memory(tmp_path / "held", recipe(phases, words), data(phases))
+    for name, models in plain.items():
+        for key, value in models.items():
+            assert value.equal(held[name][key])
+
+
+def test_each_level_refuses_what_the_one_before_it_refuses() -> None:
+    careful, strict = LEVELS["careful"], LEVELS["strict"]
+    assert careful.keys() <= strict.keys()
+    for key in ("most_epochs", "most_numbers", "most_bytes"):
+        assert strict[key] < careful[key]
+    assert LEVELS["open"] == {}
