@@ -163,8 +163,9 @@ class AccountGuard:
             sums.vector(peer, what)
             before = [(each, times[who]) for each, times in sums.costs(peer)]
             after = [(each, times + more * (each == new)) for each, times in before]
-            spent, would = (worst(each, self._limits.delta) for each in (before, after))
+            would = worst(after, self._limits.delta)
             if would > self._limits.epsilon:
+                spent = worst(before, self._limits.delta)
                 self._refuse("epsilon", peer, spent, would - spent)
 
     def _refuse(self, what: str, peer: str, spent: float, more: float) -> None:

@@ -34,6 +34,8 @@ class Persons:
         self.sets: Numbers = np.frombuffer(sets, np.int64).copy()
         self._order = np.argsort(self.tags, kind="stable")
         self._known: dict[str, Numbers] = {}
+        # Tables whose rows are of different people.
+        self.apart: set[str] = set()
         # How often data sets have become one.
         self.merged = 0
 
@@ -48,6 +50,8 @@ class Persons:
         if found is None:
             found = self._numbered(_read(self._folder, digest))
             self._known[digest] = found
+            if len(np.unique(found)) == len(found):
+                self.apart.add(digest)
             while len(self._known) > _MOST:
                 del self._known[next(iter(self._known))]
         return found

@@ -46,16 +46,23 @@ class Standing:
     lines: int = 0
     at: int = 0
 
+    def __post_init__(self) -> None:
+        self._path = self.folder / LINES
+        self._history: RecordHistory | None = None
+
     def catch_up(self) -> bool:
         """Adds what the record has by now; returns whether it had anything new. Raises
         InputError.
         """
         # Asked before every bundle; before the first run there is no record.
-        path = self.folder / LINES
-        if not path.exists() or path.stat().st_size == self.at:
+        try:
+            if self._path.stat().st_size == self.at:
+                return False
+        except FileNotFoundError:
             return False
-        lines, history = self.lines, RecordHistory(self.folder)
-        for found, end in history.lines(self.reader, self.lines, self.at):
+        lines = self.lines
+        self._history = self._history or RecordHistory(self.folder)
+        for found, end in self._history.lines(self.reader, self.lines, self.at):
             if found is not None:
                 self.sums.add(found)
             self.lines, self.at = self.lines + 1, end

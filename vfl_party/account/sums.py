@@ -79,6 +79,8 @@ class Sums:
         # Of data sets, as long as they stay apart.
         self._totals: dict[tuple[str, int], Counter[str]] = {}
         self._of_merge = -1
+        none = np.empty(0, np.int64)
+        self._last_told: tuple[object, tuple[int, Numbers, Numbers]] = (None, (0, none, none))
 
     def add(self, found: Disclosure | Private) -> None:
         """Adds what a line tells of. Raises InputError if its people cannot be read."""
@@ -107,7 +109,7 @@ class Sums:
             uses = max(0, found.steps - before)
             return Added({_COST + found.cost: (np.unique(table), uses)} if uses else {}, {})
         run = self._run(peer, found)
-        rows = found.rows if found.people else np.empty(0, np.int64)
+        rows, who, times = self._told(found, table)
         aligns = found.way.exchange in _MATCHES and run.aligned != found.way.generation
         counts = {
             "bundles": 1,
@@ -116,13 +118,12 @@ class Sums:
             "alignments": int(aligns),
             "predictions": 0,
         }
-        if not len(rows):
+        if not rows:
             return Added({}, counts)
-        who, times = np.unique(table[rows], return_counts=True)
-        numbers = times * -(-found.numbers // len(rows))
+        numbers = times * -(-found.numbers // rows)
         people: People = {
             "numbers_of_a_person": (who, numbers),
-            "bytes_of_a_person": (who, times * -(-found.payload_bytes // len(rows))),
+            "bytes_of_a_person": (who, times * -(-found.payload_bytes // rows)),
             _COST + found.way.cost if found.way.cost else BARE: (
                 who,
                 times if found.way.cost else numbers,
@@ -135,6 +136,19 @@ class Sums:
             counts["predictions"] = len(fresh)
             people["predictions_of_a_person"], people[_LAST] = (fresh, 1), (fresh, 0)
         return Added(people, counts)
+
+    def _told(self, found: Disclosure, table: Numbers) -> tuple[int, Numbers, Numbers]:
+        """Returns how many rows a bundle tells of, of whom, and how often of each."""
+        key = found.people, found.about
+        # Of each receiver, and once before it leaves and once when it is read.
+        if key != self._last_told[0]:
+            rows = found.rows if found.people else np.empty(0, np.int64)
+            if (rows[1:] > rows[:-1]).all() and found.people in self.persons.apart:
+                who, times = table[rows], np.ones(len(rows), np.int64)
+            else:
+                who, times = np.unique(table[rows], return_counts=True)
+            self._last_told = key, (len(rows), who, times)
+        return self._last_told[1]
 
     def vector(self, peer: str, what: str) -> Numbers:
         """Returns the sums of all people, [P]."""
@@ -197,11 +211,10 @@ def worst(costs: list[tuple[Mechanism, Numbers]], delta: float) -> float:
     if not costs or not len(costs[0][1]):
         return 0.0
     of = tuple(each for each, _ in costs)
-    uses = np.unique(np.stack([times for _, times in costs], axis=1), axis=0)
-    # Who has no more of each than somebody else cannot be the worst.
+    uses = np.stack([times for _, times in costs], axis=1)
     most = uses.max(axis=0)
-    if (uses == most).all(axis=1).any():
-        uses = most[None]
+    # Mostly somebody has the most of each, and is the worst.
+    uses = most[None] if (uses == most).all(axis=1).any() else np.unique(uses, axis=0)
     return max(_epsilon(of, tuple(each), delta) for each in uses.tolist())
 
 

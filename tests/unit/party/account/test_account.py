@@ -38,7 +38,7 @@ NOISE, LABELS = Mechanism("gaussian", 4.0), Mechanism("laplace", 20.0, times=2)
 STEP = Mechanism("gaussian", 1.2, 0.05)
 IDS = [f"K-{number}" for number in range(12)]
 # ``VFL_ACCOUNT_KILLS=200`` kills as many.
-KILLS = int(os.environ.get("VFL_ACCOUNT_KILLS", "12"))
+KILLS = int(os.environ.get("VFL_ACCOUNT_KILLS", "6"))
 
 
 def of(folder: Path, peer: str = "p0", delta: float = DELTA) -> Spent:
