@@ -131,9 +131,10 @@ def test_the_commands_take_the_files_too(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("how", [vfl.simulate, vfl.forecast])
-def test_the_policy_of_a_file_holds_in_a_trial(how: Callable[..., object]) -> None:
+@pytest.mark.parametrize("words", ['plugin = "encrypted"', 'encrypted = ["gradient"]'])
+def test_the_policy_of_a_file_holds_in_a_trial(how: Callable[..., object], words: str) -> None:
     """The bank's gradients are in clear."""
     shortened()
-    change("bank.toml", 'name = "bank"', 'name = "bank"\npolicy = "encrypted"')
+    change("bank.toml", 'level = "careful"', f'level = "careful", {words}')
     with raises(InputError, Code.REFUSED):
         how(FILES)

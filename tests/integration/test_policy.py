@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ from tests.harness.sentences import raises, worded_as_before
 from tests.integration import test_resume
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.policy import LEVELS, PolicySettings
-from vfl_common.errors import Code, InputError
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.ledger import CONTROL, Ledger
+from vfl_common.rpc.messages import MOST_SHOWN
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.outbound.declared import Exchange, Sent, f32, u8
 from vfl_party.outbound.filter import Filter, Leaving
 from vfl_party.outbound.worded import Worded
-from vfl_party.policy.meeting import SHOWN
+from vfl_party.policy.code import digests
+from vfl_party.policy.meeting import SHOWN, meet, shown_by
+from vfl_party.policy.words import WordsGuard
 
 NOISE = [
     {"kind": "gaussian", "exchange": exchange, "sent_by": "passive", "sigma": 0.5}
@@ -73,7 +78,7 @@ POLICIES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "epochs": (
         "p1",
         {"level": "open", "most_epochs": 1},
-        dict.fromkeys(("splitnn", "noise", "bits", "fedonce"), "most_epochs"),
+        dict.fromkeys(("splitnn", "noise", "bits"), "most_epochs"),
     ),
     "numbers": (
         "p1",
@@ -277,3 +282,46 @@ def test_each_level_refuses_what_the_one_before_it_refuses() -> None:
     for key in ("most_epochs", "most_numbers", "most_bytes"):
         assert strict[key] < careful[key]
     assert LEVELS["open"] == {}
+
+
+def test_a_plug_in_is_known_by_what_its_file_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policy_mine.py").write_text("CODEC = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("mine", "policy_mine:CODEC", "vfl.codecs")
+    monkeypatch.setattr("vfl_party.policy.code.entry_points", lambda **_: [entry])
+    ((name, digest),) = digests(["vfl.codecs:mine"])
+    assert name == "vfl.codecs:mine"
+    (tmp_path / "policy_mine.py").write_text("CODEC = 2\n")
+    ((_, changed),) = digests(["vfl.codecs:mine"])
+    assert digest != changed
+    check = WordsGuard._check_plugins
+    check((f"{name} = {changed}",), [name])
+    check((name,), [name])
+    for allowed in ((), (f"{name} = {digest}",)):
+        with raises(InputError, Code.REFUSED):
+            check(allowed, [name])
+
+
+def test_epochs_are_counted_where_they_have_several_rounds(tmp_path: Path) -> None:
+    phases = [SPLIT | {"checkpoint_steps": 1}]
+    tables = recipe(phases, {"p1": {"level": "open", "most_epochs": 2}})
+    in_process(tmp_path / "run", tables, data(phases))
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "[" * 40_000, f'"{"x" * MOST_SHOWN}"'])
+def test_what_a_peer_shows_is_a_table(text: str) -> None:
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        meet([], "run", {"p0": "", "p1": text})
+
+
+def test_a_server_that_changes_a_policy_on_its_way_is_found() -> None:
+    made = Recipe.model_validate(cases.recipe(2))
+    guard = WordsGuard(PolicySettings(level="strict"), "p1", made, {})
+    text = shown_by([guard])
+    assert meet([guard], "run", {"p0": "", "p1": text})["p1"]["policy"]["level"] == "strict"
+    # One of the release before passes nothing on.
+    for changed in ({}, {"p1": ""}, {"p1": text.replace("strict", "open")}):
+        with raises(PeerError, Code.MALFORMED_MESSAGE):
+            meet([guard], "run", changed)

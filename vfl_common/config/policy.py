@@ -89,15 +89,16 @@ class PolicySettings(Section):
     """The digests of the recipes that may be run, or their first 16 digits or more. Default: any.
     """
     plugins: tuple[str, ...] | None = None
-    """The plug-ins that a recipe may have this party use, as ``vfl-party check`` names them, such
-    as ``vfl.codecs:mine = sha256:…`` with the digest of the plug-in's file. Default: any.
+    """The plug-ins that a recipe may have this party use: ``vfl.codecs:mine = sha256:…`` with the
+    digest of the plug-in's file, as a refusal prints it; without a digest, whatever is in the file.
+    Default: any.
     """
     demands: tuple[Demand, ...] = ()
     """The transforms that are demanded."""
     least_rows: PositiveInt = 1
     """The least rows in a batch of which something leaves row by row."""
     most_epochs: PositiveInt | None = None
-    """The most rounds of a phase. Default: no limit."""
+    """The most epochs of a phase; of trees, the most of them. Default: no limit."""
     most_numbers: PositiveInt | None = None
     """The most numbers about one person that one peer may get in a run. Default: no limit."""
     most_bytes: PositiveInt | None = None

@@ -93,6 +93,10 @@ EMPTY_MESSAGES = {
 }
 
 
+# Bytes of what a party shows to all when it joins.
+MOST_SHOWN = 1 << 16
+
+
 @dataclass(frozen=True)
 class Joining:
     """A party's facts for the server when it joins."""

@@ -157,8 +157,9 @@ class Held(Filter):
             and bits > settings.most_bits
         ):
             raise self._refused("most_bits", f"a number takes {bits:.3g} bits")
-        listed = not isinstance(leaving.rows, str)
-        if leaving.rows is None or not (listed or leaving.rows == ALL):
+        listed = leaving.rows is not None and not isinstance(leaving.rows, str)
+        # Ids that are compared before the first phase are no numbers about a person.
+        if not listed and (leaving.rows != ALL or leaving.kind == "rows"):
             return
         rows = leaving.people
         if listed and 0 < rows < settings.least_rows:

@@ -14,28 +14,27 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.rpc.messages import MOST_SHOWN
 from vfl_party.assembly.party import Opened
 from vfl_party.phases.context import Party
 from vfl_party.policy.planned import Plan, planned
 
-# Bytes of what a party shows; the server refuses more.
-MOST_SHOWN = 1 << 16
 # In the party's folder of a run: what all have shown, by party.
 SHOWN = "shown.json"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Proposed:
     """A run that this party is asked to take part in, before it joins.
 
-    ``party``: as it would be, with the ``rows`` that it expects. ``rounds``: {phase: its rounds}.
+    ``party``: as it would be, with the ``rows`` that it expects. ``epochs``: {phase: its epochs}.
     ``plugins``: ``group:name`` of each that the recipe has this party use.
     """
 
     opened: Opened
     party: Party
     rows: int
-    rounds: Mapping[str, int]
+    epochs: Mapping[str, int]
     plugins: Sequence[str] = ()
 
     @cached_property
@@ -57,7 +56,7 @@ class Guard(Protocol):
         """Under which this guard shows the others something."""
         ...
 
-    def before(self, asked: Asked) -> None:
+    def before(self, asked: Proposed) -> None:
         """Called before the party joins. Raises InputError (REFUSED) if the run may not be."""
         ...
 

@@ -11,7 +11,7 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.text import listed
 from vfl_party.outbound.worded import refused
 from vfl_party.policy.code import digests
-from vfl_party.policy.meeting import Asked
+from vfl_party.policy.meeting import Proposed
 
 _NONE = "this party file has no table [policy]"
 
@@ -51,7 +51,7 @@ class WordsGuard:
     ) -> None:
         self._policy, self._name, self._recipe, self._pins = policy, name, recipe, pins
 
-    def before(self, asked: Asked) -> None:
+    def before(self, asked: Proposed) -> None:
         """Raises InputError (REFUSED) that names the key, what it wants, and what is given."""
         if not isinstance(self._policy, PolicySettings):
             return
@@ -59,9 +59,9 @@ class WordsGuard:
         self.serves()
         if policy.plugins is not None:
             self._check_plugins(policy.plugins, asked.plugins)
-        for name, rounds in asked.rounds.items():
-            if policy.most_epochs is not None and rounds > policy.most_epochs:
-                given = f"phase {name} has {rounds:,} rounds"
+        for name, epochs in asked.epochs.items():
+            if policy.most_epochs is not None and epochs > policy.most_epochs:
+                given = f"phase {name} has {epochs:,}"
                 raise refused("most_epochs", policy.most_epochs, given)
         self._check_plan(policy, asked)
 
@@ -110,7 +110,7 @@ class WordsGuard:
                 ways = "read that plug-in, and add it"
                 raise refused("plugins", allowed, given, ways)
 
-    def _check_plan(self, policy: PolicySettings, asked: Asked) -> None:
+    def _check_plan(self, policy: PolicySettings, asked: Proposed) -> None:
         if not (policy.least_rows > 1 or policy.most_numbers or policy.most_bytes):
             return
         plan = asked.plan

@@ -15,7 +15,7 @@ from vfl_party.align import alignment_of
 from vfl_party.assembly.models import load_encoder
 from vfl_party.assembly.party import TRAINING, Assembled, Training
 from vfl_party.phases.course import Course
-from vfl_party.policy.meeting import Asked, Guard
+from vfl_party.policy.meeting import Guard, Proposed
 from vfl_party.predict.prediction import load_start
 from vfl_party.runtime import versions
 
@@ -58,7 +58,11 @@ def check_before(guards: Sequence[Guard], tried: Assembled) -> None:
     """
     opened = tried.opened
     needed = versions.shared(opened) | versions.modelling(opened) | versions.reading(opened)
-    rounds = {phase.name: phase.rounds for phase in tried.plan}
-    asked = Asked(opened, tried.party, len(tried.prepared.table), rounds, [*needed])
+    epochs = {phase.name: phase.rounds for phase in tried.plan}
+    if opened.work.job == "train":
+        # An epoch may have several rounds.
+        for phase in opened.course.phases:
+            epochs[phase.name] = getattr(phase.settings, "epochs", epochs[phase.name])
+    asked = Proposed(opened, tried.party, len(tried.prepared.table), epochs, [*needed])
     for each in guards:
         each.before(asked)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile, load_party
-from vfl_common.config.policy import PolicySettings
 from vfl_common.config.recipe import Recipe, load_recipe, naming
 from vfl_common.config.task import CLASSES
 from vfl_common.errors import Code, InputError, VflError
@@ -106,9 +105,8 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
         yield Finding(about, False, str(error))
         return
     yield Finding("role", True, files.settings.role)
-    described = isinstance(file.policy, PolicySettings)
     for line in told(file.policy):
-        yield Finding("policy", True, line, note=not described)
+        yield Finding("policy", True, line, note="policy" not in file.model_fields_set)
     plugins: dict[str, str] = {}
     yield from _work(files, plugins)
     yield from _network(files, offline, plugins)

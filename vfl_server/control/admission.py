@@ -12,6 +12,7 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.agreement import at, range_of, require_alike, spelling_of
+from vfl_common.rpc.messages import MOST_SHOWN
 from vfl_common.summary import PartySummary
 from vfl_common.text import clean
 
@@ -21,8 +22,8 @@ MAX_TEXT = 200
 MAX_RECIPE = 16_384
 # That a party names.
 MAX_PLUGINS = 100
-# Of what a party shows to the others, and of what all do: bytes.
-MAX_SHOWN, MAX_ALL_SHOWN = 1 << 16, 1 << 20
+# Bytes of what all parties show each other.
+MAX_ALL_SHOWN = 1 << 20
 # So often a party may join again into a running generation: 20 times, then 10 a minute.
 AGAIN_S, AGAIN = 6.0, 20
 
@@ -100,10 +101,10 @@ def require_shown(name: str, join: control_pb2.Join, shown: Mapping[str, str]) -
     """
     size = len(join.shown_json.encode())
     whole = size + sum(len(text.encode()) for other, text in shown.items() if other != name)
-    if size > MAX_SHOWN or whole > MAX_ALL_SHOWN:
+    if size > MOST_SHOWN or whole > MAX_ALL_SHOWN:
         text = (
             f"{name} shows the others {size:,} bytes of its policy and its grant; a party may "
-            f"show {MAX_SHOWN:,}, and all together {MAX_ALL_SHOWN:,}"
+            f"show {MOST_SHOWN:,}, and all together {MAX_ALL_SHOWN:,}"
         )
         raise _refused(Code.MALFORMED_MESSAGE, name, text)
 

@@ -41,6 +41,7 @@ from vfl_common.process.logs import JsonLines
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.guard.rate import Rate, and_more
+from vfl_common.rpc.messages import MOST_SHOWN
 from vfl_common.stages import AggregationPlan, Job
 from vfl_common.summary import PartySummary
 from vfl_party.phases.course import Course
@@ -353,6 +354,22 @@ def test_the_run_starts_when_all_have_joined() -> None:
         "p2": "10.0.0.1:7001",
     }
     assert [event for event, _ in run.events].count("joined") == 3
+
+
+def test_what_parties_show_is_passed_on_to_all_when_a_generation_begins() -> None:
+    run = Run()
+    members = {name: run.join(name, shown_json=f'{{"{name}":1}}') for name in ROSTER}
+    for member in members.values():
+        kind, start = told(member)[-1]
+        assert kind == "start"
+        assert dict(start.shown) == {name: f'{{"{name}":1}}' for name in ROSTER}
+
+
+def test_a_party_that_shows_too_much_is_refused() -> None:
+    run = Run()
+    run.join("p1", shown_json="x" * MOST_SHOWN)
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        run.join("p2", shown_json="x" * (MOST_SHOWN + 1))
 
 
 def test_a_stranger_is_refused() -> None:

@@ -125,6 +125,7 @@ def test_what_the_files_hold() -> None:
         "recipe": "recipe.toml",
         "server": "127.0.0.1:7000",
         "tls": tls,
+        "policy": {"level": "careful"},
         "data": {"source": "bank.csv", "id": "customer", "label": "default", "drop": ["name"]},
     }
     assert tables("shop.toml")["data"] == {

@@ -31,6 +31,7 @@ def federation(folder: Path, *, phase: dict[str, Any] | None = None, **splits: A
             "recipe": "recipe.toml",
             "server": "127.0.0.1:9",
             "tls": tls,
+            "policy": {"level": "careful"},
             "data": data,
         }
         (folder / f"{name}.toml").write_text(toml(party))
@@ -238,6 +239,26 @@ def test_a_passive_party_s_label_is_a_note(tmp_path: Path) -> None:
     ] == ["training"]
 
 
+def test_a_party_file_without_a_policy_is_a_note(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p1.toml"
+    first, *_ = (each.text for each in checked(path) if each.about == "policy")
+    assert first == "level = careful"
+    tables = tomllib.loads(path.read_text())
+    del tables["policy"]
+    path.write_text(toml(tables))
+    (note,) = [each for each in checked(path) if each.about == "policy"]
+    assert note.fine
+    assert note.note
+    worded_as_before(note.text)
+
+
+def test_a_run_that_the_policy_refuses_is_found(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p1.toml"
+    (found,) = [each for each in checked(path, policy={"most_epochs": 2}) if not each.fine]
+    assert found.about == "policy"
+    worded_as_before(found.text)
+
+
 def test_few_training_rows_are_a_note(tmp_path: Path) -> None:
     path = federation(tmp_path) / "p0.toml"
     (note,) = [finding for finding in checked(path) if finding.note]
@@ -276,7 +297,7 @@ def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:
         lines[0]
         == "splitnn: embedding: gradient dz float32 [rows, width] to passive parties, every step;"
     )
-    assert lines[1] == f"{' ' * 20}chain: allow all -> identity"
+    assert lines[1] == f"{' ' * 20}chain: policy: careful -> identity"
     assert all(len(line) <= 120 for line in lines)
     assert (
         " ".join(line.strip() for line in lines).count("the device's name; the generation in which")

@@ -132,6 +132,9 @@ class Prepared:
     def joining(self, address: str) -> Joining:
         return Joining(self._role, "{}", "train", 1, "cpu", exchange_address=address)
 
+    def meet(self, _start: Start) -> dict[str, dict[str, Any]]:
+        return {}
+
     def generation(self, *_: Any) -> Generation:
         return Work(self._phases, self._events)
 
