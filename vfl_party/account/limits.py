@@ -18,7 +18,7 @@ from vfl_party.account.planned import Planned, planned
 from vfl_party.account.store import Standing, standing
 from vfl_party.account.sums import OF_A_PERSON, People, Sums, worst
 from vfl_party.base.mechanism import Mechanism
-from vfl_party.policy.meeting import Asked
+from vfl_party.policy.meeting import Proposed
 from vfl_party.record.book import LINES, SECRET, Book, folder_of
 from vfl_party.record.history import Disclosure, Private, Reader
 
@@ -82,12 +82,12 @@ class AccountGuard:
         self._standing, self._limits, self._given = standing, limits, limits.given
         self._secret, self._resumes = secret, resumes
 
-    def before(self, asked: Asked) -> None:
+    def before(self, proposed: Proposed) -> None:
         """Raises InputError (REFUSED) if the run would pass a limit, by its plan."""
         if self._resumes:
             return
-        opened = asked.opened
-        plan = planned(asked.party, len(opened.table), opened.work.job)
+        opened = proposed.opened
+        plan = planned(proposed.party, len(opened.table), opened.work.job)
         if plan is None:
             # Each bundle is held to the limits all the same.
             text = "what this run would spend is not known before it starts; each bundle is counted"
