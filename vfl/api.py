@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
     from vfl_common.config.base import Section
     from vfl_common.errors import Code, InputError, VflError
+    from vfl_party.base.mechanism import Mechanism
     from vfl_party.base.phase import Phase, RoundReport
     from vfl_party.base.seeds import Rows, batches, derive_seed
     from vfl_party.models import Combination, Encoder, InputSpec, combine
@@ -90,6 +91,7 @@ __all__ = [
     "LatePolicy",
     "LossOfRows",
     "MakeEncoder",
+    "Mechanism",
     "Method",
     "Metric",
     "Need",
@@ -143,6 +145,7 @@ FROM = {
         "vfl_common.bundle": "BundleSpec DType Kind StepKey TensorSpec",
         "vfl_common.config.base": "Section",
         "vfl_common.errors": "Code InputError VflError",
+        "vfl_party.base.mechanism": "Mechanism",
         "vfl_party.base.phase": "Phase RoundReport",
         "vfl_party.base.seeds": "Rows batches derive_seed",
         "vfl_party.models": "Combination Encoder InputSpec combine",

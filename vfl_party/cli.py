@@ -28,6 +28,7 @@ from vfl_common.process.program import (
     run_program,
 )
 from vfl_common.text import LINE, clean, to_json
+from vfl_party.account.commands import account
 from vfl_party.disclosures.commands import disclosures
 from vfl_party.grants.commands import approve, grants, revoke
 from vfl_party.predict.options import result_options, without_option
@@ -519,6 +520,7 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
     return found
 
 
+cli.add_command(account)
 cli.add_command(approve)
 cli.add_command(disclosures)
 cli.add_command(grants)

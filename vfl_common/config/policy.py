@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from vfl_common.config.account import AccountLimits
 from vfl_common.config.base import Section, spelt
 
 Level = Literal["open", "careful", "strict"]
@@ -48,10 +49,6 @@ ELSEWHERE: dict[str, dict[str, dict[str, Any]]] = {
         "serve": {"answers_a_day": 100},
     },
 }
-
-
-class AccountLimits(Section):
-    """What may be spent on the same data over all runs, at one peer."""
 
 
 class Demand(Section):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vfl_common.bundle import BundleSpec, Kind
 from vfl_common.errors import Code, InputError, VflError
+from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.outbound.declared import spec_of
 from vfl_party.outbound.filter import NOWHERE, Filter, Leaving, Passage, Tensors
@@ -188,6 +189,11 @@ class Chain:
                     raise TypeError(f"wire_spec gives a {type(made).__name__}, not a BundleSpec")
                 stages.append(made)
         return tuple(stages)
+
+    @property
+    def costs(self) -> Mechanism | None:
+        """What each tensor costs a row of which it tells; None if no filter makes it private."""
+        return next((each.costs for each in self.filters if each.costs is not None), None)
 
     def tell(self, beside: Tensors) -> None:
         """Tells each filter what it may know of the rows that leave next; see ``Filter.tell``."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
@@ -129,8 +130,21 @@ class _Side:
             chain.leaves(leaving)
         if record is None:
             return
-        words = (self.exchange.name, "up" if up else "down", str(sent), str(chain), sent.how)
+        words = (
+            self.exchange.name,
+            "up" if up else "down",
+            str(sent),
+            str(chain),
+            sent.how,
+            _cost(chain, len(given)),
+        )
         record.leaves(words, step, bundle, to, numbers=numbers, rows=about)
+
+
+def _cost(chain: Chain, tensors: int) -> str:
+    """Returns what a bundle costs a row of which each of its tensors tells."""
+    costs = chain.costs
+    return replace(costs, times=costs.times * tensors).text if costs and tensors else ""
 
 
 def _is_listed(about: About) -> TypeGuard[Sequence[int] | npt.NDArray[Any]]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from vfl_common.bundle import BundleSpec, StepKey
+from vfl_party.base.mechanism import Mechanism
 
 Tensors = Mapping[str, Tensor]
 
@@ -51,7 +52,8 @@ class Filter:
     ``undo_at`` instead of ``undo``. ``on_host``: what arrives passes ``undo_at`` before it is
     copied to a GPU, if no other filter comes first. ``repeats``: the same tensors at the same step
     become the same for every receiver. ``draws``: it adds noise. ``of_plugin``: it is a transform
-    of somebody else's; set when it is made.
+    of somebody else's; set when it is made. ``costs``: what it costs a row each time that a tensor
+    tells of it, if that is differentially private whatever comes before and after; None: it is not.
     """
 
     text = "nothing"
@@ -59,6 +61,7 @@ class Filter:
     repeats = False
     draws = False
     of_plugin = False
+    costs: Mechanism | None = None
     # Names of tensors that it must be told before each ``apply``.
     knows: frozenset[str] = frozenset()
 

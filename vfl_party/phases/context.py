@@ -36,6 +36,7 @@ from vfl_party.outbound.exchange import Answering, Asking, Connections
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.outbound.sent import SentBefore
+from vfl_party.privacy.accountant import Spending
 from vfl_party.privacy.plan import PrivacyPlan
 from vfl_party.record.recorder import Recorder
 
@@ -423,7 +424,16 @@ class Party:
             raise InternalError(
                 f"{self.name}: a phase with dp was made without a plan of its budget"
             )
-        return self.privacy
+        return replace(self.privacy, spends=self._spends)
+
+    def _spends(self, phase: str, spending: Spending, of: str) -> None:
+        """Writes a private step into the record: all other parties learn what is computed with the
+        model.
+        """
+        if self.record is not None:
+            cost = self.need_privacy().cost(spending).text
+            to = [each.name for each in self.recipe.parties if each.name != self.name]
+            self.record.spends(phase, cost, spending.steps, of, to)
 
     @property
     def features(self) -> Features | None:

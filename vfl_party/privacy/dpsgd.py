@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 from torch import Tensor, nn
@@ -97,6 +98,12 @@ class DpTraining:
     def spending(self) -> Spending:
         """The spending of this party so far."""
         return Spending(self._optimizer.noise_multiplier, self._rate, self._steps)
+
+    @property
+    def of(self) -> str:
+        """Tells the keys of samples and noise from others; it does not tell the keys."""
+        key = self._key.to_bytes(16, "little")
+        return blake2b(b"of", key=key, digest_size=8).hexdigest()
 
     def batches(self, epoch: int) -> list[Rows]:
         """Returns the row numbers of each step of an epoch; a batch may be empty."""

@@ -9,12 +9,13 @@ multiplier fits all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.summary import Privacy
+from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy import poisson
 from vfl_party.privacy.accountant import Budget, Spending, epsilon, noise_for
 from vfl_party.privacy.settings import DpSettings, Mode
@@ -46,6 +47,10 @@ class Share:
     spending: Spending
 
 
+def _untold(phase: str, spending: Spending, of: str) -> None:
+    """Outside of a run nothing is spent."""
+
+
 @dataclass(frozen=True)
 class PrivacyPlan:
     """All shares of a run. ``dp``: the common settings of all private phases; ``outside``: phases
@@ -57,11 +62,21 @@ class PrivacyPlan:
     mode: Mode
     shares: tuple[Share, ...]
     outside: tuple[str, ...] = ()
+    # Told of each step of this party before it is taken: the phase, the steps so far under the keys
+    # of samples and noise, and what tells these keys from others.
+    spends: Callable[[str, Spending, str], None] = field(default=_untold, compare=False)
 
     @property
     def parties(self) -> tuple[str, ...]:
         """The parties that train with privacy: the k of simple division."""
         return tuple(dict.fromkeys(share.party for share in self.shares))
+
+    def cost(self, spending: Spending) -> Mechanism:
+        """Returns what each step costs a row, for the account: without bound if targets were
+        matched.
+        """
+        found = spending.mechanism
+        return found if self.mode == "fixed" else replace(found, noise=0.0)
 
     def share(self, phase: str, party: str) -> Share:
         for share in self.shares:

@@ -11,15 +11,16 @@ from vfl_party.privacy.settings import Mode
 def statement(mode: Mode, epsilon: float, delta: float, without: Sequence[str] = ()) -> str:
     """Returns one sentence on what is covered and what is not. ε is rounded up.
 
-    FedOnce-L1 protects the trained models of all parties together, and all results computed with
-    them (section 4.1). The representations go to an active party that is trusted (section 4.2).
-    ``matched``: the Hungarian match couples records, so clipping a record's gradient does not bound
-    its influence. ``without``: phases that train without accounted privacy; models trained from
-    their results are not covered.
+    A row less would move the targets of others, which belong to places in the order of rows, and
+    the split. So neighbours are tables of the same ids, of which one has an empty row, whose
+    gradient is nothing (zero-out, Kairouz et al. 2021, on DP-FTRL); and the models depend on
+    statistics of all rows. FedOnce-L1 protects the trained models of all parties together, and all
+    results computed with them (section 4.1). The representations go to an active party that is
+    trusted (section 4.2). ``matched``: the Hungarian match couples records, so clipping a record's
+    gradient does not bound its influence. ``without``: phases that train without accounted privacy;
+    models trained from their results are not covered.
     """
-    outside = (
-        "the uploaded representations, the columns' means and scales and the reported training loss"
-    )
+    outside = "the uploaded representations and the reported training loss"
     trusted = f"{outside} are not covered: the active party is trusted with them"
     if math.isinf(epsilon):
         return (
@@ -38,6 +39,7 @@ def statement(mode: Mode, epsilon: float, delta: float, without: Sequence[str] =
         )
     return (
         f"The trained models of all parties together are ({figures})-differentially "
-        "private for one training record; "
-        f"{trusted}."
+        "private for one training record against an empty one in its place (zero-out adjacency), "
+        "given the ids, the number of rows, and the vocabularies, means and scales of all columns "
+        f"and of the label; {trusted}."
     )

@@ -5,6 +5,7 @@ spent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,7 @@ class PrivateSteps:
         check_model(module)
         self._budget = plan.budget(phase, party)
         self._spent = partial(plan.spent, phase, party)
+        self._spends = partial(plan.spends, phase)
         noise = self._budget.own.noise_multiplier
         self._make = partial(
             DpTraining,
@@ -71,7 +73,7 @@ class PrivateSteps:
 
     def batches(self, epoch: int) -> Iterator[Rows]:
         """Yields the batches of an epoch, one for each step, until the next step would exceed the
-        budget.
+        budget. Each is told before it is taken, and so counts even if the process ends in it.
         """
         training = self.begin()
         for batch in training.batches(epoch):
@@ -79,6 +81,8 @@ class PrivateSteps:
             if not self._budget.may_step(done):
                 self.note = self._budget.note(done)
                 return
+            taken = replace(training.spending, steps=done + 1)
+            self._spends(taken, training.of)
             yield batch
 
     def step(self, rows: Rows, loss: Callable[[Rows], Tensor]) -> Tensor | None:

@@ -80,13 +80,82 @@ class Disclosure:
             "keys": {name: key for name, key in self.keys.items() if name in self.to},
             "round": self.round,
             "batch": self.batch,
-            "people": len(self.rows),
+            "people": len(np.unique(self.rows)),
             "numbers": self.numbers,
             "payload_bytes": self.payload_bytes,
             "message_bytes": self.message_bytes,
             "messages": self.messages,
             "digest": self.digest,
         }
+
+
+@dataclass(frozen=True)
+class Private:
+    """A step of training with differential privacy that was about to be taken.
+
+    ``cost``: of one step, for each person; ``steps``: so far, with this one, under the keys that
+    ``of`` tells from others; ``to``: who learns what is computed with the model; ``people``,
+    ``table_rows``: as in ``Disclosure``.
+    """
+
+    run: str
+    generation: int
+    phase: str
+    cost: str
+    steps: int
+    of: str
+    to: tuple[str, ...]
+    people: str = ""
+    table_rows: int = 0
+
+
+class Reader:
+    """Reads one line after the other. ``known``: what later lines refer to, {(kind, name): the
+    line}; a reader with the same goes on where another has ended.
+    """
+
+    def __init__(self, known: Mapping[tuple[str, str], dict[str, Any]] | None = None) -> None:
+        self.known: dict[tuple[str, str], dict[str, Any]] = {}
+        self._ways: dict[str, Way] = {}
+        # By run and generation: whose the rows are, and how many.
+        self._whose: dict[tuple[str, int], tuple[str, int]] = {}
+        self._keys: dict[str, str] = {}
+        for line in (known or {}).values():
+            self._refer(line)
+
+    def read(self, number: int, text: bytes) -> Disclosure | Private | None:
+        """Returns what a line tells of; None if it only says what later ones refer to. Raises
+        ValueError, KeyError, TypeError or AttributeError if it is none of a record.
+        """
+        line = json.loads(text)
+        if not isinstance(line, dict):
+            raise TypeError
+        if "sent" in line:
+            way = self._ways[line["sent"]]
+            return _disclosure(number, line, way, self._whose, self._keys)
+        if "private" in line:
+            whose = self._whose.get((line["run"], line["generation"]), ("", 0))
+            of = str(line["private"]), str(line["cost"]), int(line["steps"]), str(line["of"])
+            to = tuple(map(str, line["to"]))
+            return Private(str(line["run"]), int(line["generation"]), *of, to, *whose)
+        self._refer(line)
+        return None
+
+    def _refer(self, line: dict[str, Any]) -> None:
+        if "way" in line:
+            names = line.keys() & Way.__dataclass_fields__
+            self._ways[line["way"]] = Way(**{name: line[name] for name in names})
+            self.known["way", line["way"]] = line
+        elif "people" in line:
+            of = line["run"], line["generation"]
+            self._whose[of] = str(line["people"]), int(line["rows"])
+            self.known["people", f"{of[0]}/{of[1]}"] = line
+        elif "head" in line:
+            self._keys = {**self._keys, line["head"]: line["key"]}
+            self.known["head", line["head"]] = line
+        elif "run" in line:
+            self._keys = {**self._keys, **line["keys"]}
+            self.known["run", ""] = line
 
 
 class RecordHistory:
@@ -166,34 +235,29 @@ class RecordHistory:
                 yield each
 
     def _all(self) -> Iterator[Disclosure]:
-        ways: dict[str, Way] = {}
-        # By run and generation: whose the rows are, and how many.
-        whose: dict[tuple[str, int], tuple[str, int]] = {}
-        keys: dict[str, str] = {}
+        return (each for each, _ in self.lines() if isinstance(each, Disclosure))
+
+    def lines(
+        self, reader: Reader | None = None, number: int = 0, at: int = 0
+    ) -> Iterator[tuple[Disclosure | Private | None, int]]:
+        """Yields what each whole line tells of, and where the line ends in the file.
+
+        ``reader``: has read the first ``number`` lines, which end at ``at``. Raises InputError that
+        names the line if one cannot be read.
+        """
+        reader = reader or Reader()
         with self._path.open("rb") as file:
-            for number, text in enumerate(file):
+            file.seek(at)
+            for number_, text in enumerate(file, number):
                 if not text.endswith(b"\n"):
                     return
+                at += len(text)
                 try:
-                    line = json.loads(text)
-                    if not isinstance(line, dict):
-                        raise TypeError
-                    if "sent" in line:
-                        yield _disclosure(number, line, ways[line["sent"]], whose, keys)
-                    elif "way" in line:
-                        ways[line["way"]] = Way(
-                            **{name: line[name] for name in Way.__dataclass_fields__}
-                        )
-                    elif "people" in line:
-                        people_ = str(line["people"]), int(line["rows"])
-                        whose[line["run"], line["generation"]] = people_
-                    elif "head" in line:
-                        keys = {**keys, line["head"]: line["key"]}
-                    elif "run" in line:
-                        keys = {**keys, **line["keys"]}
+                    found = reader.read(number_, text)
                 except (ValueError, KeyError, TypeError, AttributeError):
-                    text_ = f"{self._path}: line {number + 1} is none of a record; restore it"
+                    text_ = f"{self._path}: line {number_ + 1} is none of a record; restore it"
                     raise InputError(Code.FILE_INVALID, text_) from None
+                yield found, at
 
 
 def _disclosure(

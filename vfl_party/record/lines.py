@@ -2,7 +2,8 @@
 
 ``record`` is the first line; ``run`` opens a generation of a run; ``people`` says whose rows the
 numbers of rows mean; ``way`` declares one direction of an exchange; ``sent`` is one bundle;
-``head`` notes the head of a peer's record.
+``private`` is one step of training with differential privacy; ``head`` notes the head of a peer's
+record.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Way:
     """One direction of an exchange, as a line declares it.
 
     ``what``: the tensors, in words; ``chain``: the transforms, the policy and the codec, in words;
-    ``how``: what the method has done to the tensors.
+    ``how``: what the method has done to the tensors; ``cost``: what a bundle costs a row of which
+    it tells, a ``Mechanism``; '' if it is not private.
     """
 
     run: str
@@ -51,6 +53,7 @@ class Way:
     what: str
     chain: str
     how: str = ""
+    cost: str = ""
 
     @property
     def key(self) -> str:

@@ -45,7 +45,15 @@ def rows_of(folder: Path, digest: str, wanted: bytes) -> npt.NDArray[np.int64]:
     """Returns the numbers of the rows of a person, whose tag is ``wanted``. Raises InputError if
     the file is not what was noted.
     """
-    path = folder / FOLDER / digest
+    data = read(folder / FOLDER / digest, digest)
+    tags = np.frombuffer(data, f"V{TAG_BYTES}")
+    return np.flatnonzero(tags == np.void(wanted)).astype(np.int64)
+
+
+def read(path: Path, digest: str) -> bytes:
+    """Returns the tags of a file, one after the other. Raises InputError if it is not what was
+    noted.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -54,5 +62,4 @@ def rows_of(folder: Path, digest: str, wanted: bytes) -> npt.NDArray[np.int64]:
     if sha256(data).hexdigest() != digest:
         text = f"{path}: is not what the record has noted; restore it"
         raise InputError(Code.FILE_INVALID, text)
-    tags = np.frombuffer(data, f"V{TAG_BYTES}")
-    return np.flatnonzero(tags == np.void(wanted)).astype(np.int64)
+    return data

@@ -4,7 +4,7 @@ every bundle before it is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -16,7 +16,11 @@ from vfl_common.wire.frames import measure
 from vfl_party.record import people
 from vfl_party.record.book import Book, now
 from vfl_party.record.heads import Heads
+from vfl_party.record.history import Disclosure, Private
 from vfl_party.record.lines import Way, digest_of, packed
+
+# Of a way, in this order; the last ones may be left out.
+_WORDS = ("exchange", "direction", "what", "chain", "how", "cost")
 
 
 class Recorder:
@@ -29,6 +33,7 @@ class Recorder:
         keys: {peer: the pin of its key}, as far as the party file pins them.
         asks_for: the peers that must have shown their records before anything is sent to them.
         whole: whether digests take all bytes of large tensors.
+        allows: asked before a line is written; it raises InputError if that may not leave.
     """
 
     def __init__(
@@ -43,22 +48,24 @@ class Recorder:
         keys: Mapping[str, str],
         asks_for: Iterable[str] = (),
         whole: bool = False,
+        allows: Callable[[Disclosure | Private], None] | None = None,
     ) -> None:
         self.book, self.heads = book, heads
-        self._run = {"run": run_id, "generation": generation, "job": job}
+        self._run: dict[str, Any] = {"run": run_id, "generation": generation, "job": job}
         self._asks_for, self._whole = frozenset(asks_for), whole
+        self._allows = allows
         # {declaration: its key}.
-        self._ways: dict[tuple[str, ...], str] = {}
-        # Of which numbers of rows are below.
-        self._rows = 0
+        self._ways: dict[tuple[str, ...], tuple[str, Way]] = {}
+        # Of which numbers of rows are below, and the digest of their ids.
+        self._rows, self._people = 0, ""
         self.book.add(**self._run, recipe=recipe, keys=dict(keys))
 
     def people(self, ids: Iterable[str], what: str) -> None:
         """Notes whose the rows are that later lines count, in the order of their numbers. ``what``:
         ``table``, this party's own; ``aligned``, those that the phases work with.
         """
-        digest, self._rows = people.keep(self.book.folder, self.book.secret, ids)
-        self.book.add(people=digest, rows=self._rows, what=what, **self._run)
+        self._people, self._rows = people.keep(self.book.folder, self.book.secret, ids)
+        self.book.add(people=self._people, rows=self._rows, what=what, **self._run)
 
     def leaves(
         self,
@@ -74,7 +81,8 @@ class Recorder:
         PeerError if a receiver has not shown its record.
 
         Args:
-            way: the exchange's name, the direction, the tensors, the chain and ``how``, in words.
+            way: the exchange's name, the direction, the tensors, the chain, ``how`` and ``cost``,
+                in words.
             to: the receivers; each gets the whole bundle.
             numbers: in it, before the codec.
             rows: whose they are; None: of nobody alone.
@@ -84,9 +92,29 @@ class Recorder:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
         size = measure(step, bundle)
         kind = bundle.kind.label
-        of = self._ways.get((step.phase, *way[:2], kind)) or self._declare(step.phase, kind, way)
-        # Written by hand, because it is done at every step.
+        # All tensors of a bundle cost something, and there may be fewer than before.
+        known = self._ways.get((step.phase, *way[:2], kind, *way[5:]))
+        of, declared = known or self._declare(step.phase, kind, way)
         about, receivers = packed(rows, self._rows), '","'.join(to)
+        if self._allows is not None:
+            found = Disclosure(
+                line=-1,
+                at=now(),
+                way=declared,
+                to=tuple(to),
+                round=step.round,
+                batch=step.batch,
+                numbers=numbers,
+                payload_bytes=size.payload_bytes,
+                message_bytes=size.message_bytes,
+                messages=size.messages,
+                about=about,
+                digest="",
+                people=self._people,
+                table_rows=self._rows,
+            )
+            self._allows(found)
+        # Written by hand, because it is done at every step.
         whose = "null" if about is None else f'"{about}"'
         text = (
             f'{{"sent":"{of}","step":[{step.round},{step.batch}],"to":["{receivers}"],'
@@ -96,18 +124,24 @@ class Recorder:
         )
         self.book.add_line(text)
 
-    def _declare(self, phase: str, kind: str, way: Sequence[str]) -> str:
-        name, direction, what, chain, how = way
-        declared = Way(
-            phase=phase,
-            exchange=name,
-            direction=direction,
-            kind=kind,
-            what=what,
-            chain=chain,
-            how=how,
-            **self._run,  # type: ignore[arg-type]
-        )
-        key = self._ways[phase, name, direction, kind] = declared.key
-        self.book.add(way=key, **declared.fields)
-        return key
+    def spends(self, phase: str, cost: str, steps: int, of: str, to: Sequence[str]) -> None:
+        """Writes that a step of training with differential privacy is about to be taken. Raises as
+        ``leaves``.
+
+        Args:
+            cost: of one step, for each person: a ``Mechanism``.
+            steps: so far, with this one, under the same keys of samples and noise.
+            of: tells these keys from others.
+            to: who learns what is computed with the model.
+        """
+        if self._allows is not None:
+            spent = phase, cost, steps, of, tuple(to), self._people, self._rows
+            self._allows(Private(self._run["run"], self._run["generation"], *spent))
+        self.book.add(private=phase, cost=cost, steps=steps, of=of, to=[*to], **self._run)
+
+    def _declare(self, phase: str, kind: str, way: Sequence[str]) -> tuple[str, Way]:
+        words: dict[str, Any] = dict(zip(_WORDS, way, strict=False))
+        declared = Way(phase=phase, kind=kind, **words, **self._run)
+        found = self._ways[phase, *way[:2], kind, *way[5:]] = declared.key, declared
+        self.book.add(way=found[0], **declared.fields)
+        return found

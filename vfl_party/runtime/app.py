@@ -26,6 +26,7 @@ from vfl_common.rpc.exchange.service import ExchangeService
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import RunFolder, find_unfinished
 from vfl_common.stages import Job
+from vfl_party.account.limits import guard_of, limits_of
 from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, Spread, assemble, open_party
@@ -230,6 +231,9 @@ class PartyApp:
                 secret=secret,
             )
 
+        book = self._book()
+        account = guard_of(book, limits_of(files.file), resumes=folders.resume is not None)
+        guards = guards_of(files.file, recipe)
         trains, plugins = opened.work.job == "train", versions.shared(opened)
         prepared = Preparation(
             opened,
@@ -243,12 +247,12 @@ class PartyApp:
             secret=new_secret() if trains and files.file.init == "secret" else None,
             complete=partial(self._aligning, opened.work.job),
             when_aligned=grants.aligned,
-            guards=[*guards_of(files.file, recipe), grants],
+            guards=[*guards, grants, *([account] if account is not None else [])],
         )
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)
-        book = self._book()
-        transports = Transports(files, self.console, ledger, meter, joining, book, opened.work.job)
+        about = joining, book, opened.work.job, account
+        transports = Transports(files, self.console, ledger, meter, *about)
         stack.callback(transports.close)
         session = Session(
             files.file.server,

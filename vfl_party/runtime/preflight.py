@@ -24,6 +24,7 @@ from vfl_common.rpc.messages import EMPTY_MESSAGES, PARTY_MESSAGES, Joining
 from vfl_common.rpc.uplink import SERVICE as SESSIONS
 from vfl_common.run_folder import find_unfinished
 from vfl_common.text import percent
+from vfl_party.account.limits import guards_without_run
 from vfl_party.align import alignment_of
 from vfl_party.assembly.files import PartyFiles, read_files
 from vfl_party.assembly.party import Assembled, Opened, assemble
@@ -236,7 +237,8 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         policy=files.policy(),
         trees=files.file.trees,
     )
-    plan = check_before(guards_of(files.file, files.recipe), party).plan
+    guards = [*guards_of(files.file, files.recipe), *guards_without_run(files.file)]
+    plan = check_before(guards, party).plan
     sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
     told = files.recipe.rows.split in ("column", "grouped") and not files.is_active
     if told:

@@ -39,6 +39,7 @@ from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.step_timing import Clock
 from vfl_party.record.book import Book
 from vfl_party.record.heads import Heads
+from vfl_party.record.history import Disclosure, Private
 from vfl_party.record.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -136,6 +137,7 @@ class Transports:
             passive one fits.
         book: this party's record.
         job: what is run.
+        allows: see ``Recorder``.
     """
 
     files: PartyFiles
@@ -145,6 +147,7 @@ class Transports:
     joining: Joining | None = None
     book: Book | None = None
     job: Job = "train"
+    allows: Callable[[Disclosure | Private], None] | None = None
 
     def __post_init__(self) -> None:
         book, keyring = self.book, self.files.keyring
@@ -276,6 +279,7 @@ class Transports:
             keys=files.file.pins,
             asks_for=peers if start.protocol >= _RECORDS else (),
             whole=files.file.record.digest == "whole",
+            allows=self.allows,
         )
 
     def _roll_call(self, pipe: FramePipe) -> threading.Timer:

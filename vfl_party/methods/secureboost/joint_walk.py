@@ -18,7 +18,7 @@ from vfl_party.methods.secureboost.exchanges import walk
 from vfl_party.methods.secureboost.guard import LOST, Answered
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.forest import NAME, Forest
-from vfl_party.methods.secureboost.tree.positions import Nodes, packed_bytes
+from vfl_party.methods.secureboost.tree.positions import SETTLED, Nodes, packed_bytes
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Scored
 
@@ -84,18 +84,20 @@ class Walk:
         codes_NF, flat = self._codes(), Flat(self._forest, self._depth)
         trees = flat.trees
         for chunk in self._chunks(rows):
-            bits = np.empty(0, bool)
+            bits, told = np.empty(0, bool), np.empty(0, np.int64)
             path_BT = np.ones((len(chunk), trees), PLACE)
             for level in range(self._depth + 1):
                 left = torch.from_numpy(np.packbits(bits))
                 last = level == self._depth
                 step = StepKey(first.phase, first.round, batch)
                 reply = self._asking.swap(
-                    step, {"left": left}, rows=0 if last else len(chunk), trees=trees
+                    step, {"left": left}, told, rows=0 if last else len(chunk), trees=trees
                 )
                 batch += 1
                 if not last:
                     nodes_BT = reply["nodes"].cpu().numpy()
+                    # Once for each bit of a row; the others are no answers.
+                    told = np.repeat(chunk, (nodes_BT != SETTLED).sum(axis=1))
                     try:
                         bits = flat.answer(level, nodes_BT, codes_NF[chunk], path_BT).reshape(-1)
                     except ValueError as error:

@@ -203,8 +203,9 @@ class PassiveSecureBoost(Phase):
             self._pin(level, nodes_N, [*left], bits_)
             bits = torch.from_numpy(bits_)
             last = level + 1 == depth
+            told = self._routed[np.flatnonzero(np.isin(nodes_N, [*left]))]
             moved = self._swaps.partition.swap(
-                self._step(round_), {"left": bits}, rows=0 if last else count
+                self._step(round_), {"left": bits}, told, rows=0 if last else count
             )
             if last:
                 return

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vfl_common.config.base import Section
 from vfl_common.config.models import Norm
+from vfl_party.base.mechanism import Mechanism
 from vfl_party.outbound.filter import Tensors
 from vfl_party.outbound.noise import NoisyFilter
 from vfl_party.outbound.transforms import Transform
@@ -61,6 +62,7 @@ class ClippedGaussian(NoisyFilter):
     def __init__(self, settings: ClippedGaussianSettings) -> None:
         self._clip = settings.clip
         self._sigma = sigma_of(settings.epsilon, settings.delta, 2 * settings.clip)
+        self.costs = Mechanism("gaussian", self._sigma / (2 * settings.clip))
         privacy = f"ε = {settings.epsilon:g}, δ = {settings.delta:g} a message"
         self.text = f"clip to {settings.clip:g}, Gaussian noise (σ = {self._sigma:.3g}: {privacy})"
         super().__init__()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vfl_common.config.base import Section
 from vfl_common.errors import Code, InputError
+from vfl_party.base.mechanism import Mechanism
 from vfl_party.outbound.filter import Tensors
 from vfl_party.outbound.noise import NoisyFilter
 from vfl_party.outbound.transforms import Transform
@@ -37,6 +38,8 @@ class LabelDp(NoisyFilter):
 
     def __init__(self, settings: LabelDpSettings) -> None:
         self._scale = 2.0 / settings.epsilon
+        # Another label moves two elements by 1 each, and each has noise of its own.
+        self.costs = Mechanism("laplace", self._scale, times=2)
         self.text = f"label perturbation (ε = {settings.epsilon:g} a message)"
         super().__init__()
         self._of_class_CBD: Tensor | None = None

@@ -155,7 +155,7 @@ def test_the_ends_of_what_can_be_spent() -> None:
 
 @pytest.mark.parametrize("spending", [Spending(200.0, 0.01, 10), Spending(0.3, 0.9, 5000)])
 def test_more_orders_where_the_best_one_is_at_an_end(spending: Spending) -> None:
-    value, order = accountant._convert([spending], ORDERS, DELTA)
+    value, order = accountant._convert([(spending.mechanism, spending.steps)], ORDERS, DELTA)
     assert order in (ORDERS[0], ORDERS[-1])
     assert 0 <= epsilon([spending], DELTA) < value
     assert np.isfinite(

@@ -1,0 +1,201 @@
+"""The limits of an account: before a run starts, and before each bundle of it leaves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.config.account import AccountLimits
+from vfl_common.config.party import PartyFile
+from vfl_common.config.policy import PolicySettings
+from vfl_common.errors import Code, InputError
+from vfl_party.account.persons import Persons, tagged
+from vfl_party.account.planned import Planned, planned
+from vfl_party.account.store import Standing, standing
+from vfl_party.account.sums import OF_A_PERSON, People, Sums, worst
+from vfl_party.base.mechanism import Mechanism
+from vfl_party.policy.meeting import Proposed
+from vfl_party.record.book import LINES, SECRET, Book, folder_of
+from vfl_party.record.history import Disclosure, Private, Reader
+
+_WHAT = {
+    "epsilon": "an ε of {} for one person is spent",
+    "numbers_of_a_person": "{} numbers about one person are spent",
+    "bytes_of_a_person": "{} bytes about one person are spent",
+    "bytes": "{} bytes are spent",
+    "split_bits": "{} bits of splits about one person are spent",
+    "alignments": "{} alignments are spent",
+    "predictions": "{} predicted rows are spent",
+    "predictions_of_a_person": "{} predictions of one person are spent",
+}
+_OF_ALL = ("bytes", "alignments", "predictions")
+
+
+log = logging.getLogger(__name__)
+
+
+def limits_of(file: PartyFile) -> AccountLimits:
+    """Returns the limits of a party file; there are none without a table ``policy``."""
+    return file.policy.account if isinstance(file.policy, PolicySettings) else AccountLimits()
+
+
+def guard_of(book: Book, limits: AccountLimits, *, resumes: bool = False) -> AccountGuard | None:
+    """Returns what holds a run of a party with this record to limits; None without any. Raises
+    InputError if the account cannot be used.
+
+    ``resumes``: the run may go on that an earlier process began, and was asked then.
+    """
+    if not limits.given:
+        return None
+    return AccountGuard(standing(book.folder), limits, book.secret, resumes=resumes)
+
+
+def guards_without_run(file: PartyFile) -> list[AccountGuard]:
+    """Returns what a check asks: the guard of a party that may have no record yet. It writes no
+    record. Raises InputError if the account cannot be used.
+    """
+    limits, folder = limits_of(file), folder_of(Path(file.record.folder or file.out), file.name)
+    if not limits.given:
+        return []
+    if not (folder / LINES).is_file():
+        return [AccountGuard(Standing(folder, Sums(Persons(folder)), Reader()), limits, b"")]
+    return [AccountGuard(standing(folder), limits, (folder / SECRET).read_bytes())]
+
+
+class AccountGuard:
+    """Holds a run to the limits: as a ``vfl_party.policy.meeting.Guard`` before it starts, and as
+    what a ``Recorder`` asks of each bundle.
+
+    It reads on in the record each time, so that what other programs of the party have sent
+    meanwhile counts, too.
+    """
+
+    key = "account"
+
+    def __init__(
+        self, standing: Standing, limits: AccountLimits, secret: bytes, *, resumes: bool = False
+    ) -> None:
+        self._standing, self._limits, self._given = standing, limits, limits.given
+        self._secret, self._resumes = secret, resumes
+
+    def before(self, proposed: Proposed) -> None:
+        """Raises InputError (REFUSED) if the run would pass a limit, by its plan."""
+        if self._resumes:
+            return
+        opened = proposed.opened
+        plan = planned(proposed.party, len(opened.table), opened.work.job)
+        if plan is None:
+            # Each bundle is held to the limits all the same.
+            text = "what this run would spend is not known before it starts; each bundle is counted"
+            log.info(text, extra={"event": "account"})
+            return
+        self.check(tagged(self._secret, opened.table.ids), plan)
+
+    def shows(self) -> None:
+        """What is spent is for this party's people alone."""
+
+    def met(self, run_id: str, shown: Mapping[str, object]) -> None:
+        """The others have no part in it."""
+
+    def __call__(self, found: Disclosure | Private) -> None:
+        """Raises InputError (REFUSED) if what is about to leave would pass a limit at one of the
+        receivers.
+        """
+        self._standing.catch_up()
+        sums = self._standing.sums
+        for peer in dict.fromkeys(found.to):
+            added = sums.added(found, peer)
+            for what in OF_A_PERSON:
+                if what in self._given and what in added.people:
+                    who, more = added.people[what]
+                    before = sums.vector(peer, what)[who]
+                    after = before + more
+                    if len(who) and after.max() > self._given[what]:
+                        at = int(after.argmax())
+                        self._refuse(what, peer, int(before[at]), int(after[at] - before[at]))
+            for what in _OF_ALL:
+                more_ = added.run.get(what, 0)
+                if what in self._given and more_:
+                    data_set = sums.data_set(sums.runs[peer, _run(found)].person)
+                    total = sums.total(peer, data_set)[what]
+                    if total + more_ > self._given[what]:
+                        self._refuse(what, peer, total, more_)
+            self._check_epsilon(sums, peer, added.people)
+
+    def check(self, people: npt.NDArray[np.void], plan: Mapping[str, Planned]) -> None:
+        """Raises InputError (REFUSED) if a run would pass a limit, by its plan.
+
+        Args:
+            people: the tags of the table's people.
+            plan: {peer: what the run would send it}.
+        """
+        self._standing.catch_up()
+        sums, limits = self._standing.sums, self._limits
+        who = sums.persons.find(people)
+        sets = np.unique(sums.persons.sets[who])
+        for peer, planned_ in plan.items():
+            for what, most in limits.given.items():
+                if what == "epsilon":
+                    spent, would = _epsilons(sums, peer, who, planned_, limits.delta)
+                else:
+                    spent = (
+                        int(sums.vector(peer, what)[who].max(initial=0))
+                        if what in OF_A_PERSON
+                        else sum(sums.total(peer, int(each))[what] for each in sets)
+                    )
+                    would = spent + planned_.amounts[what]
+                if would > most and would > spent:
+                    text = f"{_spent(limits, what, peer, spent)}, and this run would add"
+                    text = f"{text} {_number(would - spent)}; raise the limit, or ask for less"
+                    raise InputError(Code.REFUSED, text)
+
+    def _check_epsilon(self, sums: Sums, peer: str, added: People) -> None:
+        if self._limits.epsilon is None:
+            return
+        for what, (who, more) in added.items():
+            if not what.startswith("cost "):
+                continue
+            new = Mechanism.read(what.removeprefix("cost "))
+            sums.vector(peer, what)
+            before = [(each, times[who]) for each, times in sums.costs(peer)]
+            after = [(each, times + more * (each == new)) for each, times in before]
+            would = worst(after, self._limits.delta)
+            if would > self._limits.epsilon:
+                spent = worst(before, self._limits.delta)
+                self._refuse("epsilon", peer, spent, would - spent)
+
+    def _refuse(self, what: str, peer: str, spent: float, more: float) -> None:
+        text = f"{_spent(self._limits, what, peer, spent)}, and what is about to leave adds"
+        raise InputError(Code.REFUSED, f"{text} {_number(more)}; it did not leave")
+
+
+def _epsilons(
+    sums: Sums, peer: str, who: npt.NDArray[np.int64], plan: Planned, delta: float
+) -> tuple[float, float]:
+    """Returns the greatest ε of these people, before and after a run."""
+    before = {each: times[who] for each, times in sums.costs(peer)}
+    none = np.zeros(max(1, len(who)), np.int64)
+    # Somebody new has spent nothing; the run costs all the same.
+    known = {each: times if len(times) else none for each, times in before.items()}
+    after = dict(known)
+    for each, times_ in plan.costs.items():
+        after[each] = after.get(each, none) + times_
+    return worst([*known.items()], delta), worst([*after.items()], delta)
+
+
+def _run(found: Disclosure | Private) -> str:
+    return found.run if isinstance(found, Private) else found.way.run
+
+
+def _spent(limits: AccountLimits, what: str, peer: str, spent: float) -> str:
+    said = _WHAT[what].format(_number(spent))
+    most = limits.given[what]
+    return f"policy.account.{what} = {most} in the party file: {said} at {peer}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"

@@ -1,0 +1,214 @@
+"""What a run would spend, by what its phases declare, before anything runs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from vfl_common.bundle import BundleSpec
+from vfl_party.align import alignment_of
+from vfl_party.base.mechanism import Mechanism
+from vfl_party.outbound.chain import Chain
+from vfl_party.outbound.declared import Exchange, Occurrence, Sent
+from vfl_party.phases.context import Party
+from vfl_party.policy.planned import MOST_STEPS
+
+# Splits that have no row in common.
+_APART = ("train", "validation", "test")
+# Of trees: one bit for each row of a node, or for each row and tree.
+_PARTITION, _WALK = "partition", "walk"
+
+
+@dataclass
+class Planned:
+    """What a run would send one peer. ``amounts``: by the key of the limit; of a person, the most
+    of any. ``costs``: how often each mechanism would be used about a person.
+    """
+
+    amounts: Counter[str] = field(default_factory=Counter)
+    costs: Counter[Mechanism] = field(default_factory=Counter)
+
+
+def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
+    """Returns {peer: what the run would send it}, as far as phases declare it; None if they declare
+    too many steps to be counted, or follow from the rows of others.
+
+    Which rows a batch has is not known, so a person counts as often as the rows of a round go into
+    those of the split that they fit best. What leaves is counted exactly.
+
+    Args:
+        party: before it joins.
+        rows: of its table.
+    """
+    found: dict[str, Planned] = defaultdict(Planned)
+    if party.recipe.rows.align == "none" and party.role == "active" and not party.data.holdings:
+        # How many rows the others have is said when all have joined.
+        return None
+    if job != "train":
+        _prediction(party, rows, found)
+        return dict(found)
+    people = _People(party, rows, found)
+    for number, each in enumerate(_occurrences(party, rows)):
+        if number == MOST_STEPS:
+            return None
+        people.count(each)
+    people.finish()
+    if party.recipe.rows.align == "psi" and party.recipe.rows.alignment is None:
+        for peer in found:
+            found[peer].amounts["alignments"] += 1
+    _private_training(party, found)
+    return dict(found)
+
+
+def _private_training(party: Party, found: dict[str, Planned]) -> None:
+    """Adds this party's steps, at all others."""
+    plan, name = party.privacy, party.name
+    if plan is None:
+        return
+    others = [each.name for each in party.recipe.parties if each.name != name]
+    for share in (each for each in plan.shares if each.party == name):
+        for other in others:
+            found[other].costs[plan.cost(share.spending)] += share.spending.steps
+
+
+def _prediction(party: Party, rows: int, found: dict[str, Planned]) -> None:
+    """Adds a joint prediction: each row once in each exchange."""
+    for side in party.exchanges.values():
+        up = party.role == "passive" or side.exchange.asks == "server"
+        sent, chain = _way(party, side.exchange, side.chains.up, side.chains.down)
+        peers = [party.recipe.active.name] if up else [each.name for each in party.recipe.passives]
+        for peer in peers:
+            amounts = found[peer].amounts
+            amounts["predictions"], amounts["predictions_of_a_person"] = rows, 1
+            if sent.about_rows:
+                width = {"rows": 1, "width": party.embedding_size}
+                numbers, payload = _size(side.exchange, sent, chain, tuple(width.items()))
+                amounts["numbers_of_a_person"] += numbers
+                amounts["bytes_of_a_person"] += payload
+                amounts["bytes"] += payload * rows
+                if (cost := chain.costs) is not None:
+                    times = cost.times * len(sent.tensors)
+                    found[peer].costs[replace(cost, times=times)] += 1
+
+
+def _occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
+    yield from alignment_of(party.recipe).occurrences(rows)
+    for phase in party.course.phases:
+        traffic = phase.method.traffic(party, phase.name, phase.settings)
+        if traffic is not None:
+            yield from traffic.occurrences
+            yield from traffic.after(None) if traffic.after is not None else ()
+
+
+class _People:
+    """Adds occurrences up; ``found``: gets the sums."""
+
+    def __init__(self, party: Party, rows: int, found: dict[str, Planned]) -> None:
+        self._party, self._found = party, found
+        splits = {name: len(of) for name, of in party.data.splits.items() if name in _APART}
+        self._splits = {name: count for name, count in splits.items() if count} or {"": rows}
+        # {(peer, phase, exchange, round): {(numbers, bytes, bits, costs of a row): rows}}.
+        self._rounds: dict[tuple[str, str, str, int], Counter[_OfARow]] = defaultdict(Counter)
+        self._chains = cache(self._party.chains)
+        # Of trees: each tells of all rows once.
+        self._level = 0
+
+    def count(self, each: Occurrence) -> None:
+        """Adds an exchange at one step."""
+        party, exchange = self._party, each.exchange
+        phase = each.step.phase
+        chains = self._chains(phase, exchange)
+        sent, chain = _way(party, exchange, chains.up, chains.down)
+        known = dict(each.sizes)
+        of_a_row, rows = _OfARow(), known.get("rows", 0)
+        if each.empty == ("up" if sent is exchange.up else "down"):
+            return
+        numbers, payload = _size(exchange, sent, chain, each.sizes, phase)
+        if sent.about_rows and rows:
+            cost = chain.costs
+            costs = replace(cost, times=cost.times * len(sent.tensors)) if cost else None
+            of_a_row = _OfARow(-(-numbers // rows), -(-payload // rows), 0, costs)
+        elif exchange.name == _PARTITION and sent is exchange.up:
+            self._level = each.step.batch
+            rows, of_a_row = max(self._splits.values()), _OfARow(1, 1, 1)
+        elif exchange.name == _WALK and sent is exchange.up:
+            # The walk of some rows begins with nothing.
+            self._level = self._level + 1 if known["packed"] else 0
+            rows, of_a_row = known["packed"] * 8 // known["trees"], _OfARow(1, 1, known["trees"])
+        for peer in self._peers(each):
+            self._found[peer].amounts["bytes"] += payload
+            if of_a_row != _OfARow() and rows:
+                way = f"{exchange.name} {self._level}" if of_a_row.bits else exchange.name
+                self._rounds[peer, phase, way, each.step.round][of_a_row] += rows
+
+    def _peers(self, each: Occurrence) -> Iterable[str]:
+        party = self._party
+        passives = [other.name for other in party.recipe.passives]
+        asking = (
+            passives
+            if each.party is None
+            else (each.party,)
+            if isinstance(each.party, str)
+            else each.party
+        )
+        if each.exchange.asks == "server":
+            active = party.role == "active"
+            return [party.recipe.server] * (not (active and each.exchange.passive))
+        if party.role == "active":
+            return asking
+        return [party.recipe.active.name] * (party.name in asking)
+
+    def finish(self) -> None:
+        """Adds, at each peer, the most of any person."""
+        by_split: dict[tuple[str, str], Planned] = defaultdict(Planned)
+        for (peer, *_), of_rows in self._rounds.items():
+            rows = sum(of_rows.values())
+            fitting = [count for count in self._splits.values() if count >= rows]
+            of = min(fitting) if fitting else max(self._splits.values())
+            times = -(-rows // of)
+            splits = [name for name, count in self._splits.items() if not fitting or count == of]
+            # All rows of a round are of one kind, but for the last ones.
+            each = max(of_rows, key=lambda kind: (kind.bits, kind.numbers))
+            for split in splits:
+                plan = by_split[peer, split]
+                plan.amounts["numbers_of_a_person"] += times * each.numbers
+                plan.amounts["bytes_of_a_person"] += times * each.bytes
+                plan.amounts["split_bits"] += times * each.bits
+                if each.costs is not None:
+                    plan.costs[each.costs] += times
+        for (peer, _), plan in by_split.items():
+            self._found[peer].amounts |= plan.amounts
+            self._found[peer].costs |= plan.costs
+
+
+@dataclass(frozen=True)
+class _OfARow:
+    numbers: int = 0
+    bytes: int = 0
+    bits: int = 0
+    costs: Mechanism | None = None
+
+
+def _way(party: Party, exchange: Exchange, up: Chain, down: Chain) -> tuple[Sent, Chain]:
+    """Returns what this party sends in an exchange, and its chain."""
+    asks = party.role == "passive" or exchange.asks == "server"
+    return (exchange.up, up) if asks else (exchange.down, down)
+
+
+def _size(
+    exchange: Exchange, sent: Sent, chain: Chain, of: tuple[tuple[str, int], ...], phase: str = ""
+) -> tuple[int, int]:
+    """Returns the numbers and the payload bytes of what is sent."""
+    spec = exchange.spec(sent, phase, dict(of))
+    numbers = sum(_elements(each.shape) for each in spec.tensors.values())
+    wire: BundleSpec = chain.wire_spec(spec)
+    return numbers, wire.payload_bytes
+
+
+def _elements(shape: Iterable[int]) -> int:
+    found = 1
+    for each in shape:
+        found *= each
+    return found

@@ -1,0 +1,186 @@
+"""The file of the account: SQLite beside the record, for its owner alone.
+
+It holds sums, and up to which line of the record they go. Whoever opens it reads on from there, so
+it lacks nothing that a killed program has sent. Only one program reads on at a time; others wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vfl_common.errors import Code, InputError
+from vfl_common.text import to_json
+from vfl_party.account.persons import Persons
+from vfl_party.account.sums import RunSum, Sums
+from vfl_party.record.book import LINES
+from vfl_party.record.history import Reader, RecordHistory
+
+FILE = "account.sqlite"
+# For another program that reads a long record.
+_WAIT_S = 600.0
+_TABLES = (
+    "position (one INTEGER PRIMARY KEY CHECK (one = 0), record TEXT, lines INTEGER, bytes INTEGER)",
+    "known (kind TEXT, name TEXT, line TEXT, PRIMARY KEY (kind, name))",
+    "people (one INTEGER PRIMARY KEY CHECK (one = 0), tags BLOB, sets BLOB)",
+    "of (peer TEXT, what TEXT, numbers BLOB, PRIMARY KEY (peer, what))",
+    "runs (peer TEXT, run TEXT, sums TEXT, PRIMARY KEY (peer, run))",
+    "private (run TEXT, phase TEXT, keys TEXT, steps INTEGER, PRIMARY KEY (run, phase, keys))",
+)
+
+
+@dataclass
+class Standing:
+    """The sums of the first ``lines`` lines of a record, which end at ``at``."""
+
+    folder: Path
+    sums: Sums
+    reader: Reader
+    lines: int = 0
+    at: int = 0
+
+    def __post_init__(self) -> None:
+        self._path = self.folder / LINES
+        self._history: RecordHistory | None = None
+
+    def catch_up(self) -> bool:
+        """Adds what the record has by now; returns whether it had anything new. Raises
+        InputError.
+        """
+        # Asked before every bundle; before the first run there is no record.
+        try:
+            if self._path.stat().st_size == self.at:
+                return False
+        except FileNotFoundError:
+            return False
+        lines = self.lines
+        self._history = self._history or RecordHistory(self.folder)
+        for found, end in self._history.lines(self.reader, self.lines, self.at):
+            if found is not None:
+                self.sums.add(found)
+            self.lines, self.at = self.lines + 1, end
+        return self.lines > lines
+
+
+def standing(folder: Path) -> Standing:
+    """Returns the account of a record, with all lines that it has now, and keeps it.
+
+    ``folder``: of the record. Raises InputError if there is no record, or if the account is that of
+    another one.
+    """
+    record = _record(folder)
+    with _opened(folder / FILE) as file:
+        found = _read(file, folder, record)
+        known = dict(found.reader.known)
+        if found.catch_up():
+            new = {key: line for key, line in found.reader.known.items() if known.get(key) != line}
+            _write(file, found, record, new)
+    return found
+
+
+def _record(folder: Path) -> str:
+    """Returns the identity of a record. Raises InputError."""
+    # Raises InputError if there is none.
+    RecordHistory(folder)
+    try:
+        with (folder / LINES).open("rb") as file:
+            return str(json.loads(file.readline())["record"])
+    except (OSError, ValueError, KeyError, TypeError):
+        text = f"{folder / LINES}: is no record of what left; restore it"
+        raise InputError(Code.FILE_INVALID, text) from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yields the file in a transaction of the only writer."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        file = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)
+        with contextlib.closing(file):
+            # Before anything is read: of two programs the second sees what the first has added.
+            file.execute("BEGIN IMMEDIATE")
+            try:
+                for each in _TABLES:
+                    file.execute(f"CREATE TABLE IF NOT EXISTS {each}")
+                yield file
+                file.execute("COMMIT")
+            finally:
+                if file.in_transaction:
+                    file.execute("ROLLBACK")
+    except (sqlite3.Error, OSError) as error:
+        text = f"{path}: cannot be used to keep the account ({error})"
+        text = f"{text}; if it is damaged, move it away: it is made anew from the record"
+        raise InputError(Code.FILE_INVALID, text) from None
+
+
+def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
+    position = file.execute("SELECT record, lines, bytes FROM position").fetchone()
+    if position is None:
+        return Standing(folder, Sums(Persons(folder)), Reader())
+    of, lines, at = position
+    if of != record or at > (folder / LINES).stat().st_size:
+        text = f"{folder / FILE}: counts {lines:,} lines, and the record beside it is another one"
+        text = f"{text} or has lost its end; restore the record, or move the account away to count"
+        raise InputError(Code.FILE_INVALID, f"{text} only what this record has")
+    known = {
+        (kind, name): json.loads(line)
+        for kind, name, line in file.execute("SELECT kind, name, line FROM known ORDER BY rowid")
+    }
+    (people,) = file.execute("SELECT tags, sets FROM people").fetchall() or [(b"", b"")]
+    sums = Sums(
+        Persons(folder, *people),
+        {
+            (peer, what): np.frombuffer(numbers, np.int64).copy()
+            for peer, what, numbers in file.execute("SELECT peer, what, numbers FROM of")
+        },
+        {
+            (peer, run): RunSum(**json.loads(sums))
+            for peer, run, sums in file.execute("SELECT peer, run, sums FROM runs ORDER BY rowid")
+        },
+        {
+            (run, phase, keys): steps
+            for run, phase, keys, steps in file.execute(
+                "SELECT run, phase, keys, steps FROM private"
+            )
+        },
+    )
+    return Standing(folder, sums, Reader(known), lines, at)
+
+
+def _write(
+    file: sqlite3.Connection,
+    found: Standing,
+    record: str,
+    new: dict[tuple[str, str], dict[str, object]],
+) -> None:
+    sums, persons = found.sums, found.sums.persons
+    file.execute(
+        "REPLACE INTO position VALUES (0, ?, ?, ?)",
+        (record, found.lines, found.at),
+    )
+    file.executemany(
+        "REPLACE INTO known VALUES (?, ?, ?)",
+        ((*key, to_json(line, compact=True)) for key, line in new.items()),
+    )
+    file.execute(
+        "REPLACE INTO people VALUES (0, ?, ?)", (persons.tags.tobytes(), persons.sets.tobytes())
+    )
+    file.executemany(
+        "REPLACE INTO of VALUES (?, ?, ?)",
+        ((*key, numbers.tobytes()) for key, numbers in sums.of.items()),
+    )
+    file.executemany(
+        "REPLACE INTO runs VALUES (?, ?, ?)",
+        ((*key, to_json(asdict(run), compact=True)) for key, run in sums.runs.items()),
+    )
+    file.executemany(
+        "REPLACE INTO private VALUES (?, ?, ?, ?)",
+        ((*key, steps) for key, steps in sums.taken.items()),
+    )

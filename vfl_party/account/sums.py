@@ -1,0 +1,223 @@
+"""What a record sums to: for each peer and person, and for each peer and run.
+
+Everything follows from the lines of the record, one after the other. So the account of a killed run
+is that of the lines that it has written, and an account that is lost is made anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from vfl_party.account.persons import Numbers, Persons
+from vfl_party.align.exchanges import MASKED, TAGS
+from vfl_party.base.mechanism import Mechanism
+from vfl_party.privacy.accountant import composed
+from vfl_party.record.history import Disclosure, Private
+
+# Of one person, as the limits call them.
+OF_A_PERSON = ("numbers_of_a_person", "bytes_of_a_person", "split_bits", "predictions_of_a_person")
+# Numbers of a person that no mechanism makes private.
+BARE = "numbers_without_privacy"
+# In which run a person was predicted last: its number.
+_LAST = "last"
+_COST = "cost "
+# Of psi: what is sent only if rows are matched anew.
+_MATCHES = frozenset({MASKED.name, TAGS.name})
+# Exchanges whose tensors are bits: each row of which they tell, as often as they have a bit of it.
+_BITS = frozenset({("partition", "up"), ("walk", "up")})
+
+
+@dataclass
+class RunSum:
+    """What one peer has got in one run. ``number``: of the run; ``person``: one of those whose data
+    were used, -1 if nobody's were; ``aligned``: the generation whose alignment was counted last.
+    """
+
+    number: int
+    job: str
+    person: int = -1
+    bundles: int = 0
+    numbers: int = 0
+    bytes: int = 0
+    alignments: int = 0
+    predictions: int = 0
+    aligned: int = -1
+    first: float = 0.0
+    last: float = 0.0
+
+
+# {what: the people, and how much is added to each}.
+People: TypeAlias = "dict[str, tuple[Numbers, Numbers | int]]"
+
+
+class Added(NamedTuple):
+    """What something adds for a peer: to sums of some people, and to the sums of the run."""
+
+    people: People
+    run: dict[str, int]
+
+
+@dataclass
+class Sums:
+    """The account. ``of``: {(peer, what): a number for each person}; ``runs``: {(peer, run): its
+    sums}; ``taken``: {(run, phase, what tells keys apart): private steps}.
+    """
+
+    persons: Persons
+    of: dict[tuple[str, str], Numbers] = field(default_factory=dict)
+    runs: dict[tuple[str, str], RunSum] = field(default_factory=dict)
+    taken: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._numbers: dict[str, int] = {run: each.number for (_, run), each in self.runs.items()}
+        # Of data sets, as long as they stay apart.
+        self._totals: dict[tuple[str, int], Counter[str]] = {}
+        self._of_merge = -1
+        none = np.empty(0, np.int64)
+        self._last_told: tuple[object, tuple[int, Numbers, Numbers]] = (None, (0, none, none))
+
+    def add(self, found: Disclosure | Private) -> None:
+        """Adds what a line tells of. Raises InputError if its people cannot be read."""
+        for peer in dict.fromkeys(found.to):
+            run = self._run(peer, found)
+            added = self.added(found, peer)
+            for what, (who, amount) in added.people.items():
+                vector = self.vector(peer, what)
+                vector[who] = run.number if what == _LAST else vector[who] + amount
+            for name, count in added.run.items():
+                setattr(run, name, getattr(run, name) + count)
+            self._count(peer, run.person, added.run)
+            if isinstance(found, Disclosure):
+                run.first, run.last = run.first or found.at, max(run.last, found.at)
+                if added.run["alignments"]:
+                    run.aligned = found.way.generation
+        if isinstance(found, Private):
+            key = found.run, found.phase, found.of
+            self.taken[key] = max(self.taken.get(key, 0), found.steps)
+
+    def added(self, found: Disclosure | Private, peer: str) -> Added:
+        """Returns what a line adds for a peer."""
+        table = self.persons.of(found.people) if found.people else np.empty(0, np.int64)
+        if isinstance(found, Private):
+            before = self.taken.get((found.run, found.phase, found.of), 0)
+            uses = max(0, found.steps - before)
+            return Added({_COST + found.cost: (np.unique(table), uses)} if uses else {}, {})
+        run = self._run(peer, found)
+        rows, who, times = self._told(found, table)
+        aligns = found.way.exchange in _MATCHES and run.aligned != found.way.generation
+        counts = {
+            "bundles": 1,
+            "numbers": found.numbers,
+            "bytes": found.payload_bytes,
+            "alignments": int(aligns),
+            "predictions": 0,
+        }
+        if not rows:
+            return Added({}, counts)
+        numbers = times * -(-found.numbers // rows)
+        people: People = {
+            "numbers_of_a_person": (who, numbers),
+            "bytes_of_a_person": (who, times * -(-found.payload_bytes // rows)),
+            _COST + found.way.cost if found.way.cost else BARE: (
+                who,
+                times if found.way.cost else numbers,
+            ),
+        }
+        if (found.way.exchange, found.way.direction) in _BITS:
+            people["split_bits"] = who, times
+        if found.way.job != "train":
+            fresh = who[self.vector(peer, _LAST)[who] != run.number]
+            counts["predictions"] = len(fresh)
+            people["predictions_of_a_person"], people[_LAST] = (fresh, 1), (fresh, 0)
+        return Added(people, counts)
+
+    def _told(self, found: Disclosure, table: Numbers) -> tuple[int, Numbers, Numbers]:
+        """Returns how many rows a bundle tells of, of whom, and how often of each."""
+        key = found.people, found.about
+        # Of each receiver, and once before it leaves and once when it is read.
+        if key != self._last_told[0]:
+            rows = found.rows if found.people else np.empty(0, np.int64)
+            if (rows[1:] > rows[:-1]).all() and found.people in self.persons.apart:
+                who, times = table[rows], np.ones(len(rows), np.int64)
+            else:
+                who, times = np.unique(table[rows], return_counts=True)
+            self._last_told = key, (len(rows), who, times)
+        return self._last_told[1]
+
+    def vector(self, peer: str, what: str) -> Numbers:
+        """Returns the sums of all people, [P]."""
+        found, count = self.of.get((peer, what)), len(self.persons)
+        if found is None or len(found) < count:
+            grown = np.full(count, -1 if what == _LAST else 0, np.int64)
+            if found is not None:
+                grown[: len(found)] = found
+            found = self.of[peer, what] = grown
+        return found
+
+    def total(self, peer: str, data_set: int) -> Counter[str]:
+        """Returns the sums of a data set's runs."""
+        if self._of_merge != self.persons.merged:
+            self._totals, self._of_merge = {}, self.persons.merged
+            for (to, _), run in self.runs.items():
+                names = ("bundles", "numbers", "bytes", "alignments", "predictions")
+                self._count(to, run.person, {name: getattr(run, name) for name in names})
+        return self._totals.setdefault((peer, data_set), Counter())
+
+    def costs(self, peer: str) -> Iterator[tuple[Mechanism, Numbers]]:
+        """Yields each mechanism, and how often it was used about each person."""
+        for (to, what), _ in [*self.of.items()]:
+            if to == peer and what.startswith(_COST):
+                yield Mechanism.read(what.removeprefix(_COST)), self.vector(peer, what)
+
+    @property
+    def peers(self) -> list[str]:
+        """Who has got anything."""
+        return list(dict.fromkeys(peer for peer, _ in self.runs))
+
+    def data_set(self, person: int) -> int:
+        """Returns the data set of a person; -1 of nobody."""
+        return int(self.persons.sets[person]) if person >= 0 else -1
+
+    def _run(self, peer: str, found: Disclosure | Private) -> RunSum:
+        name = found.run if isinstance(found, Private) else found.way.run
+        run = self.runs.get((peer, name))
+        if run is None:
+            number = self._numbers.setdefault(name, len(self._numbers))
+            job = "train" if isinstance(found, Private) else found.way.job
+            run = self.runs[peer, name] = RunSum(number, job)
+        if run.person < 0 and found.people:
+            table = self.persons.of(found.people)
+            run.person = int(table[0]) if len(table) else -1
+            # What it had before was nobody's.
+            self._of_merge = -1
+        return run
+
+    def _count(self, peer: str, person: int, counts: dict[str, int]) -> None:
+        if self._of_merge == self.persons.merged:
+            key = peer, self.data_set(person)
+            self._totals.setdefault(key, Counter()).update(counts)
+
+
+def worst(costs: list[tuple[Mechanism, Numbers]], delta: float) -> float:
+    """Returns the greatest ε of any person. ``costs``: each mechanism, and how often it was used
+    about each of the same people.
+    """
+    if not costs or not len(costs[0][1]):
+        return 0.0
+    of = tuple(each for each, _ in costs)
+    uses = np.stack([times for _, times in costs], axis=1)
+    most = uses.max(axis=0)
+    # Mostly somebody has the most of each, and is the worst.
+    uses = most[None] if (uses == most).all(axis=1).any() else np.unique(uses, axis=0)
+    return max(_epsilon(of, tuple(each), delta) for each in uses.tolist())
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(of: tuple[Mechanism, ...], times: tuple[int, ...], delta: float) -> float:
+    return composed(zip(of, times, strict=True), delta)

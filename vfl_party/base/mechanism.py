@@ -1,0 +1,47 @@
+"""What a private mechanism costs each time that it is used about a row: its kind and its noise, as
+the record keeps them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Noise on something that one row moves by a bounded length.
+
+    Args:
+        kind: ``gaussian`` or ``laplace``.
+        noise: σ, or Laplace's scale, over the most that a row moves it (L2, or L1 for Laplace).
+        rate: the probability with which a row takes part (Poisson sampling; of Gauss alone).
+        times: how often at each use, with independent noise.
+    """
+
+    kind: Literal["gaussian", "laplace"]
+    noise: float
+    rate: float = 1.0
+    times: int = 1
+
+    @property
+    def text(self) -> str:
+        """The mechanism as the record writes it: ``read`` gives the same one, bit for bit."""
+        return f"{self.kind} {self.noise!r} {self.rate!r} {self.times}"
+
+    @classmethod
+    def read(cls, text: str) -> Mechanism:
+        """Reads ``text``. Raises ValueError if it is none."""
+        kind, noise, rate, times = text.split(" ")
+        if kind not in ("gaussian", "laplace"):
+            raise ValueError(text)
+        found = cls(kind, float(noise), float(rate), int(times))  # type: ignore[arg-type]
+        if not (
+            0 <= found.noise < math.inf
+            and 0 <= found.rate <= 1
+            and found.times > 0
+            and (found.rate == 1 or kind == "gaussian")
+        ):
+            raise ValueError(text)
+        return found
