@@ -9,6 +9,7 @@ both with and without ORDER BY, and with the same settings; and, of fewer rows, 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -64,9 +65,11 @@ def read(way: str, folder: Path, scratch: Path, memory: int) -> int:
     if way.startswith("plain"):
         import duckdb
 
-        threads = max(1, min(2, memory // 128))
+        memory = max(4 * memory, 512)
+        threads = max(1, min(os.cpu_count() or 1, memory // 512))
         limits = {"memory_limit": f"{memory}MiB", "temp_directory": str(scratch)}
         with duckdb.connect(":memory:", config=limits | {"threads": threads}) as connection:
+            connection.execute("SET enable_progress_bar = false")
             rows = connection.sql(query).to_arrow_reader(1 << 16)
             return sum(batch.num_rows for batch in rows)
     from vfl_common.config.data import DataSettings

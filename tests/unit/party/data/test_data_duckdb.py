@@ -109,12 +109,17 @@ def test_types_that_no_table_has_are_refused_if_they_are_used(folder: Path) -> N
     assert read(stream, "pid").to_pydict() == {"pid": ["a"]}
 
 
-def test_what_takes_the_first_rows_needs_an_order(folder: Path) -> None:
-    assert "ORDER BY" in refused(folder, QUERY, limit=2)
-    assert "ORDER BY" in refused(folder, QUERY, duplicates="first")
+def test_what_takes_the_first_rows_has_an_order(folder: Path) -> None:
     # An order within does not count.
-    inner = f"FROM ({QUERY} ORDER BY pid)"
-    assert "ORDER BY" in refused(folder, inner, limit=2)
+    for query in (QUERY, f"FROM ({QUERY} ORDER BY pid DESC)"):
+        stream = opened(folder, query, limit=2)
+        assert read(stream, "x", "pid").to_pydict() == {"x": [1.0, 2.0], "pid": ["a", "b"]}
+        assert "ORDER BY" in stream.notes[0]
+    table = load_table(settings(folder, QUERY, limit=2), with_label=False)
+    assert table.notes == stream.notes
+    twice = opened(folder, "SELECT 'a' AS pid, x FROM 'in/*.parquet'", duplicates="first")
+    assert read(twice, "x").to_pydict() == {"x": [1.0, 2.0, 3.0]}
+    assert opened(folder, f"{QUERY} ORDER BY pid", duplicates="first").notes == ()
     rows = read(opened(folder, f"{QUERY} ORDER BY pid", limit=2), "pid")
     assert rows.to_pydict() == {"pid": ["a", "b"]}
     row_numbers = settings(folder, QUERY, id="row")

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _BLOCK_ROWS = 1 << 16
-# Below these DuckDB is slow, or cannot sort: https://duckdb.org/docs/stable/guides/performance
-_LEAST_MIB, _THREAD_MIB = 256, 128
+# DuckDB's share of ``memory_mib``, and the least with which it sorts. 5 million rows of 80 bytes
+# failed with 128 MiB for each thread.
+_SHARE, _LEAST_MIB, _THREAD_MIB = 4, 512, 512
 _KEEPS = re.compile(
     r"BOOLEAN|U?(TINYINT|SMALLINT|INTEGER|BIGINT)|FLOAT|DOUBLE|VARCHAR|DATE"
     r"|TIMESTAMP( WITH TIME ZONE)?|\"NULL\""
@@ -50,6 +51,10 @@ _CASTS = (
 )
 _SET = ("TimeZone = 'UTC'", "enable_progress_bar = false", "lock_configuration = true")
 _EXTENSION = re.compile(r"INSTALL (\w+);")
+_NO_ORDER = (
+    "the query has no ORDER BY, so the first rows are those in the order of the id's columns, and "
+    "then of the others; end the query with ORDER BY to choose"
+)
 # In the name of a folder: file_search_path and patterns of files have meanings for them.
 _SIGNS = ",*?["
 
@@ -70,8 +75,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
     try:
         for setting in _SET:
             reading.connection.execute(f"SET {setting}")
-        if not _parsed(reading.connection, source, folder, query):
-            _require_no_order(settings, source)
+        ordered = _parsed(reading.connection, source, folder, query)
         described = reading.connection.execute(f"DESCRIBE {query}").fetchall()
     except duckdb.Error as error:
         raise _refused(settings, error, None) from None
@@ -79,25 +83,33 @@ def open_duckdb(settings: DataSettings) -> Stream:
         if name in reading.types:
             raise checks.unusable(source, f"has two columns {name!r}; rename one with AS")
         reading.types[name] = kind
-    return Stream(source, tuple(reading.types), False, reading.blocks, ordered=False)
+    # Else the order does not matter: a table is put in order of its ids.
+    takes_first = settings.first is not None or settings.duplicates == "first"
+    reading.sorts = takes_first and not ordered
+    notes = (_NO_ORDER,) if reading.sorts else ()
+    return Stream(source, tuple(reading.types), False, reading.blocks, notes=notes, ordered=False)
 
 
 @dataclass(eq=False)
 class _Reading:
-    """A query on a connection, which is open as long as this is used; ``types``: of its columns."""
+    """A query on a connection, which is open as long as this is used; ``types``: of its columns.
+
+    ``sorts``: whether its rows are put in the order of the id's columns, and then of the others.
+    """
 
     settings: DataSettings
     query: str
     connection: DuckDBPyConnection
     passes: Passes
     types: dict[str, str] = field(default_factory=dict)
+    sorts: bool = False
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Reads the wanted columns. Raises InputError."""
         source = shown(self.settings.source)
         checks.require_names(source, "columns", wanted, list(self.types))
         ids = [name for name in self.settings.id if name in self.types]
-        names = list(dict.fromkeys([*wanted, *ids]))
+        names = list(dict.fromkeys([*ids, *wanted]))
         seen = Pass(len(ids))
         for batch in self._batches(self._select(names)):
             columns = dict(zip(names, batch.columns, strict=True))
@@ -111,14 +123,12 @@ class _Reading:
         import duckdb
 
         rows = 0
-        # A connection of its own for each pass: one that is left early is closed with it.
-        with self.connection.cursor() as cursor:
-            try:
-                for batch in cursor.sql(select).to_arrow_reader(_BLOCK_ROWS):
-                    rows += batch.num_rows
-                    yield batch
-            except (duckdb.Error, pa.ArrowException, OSError) as error:
-                raise _refused(self.settings, error, rows) from None
+        try:
+            for batch in self.connection.sql(select).to_arrow_reader(_BLOCK_ROWS):
+                rows += batch.num_rows
+                yield batch
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            raise _refused(self.settings, error, rows) from None
 
     def _select(self, names: Sequence[str]) -> str:
         """Writes the query for some of its columns, in types that a table has. Raises
@@ -126,8 +136,9 @@ class _Reading:
         """
         columns = ", ".join(self._column(name) for name in names)
         first = self.settings.first
+        order = "\nORDER BY ALL" if self.sorts else ""
         limit = "" if first is None else f"\nLIMIT {first}"
-        return f"SELECT {columns} FROM (\n{self.query}\n) AS vfl_rows{limit}"  # noqa: S608 - the person's own
+        return f"SELECT {columns} FROM (\n{self.query}\n) AS vfl_rows{order}{limit}"  # noqa: S608 - the person's own
 
     def _column(self, name: str) -> str:
         quoted, kind = '"' + name.replace('"', '""') + '"', self.types[name]
@@ -145,7 +156,7 @@ class _Reading:
 
 def _config(settings: DataSettings, source: str, folder: str | None) -> dict[str, Any]:
     """Returns the settings of DuckDB. Raises InputError for a folder that it would misread."""
-    memory = max(settings.memory_mib, _LEAST_MIB)
+    memory = max(_SHARE * settings.memory_mib, _LEAST_MIB)
     config = {
         "memory_limit": f"{memory}MiB",
         "threads": str(max(1, min(os.cpu_count() or 1, memory // _THREAD_MIB))),
@@ -193,15 +204,6 @@ def _texts(node: Any) -> Iterator[str]:
     values = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     for value in values:
         yield from _texts(value)
-
-
-def _require_no_order(settings: DataSettings, source: str) -> None:
-    """Raises InputError if the settings take the first of rows that have no order."""
-    limited = settings.first is not None
-    if limited or settings.duplicates == "first":
-        key = "data.limit" if limited else 'data.duplicates = "first"'
-        what = f"{key} takes the first rows, and the query has no order"
-        raise checks.unusable(source, f"{what}; end it with ORDER BY and the id's columns")
 
 
 def _refused(settings: DataSettings, error: Exception, rows: int | None) -> InputError:

@@ -128,6 +128,10 @@ class Pass:
         """Takes the next ``n`` rows and the values of each column of their ids."""
         self.rows += n
         for digest, values in zip(self.digests, ids, strict=True):
+            if pa.types.is_integer(values.type):
+                numbers = pc.cast(values, pa.int64(), safe=False)
+                digest.update(pc.fill_null(numbers, -(1 << 63)).to_numpy())
+                continue
             texts = pc.fill_null(pc.cast(values, pa.string()), "\x1d")
             # All cells as one text, without an object of Python for each.
             whole = pa.ListArray.from_arrays(pa.array([0, n], pa.int32()), texts)
