@@ -12,6 +12,10 @@ _URL_LIKE = re.compile(r"[a-z0-9_+.-]:/", re.IGNORECASE)
 # To the last @: a password may hold one that is not %40.
 _PASSWORD = re.compile(r"(:/+[^:/?]*?(?::|%3a))(.*)(@)", re.DOTALL | re.IGNORECASE)
 _OPTION = re.compile(r"([?&;])([^=&;]*)=(\{(?:[^}]|\}\})*\}|[^&;]*)")
+# A query of DuckDB, and the folder of its relative paths.
+_QUERY = "duckdb:"
+_FOLDER = re.compile(r"^duckdb:SET file_search_path = '(?:[^']|'')*'; ")
+_LONGEST = 100
 # Its value has options of its own.
 _ODBC = re.compile(r"([?&;])(odbc_connect)=([^&]*)", re.IGNORECASE)
 # Of options whose value is not shown.
@@ -24,6 +28,10 @@ def shown(source: str) -> str:
     """Returns a source for people, without the passwords of what looks like a URL, of whatever kind
     and case.
     """
+    if source.startswith(_QUERY):
+        # One line of a query is enough to know it by.
+        source = " ".join(_FOLDER.sub(_QUERY, source).split())
+        source = source if len(source) <= _LONGEST else f"{source[:_LONGEST]}…"
     if not _URL_LIKE.search(source):
         return source
     text = _ODBC.sub(r"\1\2=***", _PASSWORD.sub(r"\1***\3", source))

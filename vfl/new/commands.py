@@ -18,7 +18,7 @@ _data = click.option(
     help=(
         "Your table: a CSV or text file (.csv, .tsv, .txt, each also .gz), Excel (.xlsx, "
         ".xlsm), .parquet or a folder"
-        ' of such files, or the URL of a database, with --set query="SELECT …".'
+        ' of such files, the URL of a database, with --set query="SELECT …", or duckdb:SELECT ….'
     ),
 )
 _id = click.option(

@@ -81,8 +81,9 @@ class DataSettings(Section):
     """Where the rows are: a file (``.csv``, ``.tsv``, ``.txt``, ``.libsvm``, ``.svm``,
     ``.svmlight``, ``.idx``, each also ``.gz`` or ``.bz2``; ``.parquet``, ``.xlsx``, ``.xlsm``,
     ``.npz``, ``.mat``), a member of a zip or tar file (``archive.zip/member.csv``), a folder of
-    Parquet files or of images, the URL of a database, ``sklearn:NAME``, ``torchvision:NAME``, or
-    ``NAME:REST`` for the plug-in NAME. Write ``./NAME:REST`` for a file whose name looks so.
+    Parquet files or of images, the URL of a database, a query of DuckDB (``duckdb:SELECT …``),
+    ``sklearn:NAME``, ``torchvision:NAME``, or ``NAME:REST`` for the plug-in NAME. Write
+    ``./NAME:REST`` for a file whose name looks so.
     """
     format: Format | None = None
     """What the file is, if its name does not say: ``text`` (separated cells), ``libsvm`` (svmlight,

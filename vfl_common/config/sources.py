@@ -12,6 +12,8 @@ FRAME = "frame of "
 # Before the rest of a source that is no path; C:\ is one.
 _NAMED = re.compile(r"([a-z][a-z0-9_]+):")
 SETS = ("sklearn", "torchvision")
+# With the folder of relative paths, once that is known. ``duckdb://…`` is a URL of SQLAlchemy's.
+_DUCKDB = re.compile(r"duckdb:(?!//)(?:SET file_search_path = '((?:[^']|'')*)'; )?(.*)", re.DOTALL)
 # SQLAlchemy's: DIALECT+DRIVER://.
 URL = re.compile(r"([a-z][a-z0-9_]*)(\+[a-z0-9_]+)?://", re.IGNORECASE)
 _SQLITE = re.compile(r"(sqlite(?:\+[a-z0-9_]+)?:///)([^?]+)(.*)", re.DOTALL | re.IGNORECASE)
@@ -59,6 +61,11 @@ def is_database(source: str) -> bool:
     return url is not None and (url[2] is not None or url[1].lower() in _DATABASES)
 
 
+def is_duckdb(source: str) -> bool:
+    """Returns whether a source is a query of DuckDB: ``duckdb:SELECT …``."""
+    return _DUCKDB.fullmatch(source) is not None
+
+
 def is_excel(source: str) -> bool:
     """Returns whether a source is an Excel workbook, by its name."""
     return is_path(source) and source.lower().endswith(_EXCEL)
@@ -71,12 +78,26 @@ def is_path(source: str) -> bool:
 
 def resolved(source: str, base: Path) -> str:
     """Returns a source; if it is a path, or a file of SQLite, it is absolute, and a relative one
-    starts at ``base``.
+    starts at ``base``. A query of DuckDB gets ``base`` as the folder of its relative paths.
     """
+    if is_duckdb(source):
+        folder, query = folder_and_query(source)
+        quoted = normpath(base.absolute() / (folder or "")).replace("'", "''")
+        return f"duckdb:SET file_search_path = '{quoted}'; {query}"
     sqlite = _SQLITE.fullmatch(source)
     if sqlite is not None and sqlite[2] != ":memory:":
         return f"{sqlite[1]}{normpath(base.absolute() / sqlite[2])}{sqlite[3]}"
     return normpath(base.absolute() / source) if is_path(source) else source
+
+
+def folder_and_query(source: str) -> tuple[str | None, str]:
+    """Returns the folder of relative paths, None if it is not known, and the SELECT of a source of
+    DuckDB, without a semicolon at its end.
+    """
+    found = _DUCKDB.fullmatch(source)
+    folder, query = found.groups() if found else (None, source)
+    query = query.rstrip().removesuffix(";").strip()
+    return (None if folder is None else folder.replace("''", "'")), query
 
 
 def format_of(source: str) -> Format | None:

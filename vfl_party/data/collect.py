@@ -57,7 +57,7 @@ def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
             )
             raise checks.unusable(stream.source, f"{text}; remove it, and write dates as dates")
         return Reading(stream.source, chosen, settings, space).over(
-            _blocks(stream, chosen, settings)
+            _blocks(stream, chosen, settings), stream.notes
         )
     # Of columns that the sample does not show as they are.
     odd: dict[str, list[str]] = {}

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of, shown
-from vfl_common.config.sources import divided, is_archive
+from vfl_common.config.sources import divided, is_archive, is_duckdb
 from vfl_common.errors import VflError
 from vfl_common.passwords import hidden
 from vfl_party.base.plugins import PlugIns, where_it_failed
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 TABLES = (*TEXT_FILES, ".libsvm", PARQUET, ".xlsx", ".xlsm")
 # Readers of named arrays, by what the file is.
 _ARRAYS = {".npz": read_npz, "idx": read_idx, "mat": read_mat}
-PLUGINS = PlugIns("vfl.sources", "data source", ours=("sklearn", "torchvision"))
+PLUGINS = PlugIns("vfl.sources", "data source", ours=("sklearn", "torchvision", "duckdb"))
 
 
 def load_table(settings: DataSettings, *, with_label: bool) -> Table:
@@ -214,7 +214,9 @@ def _with_own_rows(
 
 def read_rows(settings: DataSettings, with_label: bool) -> Rows:
     """Reads the rows of a source: the first step of ``load_table``. Raises InputError."""
-    source, reader = settings.source, None if settings.is_database else reader_of(settings.source)
+    source, reader = settings.source, reader_of(settings.source)
+    if settings.is_database or is_duckdb(source):
+        reader = None
     if reader == "sklearn":
         return read_sklearn(settings, with_label)
     if reader == "torchvision":
@@ -247,7 +249,7 @@ def open_table(settings: DataSettings) -> Stream | None:
     InputError.
     """
     source = settings.source
-    if settings.is_database:
+    if settings.is_database or is_duckdb(source):
         return open_database(settings)
     packed, member = divided(source)
     path = Path(packed)

@@ -160,6 +160,23 @@ def test_a_query_of_a_database(tmp_path: Path) -> None:
     assert found.source == f"sqlite:///{tmp_path / 'shop.db'}"
 
 
+def test_a_query_of_duckdb(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    source = "duckdb:SELECT client_no, orders FROM 'shop.csv'"
+    run(*BANK)
+    args = ["party", "--name", "shop", "--data", source]
+    run(*args)
+    assert tables("shop.toml")["data"] == {"source": source, "id": "client_no"}
+    Path("other").mkdir()
+    run(*args, "--out", "other")
+    for path in ("shop.toml", "other/shop.toml"):
+        found = load_party(Path(path)).data
+        assert found is not None
+        # Relative paths start at the folder in which the query was given.
+        assert found.source.startswith(f"duckdb:SET file_search_path = '{tmp_path}'; SELECT")
+        assert len(load_table(found, with_label=False)) == ROWS
+
+
 def test_a_password_is_not_said() -> None:
     url = "postgresql://ann:hidden@127.0.0.1:1/shop"
     assert "hidden" not in refused(*BANK, "--data", url, code=Code.DATA_INVALID)

@@ -39,11 +39,9 @@ def open_parquet(settings: DataSettings) -> Stream:
     )
     if parted is not None:
         folder = parted.relative_to(path).parent
-        text = (
-            f"its folders are named as partitions ({folder}), and what their names say would "
-            "be lost"
-        )
-        raise checks.unreadable(source, f"{text}; write it without partitions")
+        text = f"its folders are named as partitions ({folder}), and what their names say would"
+        advice = "write it without them, or read it with duckdb:SELECT * FROM 'FOLDER/**/*.parquet'"
+        raise checks.unreadable(source, f"{text} be lost; {advice}")
     before = {file: state_of(str(file)) for file in files}
     schema = _schema(source, files[0])
     for file in files[1:]:

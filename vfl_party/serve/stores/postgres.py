@@ -17,11 +17,14 @@ from vfl_party.data.choice import choose
 from vfl_party.data.sources.databases.postgres import (
     refused_connection,
     refused_query,
-    require_dates,
     select_of,
     with_timeout,
 )
-from vfl_party.data.sources.databases.query import missing_package, query_of
+from vfl_party.data.sources.databases.query import (
+    missing_package,
+    query_of,
+    require_dates,
+)
 from vfl_party.serve.stores.pool import Pool
 from vfl_party.serve.stores.queries import most_rows, named_keys, too_many, with_ids
 from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError

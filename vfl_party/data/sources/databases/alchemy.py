@@ -130,13 +130,13 @@ class _Reading:
         with contextlib.closing(result):
             while rows := self._next(result, seen.rows):
                 texts = {
-                    name: texts_of(source, name, self.names.index(name), rows, seen.rows)
+                    name: pa.array(
+                        texts_of(source, name, self.names.index(name), rows, seen.rows), pa.string()
+                    )
                     for name in dict.fromkeys([*wanted, *ids])
                 }
                 seen.add(len(rows), [texts[name] for name in ids])
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array(texts[name], pa.string()) for name in wanted], schema=schema
-                )
+                yield pa.RecordBatch.from_arrays([texts[name] for name in wanted], schema=schema)
         self.passes.compare(seen)
 
     def _next(self, result: CursorResult[Any], before: int) -> Sequence[Any]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import InputError, InternalError
@@ -23,6 +22,7 @@ from vfl_party.data.sources.databases.query import (
     encoding_hint,
     missing_package,
     query_of,
+    require_dates,
     words,
 )
 from vfl_party.data.stream import Stream
@@ -48,8 +48,6 @@ _CASTS = {
 }
 # An id of digits keeps them all.
 _ID_CASTS = _CASTS | {"numeric": "text"}
-# Days of the years 1 and 9999, from 1970.
-_FIRST, _LAST = -719_162, 2_932_896
 # What the server or its client says, what that means, what to do.
 _REFUSALS = (
     (
@@ -147,9 +145,7 @@ class _Reading:
                 columns = dict(zip(fetched, batch.columns, strict=True))
                 for name in wanted:
                     require_dates(source, name, columns[name])
-                seen.add(
-                    batch.num_rows, [columns[name].to_pylist() for name in ids if name in columns]
-                )
+                seen.add(batch.num_rows, [columns[name] for name in ids if name in columns])
                 yield pa.RecordBatch.from_arrays(
                     [columns[name] for name in wanted], names=list(wanted)
                 )
@@ -245,21 +241,6 @@ def _select(columns: str, query: str) -> str:
     splits its rows.
     """
     return f"SELECT {columns} FROM (\n{query}\n) AS vfl_rows"  # noqa: S608 - the person's own, in their party file
-
-
-def require_dates(source: str, name: str, column: pa.Array) -> None:
-    """Raises InputError for PostgreSQL's infinite dates, and others that are no date elsewhere."""
-    kind = column.type
-    if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
-        day = 1 if pa.types.is_date32(kind) else 86_400_000_000
-        ends = pc.min_max(column.view(pa.int32() if day == 1 else pa.int64())).as_py()
-        if ends["min"] is not None and (
-            ends["min"] < _FIRST * day or ends["max"] >= (_LAST + 1) * day
-        ):
-            what = f"column {name!r} holds a date before the year 1 or after 9999, such as infinity"
-            raise checks.unusable(
-                source, f"{what}; replace it in data.query, for example with nullif"
-            )
 
 
 def with_timeout(source: str) -> str:

@@ -5,9 +5,11 @@ compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import Code, InputError
@@ -22,6 +24,8 @@ _READS = re.compile(
 _QUOTED = re.compile("\"[^\"]*\"|'[^']*'|`[^`]*`|»[^«]*«|«[^»]*»|„[^“]*“")
 # And password, to the last @.
 _USER = re.compile(r"[^:]+://([^?]*)@", re.DOTALL)
+# Days of the years 1 and 9999, from 1970.
+_FIRST, _LAST = -719_162, 2_932_896
 # Characters of a server's words.
 _LONGEST = 300
 
@@ -66,6 +70,21 @@ def words(text: str, source: str, *, quoted: bool) -> str:
     return clean(line if quoted else _QUOTED.sub("…", line), _LONGEST)
 
 
+def require_dates(source: str, name: str, column: pa.Array) -> None:
+    """Raises InputError for a database's infinite dates, and others that are no date elsewhere."""
+    kind = column.type
+    if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
+        day = 1 if pa.types.is_date32(kind) else 86_400_000_000
+        ends = pc.min_max(column.view(pa.int32() if day == 1 else pa.int64())).as_py()
+        if ends["min"] is not None and (
+            ends["min"] < _FIRST * day or ends["max"] >= (_LAST + 1) * day
+        ):
+            what = f"column {name!r} holds a date before the year 1 or after 9999, such as infinity"
+            raise checks.unusable(
+                source, f"{what}; replace it in the query, for example with nullif"
+            )
+
+
 class Passes:
     """Compares the passes over a query's rows by their number and ids, in order, as far as they
     reach the end.
@@ -95,7 +114,7 @@ class Passes:
             advice = (
                 "write ORDER BY with the id's columns, and read while nobody writes into the tables"
             )
-            raise checks.unreadable(self._source, f"data.query gives {what}, read again; {advice}")
+            raise checks.unreadable(self._source, f"the query gives {what}, read again; {advice}")
 
 
 class Pass:
@@ -105,10 +124,16 @@ class Pass:
         self.rows = 0
         self.digests = [blake2b(digest_size=16) for _ in range(ids)]
 
-    def add(self, n: int, ids: Iterable[Sequence[Any]]) -> None:
+    def add(self, n: int, ids: Iterable[pa.Array]) -> None:
         """Takes the next ``n`` rows and the values of each column of their ids."""
         self.rows += n
         for digest, values in zip(self.digests, ids, strict=True):
-            digest.update(
-                "".join(f"{value}\x1e" for value in values).encode("utf-8", "surrogatepass")
-            )
+            if pa.types.is_integer(values.type):
+                numbers = pc.cast(values, pa.int64(), safe=False)
+                digest.update(pc.fill_null(numbers, -(1 << 63)).to_numpy())
+                continue
+            texts = pc.fill_null(pc.cast(values, pa.string()), "\x1d")
+            # All cells as one text, without an object of Python for each.
+            whole = pa.ListArray.from_arrays(pa.array([0, n], pa.int32()), texts)
+            digest.update(pc.binary_join(whole, "\x1e")[0].as_buffer())
+            digest.update(b"\x1e")

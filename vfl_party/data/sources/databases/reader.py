@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from vfl_common.config.data import DataSettings
+from vfl_common.config.sources import is_duckdb
 from vfl_party.data.sources.databases.alchemy import open_alchemy
+from vfl_party.data.sources.databases.duck import open_duckdb
 from vfl_party.data.sources.databases.postgres import open_postgres
 from vfl_party.data.stream import Stream
 
 
 def open_database(settings: DataSettings) -> Stream:
     """Opens the rows of ``data.query``: through ADBC for ``postgresql://``, else through
-    SQLAlchemy.
+    SQLAlchemy; or those of the SELECT in ``duckdb:SELECT …``.
 
     Passwords appear neither in the stream's source nor in any error. Raises InputError.
     """
+    if is_duckdb(settings.source):
+        return open_duckdb(settings)
     if settings.source.startswith(("postgresql://", "postgres://")):
         return open_postgres(settings)
     return open_alchemy(settings)

@@ -1,0 +1,235 @@
+"""Reads a table that DuckDB makes of files: ``duckdb:SELECT …``. The files may be larger than
+memory, and sorting, joining and grouping use the disk.
+
+DuckDB runs in this process. Its settings are locked before the query runs: nothing is fetched,
+nothing is installed, and one SELECT cannot write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.sources import folder_and_query
+from vfl_common.errors import InputError
+from vfl_party.data import checks
+from vfl_party.data.sources.databases.query import (
+    Pass,
+    Passes,
+    missing_package,
+    require_dates,
+    words,
+)
+from vfl_party.data.sources.databases.spill import Spill
+from vfl_party.data.stream import Stream
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_BLOCK_ROWS = 1 << 16
+# DuckDB's share of ``memory_mib``, and the least with which it sorts. 5 million rows of 80 bytes
+# failed with 128 MiB for each thread.
+_SHARE, _LEAST_MIB, _THREAD_MIB = 4, 512, 512
+_KEEPS = re.compile(
+    r"BOOLEAN|U?(TINYINT|SMALLINT|INTEGER|BIGINT)|FLOAT|DOUBLE|VARCHAR|DATE"
+    r"|TIMESTAMP( WITH TIME ZONE)?|\"NULL\""
+)
+_CASTS = (
+    (re.compile(r"DECIMAL\(.*\)|U?HUGEINT|BIGNUM"), "DOUBLE"),
+    (re.compile(r"UUID|ENUM\(.*\)", re.DOTALL), "VARCHAR"),
+    (re.compile(r"TIMESTAMP_(S|MS|NS)"), "TIMESTAMP"),
+)
+_SET = ("TimeZone = 'UTC'", "enable_progress_bar = false", "lock_configuration = true")
+_EXTENSION = re.compile(r"INSTALL (\w+);")
+_NO_ORDER = (
+    "the query has no ORDER BY, so the first rows are those in the order of the id's columns, and "
+    "then of the others; end the query with ORDER BY to choose"
+)
+# In the name of a folder: file_search_path and patterns of files have meanings for them.
+_SIGNS = ",*?["
+
+
+def open_duckdb(settings: DataSettings) -> Stream:
+    """Opens the rows of the SELECT in ``data.source``. Raises InputError if DuckDB refuses it."""
+    try:
+        import duckdb
+    except ImportError:
+        raise missing_package(settings.source, "duckdb") from None
+    source = shown(settings.source)
+    folder, query = folder_and_query(settings.source)
+    config = _config(settings, source, folder)
+    spill = Spill(settings.scratch or tempfile.gettempdir())
+    config |= {"temp_directory": str(spill.folder)}
+    reading = _Reading(settings, query, duckdb.connect(":memory:", config=config), Passes(source))
+    weakref.finalize(reading, _close, reading.connection, spill)
+    try:
+        for setting in _SET:
+            reading.connection.execute(f"SET {setting}")
+        ordered = _parsed(reading.connection, source, folder, query)
+        described = reading.connection.execute(f"DESCRIBE {query}").fetchall()
+    except duckdb.Error as error:
+        raise _refused(settings, error, None) from None
+    for name, kind, *_ in described:
+        if name in reading.types:
+            raise checks.unusable(source, f"has two columns {name!r}; rename one with AS")
+        reading.types[name] = kind
+    # Else the order does not matter: a table is put in order of its ids.
+    takes_first = settings.first is not None or settings.duplicates == "first"
+    reading.sorts = takes_first and not ordered
+    notes = (_NO_ORDER,) if reading.sorts else ()
+    return Stream(source, tuple(reading.types), False, reading.blocks, notes=notes, ordered=False)
+
+
+@dataclass(eq=False)
+class _Reading:
+    """A query on a connection, which is open as long as this is used; ``types``: of its columns.
+
+    ``sorts``: whether its rows are put in the order of the id's columns, and then of the others.
+    """
+
+    settings: DataSettings
+    query: str
+    connection: DuckDBPyConnection
+    passes: Passes
+    types: dict[str, str] = field(default_factory=dict)
+    sorts: bool = False
+
+    def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Reads the wanted columns. Raises InputError."""
+        source = shown(self.settings.source)
+        checks.require_names(source, "columns", wanted, list(self.types))
+        ids = [name for name in self.settings.id if name in self.types]
+        names = list(dict.fromkeys([*ids, *wanted]))
+        seen = Pass(len(ids))
+        for batch in self._batches(self._select(names)):
+            columns = dict(zip(names, batch.columns, strict=True))
+            for name in wanted:
+                require_dates(source, name, columns[name])
+            seen.add(batch.num_rows, [columns[name] for name in ids])
+            yield pa.RecordBatch.from_arrays([columns[name] for name in wanted], list(wanted))
+        self.passes.compare(seen)
+
+    def _batches(self, select: str) -> Iterator[pa.RecordBatch]:
+        import duckdb
+
+        rows = 0
+        try:
+            for batch in self.connection.sql(select).to_arrow_reader(_BLOCK_ROWS):
+                rows += batch.num_rows
+                yield batch
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            raise _refused(self.settings, error, rows) from None
+
+    def _select(self, names: Sequence[str]) -> str:
+        """Writes the query for some of its columns, in types that a table has. Raises
+        InputError.
+        """
+        columns = ", ".join(self._column(name) for name in names)
+        first = self.settings.first
+        order = "\nORDER BY ALL" if self.sorts else ""
+        limit = "" if first is None else f"\nLIMIT {first}"
+        return f"SELECT {columns} FROM (\n{self.query}\n) AS vfl_rows{order}{limit}"  # noqa: S608 - the person's own
+
+    def _column(self, name: str) -> str:
+        quoted, kind = '"' + name.replace('"', '""') + '"', self.types[name]
+        if _KEEPS.fullmatch(kind):
+            return quoted
+        cast = next((each for pattern, each in _CASTS if pattern.fullmatch(kind)), None)
+        if cast is None:
+            what = f"column {name!r} is of type {kind.partition('(')[0]}, which no table has"
+            advice = "cast it in the query, for example with ::VARCHAR or ::DOUBLE, or leave it out"
+            raise checks.unusable(shown(self.settings.source), f"{what}; {advice}")
+        # An id of digits keeps them all.
+        cast = "VARCHAR" if cast == "DOUBLE" and name in self.settings.id else cast
+        return f"{quoted}::{cast} AS {quoted}"
+
+
+def _config(settings: DataSettings, source: str, folder: str | None) -> dict[str, Any]:
+    """Returns the settings of DuckDB. Raises InputError for a folder that it would misread."""
+    memory = max(_SHARE * settings.memory_mib, _LEAST_MIB)
+    config = {
+        "memory_limit": f"{memory}MiB",
+        "threads": str(max(1, min(os.cpu_count() or 1, memory // _THREAD_MIB))),
+        "preserve_insertion_order": "true",
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "allow_community_extensions": "false",
+        "allow_persistent_secrets": "false",
+    }
+    if folder is None:
+        return config
+    sign = next((each for each in _SIGNS if each in folder), None)
+    if sign is not None:
+        what = f"DuckDB cannot look for files in {folder}, because its name has a {sign!r}"
+        raise checks.unreadable(source, f"{what}; move the party file to another folder")
+    return config | {"file_search_path": folder}
+
+
+def _parsed(connection: DuckDBPyConnection, source: str, folder: str | None, query: str) -> bool:
+    """Returns whether the query has an order. Raises InputError if it is not one SELECT, or names a
+    file that DuckDB would take from the working folder.
+    """
+    row = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
+    parsed: dict[str, Any] = json.loads(row[0] if row else "{}")
+    if parsed.get("error_type") == "parser":
+        said = words(str(parsed.get("error_message")), source, quoted=True)
+        raise checks.unusable(source, f"DuckDB refuses the query ({said}); correct data.source")
+    statements = parsed.get("statements", [])
+    if len(statements) != 1:
+        raise checks.unusable(source, "must read and nothing else; write one SELECT")
+    # DuckDB looks in the working folder, too, if a file is not in the one that it was given.
+    base = Path(folder or ".")
+    for text in set(_texts(statements)):
+        if re.search(r"[./]", text) and not (base / text).exists() and Path(text).is_file():
+            what = f"{text} is in the folder where this program runs, and not in {base}"
+            raise checks.unreadable(source, f"{what}; move it, or write its full path")
+    modifiers = statements[0]["node"].get("modifiers", [])
+    return any(each["type"] == "ORDER_MODIFIER" for each in modifiers)
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """Yields the texts of a parsed query that may be names of files."""
+    if isinstance(node, str) and 0 < len(node) < 256 and "\0" not in node:
+        yield node
+    values = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    for value in values:
+        yield from _texts(value)
+
+
+def _refused(settings: DataSettings, error: Exception, rows: int | None) -> InputError:
+    """Says why a query has failed: before it has run (None), or after how many rows. Values are not
+    shown.
+    """
+    source, text = shown(settings.source), str(error)
+    said = text.partition("Error: ")[2] or text
+    extension = _EXTENSION.search(text)
+    if extension is not None:
+        what = f"needs the extension {extension[1]} of DuckDB, and none is loaded"
+        return checks.unusable(source, f"{what}; copy the files here, and read them as Parquet")
+    if "Out of Memory Error" in text:
+        what = "the query needs more memory or disk than it has"
+        advice = f"raise data.memory_mib, which is {settings.memory_mib}, or make room in"
+        return checks.unreadable(source, f"{what}; {advice} data.scratch")
+    if text.startswith("IO Error") and rows in (None, 0):
+        said = words(said, settings.source, quoted=True)
+        return checks.unreadable(source, f"DuckDB cannot read ({said}); correct data.source")
+    said = words(said, settings.source, quoted=rows is None)
+    if rows is None:
+        return checks.unusable(source, f"DuckDB refuses the query ({said}); correct data.source")
+    what = f"the query has failed after {rows:,} rows ({said})"
+    return checks.unusable(source, f"{what}; run it in DuckDB to see the value, and correct it")
+
+
+def _close(connection: DuckDBPyConnection, spill: Spill) -> None:
+    connection.close()
+    spill.close()
