@@ -61,9 +61,10 @@ class Worded:
         for demand in settings.demands:
             if demand.kind == kind:
                 _check_demand(demand, sent, where)
+        about = settings, where, self._counts, sent.about_rows
         if self._beside is None:
-            return Held(settings, where, self._counts)
-        return HeldBeside(settings, where, self._counts, self._beside(phase, exchange, sent))
+            return Held(*about)
+        return HeldBeside(*about, self._beside(phase, exchange, sent))
 
 
 def _check_demand(demand: Demand, sent: Sent, where: str) -> None:
@@ -137,10 +138,13 @@ class Counts:
 
 
 class Held(Filter):
-    """Refuses a bundle that would pass a limit; changes nothing."""
+    """Refuses a bundle that would pass a limit; changes nothing. ``batches``: it has numbers for
+    each row of a batch. Bits of trees have not: of these, ``trees.least_rows`` counts the rows.
+    """
 
-    def __init__(self, settings: PolicySettings, where: str, counts: Counts) -> None:
+    def __init__(self, settings: PolicySettings, where: str, counts: Counts, batches: bool) -> None:
         self._settings, self._where, self._counts = settings, where, counts
+        self._batches = batches
         self.text = f"policy: {settings.level}"
 
     def leaves(self, leaving: Leaving) -> None:
@@ -162,7 +166,7 @@ class Held(Filter):
         if not listed and (leaving.rows != ALL or leaving.kind == "rows"):
             return
         rows = leaving.people
-        if listed and 0 < rows < settings.least_rows:
+        if listed and self._batches and 0 < rows < settings.least_rows:
             raise self._refused("least_rows", f"a batch has {rows:,} rows")
         width = -(-leaving.numbers // max(1, rows))
         for receiver in leaving.to:
@@ -188,9 +192,9 @@ class HeldBeside(Held):
     """Has another policy's filter do its part, too."""
 
     def __init__(
-        self, settings: PolicySettings, where: str, counts: Counts, beside: Filter
+        self, settings: PolicySettings, where: str, counts: Counts, batches: bool, beside: Filter
     ) -> None:
-        super().__init__(settings, where, counts)
+        super().__init__(settings, where, counts, batches)
         self._beside, self.text = beside, f"{self.text}, {beside.text}"
         self.on_host, self.repeats, self.draws = beside.on_host, beside.repeats, beside.draws
         self.of_plugin, self.knows = beside.of_plugin, beside.knows
