@@ -325,3 +325,20 @@ def test_a_server_that_changes_a_policy_on_its_way_is_found() -> None:
     for changed in ({}, {"p1": ""}, {"p1": text.replace("strict", "open")}):
         with raises(PeerError, Code.MALFORMED_MESSAGE):
             meet([guard], "run", changed)
+
+
+def test_limits_of_who_is_told_later_how_many_rows_there_are_hold_at_the_way_out(
+    tmp_path: Path, frames: list[tuple[str, str]]
+) -> None:
+    """The active party of parties with rows of their own has no plan before they are there."""
+    moco = cases.own_rows_recipe(2, epochs=1)
+    for most, fine in ((10_000_000, True), (100, False)):
+        frames.clear()
+        policies = {"policies": {"p0": {"level": "open", "most_bytes": most}}}
+        run = tmp_path / str(most)
+        if fine:
+            in_process(run, moco | {"simulate": policies}, cases.own_rows(2))
+            continue
+        with raises(InputError, Code.REFUSED):
+            in_process(run, moco | {"simulate": policies}, cases.own_rows(2))
+        assert ("mocosfl", "gradient") not in frames

@@ -43,7 +43,7 @@ def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
         rows: of its table.
     """
     found: dict[str, Planned] = defaultdict(Planned)
-    if party.recipe.rows.align == "none" and party.role == "active" and not party.data.holdings:
+    if party.awaits_sizes:
         # How many rows the others have is said when all have joined.
         return None
     if job != "train":

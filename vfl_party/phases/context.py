@@ -482,6 +482,11 @@ class Party:
         """
         return self.data.splits[split]
 
+    @property
+    def awaits_sizes(self) -> bool:
+        """Whether this party is still to be told how many rows each of the others holds."""
+        return self.role == "active" and self.recipe.own_rows and not self.data.holdings
+
     def joint_rows(self, split: str) -> Rows:
         """Returns a split as all parties count its rows; see ``own_rows``."""
         held = self.data.held

@@ -33,7 +33,7 @@ class Plan:
 
 def planned(party: Party, rows: int) -> Plan | None:
     """Returns what the party would send, as far as its phases declare it; None if they declare too
-    many steps to be counted.
+    many steps to be counted, or if how many rows the others hold is not known yet.
 
     The rows of a batch are not known, and rounds are taken to go through the rows of a split; what
     leaves is counted exactly.
@@ -42,6 +42,8 @@ def planned(party: Party, rows: int) -> Plan | None:
         party: before it joins.
         rows: of its table.
     """
+    if party.awaits_sizes:
+        return None
     plan, chains = Plan(), cache(party.chains)
     phases = {each.name for each in party.course.phases}
     # {(peer, phase, exchange, round): (numbers about a row, rows)}.
