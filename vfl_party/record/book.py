@@ -142,7 +142,8 @@ class Book:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _write(self, line: bytes) -> None:
-        size = os.fstat(self._file).st_size
+        # As the file's status says, in half the time.
+        size = os.lseek(self._file, 0, os.SEEK_END)
         if size != self._end:
             size = self._require_whole(size)
         try:

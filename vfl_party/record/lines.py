@@ -12,13 +12,14 @@ import base64
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.bundle import Bundle, StepKey
+from vfl_common.bundle import Bundle, DType, StepKey
 from vfl_common.text import to_json
 
 # Of rows: all that the line before it of the kind ``people`` knows, at most.
@@ -30,7 +31,7 @@ TOGETHER = "+"
 Rows = npt.NDArray[np.int64]
 # A larger bundle is not hashed as a whole, unless the party wants it.
 SMALL_BYTES = 4096
-_BLOCKS, _BLOCK_BYTES = 8, 128
+_SAMPLE_BYTES = 1024
 _TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
@@ -92,20 +93,22 @@ def unpacked(text: str) -> Rows:
 def digest_of(bundle: Bundle, step: StepKey, *, whole: bool = False) -> str:
     """Returns a digest of what crosses the wire: names, dtypes, shapes and bytes, by SHA-256.
 
-    Of a tensor of more than ``SMALL_BYTES`` it takes 8 blocks of 128 bytes at equal distances, from
-    a place that follows from the step, and says so: ``sample:`` in place of ``sha256:``. ``whole``:
-    it takes all bytes.
+    Of a tensor of more than ``SMALL_BYTES`` it takes 1 KiB, from a place that follows from the
+    step, and says so: ``sample:`` in place of ``sha256:``. ``whole``: it takes all bytes.
     """
     found, sampled = sha256(), False
     for name, buffer in bundle.tensors.items():
         data = buffer.data
-        found.update(f"{name} {buffer.dtype.name} {buffer.shape} ".encode())
+        found.update(_form(name, buffer.dtype, buffer.shape))
         if whole or data.nbytes <= SMALL_BYTES:
             found.update(data)
             continue
         sampled = True
-        every = data.nbytes // _BLOCKS
-        first = (step.round * 7919 + step.batch * 104_729) % (every - _BLOCK_BYTES + 1)
-        for at in range(first, first + _BLOCKS * every, every):
-            found.update(data[at : at + _BLOCK_BYTES])
+        first = (step.round * 7919 + step.batch * 104_729) % (data.nbytes - _SAMPLE_BYTES + 1)
+        found.update(data[first : first + _SAMPLE_BYTES])
     return f"{'sample' if sampled else 'sha256'}:{found.hexdigest()}"
+
+
+@lru_cache(maxsize=1024)
+def _form(name: str, dtype: DType, shape: tuple[int, ...]) -> bytes:
+    return f"{name} {dtype.name} {shape} ".encode()
