@@ -119,6 +119,7 @@ class Passive:
             digest=opened.trained.recipe.digest(),
             most_ids=max(opened.most_at_once, _LEAST_MOST_IDS),
             answer=answers,
+            writes=self._opener.writes(opened, answers.way),
             attends=attends,
             refused=refused if self._patient else None,
             keeping=keeping,
