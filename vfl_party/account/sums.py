@@ -118,10 +118,16 @@ class Sums:
             "alignments": int(aligns),
             "predictions": 0,
         }
+        people: People = {}
+        if found.way.job != "train":
+            predicted, often = self._predicted(found, peer, run, who)
+            counts["predictions"] = int(often.sum())
+            people["predictions_of_a_person"] = predicted, often
+            people[_LAST] = predicted, 0
         if not rows:
-            return Added({}, counts)
+            return Added(people, counts)
         numbers = times * -(-found.numbers // rows)
-        people: People = {
+        people |= {
             "numbers_of_a_person": (who, numbers),
             "bytes_of_a_person": (who, times * -(-found.payload_bytes // rows)),
             _COST + found.way.cost if found.way.cost else BARE: (
@@ -131,16 +137,20 @@ class Sums:
         }
         if (found.way.exchange, found.way.direction) in _BITS:
             people["split_bits"] = who, times
-        if found.way.job == "serve":
-            # Each answer is one, and in a scoring of several questions the first answer.
-            if found.batch == 0:
-                counts["predictions"] = int(times.sum())
-                people["predictions_of_a_person"] = who, times
-        elif found.way.job != "train":
-            fresh = who[self.vector(peer, _LAST)[who] != run.number]
-            counts["predictions"] = len(fresh)
-            people["predictions_of_a_person"], people[_LAST] = (fresh, 1), (fresh, 0)
         return Added(people, counts)
+
+    def _predicted(
+        self, found: Disclosure, peer: str, run: RunSum, who: Numbers
+    ) -> tuple[Numbers, Numbers]:
+        """Returns who is predicted with a bundle that tells of ``who``, and how often."""
+        tagged = found.tags
+        if tagged is None:
+            # Once in a run.
+            fresh = who[self.vector(peer, _LAST)[who] != run.number]
+            return fresh, np.ones(len(fresh), np.int64)
+        # Once in an answer; in a scoring of several questions, in the first one's.
+        tags = tagged[0] if found.batch == 0 else tagged[0][:0]
+        return np.unique(self.persons.met(tags, run.person), return_counts=True)
 
     def _told(
         self, found: Disclosure, table: Numbers, beside: int

@@ -255,7 +255,9 @@ class StepAnswers:
             raise self._refused(str(error)) from None
         up = begun.own.online.exchange.up
         leaves = _through(begun.own.chains.up, up, answered.answered)
-        told = np.flatnonzero(answered.times)
+        # The first answer tells of each that it is known.
+        known = np.frombuffer(begun.state, np.uint8) == EMBEDDED
+        told = np.flatnonzero(known if step.begins else answered.times)
         return Answered(
             begun.state,
             features=begun.version,
