@@ -77,10 +77,10 @@ class Persons:
 
     def find(self, tags: npt.NDArray[np.void]) -> Numbers:
         """Returns the numbers of those of these people that are known."""
-        places = self._places(tags)
+        places = self.numbers(tags)
         return places[places >= 0]
 
-    def _places(self, tags: npt.NDArray[np.void]) -> Numbers:
+    def numbers(self, tags: npt.NDArray[np.void]) -> Numbers:
         """Returns each one's number, -1 of those who are not known."""
         places = np.full(len(tags), -1, np.int64)
         if len(self._sorted):
@@ -98,7 +98,7 @@ class Persons:
 
     def _numbered(self, tags: npt.NDArray[np.void], beside: int = -1) -> Numbers:
         """Returns each one's number; those who are new get one, and the data set of the others."""
-        places = self._places(tags)
+        places = self.numbers(tags)
         # Rows of one table may be of one person.
         new, first, back = np.unique(tags[places < 0], return_index=True, return_inverse=True)
         rank = np.empty(len(new), np.int64)

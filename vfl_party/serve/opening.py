@@ -26,6 +26,7 @@ from vfl_party.record.book import Book, folder_of
 from vfl_party.record.heads import Heads
 from vfl_party.record.recorder import Recorder, ServingRecord
 from vfl_party.serve.counts import Counts
+from vfl_party.serve.granted import PredictionsLeft
 from vfl_party.serve.kinds.choice import bytes_of_row
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.store import Store, require_served
@@ -137,13 +138,18 @@ class Opener:
         # A student asks nobody, and nothing leaves.
         folder = folder_of(Path(file.record.folder or file.out), file.name)
         self._book = Book(folder, file.name) if not solo else None
+        # Of all runs together.
+        self._account = guard_of(self._book, limits_of(file)) if self._book is not None else None
         # {run id: the grant with which it was opened last}.
         self.approvals: dict[str, Approval] = {}
 
+    def predictions(self, run: str) -> PredictionsLeft | None:
+        """Returns the limit of a passive party's answers by its account; None without limits."""
+        return PredictionsLeft(self._account, self.active, run) if self._account else None
+
     def writes(self, opened: Opened, way: Sequence[str]) -> Writes | None:
         """Returns what writes into the party's record what leaves while a run is served, held to
-        the account's limits; None if nothing leaves. Raises InputError if one of them cannot be
-        used.
+        the account's limits; None if nothing leaves. Raises InputError if it cannot be written.
 
         ``way``: see ``Recorder.leaves``.
         """
@@ -159,7 +165,7 @@ class Opener:
             recipe=opened.trained.recipe.digest(),
             keys=file.pins,
             whole=file.record.digest == "whole",
-            allows=guard_of(self._book, limits_of(file)),
+            allows=self._account,
         )
         return ServingRecord(recorder, way)
 
