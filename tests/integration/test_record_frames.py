@@ -87,7 +87,9 @@ def tables(folder: Path, number: int) -> dict[str, DataSettings]:
     return found
 
 
-@pytest.mark.parametrize("path", [*islice(RECIPES, EVERY)], ids=lambda path: str(path.relative_to(EXAMPLES)))
+@pytest.mark.parametrize(
+    "path", [*islice(RECIPES, EVERY)], ids=lambda path: str(path.relative_to(EXAMPLES))
+)
 def test_of_every_example_that_trains_the_record_is_the_ledger(path: Path, tmp_path: Path) -> None:
     whole = load_recipe(path)
     phases = [

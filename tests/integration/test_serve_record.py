@@ -141,5 +141,5 @@ def test_trees_tell_a_bit_for_each_split_on_the_way(tmp_path: Path) -> None:
         bits = sums.vector("p0", "split_bits")
         assert 0 < bits.sum() <= (len(ids) + 1) * 4 * 3
         assert sums.total("p0", 0)["predictions"] == len(ids) + 1
-        shown_bits = [each for each in RecordHistory(record_of(served, "p1")).disclosures()]
-        assert sum(int(each.tags[1].sum()) for each in shown_bits if each.tags) == bits.sum()
+        told = RecordHistory(record_of(served, "p1")).disclosures()
+        assert sum(int(each.tags[1].sum()) for each in told if each.tags) == bits.sum()

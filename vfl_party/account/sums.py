@@ -152,9 +152,7 @@ class Sums:
         tags = tagged[0] if found.batch == 0 else tagged[0][:0]
         return np.unique(self.persons.met(tags, run.person), return_counts=True)
 
-    def _told(
-        self, found: Disclosure, table: Numbers, beside: int
-    ) -> tuple[int, Numbers, Numbers]:
+    def _told(self, found: Disclosure, table: Numbers, beside: int) -> tuple[int, Numbers, Numbers]:
         """Returns how many rows a bundle tells of, of whom, and how often of each. ``beside``: a
         person of the run, -1 if there is none yet.
         """

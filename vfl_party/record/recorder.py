@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, PeerError
-from vfl_common.rpc.serving.answered import Told
+from vfl_common.rpc.serving.answered import Outgoing
 from vfl_common.stages import Job
 from vfl_common.wire.frames import BundleSizes, measure
 from vfl_party.record import people
@@ -95,7 +95,7 @@ class Recorder:
         kind, size = bundle.kind.label, measure(step, bundle)
         self._write(way, step, bundle, to, kind, numbers, size, packed(rows, self._rows))
 
-    def tells(self, way: Sequence[str], told: Told) -> None:
+    def tells(self, way: Sequence[str], told: Outgoing) -> None:
         """Writes what a program that serves is about to tell of ids. It takes any id, known before
         or not, and writes its tag. Raises InputError as ``leaves``.
         """
@@ -181,7 +181,7 @@ class ServingRecord:
     def __init__(self, recorder: Recorder, way: Sequence[str]) -> None:
         self._recorder, self._way, self._writing = recorder, way, threading.Lock()
 
-    def __call__(self, told: Told) -> None:
+    def __call__(self, told: Outgoing) -> None:
         """Writes that something is about to be told. Raises InputError if it may not leave."""
         with self._writing:
             self._recorder.tells(self._way, told)

@@ -60,7 +60,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Told:
+class Outgoing:
     """A question or an answer that is about to leave, for the party's own record.
 
     Args:
@@ -89,7 +89,7 @@ class Told:
 
 
 # Writes what is about to leave. It may raise VflError; nothing leaves then.
-Writes = Callable[[Told], None]
+Writes = Callable[[Outgoing], None]
 
 
 @dataclass(frozen=True)

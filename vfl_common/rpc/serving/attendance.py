@@ -19,7 +19,7 @@ from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import connect
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import FLOAT_BYTES, Answered, Keeping, Step, Told, Writes
+from vfl_common.rpc.serving.answered import FLOAT_BYTES, Answered, Keeping, Outgoing, Step, Writes
 from vfl_common.rpc.serving.service import ANSWER, PHASE, QUESTION, SERVICE
 
 _CONNECT_S = 2.0
@@ -234,7 +234,7 @@ class Attendance:
         if self._writes is not None:
             first = step.first if step is not None else question.number
             self._writes(
-                Told(
+                Outgoing(
                     to=self._peer,
                     phase=PHASE,
                     kind=ANSWER,

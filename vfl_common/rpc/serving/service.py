@@ -24,8 +24,8 @@ from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.serving.answered import (
     Answered,
     Keeping,
+    Outgoing,
     Step,
-    Told,
     Writes,
     read_answer,
     read_keeping,
@@ -378,13 +378,13 @@ def _question(number: int, ids: Sequence[str], left_ms: int, step: Step | None) 
 
 def _told(
     party: str, number: int, ids: Sequence[str], step: Step | None, message_bytes: int
-) -> Told:
+) -> Outgoing:
     first = number if step is None else step.first or number
     asked = step.asked if step is not None else b""
     of = PHASE, QUESTION, first, number - first
     # An empty text is nobody's id.
     people = [each for each in ids if each]
-    return Told(party, *of, people, None, len(asked), asked, 0, message_bytes)
+    return Outgoing(party, *of, people, None, len(asked), asked, 0, message_bytes)
 
 
 class Pending:

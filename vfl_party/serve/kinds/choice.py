@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vfl_common.rpc.serving.answered import Answered, Step
 from vfl_common.rpc.serving.service import ServingService
-from vfl_party.predict.quality import Quality
 from vfl_party.outbound.exchange import way_of
+from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import PHASE, Answers, Limit, SentBefore
 from vfl_party.serve.batching import Given
 from vfl_party.serve.kinds.alone import AloneScorer
