@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -73,7 +72,7 @@ def recipe(seed: int) -> Recipe:
 
 def tables(folder: Path, number: int) -> dict[str, DataSettings]:
     """Thirty people of fifty at each party, of whom some are at both."""
-    found: dict[str, Any] = {}
+    found: dict[str, DataSettings] = {}
     for at, name in enumerate(("p0", "p1")):
         people = range(5 * (number % 3) + 4 * at, 5 * (number % 3) + 4 * at + 30)
         frame = pd.DataFrame({"id": [f"person-{each}" for each in people]})
@@ -83,7 +82,7 @@ def tables(folder: Path, number: int) -> dict[str, DataSettings]:
         path = folder / f"{name}-{number}.csv"
         frame.sample(frac=1.0, random_state=number + at).to_csv(path, index=False)
         label = {} if at else {"label": "label"}
-        found[name] = DataSettings(source=str(path), id="id", **label)
+        found[name] = parse(DataSettings, {"source": str(path), "id": "id", **label}, "data")
     return found
 
 
