@@ -15,6 +15,8 @@ from tests.harness import cases, ports
 from tests.harness.crash import PARTY, SERVER
 from tests.harness.federation import Federation
 from tests.harness.plugins import environment, metadata
+from tests.harness.recorded import of_ledger, of_record
+from vfl_party.record.book import LINES, folder_of
 
 PARTIES = ("p0", "p1", "p2")
 VICTIMS = {
@@ -149,7 +151,22 @@ def run(
     with Killed(folder, recipe(seed, wait_s, policy), DATA) as federation:
         federation.plugin, federation.wait_s = plugin, wait_s
         survive(federation, VICTIMS[who], moment)
+        require_recorded(federation)
         return federation
+
+
+def require_recorded(federation: Federation) -> None:
+    """Raises AssertionError if a record has a torn line, or if something has come to a party that
+    the sender's record lacks. A party that was killed has lost some of its own counts.
+    """
+    runs = federation.folder / "runs"
+    records = {name: of_record(runs, name) for name in federation.names}
+    for name in federation.names:
+        assert (folder_of(runs, name) / LINES).read_bytes().endswith(b"\n"), name
+        came = of_ledger(federation.ledger(name), "received")
+        for (sender, phase, kind, what), count in came.items():
+            if sender in records:
+                assert records[sender][name, phase, kind, what] >= count, (sender, name, phase)
 
 
 def survive(federation: Killed, victims: Sequence[str], moment: str) -> None:

@@ -106,6 +106,11 @@ def test_the_record_is_the_ledgers_sum_and_tells_of_each_person(tmp_path: Path) 
         assert "allow all -> identity" in shown
         out = tmp_path / "statement.json"
         disclosures(federation, "export", party, federation.run_folder.name, str(out))
+        same, before = tmp_path / "same.json", json.loads(out.read_text())["payload"]
+        disclosures(federation, "export", party, "latest", str(same))
+        assert json.loads(same.read_text())["payload"] == before
+        disclosures(federation, "export", party, "production", str(same), code=2)
+        assert disclosures(federation, "show", party, "--run", "latest", "--peer", "p0") == shown
         other = str(tmp_path / "p0.toml")
         assert "p1 has signed it" in disclosures(
             federation, "verify", other, "--statement", str(out)

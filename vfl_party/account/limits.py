@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +83,8 @@ class AccountGuard:
     ) -> None:
         self._standing, self._limits, self._given = standing, limits, limits.given
         self._secret, self._resumes = secret, resumes
+        # A party may serve several runs.
+        self._asking = threading.Lock()
 
     def before(self, proposed: Proposed) -> None:
         """Raises InputError (REFUSED) if the run would pass a limit, by its plan."""
@@ -105,6 +109,35 @@ class AccountGuard:
         """Raises InputError (REFUSED) if what is about to leave would pass a limit at one of the
         receivers.
         """
+        with self._asking:
+            self._require_within(found)
+
+    def may_predict(self, ids: Sequence[str], peer: str, run: str) -> npt.NDArray[np.bool_]:
+        """Returns about which ids a peer may have an answer of a served run, [N], by the limits of
+        predictions: so that somebody who is predicted too often is refused alone.
+        """
+        most_each = self._given.get("predictions_of_a_person")
+        most_all = self._given.get("predictions")
+        allowed = np.ones(len(ids), bool)
+        if most_each is None and most_all is None:
+            return allowed
+        with self._asking:
+            self._standing.catch_up()
+            sums, tags = self._standing.sums, tagged(self._secret, ids)
+            who = sums.persons.numbers(tags)
+            if most_each is not None:
+                spent = sums.vector(peer, "predictions_of_a_person")
+                # Of an id that comes twice, the second time.
+                earlier = _times_before(tags)
+                before = np.where(who >= 0, spent[np.maximum(who, 0)], 0) if len(spent) else 0
+                allowed = before + earlier < most_each
+            if most_all is not None:
+                somebody = sums.runs[peer, run].person if (peer, run) in sums.runs else who.max()
+                total = sums.total(peer, sums.data_set(int(somebody)))["predictions"]
+                allowed &= np.cumsum(allowed) <= most_all - total
+        return allowed
+
+    def _require_within(self, found: Disclosure | Private) -> None:
         self._standing.catch_up()
         sums = self._standing.sums
         for peer in dict.fromkeys(found.to):
@@ -185,6 +218,16 @@ def _epsilons(
     for each, times_ in plan.costs.items():
         after[each] = after.get(each, none) + times_
     return worst([*known.items()], delta), worst([*after.items()], delta)
+
+
+def _times_before(tags: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+    """Returns how often each has come before, [N]."""
+    met = Counter[bytes]()
+    found = np.zeros(len(tags), np.int64)
+    for at, each in enumerate(tags.tolist()):
+        found[at] = met[each]
+        met[each] += 1
+    return found
 
 
 def _run(found: Disclosure | Private) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +21,21 @@ Numbers = npt.NDArray[np.int64]
 _TAG = np.dtype(f"V{people.TAG_BYTES}")
 # Of tables whose places are remembered: a run has two.
 _MOST = 8
+# People who have come, and are not sorted yet.
+_FEW = 1024
 
 
 class Persons:
-    """Numbers the people, in the order in which they are met; and the data sets.
-
-    ``tags``: of each person, [P]. ``sets``: the data set of each, [P].
-    """
+    """Numbers the people, in the order in which they are met; and the data sets."""
 
     def __init__(self, folder: Path, tags: bytes = b"", sets: bytes = b"") -> None:
         self._folder = folder
-        self.tags = np.frombuffer(tags, _TAG)
-        self.sets: Numbers = np.frombuffer(sets, np.int64).copy()
-        self._order = np.argsort(self.tags, kind="stable")
+        self._tags = np.frombuffer(tags, _TAG)
+        self._sets: Numbers = np.frombuffer(sets, np.int64).copy()
+        self._count = len(self._tags)
+        # Those who have come since the others were sorted: {tag: number}.
+        self._late: dict[bytes, int] = {}
+        self._sort()
         self._known: dict[str, Numbers] = {}
         # Tables whose rows are of different people.
         self.apart: set[str] = set()
@@ -40,7 +43,17 @@ class Persons:
         self.merged = 0
 
     def __len__(self) -> int:
-        return len(self.tags)
+        return self._count
+
+    @property
+    def tags(self) -> npt.NDArray[np.void]:
+        """Of each person, [P]."""
+        return self._tags[: self._count]
+
+    @property
+    def sets(self) -> Numbers:
+        """The data set of each person, [P]."""
+        return self._sets[: self._count]
 
     def of(self, digest: str) -> Numbers:
         """Returns the person of each row of a table that the record has noted. Raises
@@ -56,37 +69,70 @@ class Persons:
                 del self._known[next(iter(self._known))]
         return found
 
+    def met(self, tags: npt.NDArray[np.void], beside: int) -> Numbers:
+        """Returns the numbers of people who are told of without a table. ``beside``: somebody of
+        their data set, -1 if there is nobody.
+        """
+        return self._numbered(tags, beside)
+
     def find(self, tags: npt.NDArray[np.void]) -> Numbers:
         """Returns the numbers of those of these people that are known."""
-        places = self._places(tags)
+        places = self.numbers(tags)
         return places[places >= 0]
 
-    def _places(self, tags: npt.NDArray[np.void]) -> Numbers:
+    def numbers(self, tags: npt.NDArray[np.void]) -> Numbers:
         """Returns each one's number, -1 of those who are not known."""
-        if not len(self.tags):
-            return np.full(len(tags), -1, np.int64)
-        sorted_ = self.tags[self._order]
-        at = np.minimum(np.searchsorted(sorted_, tags), len(sorted_) - 1)
-        return np.where(sorted_[at] == tags, self._order[at], -1)
+        places = np.full(len(tags), -1, np.int64)
+        if len(self._sorted):
+            at = np.minimum(np.searchsorted(self._sorted, tags), len(self._sorted) - 1)
+            places = np.where(self._sorted[at] == tags, self._order[at], -1)
+        if self._late:
+            for each in np.flatnonzero(places < 0).tolist():
+                places[each] = self._late.get(tags[each].tobytes(), -1)
+        return places
 
-    def _numbered(self, tags: npt.NDArray[np.void]) -> Numbers:
+    def _sort(self) -> None:
+        self._order = np.argsort(self.tags, kind="stable")
+        self._sorted = self.tags[self._order]
+        self._late = {}
+
+    def _numbered(self, tags: npt.NDArray[np.void], beside: int = -1) -> Numbers:
         """Returns each one's number; those who are new get one, and the data set of the others."""
-        places = self._places(tags)
+        places = self.numbers(tags)
         # Rows of one table may be of one person.
         new, first, back = np.unique(tags[places < 0], return_index=True, return_inverse=True)
         rank = np.empty(len(new), np.int64)
         rank[np.argsort(first)] = np.arange(len(new))
-        places[places < 0] = len(self.tags) + rank[back]
-        met = np.unique(self.sets[places[places < len(self.tags)]])
+        places[places < 0] = self._count + rank[back.reshape(-1)]
+        known = places[places < self._count]
+        met = np.unique(self.sets[np.append(known, beside) if beside >= 0 else known])
         label = int(met[0]) if len(met) else int(self.sets.max(initial=-1)) + 1
         if len(met) > 1:
             self.sets[np.isin(self.sets, met)] = label
             self.merged += 1
         if len(new):
-            self.tags = np.concatenate([self.tags, new[np.argsort(rank)]])
-            self.sets = np.concatenate([self.sets, np.full(len(new), label, np.int64)])
-            self._order = np.argsort(self.tags, kind="stable")
+            self._add(new[np.argsort(rank)], label)
         return places
+
+    def _add(self, new: npt.NDArray[np.void], label: int) -> None:
+        """Adds people. A few are found by a dict for a while: to sort millions for each who comes
+        would take too long.
+        """
+        first, self._count = self._count, self._count + len(new)
+        if self._count > len(self._tags):
+            room = self._count + first // 8
+            self._tags, self._sets = _grown(self._tags, room), _grown(self._sets, room)
+        self._tags[first : self._count], self._sets[first : self._count] = new, label
+        if len(self._late) + len(new) > max(_FEW, first // 8):
+            self._sort()
+            return
+        self._late.update((each.tobytes(), first + at) for at, each in enumerate(new))
+
+
+def _grown(old: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:
+    found = np.zeros(room, old.dtype)
+    found[: len(old)] = old
+    return found
 
 
 def _read(folder: Path, digest: str) -> npt.NDArray[np.void]:

@@ -174,7 +174,7 @@ def _write(
     )
     file.executemany(
         "REPLACE INTO of VALUES (?, ?, ?)",
-        ((*key, numbers.tobytes()) for key, numbers in sums.of.items()),
+        ((*key, numbers[: len(persons)].tobytes()) for key, numbers in sums.of.items()),
     )
     file.executemany(
         "REPLACE INTO runs VALUES (?, ?, ?)",

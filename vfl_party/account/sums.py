@@ -109,7 +109,7 @@ class Sums:
             uses = max(0, found.steps - before)
             return Added({_COST + found.cost: (np.unique(table), uses)} if uses else {}, {})
         run = self._run(peer, found)
-        rows, who, times = self._told(found, table)
+        rows, who, times = self._told(found, table, run.person)
         aligns = found.way.exchange in _MATCHES and run.aligned != found.way.generation
         counts = {
             "bundles": 1,
@@ -118,10 +118,16 @@ class Sums:
             "alignments": int(aligns),
             "predictions": 0,
         }
+        people: People = {}
+        if found.way.job != "train":
+            predicted, often = self._predicted(found, peer, run, who)
+            counts["predictions"] = int(often.sum())
+            people["predictions_of_a_person"] = predicted, often
+            people[_LAST] = predicted, 0
         if not rows:
-            return Added({}, counts)
+            return Added(people, counts)
         numbers = times * -(-found.numbers // rows)
-        people: People = {
+        people |= {
             "numbers_of_a_person": (who, numbers),
             "bytes_of_a_person": (who, times * -(-found.payload_bytes // rows)),
             _COST + found.way.cost if found.way.cost else BARE: (
@@ -131,14 +137,30 @@ class Sums:
         }
         if (found.way.exchange, found.way.direction) in _BITS:
             people["split_bits"] = who, times
-        if found.way.job != "train":
-            fresh = who[self.vector(peer, _LAST)[who] != run.number]
-            counts["predictions"] = len(fresh)
-            people["predictions_of_a_person"], people[_LAST] = (fresh, 1), (fresh, 0)
         return Added(people, counts)
 
-    def _told(self, found: Disclosure, table: Numbers) -> tuple[int, Numbers, Numbers]:
-        """Returns how many rows a bundle tells of, of whom, and how often of each."""
+    def _predicted(
+        self, found: Disclosure, peer: str, run: RunSum, who: Numbers
+    ) -> tuple[Numbers, Numbers]:
+        """Returns who is predicted with a bundle that tells of ``who``, and how often."""
+        tagged = found.tags
+        if tagged is None:
+            # Once in a run.
+            fresh = who[self.vector(peer, _LAST)[who] != run.number]
+            return fresh, np.ones(len(fresh), np.int64)
+        # Once in an answer; in a scoring of several questions, in the first one's.
+        tags = tagged[0] if found.batch == 0 else tagged[0][:0]
+        return np.unique(self.persons.met(tags, run.person), return_counts=True)
+
+    def _told(self, found: Disclosure, table: Numbers, beside: int) -> tuple[int, Numbers, Numbers]:
+        """Returns how many rows a bundle tells of, of whom, and how often of each. ``beside``: a
+        person of the run, -1 if there is none yet.
+        """
+        if (tagged := found.tags) is not None:
+            tags, often = tagged
+            who, at = np.unique(self.persons.met(tags, beside), return_inverse=True)
+            times = np.bincount(at.reshape(-1), often, len(who)).astype(np.int64)
+            return int(often.sum()), who, times
         key = found.people, found.about
         # Of each receiver, and once before it leaves and once when it is read.
         if key != self._last_told[0]:
@@ -154,11 +176,13 @@ class Sums:
         """Returns the sums of all people, [P]."""
         found, count = self.of.get((peer, what)), len(self.persons)
         if found is None or len(found) < count:
-            grown = np.full(count, -1 if what == _LAST else 0, np.int64)
+            # People come one by one while a model serves.
+            room = count if found is None else count + count // 8
+            grown = np.full(room, -1 if what == _LAST else 0, np.int64)
             if found is not None:
                 grown[: len(found)] = found
             found = self.of[peer, what] = grown
-        return found
+        return found[:count]
 
     def total(self, peer: str, data_set: int) -> Counter[str]:
         """Returns the sums of a data set's runs."""
@@ -191,12 +215,21 @@ class Sums:
             number = self._numbers.setdefault(name, len(self._numbers))
             job = "train" if isinstance(found, Private) else found.way.job
             run = self.runs[peer, name] = RunSum(number, job)
-        if run.person < 0 and found.people:
-            table = self.persons.of(found.people)
-            run.person = int(table[0]) if len(table) else -1
-            # What it had before was nobody's.
-            self._of_merge = -1
+        if run.person < 0:
+            run.person = self._somebody(found)
+            if run.person >= 0:
+                # What it had before was nobody's.
+                self._of_merge = -1
         return run
+
+    def _somebody(self, found: Disclosure | Private) -> int:
+        """Returns one of the people whose data a line tells of, -1 if there is none."""
+        tagged = found.tags if isinstance(found, Disclosure) else None
+        if tagged is not None:
+            table = self.persons.met(tagged[0], -1)
+        else:
+            table = self.persons.of(found.people) if found.people else np.empty(0, np.int64)
+        return int(table[0]) if len(table) else -1
 
     def _count(self, peer: str, person: int, counts: dict[str, int]) -> None:
         if self._of_merge == self.persons.merged:

@@ -28,7 +28,11 @@ def disclosures() -> None:
 
 @disclosures.command(epilog=EXIT_CODES)
 @_PARTY
-@click.option("--run", metavar="RUN", help="Only what left in the run with this id.")
+@click.option(
+    "--run",
+    metavar="RUN",
+    help="Only what left in this run: its id, or latest, or production (see vfl models).",
+)
 @click.option("--peer", metavar="NAME", help="Only what this party, or the server, got.")
 @click.option("--phase", metavar="PHASE", help="Only what left in this phase.")
 @click.option("--kind", metavar="KIND", help="Only bundles of this kind: embedding, gradient, …")
@@ -69,6 +73,7 @@ def show(
     if each and not as_json:
         raise InputError(Code.CONFIG_INVALID, "--each: is for JSON lines; give --json, too")
     files = _files(party)
+    run = _run_meant(files, run) if run is not None else None
     history = RecordHistory(_folder(files))
     history.check_known(run=run, peer=peer, phase=phase, kind=kind)
     found = history.disclosures(run=run, peer=peer, phase=phase, kind=kind)
@@ -145,8 +150,8 @@ def verify(party: Path, evidence: tuple[Path, Path] | None, statement_: Path | N
 @click.argument("run")
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
 def export(party: Path, run: str, out: Path) -> None:
-    """Write a signed statement of what left this party in the run with the id RUN, into the file
-    OUT.
+    """Write a signed statement of what left this party in the training RUN, into the file OUT. RUN
+    is the id of a run, or latest, or production (see vfl models).
 
     It is a Statement of in-toto in an envelope of DSSE, signed with the key of the party's
     certificate. Its subject is the party's newest checkpoint of the run. It has no ids, and no
@@ -156,6 +161,7 @@ def export(party: Path, run: str, out: Path) -> None:
     from vfl_party.disclosures.statement import sealed, statement
 
     files = _files(party)
+    run = _run_meant(files, run)
     folder = Path(files.file.out) / run / files.name
     if not PLAIN_NAME.fullmatch(run):
         raise InputError(Code.CONFIG_INVALID, f"{run!r} is no id of a run")
@@ -185,6 +191,14 @@ def _files(party: Path) -> PartyFiles:
     from vfl_party.assembly.files import read_files
 
     return read_files(party)
+
+
+def _run_meant(files: PartyFiles, run: str) -> str:
+    from vfl_common.production.registry import WORDS, ModelRegistry
+
+    if run not in WORDS:
+        return run
+    return ModelRegistry(Path(files.file.out), files.name).find(run, files.recipe.name)
 
 
 def _folder(files: PartyFiles) -> Path:

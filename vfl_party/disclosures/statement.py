@@ -33,7 +33,9 @@ def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict
     Raises InputError if the record knows no such run, or the run has no checkpoint.
     """
     run_id = run.parent.name
-    sums = summed(RecordHistory(folder).disclosures(run=run_id))
+    # What was told while the model served is another matter, and goes on.
+    left = RecordHistory(folder).disclosures(run=run_id)
+    sums = summed(each for each in left if each.way.job != "serve")
     if not sums:
         text = f"{folder}: the record knows no run {run_id}; vfl-party disclosures show lists them"
         raise InputError(Code.CONFIG_INVALID, text)

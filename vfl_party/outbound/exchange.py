@@ -114,9 +114,7 @@ class _Side:
         about to. Raises InputError if it may not, or if that cannot be written.
         """
         record = self._connections.record
-        sent, chain = (
-            (self.exchange.up, self.chains.up) if up else (self.exchange.down, self.chains.down)
-        )
+        sent, chain = _direction(self.exchange, self.chains, up=up)
         if record is None and not chain.watches:
             return
         if about is None and sent.about_rows:
@@ -130,21 +128,23 @@ class _Side:
             chain.leaves(leaving)
         if record is None:
             return
-        words = (
-            self.exchange.name,
-            "up" if up else "down",
-            str(sent),
-            str(chain),
-            sent.how,
-            _cost(chain, len(given)),
-        )
+        words = way_of(self.exchange, self.chains, len(given), up=up)
         record.leaves(words, step, bundle, to, numbers=numbers, rows=about)
 
 
-def _cost(chain: Chain, tensors: int) -> str:
-    """Returns what a bundle costs a row of which each of its tensors tells."""
+def way_of(exchange: Exchange, chains: Chains, tensors: int, *, up: bool) -> tuple[str, ...]:
+    """Returns what the record says of one direction of an exchange; see ``Recorder.leaves``.
+
+    ``tensors``: of a bundle; each of them tells of its rows.
+    """
+    sent, chain = _direction(exchange, chains, up=up)
     costs = chain.costs
-    return replace(costs, times=costs.times * tensors).text if costs and tensors else ""
+    cost = replace(costs, times=costs.times * tensors).text if costs and tensors else ""
+    return exchange.name, "up" if up else "down", str(sent), str(chain), sent.how, cost
+
+
+def _direction(exchange: Exchange, chains: Chains, *, up: bool) -> tuple[Sent, Chain]:
+    return (exchange.up, chains.up) if up else (exchange.down, chains.down)
 
 
 def _is_listed(about: About) -> TypeGuard[Sequence[int] | npt.NDArray[Any]]:

@@ -36,9 +36,24 @@ class Reply:
 # Asks parties, {passive party: what it is asked}, for answers of so many bytes. Returns the replies
 # of those that answer in time.
 Ask = Callable[[Mapping[str, bytes], int], Mapping[str, Reply]]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a passive party answers in a step.
+
+    Args:
+        answered: in the method's own form, of all ids.
+        times: how often it tells of each id, [N].
+    """
+
+    answered: bytes
+    times: npt.NDArray[np.int64]
+
+
 # Answers what is asked, [N ids], in one scoring, step by step. Raises ValueError that says what the
 # active party may not ask, as the end of a sentence.
-AnswerStep = Callable[[bytes], bytes]
+AnswerStep = Callable[[bytes], Stepped]
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,9 @@ class Book:
             try:
                 if self._failed is not None:
                     raise self._failed
+                if self._closed.is_set():
+                    # The number of the file may be another file's by now.
+                    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
                 fcntl.flock(file, fcntl.LOCK_EX)
                 try:
                     self._write(line)

@@ -18,7 +18,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.text import listed
 from vfl_party.record import people
 from vfl_party.record.book import LINES, SECRET
-from vfl_party.record.lines import ALL, TOGETHER, Rows, Way, unpacked
+from vfl_party.record.lines import ALL, TAG, TOGETHER, Rows, Way, unpacked, unpacked_tags
 
 # Of what the record knows, a sentence names as many: of runs, the newest.
 _MOST_NAMES = 10
@@ -31,8 +31,8 @@ class Disclosure:
     ``line``: its number in the record, from 0; ``at``: when, in seconds since 1970; ``to``: the
     receivers, each of which got the whole; ``numbers``: before the codec, to each receiver;
     ``payload_bytes``, ``message_bytes``, ``messages``: to each receiver, as the ledger counts them;
-    ``about``: the rows, as the record writes them, of those that ``people`` names; ``keys``:
-    {receiver: the pin of its key}, of those that have shown it.
+    ``about``: the rows, as the record writes them, of those that ``people`` names, or the tags of
+    people; ``keys``: {receiver: the pin of its key}, of those that have shown it.
     """
 
     line: int
@@ -53,10 +53,10 @@ class Disclosure:
 
     @property
     def rows(self) -> Rows:
-        """The numbers of the rows that it tells of one by one, in ascending order. Raises
-        InputError if the line was changed, and has no such numbers.
+        """The numbers of the rows that it tells of one by one, in ascending order; none if it has
+        ``tags``. Raises InputError if the line was changed, and has no such numbers.
         """
-        if self.about is None or self.about == TOGETHER:
+        if self.about is None or self.about == TOGETHER or self.tags is not None:
             return np.empty(0, np.int64)
         if self.about == ALL:
             return np.arange(self.table_rows)
@@ -66,8 +66,28 @@ class Disclosure:
                 return found
         except ValueError:
             pass
+        raise self._wrong
+
+    @property
+    def tags(self) -> tuple[npt.NDArray[np.void], Rows] | None:
+        """The tags of the people of whom it tells, and how often of each; None if it has the
+        numbers of rows. Raises InputError if the line was changed.
+        """
+        try:
+            return unpacked_tags(self.about)
+        except ValueError:
+            raise self._wrong from None
+
+    @property
+    def people_told(self) -> int:
+        """Of how many people it tells one by one. Raises InputError if the line was changed."""
+        tagged = self.tags
+        return len(np.unique(tagged[0] if tagged is not None else self.rows))
+
+    @property
+    def _wrong(self) -> InputError:
         text = f"line {self.line + 1} of the record tells of rows that there are not; restore it"
-        raise InputError(Code.FILE_INVALID, text)
+        return InputError(Code.FILE_INVALID, text)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -80,7 +100,7 @@ class Disclosure:
             "keys": {name: key for name, key in self.keys.items() if name in self.to},
             "round": self.round,
             "batch": self.batch,
-            "people": len(np.unique(self.rows)),
+            "people": self.people_told,
             "numbers": self.numbers,
             "payload_bytes": self.payload_bytes,
             "message_bytes": self.message_bytes,
@@ -224,7 +244,12 @@ class RecordHistory:
         if not tags:
             return
         places: dict[str, Rows] = {}
+        wanted = np.frombuffer(b"".join(tags), TAG)
         for each in of:
+            if (tagged := each.tags) is not None:
+                if np.isin(tagged[0], wanted).any():
+                    yield each
+                continue
             if not each.people or not each.about:
                 continue
             if each.people not in places:
@@ -304,6 +329,7 @@ class Sum:
     first: float = np.inf
     last: float = 0.0
     _people: dict[tuple[str, int], npt.NDArray[np.bool_]] = field(default_factory=dict)
+    _tags: set[bytes] = field(default_factory=set)
 
     def add(self, found: Disclosure) -> None:
         """Adds one bundle, as one receiver got it."""
@@ -313,7 +339,9 @@ class Sum:
         self.message_bytes += found.message_bytes
         self.messages += found.messages
         self.first, self.last = min(self.first, found.at), max(self.last, found.at)
-        if found.about not in (None, "", TOGETHER):
+        if (tagged := found.tags) is not None:
+            self._tags.update(tagged[0].tolist())
+        elif found.about not in (None, "", TOGETHER):
             of, rows = (found.people, found.table_rows), found.rows
             if of not in self._people:
                 self._people[of] = np.zeros(found.table_rows, bool)
@@ -322,7 +350,8 @@ class Sum:
     @property
     def people(self) -> int:
         """How many rows were told of one by one; of a table of ids that has changed, the most."""
-        return max((int(each.sum()) for each in self._people.values()), default=0)
+        rows = (int(each.sum()) for each in self._people.values())
+        return max(rows, default=0) + len(self._tags)
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from vfl_common.bundle import Bundle, DType, StepKey
 from vfl_common.text import to_json
+from vfl_party.record.people import TAG_BYTES
 
 # Of rows: all that the line before it of the kind ``people`` knows, at most.
 ALL = "*"
@@ -33,6 +34,9 @@ Rows = npt.NDArray[np.int64]
 SMALL_BYTES = 4096
 _SAMPLE_BYTES = 1024
 _TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+TAG = np.dtype(f"V{TAG_BYTES}")
+# Before people that are told by their tags, where no line has said whose the rows are.
+_TAGGED = f"{TAG_BYTES}:"
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,35 @@ def unpacked(text: str) -> Rows:
         raise ValueError(text)
     found = np.frombuffer(base64.b64decode(data, validate=True), _TYPES[int(width)])
     return np.sort(found.astype(np.int64))
+
+
+def packed_tags(tags: bytes, times: Sequence[int] | npt.NDArray[Any] | None = None) -> str:
+    """Writes people by their tags, one after the other. ``times``: how often each is told of; None:
+    once.
+    """
+    if not tags:
+        return NOBODY
+    found = f"{_TAGGED}{binascii.b2a_base64(tags, newline=False).decode()}"
+    if times is None:
+        return found
+    counts = binascii.b2a_base64(np.asarray(times).astype(_TYPES[4]).tobytes(), newline=False)
+    return f"{found}:{counts.decode()}"
+
+
+def unpacked_tags(text: str | None) -> tuple[npt.NDArray[np.void], Rows] | None:
+    """Reads what ``packed_tags`` wrote: the tags, and how often each is told of; None if rows are
+    told by their numbers. Raises ValueError.
+    """
+    if text is None or not text.startswith(_TAGGED):
+        return None
+    first, _, second = text.removeprefix(_TAGGED).partition(":")
+    tags = np.frombuffer(base64.b64decode(first, validate=True), TAG)
+    if not second:
+        return tags, np.ones(len(tags), np.int64)
+    times = np.frombuffer(base64.b64decode(second, validate=True), _TYPES[4]).astype(np.int64)
+    if len(times) != len(tags):
+        raise ValueError(text)
+    return tags, times
 
 
 def digest_of(bundle: Bundle, step: StepKey, *, whole: bool = False) -> str:

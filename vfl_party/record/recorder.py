@@ -4,20 +4,22 @@ every bundle before it is sent.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy.typing as npt
 
-from vfl_common.bundle import Bundle, StepKey
+from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, PeerError
+from vfl_common.rpc.serving.answered import Outgoing
 from vfl_common.stages import Job
-from vfl_common.wire.frames import measure
+from vfl_common.wire.frames import BundleSizes, measure
 from vfl_party.record import people
 from vfl_party.record.book import Book, now
 from vfl_party.record.heads import Heads
 from vfl_party.record.history import Disclosure, Private
-from vfl_party.record.lines import Way, digest_of, packed
+from vfl_party.record.lines import Way, digest_of, packed, packed_tags
 
 # Of a way, in this order; the last ones may be left out.
 _WORDS = ("exchange", "direction", "what", "chain", "how", "cost")
@@ -43,7 +45,7 @@ class Recorder:
         *,
         run_id: str,
         generation: int,
-        job: Job,
+        job: Job | Literal["serve"],
         recipe: str,
         keys: Mapping[str, str],
         asks_for: Iterable[str] = (),
@@ -90,12 +92,36 @@ class Recorder:
         for peer in self._asks_for.difference(self.heads.met).intersection(to):
             text = f"{peer} has not shown the head of its record, and gets nothing before it does"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
-        size = measure(step, bundle)
-        kind = bundle.kind.label
+        kind, size = bundle.kind.label, measure(step, bundle)
+        self._write(way, step, bundle, to, kind, numbers, size, packed(rows, self._rows))
+
+    def tells(self, way: Sequence[str], told: Outgoing) -> None:
+        """Writes what a program that serves is about to tell of ids. It takes any id, known before
+        or not, and writes its tag. Raises InputError as ``leaves``.
+        """
+        secret = self.book.secret
+        about = packed_tags(b"".join([people.tag(secret, each) for each in told.ids]), told.times)
+        data = memoryview(told.content)
+        content = Bundle(Kind.ROWS, {told.kind: Buffer(DType.UINT8, (len(data),), data)})
+        size = BundleSizes(told.payload_bytes, told.message_bytes, 1)
+        step = StepKey(told.phase, told.scoring, told.place)
+        self._write(way, step, content, (told.to,), told.kind, told.numbers, size, about)
+
+    def _write(
+        self,
+        way: Sequence[str],
+        step: StepKey,
+        bundle: Bundle,
+        to: Sequence[str],
+        kind: str,
+        numbers: int,
+        size: BundleSizes,
+        about: str | None,
+    ) -> None:
         # All tensors of a bundle cost something, and there may be fewer than before.
         known = self._ways.get((step.phase, *way[:2], kind, *way[5:]))
         of, declared = known or self._declare(step.phase, kind, way)
-        about, receivers = packed(rows, self._rows), '","'.join(to)
+        receivers = '","'.join(to)
         if self._allows is not None:
             found = Disclosure(
                 line=-1,
@@ -145,3 +171,17 @@ class Recorder:
         found = self._ways[phase, *way[:2], kind, *way[5:]] = declared.key, declared
         self.book.add(way=found[0], **declared.fields)
         return found
+
+
+class ServingRecord:
+    """Writes what leaves while one run is served; any thread may call it. ``way``: see
+    ``Recorder.leaves``.
+    """
+
+    def __init__(self, recorder: Recorder, way: Sequence[str]) -> None:
+        self._recorder, self._way, self._writing = recorder, way, threading.Lock()
+
+    def __call__(self, told: Outgoing) -> None:
+        """Writes that something is about to be told. Raises InputError if it may not leave."""
+        with self._writing:
+            self._recorder.tells(self._way, told)

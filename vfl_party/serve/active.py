@@ -13,7 +13,7 @@ from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.phases import stand_in
 from vfl_party.predict.quality import read_quality
 from vfl_party.serve.batching import Batcher, Given
-from vfl_party.serve.kinds.choice import scorer_of
+from vfl_party.serve.kinds.choice import asking_way, scorer_of
 from vfl_party.serve.opening import Opened, Opener
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.scorer import columns_of
@@ -76,6 +76,7 @@ class Active:
             run_id=run_id,
             digest=recipe.digest(),
             attends=attends,
+            writes=self._opener.writes(opened, asking_way(store)),
         )
         quality = read_quality(trained.path.parent, recipe.task)
         solo = self._opener.solo

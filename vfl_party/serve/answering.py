@@ -21,6 +21,7 @@ from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered, Step
 from vfl_party.base.kept import KeptFile
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange
+from vfl_party.outbound.exchange import way_of
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import scoring
 from vfl_party.serve.store import Held, Store
@@ -135,7 +136,8 @@ class Answers:
     """Answers questions about ids; any thread may call it. Features are looked up at the same time,
     what leaves is made by one after the other.
 
-    ``sent``: makes the memory of what has left, if the embeddings have noise.
+    ``sent``: makes the memory of what has left, if the embeddings have noise. ``way``: what the
+    record says of them.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class Answers:
         chains = self._current(store.held)
         noisy = any(each.draws for each in chains.up.filters)
         self._sent = sent() if noisy else None
+        self.way = way_of(embeddings(store.held.party), chains, 1, up=True)
 
     def close(self) -> None:
         """Closes the memory of what has left."""
@@ -188,10 +191,10 @@ class Answers:
         asked = rows[state == EMBEDDED]
         clean_ND = held.embed(found, asked)
         leaves_ND = clean_ND.numpy()
+        embedded = [ids[at] for at in np.flatnonzero(state == EMBEDDED).tolist()]
         if len(asked):
             leaves_ND = chains.up.apply({"z": clean_ND})["z"].cpu().numpy()
             if self._sent is not None:
-                embedded = [ids[at] for at in np.flatnonzero(state == EMBEDDED).tolist()]
                 leaves_ND = self._sent.same(embedded, clean_ND.numpy(), leaves_ND)
         sent = np.ascontiguousarray(leaves_ND, dtype="<f4").tobytes()
-        return Answered(state.tobytes(), sent, found.version)
+        return Answered(state.tobytes(), sent, found.version, ids=embedded)

@@ -1,5 +1,5 @@
-"""Grants of a party that serves: rows are counted before anything about them leaves, and a program
-whose grants have ended stops within seconds.
+"""Grants and account of a party that serves: rows are counted before anything about them leaves,
+and a program whose grants have ended stops within seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError, VflError
+from vfl_party.account.limits import AccountGuard
 from vfl_party.grants.approval import Approval
 
 _LOOK_S = 1.0
@@ -31,6 +32,21 @@ class GrantedRows:
         [N].
         """
         return np.arange(len(ids)) < self._approval.take(self._run, len(ids))
+
+
+class PredictionsLeft:
+    """Which answers the party's account still allows, as a ``Limit``. They count when they are
+    written into the record.
+
+    ``peer``: who asks; ``run``: the run that is served.
+    """
+
+    def __init__(self, account: AccountGuard, peer: str, run: str) -> None:
+        self._account, self._peer, self._run = account, peer, run
+
+    def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Returns about which ids it allows an answer, [N]."""
+        return self._account.may_predict(ids, self._peer, self._run)
 
 
 class GrantWatch:

@@ -14,13 +14,19 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import members_of
 from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console
+from vfl_common.rpc.serving.answered import Writes
 from vfl_common.text import listed
+from vfl_party.account.limits import guard_of, limits_of
 from vfl_party.assembly.files import PartyFiles, read_files
 from vfl_party.grants.approval import SERVE, Approval, to_predict, trained_digest
 from vfl_party.policy.guards import words_of
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import TrainedRun, load_joint
+from vfl_party.record.book import Book, folder_of
+from vfl_party.record.heads import Heads
+from vfl_party.record.recorder import Recorder, ServingRecord
 from vfl_party.serve.counts import Counts
+from vfl_party.serve.granted import PredictionsLeft
 from vfl_party.serve.kinds.choice import bytes_of_row
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.store import Store, require_served
@@ -129,8 +135,50 @@ class Opener:
         self.servers = {each.server for each in recipes}
         # {run id: what was counted of it}; it outlives the run.
         self.tallies: dict[str, Tally] = {}
+        # A student asks nobody, and nothing leaves.
+        folder = folder_of(Path(file.record.folder or file.out), file.name)
+        self._book = Book(folder, file.name) if not solo else None
+        # Of all runs together.
+        self._account = guard_of(self._book, limits_of(file)) if self._book is not None else None
         # {run id: the grant with which it was opened last}.
         self.approvals: dict[str, Approval] = {}
+
+    def predictions(self, run: str) -> PredictionsLeft | None:
+        """Returns the limit of a passive party's answers by its account; None without limits."""
+        return PredictionsLeft(self._account, self.active, run) if self._account else None
+
+    def writes(self, opened: Opened, way: Sequence[str]) -> Writes | None:
+        """Returns what writes into the party's record what leaves while a run is served, held to
+        the account's limits; None if nothing leaves. Raises InputError if it cannot be written.
+
+        ``way``: see ``Recorder.leaves``.
+        """
+        if self._book is None:
+            return None
+        file = self._file
+        recorder = Recorder(
+            self._book,
+            Heads(self._book, self.keyring.current),
+            run_id=opened.run_id,
+            generation=0,
+            job="serve",
+            recipe=opened.trained.recipe.digest(),
+            keys=file.pins,
+            whole=file.record.digest == "whole",
+            allows=self._account,
+        )
+        return ServingRecord(recorder, way)
+
+    def close(self) -> None:
+        """Signs the head of the record, and closes it."""
+        if self._book is None:
+            return
+        try:
+            Heads(self._book, self.keyring.current).seal()
+        except VflError as error:
+            # Why the program ends says more.
+            log.warning("%s", error, extra={"event": "record"})
+        self._book.close()
 
     def load(self, folder: Path) -> Opened:
         """Loads a run, and opens it. Raises InputError."""

@@ -93,7 +93,10 @@ class Passive:
         sent = partial(SentBefore, self._path, run_id)
         approval = opened.approval
         granted = GrantedRows(approval, run_id) if approval is not None else None
-        limit = Limits(self._limit, granted) if self._limit or granted else None
+        account = self._opener.predictions(run_id)
+        # The account only looks: an answer counts there when it is written down.
+        limits = [each for each in (account, self._limit, granted) if each is not None]
+        limit = Limits(*limits) if limits else None
         answers = answers_of(opened.store, sent, limit)
         told = [""]
 
@@ -119,6 +122,7 @@ class Passive:
             digest=opened.trained.recipe.digest(),
             most_ids=max(opened.most_at_once, _LEAST_MOST_IDS),
             answer=answers,
+            writes=self._opener.writes(opened, answers.way),
             attends=attends,
             refused=refused if self._patient else None,
             keeping=keeping,

@@ -106,6 +106,7 @@ class Serving:
         opener = Opener(self.path, self.file, runs, self.console, *given, solo=self.solo)
         failed = queue.SimpleQueue[BaseException]()
         with ExitStack() as stack:
+            stack.callback(opener.close)
             stack.enter_context(self._exposed(opener))
             if is_active:
                 self._answer(stack, opener, runs)

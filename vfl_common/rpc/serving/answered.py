@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vfl_common.errors import Code, PeerError
@@ -14,7 +14,7 @@ UNKNOWN, EMBEDDED, REFUSED, UNFIT = 0, 1, 2, 3
 _STATES = frozenset((UNKNOWN, EMBEDDED, REFUSED, UNFIT))
 # Of one id, at the active party alone, whose embedding was not kept: the party has not answered.
 LATE, FAILED = 4, 5
-_FLOAT = 4
+FLOAT_BYTES = 4
 _LONGEST_VERSION = 64
 # Embeddings are kept no longer.
 _LONGEST_S = 100_000.0
@@ -47,12 +47,49 @@ class Answered:
         embeddings: float32, little-endian, of the embedded ids, one after the other, [N, D].
         features: names the state of the party's features.
         answered: to a step, in the method's own form; there are no embeddings then.
+        ids: those of which it tells numbers, for the party's own record; they are not sent.
+        times: how often it tells of each; None: once.
     """
 
     state: bytes
     embeddings: bytes = b""
     features: str = ""
     answered: bytes = b""
+    ids: Sequence[str] = ()
+    times: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A question or an answer that is about to leave, for the party's own record.
+
+    Args:
+        to: the receiver.
+        phase, kind: as the ledger counts it.
+        scoring, place: the number of the scoring's first question, and how many questions come
+            between it and this one.
+        ids: those of which it tells.
+        times: how often it tells of each; None: once.
+        numbers: of which it consists.
+        content: these numbers.
+        payload_bytes, message_bytes: as the ledger counts them.
+    """
+
+    to: str
+    phase: str
+    kind: str
+    scoring: int
+    place: int
+    ids: Sequence[str]
+    times: Sequence[int] | None
+    numbers: int
+    content: bytes
+    payload_bytes: int
+    message_bytes: int
+
+
+# Writes what is about to leave. It may raise VflError; nothing leaves then.
+Writes = Callable[[Outgoing], None]
 
 
 @dataclass(frozen=True)
@@ -86,7 +123,7 @@ def read_answer(
     state, found, answered = (bytes(x) for x in (answer.state, answer.embeddings, answer.answered))
     if len(state) != len(ids) or not _STATES.issuperset(state):
         raise _wrong(party, f"says something else than a state for each of {len(ids)} ids")
-    wanted = state.count(EMBEDDED) * width * _FLOAT if step is None else 0
+    wanted = state.count(EMBEDDED) * width * FLOAT_BYTES if step is None else 0
     if len(found) != wanted:
         text = f"sends {len(found):,} bytes of embeddings, and {wanted:,} are wanted"
         raise _wrong(party, text)

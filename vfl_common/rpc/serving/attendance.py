@@ -19,7 +19,7 @@ from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import connect
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import Answered, Keeping, Step
+from vfl_common.rpc.serving.answered import FLOAT_BYTES, Answered, Keeping, Outgoing, Step, Writes
 from vfl_common.rpc.serving.service import ANSWER, PHASE, QUESTION, SERVICE
 
 _CONNECT_S = 2.0
@@ -54,6 +54,7 @@ class Attendance:
         refused: called with the active party's words if it does not serve this run now; then this
             party tries again, since either may load a run before the other does. None: such a
             refusal ends it.
+        writes: writes down what an answer tells, before it leaves.
     """
 
     def __init__(
@@ -69,13 +70,14 @@ class Attendance:
         answer: Callable[[Sequence[str], float, Step | None], Answered],
         attends: Callable[[bool], None],
         refused: Callable[[str], None] | None = None,
+        writes: Writes | None = None,
         keeping: Callable[[], Keeping] = Keeping,
         at_once: int = 1,
     ) -> None:
         self._address, self._peer, self._keyring, self._ledger = address, peer, keyring, ledger
         self._run_id, self._digest, self._most_ids = run_id, digest, most_ids
         self._answer, self._attends, self._refused = answer, attends, refused
-        self._keeping, self._at_once = keeping, at_once
+        self._keeping, self._at_once, self._writes = keeping, at_once, writes
         # Of the stream that is up.
         self._outbox: queue.SimpleQueue[bytes | None] | None = None
         self._ended = threading.Event()
@@ -202,22 +204,51 @@ class Attendance:
         while (each := asked.get()) is not None:
             if time.monotonic() >= each.until_s:
                 continue
-            answer = serving_pb2.Answer(number=each.question.number)
             try:
-                step = _step_of(each.question)
-                found = self._answer(list(each.question.ids), each.until_s, step)
+                data, sent = self._answered(each)
             except TimeoutError:
                 continue
             except Exception as error:
                 log.warning("no answer: %s", error, exc_info=not isinstance(error, VflError))
+                answer = serving_pb2.Answer(number=each.question.number)
                 answer.failure.CopyFrom(to_failure(error))
-            else:
-                answer.state, answer.embeddings = found.state, found.embeddings
-                answer.features, answer.answered = found.features, found.answered
-            data = serving_pb2.FromParty(answer=answer).SerializeToString()
-            sent = len(answer.embeddings) + len(answer.answered)
+                data, sent = serving_pb2.FromParty(answer=answer).SerializeToString(), 0
             self._ledger.add(self._peer, PHASE, ANSWER, "sent", sent, len(data))
             outbox.put(data)
+
+    def _answered(self, asked: _Asked) -> tuple[bytes, int]:
+        """Returns an answer as it leaves, which is written down by then, and how many of its bytes
+        are numbers. Raises VflError if it may not leave, and as ``answer``.
+        """
+        question, step = asked.question, _step_of(asked.question)
+        found = self._answer(list(question.ids), asked.until_s, step)
+        answer = serving_pb2.Answer(
+            number=question.number,
+            state=found.state,
+            embeddings=found.embeddings,
+            features=found.features,
+            answered=found.answered,
+        )
+        data = serving_pb2.FromParty(answer=answer).SerializeToString()
+        content = found.embeddings or found.answered
+        if self._writes is not None:
+            first = step.first if step is not None else question.number
+            self._writes(
+                Outgoing(
+                    to=self._peer,
+                    phase=PHASE,
+                    kind=ANSWER,
+                    scoring=first,
+                    place=question.number - first,
+                    ids=found.ids,
+                    times=found.times,
+                    numbers=len(found.embeddings) // FLOAT_BYTES + len(found.answered),
+                    content=content,
+                    payload_bytes=len(content),
+                    message_bytes=len(data),
+                )
+            )
+        return data, len(content)
 
     def _read(self, data: bytes) -> serving_pb2.FromActive:
         try:

@@ -21,7 +21,15 @@ from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import Answered, Keeping, Step, read_answer, read_keeping
+from vfl_common.rpc.serving.answered import (
+    Answered,
+    Keeping,
+    Outgoing,
+    Step,
+    Writes,
+    read_answer,
+    read_keeping,
+)
 from vfl_common.rpc.serving.patience import Patience
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
@@ -74,6 +82,7 @@ class ServingService:
         widths: {passive party: the width of its embeddings}.
         run_id, digest: of the model and of its recipe; a party with another one is refused.
         attends: called with a party's name when it has come (True), and when it has left.
+        writes: writes down what a question tells, before it leaves.
     """
 
     def __init__(
@@ -85,9 +94,11 @@ class ServingService:
         run_id: str,
         digest: str,
         attends: Callable[[str, bool], None],
+        writes: Writes | None = None,
     ) -> None:
         self._widths, self._keyring, self._ledger = dict(widths), keyring, ledger
         self._run_id, self._digest, self._attends = run_id, digest, attends
+        self._writes = writes
         self._changed = threading.Condition()
         self._streams: dict[str, _Stream] = {}
         self._held: Counter[str] = Counter()
@@ -132,6 +143,8 @@ class ServingService:
         questions pass is away until it answers one in time: see ``Patience``. ``steps``: {party:
         what it is asked}, instead of embeddings; the others are not asked. ``fewer``: {party: the
         ids that it is asked for, in place of all}; who is asked for none has answered.
+
+        Raises VflError if a question may not leave.
         """
         now_s = time.monotonic()
         own = {
@@ -156,15 +169,17 @@ class ServingService:
                         continue
                     # A question about nobody would be no probe.
                     some = some or ids
-                elif some:
-                    stream.open[number] = question
-                    question.waiting.add(name)
-                else:
+                elif not some:
                     question.found[name] = Answered(b"")
                     continue
                 step = steps[name] if steps is not None else None
                 same = some is ids and step is None
                 data = whole if same else _question(number, some, left_ms, step)
+                if self._writes is not None:
+                    self._writes(_told(name, number, some, step, len(data)))
+                if name not in question.found:
+                    stream.open[number] = question
+                    question.waiting.add(name)
                 stream.outbox.put(data)
         return Pending(self, number, question, now_s + timeout_s)
 
@@ -359,6 +374,17 @@ def _question(number: int, ids: Sequence[str], left_ms: int, step: Step | None) 
     if step is not None:
         asked.step.first, asked.step.asked = step.first, step.asked
     return serving_pb2.FromActive(question=asked).SerializeToString()
+
+
+def _told(
+    party: str, number: int, ids: Sequence[str], step: Step | None, message_bytes: int
+) -> Outgoing:
+    first = number if step is None else step.first or number
+    asked = step.asked if step is not None else b""
+    of = PHASE, QUESTION, first, number - first
+    # An empty text is nobody's id.
+    people = [each for each in ids if each]
+    return Outgoing(party, *of, people, None, len(asked), asked, 0, message_bytes)
 
 
 class Pending:

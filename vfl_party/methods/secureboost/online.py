@@ -13,9 +13,9 @@ from vfl_party.methods.secureboost.descent import PLACE, Descent, Flat, unpacked
 from vfl_party.methods.secureboost.exchanges import walk
 from vfl_party.methods.secureboost.joint_walk import forest_of, map_of
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.tree.positions import Bools, packed_bytes
+from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, packed_bytes
 from vfl_party.phases.context import Party
-from vfl_party.phases.online import AnswerStep, Ask, Cells, Outcome
+from vfl_party.phases.online import AnswerStep, Ask, Cells, Outcome, Stepped
 
 # What is asked begins with the level, in a byte; then come the nodes, a byte for each id and tree.
 _LEVEL = 1
@@ -78,7 +78,7 @@ class _Answering:
         self._path_BT = np.ones((len(codes_BF), flat.trees), PLACE)
         self._level = -1
 
-    def __call__(self, asked: bytes) -> bytes:
+    def __call__(self, asked: bytes) -> Stepped:
         n, trees = len(self._known_N), self._flat.trees
         if len(asked) != _LEVEL + n * trees:
             raise ValueError(f"in {len(asked):,} bytes, and a level of {trees:,} trees has others")
@@ -91,4 +91,6 @@ class _Answering:
         bits_NT[self._known_N] = self._flat.answer(
             level, nodes_NT[self._known_N], self._codes_BF, self._path_BT
         )
-        return np.packbits(bits_NT).tobytes()
+        # A bit for each tree in which the id stands at a split of this party.
+        bits_N = ((nodes_NT != SETTLED) & self._known_N[:, None]).sum(axis=1)
+        return Stepped(np.packbits(bits_NT).tobytes(), bits_N)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from vfl_common.rpc.serving.answered import Answered, Step
 from vfl_common.rpc.serving.service import ServingService
+from vfl_party.outbound.exchange import way_of
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.answering import Answers, Limit, SentBefore
+from vfl_party.serve.answering import PHASE, Answers, Limit, SentBefore
 from vfl_party.serve.batching import Given
 from vfl_party.serve.kinds.alone import AloneScorer
 from vfl_party.serve.kinds.holder import HolderScorer
@@ -31,6 +32,8 @@ class Scorer(Protocol):
 
 class Answerer(Protocol):
     """Answers questions at a passive party; see ``Answers``."""
+
+    way: tuple[str, ...]
 
     def __call__(
         self, ids: Sequence[str], until_s: float, step: Step | None = None
@@ -73,6 +76,15 @@ def scorer_of(
     if store.held.party.recipe.own_rows:
         return HolderScorer(store, kept.ask, timeout_s, quality, {})
     return OnlineScorer(store, kept.ask, timeout_s, quality, stand_in)
+
+
+def asking_way(store: Store) -> tuple[str, ...]:
+    """Returns what the record says of an active party's questions; see ``Recorder.leaves``."""
+    if not in_steps(store):
+        # An id, and no numbers: nothing that a chain could change.
+        return "question", "down", "ids", "unchanged"
+    exchange = online_of(store.held).exchange
+    return way_of(exchange, store.held.party.chains(PHASE, exchange), 1, up=False)
 
 
 def answers_of(store: Store, sent: Callable[[], SentBefore], limit: Limit | None) -> Answerer:

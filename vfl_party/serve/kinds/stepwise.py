@@ -20,6 +20,7 @@ from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered, Step
 from vfl_common.rpc.serving.service import Absent
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Sent
+from vfl_party.outbound.exchange import way_of
 from vfl_party.phases.online import AnswerStep, Cells, Online, Reply
 from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import PHASE, Limit
@@ -222,7 +223,8 @@ class StepAnswers:
     def __init__(self, store: Store, limit: Limit | None = None) -> None:
         self._store, self._limit = store, limit
         # So that a policy that refuses is found before anybody asks.
-        self._own = _Own(store.held)
+        self._own = own = _Own(store.held)
+        self.way = way_of(own.online.exchange, own.chains, 1, up=True)
         self._begun: OrderedDict[int, _Begun] = OrderedDict()
         self._answering = threading.Lock()
 
@@ -251,8 +253,18 @@ class StepAnswers:
             answered = begun.answer(step.asked)
         except ValueError as error:
             raise self._refused(str(error)) from None
-        leaves = _through(begun.own.chains.up, begun.own.online.exchange.up, answered)
-        return Answered(begun.state, features=begun.version, answered=leaves)
+        up = begun.own.online.exchange.up
+        leaves = _through(begun.own.chains.up, up, answered.answered)
+        # The first answer tells of each that it is known.
+        known = np.frombuffer(begun.state, np.uint8) == EMBEDDED
+        told = np.flatnonzero(known if step.begins else answered.times)
+        return Answered(
+            begun.state,
+            features=begun.version,
+            answered=leaves,
+            ids=[begun.ids[each] for each in told.tolist()],
+            times=answered.times[told].tolist(),
+        )
 
     def _begin(self, held: Held, found: Found, ids: Sequence[str], step: Step) -> None:
         if self._own.held is not held:
@@ -263,7 +275,8 @@ class StepAnswers:
             state[known[~within]] = REFUSED
         known_N = state == EMBEDDED
         answer = self._own.online.answering(held.cells(found, rows[known_N]), known_N)
-        self._begun[step.first] = _Begun(self._own, answer, state.tobytes(), found.version)
+        begun = _Begun(self._own, answer, state.tobytes(), found.version, ids)
+        self._begun[step.first] = begun
         if len(self._begun) > _MOST_BEGUN:
             self._begun.popitem(last=False)
 
@@ -275,7 +288,7 @@ class StepAnswers:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A scoring that was begun, with the rows as they were then. ``state``: of its ids;
+    """A scoring that was begun, with the rows as they were then. ``state``: of its ``ids``;
     ``version``: of the features.
     """
 
@@ -283,6 +296,7 @@ class _Begun:
     answer: AnswerStep
     state: bytes
     version: str
+    ids: Sequence[str]
 
 
 def _places(state: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

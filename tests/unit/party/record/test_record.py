@@ -200,7 +200,7 @@ def test_every_change_of_what_was_signed_is_found(
         assert verify(one.book.folder, members["p1"]).wrong, (number, changes[number % 5].__name__)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("steps", [1, 2, 5, *range(3, 3 + CHANGES // 1000)])
 def test_a_record_that_is_written_anew_is_found_by_the_peer(
     steps: int, tmp_path: Path, members: dict[str, Credentials]
 ) -> None:
