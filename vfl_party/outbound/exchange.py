@@ -82,6 +82,8 @@ class _Side:
     ) -> None:
         self.exchange, self.phase, self.chains = exchange, phase, chains
         self._connections, self._device, self._sizes = connections, device, sizes
+        # What the record says of a direction, by the number of tensors: the same at every step.
+        self._words: dict[tuple[bool, int], tuple[str, ...]] = {}
         self._specs: dict[tuple[tuple[str, int], ...], _Specs] = {}
 
     @property
@@ -128,7 +130,10 @@ class _Side:
             chain.leaves(leaving)
         if record is None:
             return
-        words = way_of(self.exchange, self.chains, len(given), up=up)
+        words = self._words.get((up, len(given)))
+        if words is None:
+            words = way_of(self.exchange, self.chains, len(given), up=up)
+            self._words[up, len(given)] = words
         record.leaves(words, step, bundle, to, numbers=numbers, rows=about)
 
 

@@ -89,7 +89,9 @@ class Recorder:
             numbers: in it, before the codec.
             rows: whose they are; None: of nobody alone.
         """
-        for peer in self._asks_for.difference(self.heads.met).intersection(to):
+        for peer in to:
+            if peer not in self._asks_for or peer in self.heads.met:
+                continue
             text = f"{peer} has not shown the head of its record, and gets nothing before it does"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
         kind, size = bundle.kind.label, measure(step, bundle)
@@ -119,7 +121,7 @@ class Recorder:
         about: str | None,
     ) -> None:
         # All tensors of a bundle cost something, and there may be fewer than before.
-        known = self._ways.get((step.phase, *way[:2], kind, *way[5:]))
+        known = self._ways.get((step.phase, kind, *way))
         of, declared = known or self._declare(step.phase, kind, way)
         receivers = '","'.join(to)
         if self._allows is not None:
@@ -168,7 +170,7 @@ class Recorder:
     def _declare(self, phase: str, kind: str, way: Sequence[str]) -> tuple[str, Way]:
         words: dict[str, Any] = dict(zip(_WORDS, way, strict=False))
         declared = Way(phase=phase, kind=kind, **words, **self._run)
-        found = self._ways[phase, *way[:2], kind, *way[5:]] = declared.key, declared
+        found = self._ways[phase, kind, *way] = declared.key, declared
         self.book.add(way=found[0], **declared.fields)
         return found
 
