@@ -310,7 +310,11 @@ def test_epochs_are_counted_where_they_have_several_rounds(tmp_path: Path) -> No
     in_process(tmp_path / "run", tables, data(phases))
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", "[" * 40_000, f'"{"x" * MOST_SHOWN}"'])
+# Can be read, but not written as this program writes it.
+TOO_DEEP = f'{{"x": {"[" * 600}1e999{"]" * 600}}}'
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "[" * 40_000, f'"{"x" * MOST_SHOWN}"', TOO_DEEP])
 def test_what_a_peer_shows_is_a_table(text: str) -> None:
     with raises(PeerError, Code.MALFORMED_MESSAGE):
         meet([], "run", {"p0": "", "p1": text})

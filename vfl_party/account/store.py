@@ -77,7 +77,12 @@ def standing(folder: Path) -> Standing:
     """
     record = _record(folder)
     with _opened(folder / FILE) as file:
-        found = _read(file, folder, record)
+        try:
+            found = _read(file, folder, record)
+            found.sums.check()
+        except (ValueError, TypeError, KeyError, AttributeError):
+            text = f"{folder / FILE}: does not hold an account; move it away: it is made anew from"
+            raise InputError(Code.FILE_INVALID, f"{text} the record") from None
         known = dict(found.reader.known)
         if found.catch_up():
             new = {key: line for key, line in found.reader.known.items() if known.get(key) != line}
@@ -124,7 +129,7 @@ def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
     position = file.execute("SELECT record, lines, bytes FROM position").fetchone()
     if position is None:
         return Standing(folder, Sums(Persons(folder)), Reader())
-    of, lines, at = position
+    of, lines, at = position[0], int(position[1]), int(position[2])
     if of != record or at > (folder / LINES).stat().st_size:
         text = f"{folder / FILE}: counts {lines:,} lines, and the record beside it is another one"
         text = f"{text} or has lost its end; restore the record, or move the account away to count"

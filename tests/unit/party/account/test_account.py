@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections import Counter
 from functools import partial
@@ -341,6 +343,37 @@ def test_an_account_of_another_record_is_refused(tmp_path: Path) -> None:
         standing(tmp_path)
     with raises(InputError, Code.FILE_INVALID):
         standing(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE position SET lines = 'many'",
+        "UPDATE position SET bytes = NULL",
+        "DELETE FROM people",
+        "UPDATE people SET tags = 'text'",
+        "UPDATE of SET numbers = x'01'",
+        "UPDATE of SET numbers = zeroblob(800)",
+        "UPDATE of SET numbers = x'ffffffffffffff7f'",
+        "UPDATE of SET what = 'cost nothing' WHERE what = 'bytes_of_a_person'",
+        "UPDATE runs SET sums = '{}'",
+        'UPDATE runs SET sums = \'{"number": 0, "job": "train", "person": 9}\'',
+        "UPDATE known SET line = 'no JSON'",
+        "INSERT INTO private VALUES ('r', 'p', 'k', 'many')",
+    ],
+)
+def test_a_file_that_was_edited_is_refused_and_made_anew(change: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "r0", "abc")
+    run.send([0, 1])
+    run.close()
+    standing(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as file, file:
+        file.execute(change)
+    with raises(InputError, Code.FILE_INVALID, worded=False) as error:
+        standing(tmp_path)
+    assert "move it away: it is made anew from the record" in str(error.value)
+    (tmp_path / FILE).unlink()
+    assert of(tmp_path).spent["numbers_of_a_person"] == WIDTH
 
 
 def test_the_table_says_what_is_left(tmp_path: Path) -> None:
