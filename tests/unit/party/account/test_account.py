@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import random
 import signal
@@ -34,6 +36,7 @@ from vfl_party.account.store import FILE, standing
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy import accountant
 from vfl_party.record.book import LINES
+from vfl_party.record.history import RecordHistory, summed
 
 DELTA = 1e-5
 NOISE, LABELS = Mechanism("gaussian", 4.0), Mechanism("laplace", 20.0, times=2)
@@ -374,6 +377,28 @@ def test_a_file_that_was_edited_is_refused_and_made_anew(change: str, tmp_path: 
     assert "move it away: it is made anew from the record" in str(error.value)
     (tmp_path / FILE).unlink()
     assert of(tmp_path).spent["numbers_of_a_person"] == WIDTH
+
+
+def test_a_record_that_was_edited_is_read_or_named(tmp_path: Path) -> None:
+    """Whatever a value is replaced by, nothing but a sentence comes out."""
+    run = Run(tmp_path, "r0", "abc")
+    run.send([0, 1])
+    run.step(Mechanism("gaussian", 2.0), 1, "keys")
+    run.close()
+    lines = [json.loads(line) for line in (tmp_path / LINES).read_bytes().splitlines()]
+    values: tuple[object, ...] = (None, -1, 2**70, 1e300, "", "4:AAAA", [], [[1]], {}, float("nan"))
+    named = 0
+    for number, line in enumerate(lines):
+        for key, value in itertools.product(line, values):
+            changed = [*lines[:number], line | {key: value}, *lines[number + 1 :]]
+            (tmp_path / LINES).write_text("".join(f"{json.dumps(each)}\n" for each in changed))
+            (tmp_path / FILE).unlink(missing_ok=True)
+            for read in (anew, lambda folder: summed(RecordHistory(folder).disclosures())):
+                try:
+                    read(tmp_path)
+                except InputError:
+                    named += 1
+    assert named > 100
 
 
 def test_the_table_says_what_is_left(tmp_path: Path) -> None:
