@@ -20,8 +20,9 @@ from vfl_common.errors import Code, InputError
 from vfl_common.text import to_json
 from vfl_party.account.persons import Persons
 from vfl_party.account.sums import RunSum, Sums
+from vfl_party.base.mechanism import Mechanism
 from vfl_party.record.book import LINES
-from vfl_party.record.history import Reader, RecordHistory
+from vfl_party.record.history import Disclosure, Private, Reader, RecordHistory
 
 FILE = "account.sqlite"
 # For another program that reads a long record.
@@ -64,9 +65,20 @@ class Standing:
         self._history = self._history or RecordHistory(self.folder)
         for found, end in self._history.lines(self.reader, self.lines, self.at):
             if found is not None:
-                self.sums.add(found)
+                self._add(found)
             self.lines, self.at = self.lines + 1, end
         return self.lines > lines
+
+    def _add(self, found: Disclosure | Private) -> None:
+        """Adds what a line tells of. Raises InputError if its cost is none of a mechanism."""
+        cost = found.cost if isinstance(found, Private) else found.way.cost
+        if cost or isinstance(found, Private):
+            try:
+                Mechanism.read(cost)
+            except ValueError:
+                text = f"{self._path}: line {self.lines + 1} has a cost that is none; restore it"
+                raise InputError(Code.FILE_INVALID, text) from None
+        self.sums.add(found)
 
 
 def standing(folder: Path) -> Standing:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed
-from vfl_party.base.mechanism import Mechanism
 from vfl_party.record import people
 from vfl_party.record.book import LINES, SECRET
 from vfl_party.record.lines import ALL, TOGETHER, Rows, Way, unpacked
@@ -141,7 +140,6 @@ class Reader:
             whose = self._whose.get(run, ("", 0))
             to = tuple(map(_word, line["to"]))
             phase, cost, of = (_word(line[name]) for name in ("private", "cost", "of"))
-            Mechanism.read(cost)
             return Private(*run, phase, cost, _number(line["steps"]), of, to, *whose)
         self._refer(line)
         return None
@@ -150,8 +148,6 @@ class Reader:
         if "way" in line:
             names = line.keys() & Way.__dataclass_fields__
             said: dict[str, Any] = {name: _word(line[name]) for name in names - {"generation"}}
-            if said.get("cost"):
-                Mechanism.read(said["cost"])
             self._ways[line["way"]] = Way(generation=_number(line["generation"]), **said)
             self.known["way", line["way"]] = line
         elif "people" in line:

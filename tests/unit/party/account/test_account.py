@@ -417,7 +417,15 @@ def test_the_table_says_what_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "gaussian", "gaussian x 1 1", "cauchy 1 1 1", "gaussian -1 1 1", "laplace 1 0.5 1"],
+    [
+        "",
+        "gaussian",
+        "gaussian x 1 1",
+        "cauchy 1 1 1",
+        "gaussian -1 1 1",
+        "laplace 1 0.5 1",
+        "gaussian 1e300 1 1",
+    ],
 )
 def test_a_mechanism_is_read_as_it_was_written(text: str) -> None:
     with pytest.raises(ValueError):
