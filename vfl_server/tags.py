@@ -68,7 +68,7 @@ class KeptTags:
     def _facts(self) -> object:
         try:
             return json.loads((self._folder / _STATE).read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
 
     def first(self) -> int:

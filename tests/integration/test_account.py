@@ -82,6 +82,20 @@ def test_runs_add_up_until_one_is_refused_before_it_starts(tmp_path: Path) -> No
         assert account(federation, "p1") == before
 
 
+def test_a_recipe_that_spells_ids_in_another_way_makes_nobody_a_new_person(tmp_path: Path) -> None:
+    """The other parties may have written the recipe."""
+    spelt = split() | {"rows": split()["rows"] | {"id_rules": ["casefold"]}}
+    for rules in (None, ["casefold"]):
+        folder = tmp_path / str(rules)
+        data = {name: each | ({"id_rules": rules} if rules else {}) for name, each in DATA.items()}
+        with Federation(folder, spelt, data, limited(predictions=9)) as federation:
+            federation.address = "127.0.0.1:1"
+            path = federation.write_party("p1")
+            said = CliRunner().invoke(cli, ["check", str(path), "--offline"])
+        text = "policy.account counts people by their ids"
+        assert (text in said.output) is (rules is None), said.output
+
+
 def private(epochs: int = 3) -> dict[str, Any]:
     """FedOnce-L1 over all rows: 4 steps an epoch at a rate of 1/4."""
     found = split()

@@ -21,7 +21,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.rpc.messages import MOST_SHOWN
 from vfl_party.base.checkpoint import CheckpointStore
-from vfl_party.outbound.declared import Exchange, Sent, f32, u8
+from vfl_party.outbound.declared import Exchange, Sent, Use, f32, u8
 from vfl_party.outbound.filter import Filter, Leaving
 from vfl_party.outbound.worded import Worded
 from vfl_party.policy.code import digests
@@ -247,6 +247,18 @@ def test_ciphertexts_may_leave_where_gradients_may_not() -> None:
         policy("a", exchange, exchange.up)
 
 
+def test_a_transform_that_leaves_a_tensor_as_it_is_meets_no_demand() -> None:
+    demands = ({"kind": "weights", "transform": "iso"},)
+    policy = Worded(PolicySettings.model_validate({"level": "open", "demands": demands}))
+    tensors, noisy = {"weight": f32(4), "running_mean": f32(2)}, {"amplifier": 1.0}
+    for leave in ((), ("running_var",)):
+        whole = Sent(Kind.WEIGHTS, tensors, (Use("iso", noisy, leave=frozenset(leave)),))
+        policy("a", Exchange("weights", whole), whole)
+    part = Sent(Kind.WEIGHTS, tensors, (Use("iso", noisy, leave=frozenset({"running_mean"})),))
+    with raises(InputError, Code.REFUSED):
+        policy("a", Exchange("weights", part), part)
+
+
 def test_counts_survive_a_checkpoint() -> None:
     sent = Sent(Kind.EMBEDDING, {"z": f32("rows", 4)})
     exchange = Exchange("embedding", sent)
@@ -310,7 +322,11 @@ def test_epochs_are_counted_where_they_have_several_rounds(tmp_path: Path) -> No
     in_process(tmp_path / "run", tables, data(phases))
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", "[" * 40_000, f'"{"x" * MOST_SHOWN}"'])
+# Can be read, but not written as this program writes it.
+TOO_DEEP = f'{{"x": {"[" * 600}1e999{"]" * 600}}}'
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "[" * 40_000, f'"{"x" * MOST_SHOWN}"', TOO_DEEP])
 def test_what_a_peer_shows_is_a_table(text: str) -> None:
     with raises(PeerError, Code.MALFORMED_MESSAGE):
         meet([], "run", {"p0": "", "p1": text})

@@ -233,6 +233,7 @@ class DataSettings(Section):
     """Set by a prediction: whether columns and their kinds must be those of the trained run."""
     _like: tuple[str, str] | None = PrivateAttr(default=None)
     _keeps_rows: bool = PrivateAttr(default=False)
+    _spelt_by_recipe: bool = PrivateAttr(default=False)
 
     @property
     def like(self) -> tuple[str, str] | None:
@@ -405,7 +406,18 @@ class DataSettings(Section):
         """Returns the same settings with the recipe's rules for ids, unless they have their own."""
         parts = {name: each.ruled(rules) for name, each in self.parts.items()}
         own = rules if self.id_rules is None else self.id_rules
-        return self.model_copy(update={"parts": parts, "id_rules": own})
+        found = self.model_copy(update={"parts": parts, "id_rules": own})
+        found._spelt_by_recipe = (
+            any(each.spelt_by_recipe for each in parts.values())
+            if parts
+            else self.id_rules is None and bool(rules)
+        )
+        return found
+
+    @property
+    def spelt_by_recipe(self) -> bool:
+        """Whether rules of the recipe change the ids, and none of the party's own."""
+        return self._spelt_by_recipe
 
     def with_missing(self) -> DataSettings:
         """Returns the same settings for a method that takes missing numbers as they are, unless

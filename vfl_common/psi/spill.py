@@ -56,7 +56,7 @@ class Spill:
         left = memoryview(b"".join((rows, zlib.crc32(rows).to_bytes(_SUM_BYTES, "little"))))
         place = number * self._stride
         try:
-            file = os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600)
+            file = os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
             try:
                 while left:
                     written = os.pwrite(file, left, place)

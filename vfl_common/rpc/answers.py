@@ -36,8 +36,10 @@ def checked_start(
         PeerError: MALFORMED_MESSAGE.
         InputError: ADDRESS_IN_USE, for an address that is none.
     """
-    if not all(PLAIN_NAME.fullmatch(name) for name in (start.run_id, start.checkpoint or "none")):
-        text = f"{server} named a run or a checkpoint with characters that names may not have"
+    named = start.run_id, start.checkpoint or "none", *start.left, *start.shown
+    if not all(PLAIN_NAME.fullmatch(name) for name in named):
+        text = f"{server} named a run, a checkpoint or a party with characters that names may not"
+        text = f"{text} have"
         raise PeerError(Code.MALFORMED_MESSAGE, text, party=server)
     if start.exchange_address:
         split_address(start.exchange_address)

@@ -91,6 +91,11 @@ class AccountGuard:
         if self._resumes:
             return
         opened = proposed.opened
+        if opened.settings.spelt_by_recipe:
+            rules = ", ".join(f'"{each}"' for each in opened.recipe.rows.id_rules)
+            text = "policy.account counts people by their ids, and this recipe changes how ids are"
+            text = f"{text} spelt; write data.id_rules = [{rules}] in the party file, so that no"
+            raise InputError(Code.REFUSED, f"{text} other recipe makes two people of one")
         plan = planned(proposed.party, len(opened.table), opened.work.job)
         if plan is None:
             # Each bundle is held to the limits all the same.

@@ -20,8 +20,9 @@ from vfl_common.errors import Code, InputError
 from vfl_common.text import to_json
 from vfl_party.account.persons import Persons
 from vfl_party.account.sums import RunSum, Sums
+from vfl_party.base.mechanism import Mechanism
 from vfl_party.record.book import LINES
-from vfl_party.record.history import Reader, RecordHistory
+from vfl_party.record.history import Disclosure, Private, Reader, RecordHistory
 
 FILE = "account.sqlite"
 # For another program that reads a long record.
@@ -64,9 +65,20 @@ class Standing:
         self._history = self._history or RecordHistory(self.folder)
         for found, end in self._history.lines(self.reader, self.lines, self.at):
             if found is not None:
-                self.sums.add(found)
+                self._add(found)
             self.lines, self.at = self.lines + 1, end
         return self.lines > lines
+
+    def _add(self, found: Disclosure | Private) -> None:
+        """Adds what a line tells of. Raises InputError if its cost is none of a mechanism."""
+        cost = found.cost if isinstance(found, Private) else found.way.cost
+        if cost or isinstance(found, Private):
+            try:
+                Mechanism.read(cost)
+            except ValueError:
+                text = f"{self._path}: line {self.lines + 1} has a cost that is none; restore it"
+                raise InputError(Code.FILE_INVALID, text) from None
+        self.sums.add(found)
 
 
 def standing(folder: Path) -> Standing:
@@ -77,7 +89,12 @@ def standing(folder: Path) -> Standing:
     """
     record = _record(folder)
     with _opened(folder / FILE) as file:
-        found = _read(file, folder, record)
+        try:
+            found = _read(file, folder, record)
+            found.sums.check()
+        except (ValueError, TypeError, KeyError, AttributeError):
+            text = f"{folder / FILE}: does not hold an account; move it away: it is made anew from"
+            raise InputError(Code.FILE_INVALID, f"{text} the record") from None
         known = dict(found.reader.known)
         if found.catch_up():
             new = {key: line for key, line in found.reader.known.items() if known.get(key) != line}
@@ -124,7 +141,7 @@ def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
     position = file.execute("SELECT record, lines, bytes FROM position").fetchone()
     if position is None:
         return Standing(folder, Sums(Persons(folder)), Reader())
-    of, lines, at = position
+    of, lines, at = position[0], int(position[1]), int(position[2])
     if of != record or at > (folder / LINES).stat().st_size:
         text = f"{folder / FILE}: counts {lines:,} lines, and the record beside it is another one"
         text = f"{text} or has lost its end; restore the record, or move the account away to count"

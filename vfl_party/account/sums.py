@@ -24,6 +24,9 @@ from vfl_party.record.history import Disclosure, Private
 OF_A_PERSON = ("numbers_of_a_person", "bytes_of_a_person", "split_bits", "predictions_of_a_person")
 # Numbers of a person that no mechanism makes private.
 BARE = "numbers_without_privacy"
+# Of a run.
+_COUNTS = ("bundles", "numbers", "bytes", "alignments", "predictions")
+_MOST = 2**62
 # In which run a person was predicted last: its number.
 _LAST = "last"
 _COST = "cost "
@@ -81,6 +84,25 @@ class Sums:
         self._of_merge = -1
         none = np.empty(0, np.int64)
         self._last_told: tuple[object, tuple[int, Numbers, Numbers]] = (None, (0, none, none))
+
+    def check(self) -> None:
+        """Raises ValueError or TypeError if sums that were read from a file do not fit together."""
+        people = len(self.persons)
+        fit = len(self.persons.sets) == people and all(
+            len(numbers) <= people
+            and (what == _LAST or numbers.min(initial=0) >= 0)
+            # More could not be added to.
+            and numbers.max(initial=0) <= _MOST
+            for (_, what), numbers in self.of.items()
+        )
+        counts = [getattr(run, name) for run in self.runs.values() for name in _COUNTS]
+        fit = fit and all(isinstance(each, int) and each >= 0 for each in counts)
+        fit = fit and all(-1 <= run.person < people for run in self.runs.values())
+        if not fit or not all(isinstance(steps, int) for steps in self.taken.values()):
+            raise ValueError
+        for peer in self.peers:
+            # Reads each mechanism.
+            _ = [*self.costs(peer)]
 
     def add(self, found: Disclosure | Private) -> None:
         """Adds what a line tells of. Raises InputError if its people cannot be read."""
@@ -189,8 +211,7 @@ class Sums:
         if self._of_merge != self.persons.merged:
             self._totals, self._of_merge = {}, self.persons.merged
             for (to, _), run in self.runs.items():
-                names = ("bundles", "numbers", "bytes", "alignments", "predictions")
-                self._count(to, run.person, {name: getattr(run, name) for name in names})
+                self._count(to, run.person, {name: getattr(run, name) for name in _COUNTS})
         return self._totals.setdefault((peer, data_set), Counter())
 
     def costs(self, peer: str) -> Iterator[tuple[Mechanism, Numbers]]:

@@ -4,9 +4,11 @@ the record keeps them.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
+
+# Of the noise that a line may tell of: no recipe has as much.
+_MOST = 1e9
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Mechanism:
             raise ValueError(text)
         found = cls(kind, float(noise), float(rate), int(times))  # type: ignore[arg-type]
         if not (
-            0 <= found.noise < math.inf
+            0 <= found.noise <= _MOST
             and 0 <= found.rate <= 1
             and found.times > 0
             and (found.rate == 1 or kind == "gaussian")

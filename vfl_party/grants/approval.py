@@ -65,6 +65,8 @@ class Approval:
     def __init__(self, store: GrantStore, kept: KeptGrant, asked: Asked) -> None:
         self._store, self.kept, self._asked = store, kept, asked
         self._looked_s, self.closed = 0.0, False
+        # What this program has begun, or goes on with.
+        self._begun = {asked.run}
 
     @property
     def grant(self) -> Grant:
@@ -89,20 +91,23 @@ class Approval:
         """Counts a run that is about to begin, or go on: before anything of it leaves. Raises
         InputError (REFUSED) if the grant does not allow it.
         """
-        asked = replace(self._asked, run=run)
-        why = misfit(self.grant, asked, self._store.uses(self.grant.grant), time.time())
+        asked, uses = replace(self._asked, run=run), self._store.uses(self.grant.grant)
+        why = misfit(self.grant, asked, uses, time.time())
+        if not why and self._asked.trains and run in uses.runs - self._begun:
+            # The server chooses the id: one that was used before would cost nothing.
+            why = f"was used for run {run}, which this party does not resume"
         if not why and self._asked.trains and not self._store.count_run(self.grant, run):
             # Another program of this party was faster.
             why = f"allows {count(self.grant.runs, 'run')}, and as many were begun"
         if why:
             raise _refused(self._store.name, self.grant, why)
+        self._begun.add(run)
 
     def takes(self, run: str, rows: int) -> None:
         """Counts rows that are about to be predicted jointly: all or none. Raises InputError
-        (REFUSED) if the grant does not allow as many.
+        (REFUSED) if the grant does not allow as many, or has ended.
         """
-        ended = time.time() >= self.grant.ends_s
-        if ended or not self._store.take_all(self.grant, run, rows):
+        if self.why_over() or self.take(run, rows, whole=True) < rows:
             raise self._short(rows)
 
     def take(self, run: str, rows: int, *, whole: bool = False) -> int:
@@ -201,6 +206,8 @@ class GrantGuard:
         self._approval: Approval | None = None
         self._others: Mapping[str, KeptGrant] = {}
         self._run = ""
+        # The ids that are counted as predicted in the run.
+        self._predicted: set[str] = set()
 
     def before(self, proposed: Proposed) -> None:
         """Finds the grant. Raises InputError (REFUSED) if the party needs one, and none fits."""
@@ -220,7 +227,8 @@ class GrantGuard:
         """Checks the grants that the others show. Raises PeerError at the first that does not
         fit.
         """
-        self._run = run_id
+        if run_id != self._run:
+            self._run, self._predicted = run_id, set()
         joined = peers.Joined(self._digest, run_id, self._trains)
         credentials = self._files.keyring.current()
         with self._store(shown) as store:
@@ -243,9 +251,11 @@ class GrantGuard:
             for party, each in kept.items()
         ]
 
-    def aligned(self, rows: int) -> None:
+    def aligned(self, ids: Sequence[str]) -> None:
         """Counts what is used, once it is known which rows all hold: nothing of them has left yet.
         Raises InputError (REFUSED) if the grant does not allow as many predictions.
+
+        A run that begins again may be one of other rows: peers choose theirs.
         """
         with self._store(self._others) as store:
             if store is not None and self._trains:
@@ -253,7 +263,9 @@ class GrantGuard:
                 for each in self._others.values():
                     store.see(each.grant, self._run)
         if self._approval is not None and not self._trains:
-            self._approval.takes(self._run, rows)
+            new = set(ids) - self._predicted
+            self._approval.takes(self._run, len(new))
+            self._predicted |= new
 
     def goes_on(self) -> None:
         """See ``Approval.goes_on``."""

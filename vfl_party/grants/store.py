@@ -180,22 +180,6 @@ class GrantStore:
                 )
             return taken
 
-    def take_all(self, grant: Grant, run: str, rows: int) -> bool:
-        """Counts the rows of a joint prediction, once for each of its rows, however often the run
-        begins again. Returns whether the grant allows as many: it counts none if not. Raises
-        InputError.
-        """
-        with self._changing() as file:
-            uses, of = _uses(file, grant.grant), (grant.grant, run)
-            before = file.execute(
-                "SELECT rows FROM predicted WHERE grant_id = ? AND run = ?", of
-            ).fetchone()
-            own = int(before[0]) if before else 0
-            if uses.revoked_s is not None or uses.predictions - own + rows > grant.predictions:
-                return False
-            file.execute("INSERT OR REPLACE INTO predicted VALUES (?, ?, ?)", (*of, max(own, rows)))
-            return True
-
     def revoke(self, id_: str, why: str) -> bool:
         """Ends a grant for good. Returns whether it was not revoked before. Raises InputError."""
         with self._changing() as file:

@@ -15,6 +15,7 @@ import torch
 from vfl_common.config.base import parse
 from vfl_common.config.policy import Demand, PolicySettings
 from vfl_common.errors import Code, InputError
+from vfl_common.text import listed
 from vfl_party.outbound import transforms
 from vfl_party.outbound.declared import Exchange, Sent, Use
 from vfl_party.outbound.filter import Filter, Leaving, Passage, Tensors
@@ -74,6 +75,9 @@ def _check_demand(demand: Demand, sent: Sent, where: str) -> None:
         given = f"{where} would send {demand.kind} without it"
         ways = "add it to the transforms of the phase"
         raise refused("demands", f"[{demand.transform}]", given, ways)
+    if all(bare := [sorted(use.leave & sent.tensors.keys()) for use in found]):
+        given = f"{where} would send a part of {demand.kind} without it: {listed(bare[0])}"
+        raise refused("demands", f"[{demand.transform}]", given)
     # The strongest may be any of them.
     wrong = [_weaker(demand, use, where) for use in found]
     if all(wrong):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.rpc.messages import MOST_SHOWN
+from vfl_common.text import to_json
 from vfl_party.assembly.party import Opened
 from vfl_party.phases.context import Party
 from vfl_party.policy.planned import Plan, planned
@@ -101,6 +102,8 @@ def _table(name: str, text: str) -> dict[str, Any]:
     try:
         table = json.loads(text) if text else {}
         if isinstance(table, dict) and len(text) <= MOST_SHOWN:
+            # It is kept with the run: what is nested too deeply to be written is found here.
+            to_json(table)
             return table
     except (ValueError, RecursionError):
         pass

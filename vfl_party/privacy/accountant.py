@@ -35,6 +35,8 @@ MORE_ORDERS = (
     512,
     1024,
 )
+# Less noise hides nothing, and its square may be no number.
+_LEAST = 1e-9
 # The range in which a noise multiplier is searched.
 MOST_NOISE, LEAST_NOISE = 2.0**13, 2.0**-6
 
@@ -83,7 +85,7 @@ def epsilon(spendings: Sequence[Spending], delta: float) -> float:
 
 def composed(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
     """Returns ε of mechanisms that are used one after the other, each so often; infinite if one of
-    them adds no noise.
+    them adds no noise, or next to none.
 
     Raises InputError if δ is not between 0 and 1.
     """
@@ -91,7 +93,7 @@ def composed(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
     taken = [(each, times) for each, times in uses if times and each.rate]
     if not taken:
         return 0.0
-    if any(each.noise == 0 for each, _ in taken):
+    if any(each.noise < _LEAST for each, _ in taken):
         return math.inf
     value, order = _convert(taken, ORDERS, delta)
     if order in (ORDERS[0], ORDERS[-1]):

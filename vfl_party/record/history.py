@@ -22,6 +22,8 @@ from vfl_party.record.lines import ALL, TAG, TOGETHER, Rows, Way, unpacked, unpa
 
 # Of what the record knows, a sentence names as many: of runs, the newest.
 _MOST_NAMES = 10
+# Of rows, which have numbers of four bytes; and of anything else, to add up some without care.
+_MOST_ROWS, _MOST = 2**32, 2**48
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Disclosure:
             return np.arange(self.table_rows)
         try:
             found = unpacked(self.about)
-            if not self.people or not len(found) or found[-1] < self.table_rows:
+            if not len(found) or found[-1] < self.table_rows:
                 return found
         except ValueError:
             pass
@@ -154,24 +156,26 @@ class Reader:
             way = self._ways[line["sent"]]
             return _disclosure(number, line, way, self._whose, self._keys)
         if "private" in line:
-            whose = self._whose.get((line["run"], line["generation"]), ("", 0))
-            of = str(line["private"]), str(line["cost"]), int(line["steps"]), str(line["of"])
-            to = tuple(map(str, line["to"]))
-            return Private(str(line["run"]), int(line["generation"]), *of, to, *whose)
+            run = _word(line["run"]), _number(line["generation"])
+            whose = self._whose.get(run, ("", 0))
+            to = tuple(map(_word, line["to"]))
+            phase, cost, of = (_word(line[name]) for name in ("private", "cost", "of"))
+            return Private(*run, phase, cost, _number(line["steps"]), of, to, *whose)
         self._refer(line)
         return None
 
     def _refer(self, line: dict[str, Any]) -> None:
         if "way" in line:
             names = line.keys() & Way.__dataclass_fields__
-            self._ways[line["way"]] = Way(**{name: line[name] for name in names})
+            said: dict[str, Any] = {name: _word(line[name]) for name in names - {"generation"}}
+            self._ways[line["way"]] = Way(generation=_number(line["generation"]), **said)
             self.known["way", line["way"]] = line
         elif "people" in line:
-            of = line["run"], line["generation"]
-            self._whose[of] = str(line["people"]), int(line["rows"])
+            of = _word(line["run"]), _number(line["generation"])
+            self._whose[of] = _word(line["people"]), _number(line["rows"], _MOST_ROWS)
             self.known["people", f"{of[0]}/{of[1]}"] = line
         elif "head" in line:
-            self._keys = {**self._keys, line["head"]: line["key"]}
+            self._keys = {**self._keys, _word(line["head"]): _word(line["key"])}
             self.known["head", line["head"]] = line
         elif "run" in line:
             self._keys = {**self._keys, **line["keys"]}
@@ -285,6 +289,22 @@ class RecordHistory:
                 yield found, at
 
 
+def _word(value: Any) -> str:
+    """Returns a text of a line. Raises TypeError if it is none."""
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _number(value: Any, most: int = _MOST) -> int:
+    """Returns a number of a line, from 0. Raises TypeError, or ValueError if it is too large."""
+    if not isinstance(value, int):
+        raise TypeError(value)
+    if not 0 <= value <= most:
+        raise ValueError(value)
+    return value
+
+
 def _disclosure(
     number: int,
     line: dict[str, Any],
@@ -295,22 +315,20 @@ def _disclosure(
     round_, batch = line["step"]
     payload, message, messages = line["bytes"]
     digest, rows = whose.get((way.run, way.generation), ("", 0))
-    about = line["rows"]
-    if not isinstance(about, str | None):
-        raise TypeError
+    about = line["rows"] if line["rows"] is None else _word(line["rows"])
     return Disclosure(
         number,
         float(line["at"]),
         way,
-        tuple(line["to"]),
-        int(round_),
-        int(batch),
-        int(line["numbers"]),
-        int(payload),
-        int(message),
-        int(messages),
+        tuple(map(_word, line["to"])),
+        _number(round_),
+        _number(batch),
+        _number(line["numbers"]),
+        _number(payload),
+        _number(message),
+        _number(messages),
         about,
-        str(line["digest"]),
+        _word(line["digest"]),
         digest,
         rows,
         keys,

@@ -113,8 +113,8 @@ class Generation:
             secret for a new run.
         hooks: what phases call.
         complete: adds what only the party's program knows to what an alignment works with.
-        when_aligned: hears how many rows all hold, before anything of them leaves; it may raise
-            VflError.
+        when_aligned: hears the ids of the rows that all hold, before anything of them leaves; it
+            may raise VflError.
         ready: the expected rows, and the party as it was assembled from them before joining; None
             if an earlier generation used it.
     """
@@ -131,7 +131,7 @@ class Generation:
         fresh: bytes,
         hooks: Hooks,
         complete: Callable[[Aligning], Aligning],
-        when_aligned: Callable[[int], None] = lambda _rows: None,
+        when_aligned: Callable[[Sequence[str]], None] = lambda _ids: None,
         ready: tuple[Aligned, Assembled] | None = None,
     ) -> None:
         self._opened, self._alignment, self._assemble, self._ready = (
@@ -181,7 +181,7 @@ class Generation:
             if opened.name != opened.recipe.active.name:
                 aligned.save(self._folder.path)
         self._aligned = aligned
-        self._when_aligned(len(aligned.ids))
+        self._when_aligned(aligned.ids)
         if record is not None:
             record.people(self._people(aligned), "aligned")
         secret = own_secret(self._folder, self._init, self._fresh)
@@ -407,7 +407,7 @@ class Preparation:
         resume: RunFolder | None = None,
         secret: bytes | None = None,
         complete: Callable[[Aligning], Aligning] = lambda at: at,
-        when_aligned: Callable[[int], None] = lambda _rows: None,
+        when_aligned: Callable[[Sequence[str]], None] = lambda _ids: None,
         guards: Sequence[Guard] = (),
     ) -> None:
         self.device, self._when_aligned, self._guards = device, when_aligned, guards

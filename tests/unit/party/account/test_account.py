@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections import Counter
 from functools import partial
@@ -32,6 +36,7 @@ from vfl_party.account.store import FILE, standing
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy import accountant
 from vfl_party.record.book import LINES
+from vfl_party.record.history import RecordHistory, summed
 
 DELTA = 1e-5
 NOISE, LABELS = Mechanism("gaussian", 4.0), Mechanism("laplace", 20.0, times=2)
@@ -343,6 +348,59 @@ def test_an_account_of_another_record_is_refused(tmp_path: Path) -> None:
         standing(tmp_path / "elsewhere")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE position SET lines = 'many'",
+        "UPDATE position SET bytes = NULL",
+        "DELETE FROM people",
+        "UPDATE people SET tags = 'text'",
+        "UPDATE of SET numbers = x'01'",
+        "UPDATE of SET numbers = zeroblob(800)",
+        "UPDATE of SET numbers = x'ffffffffffffff7f'",
+        "UPDATE of SET what = 'cost nothing' WHERE what = 'bytes_of_a_person'",
+        "UPDATE runs SET sums = '{}'",
+        'UPDATE runs SET sums = \'{"number": 0, "job": "train", "person": 9}\'',
+        "UPDATE known SET line = 'no JSON'",
+        "INSERT INTO private VALUES ('r', 'p', 'k', 'many')",
+    ],
+)
+def test_a_file_that_was_edited_is_refused_and_made_anew(change: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "r0", "abc")
+    run.send([0, 1])
+    run.close()
+    standing(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as file, file:
+        file.execute(change)
+    with raises(InputError, Code.FILE_INVALID, worded=False) as error:
+        standing(tmp_path)
+    assert "move it away: it is made anew from the record" in str(error.value)
+    (tmp_path / FILE).unlink()
+    assert of(tmp_path).spent["numbers_of_a_person"] == WIDTH
+
+
+def test_a_record_that_was_edited_is_read_or_named(tmp_path: Path) -> None:
+    """Whatever a value is replaced by, nothing but a sentence comes out."""
+    run = Run(tmp_path, "r0", "abc")
+    run.send([0, 1])
+    run.step(Mechanism("gaussian", 2.0), 1, "keys")
+    run.close()
+    lines = [json.loads(line) for line in (tmp_path / LINES).read_bytes().splitlines()]
+    values: tuple[object, ...] = (None, -1, 2**70, 1e300, "", "4:AAAA", [], [[1]], {}, float("nan"))
+    named = 0
+    for number, line in enumerate(lines):
+        for key, value in itertools.product(line, values):
+            changed = [*lines[:number], line | {key: value}, *lines[number + 1 :]]
+            (tmp_path / LINES).write_text("".join(f"{json.dumps(each)}\n" for each in changed))
+            (tmp_path / FILE).unlink(missing_ok=True)
+            for read in (anew, lambda folder: summed(RecordHistory(folder).disclosures())):
+                try:
+                    read(tmp_path)
+                except InputError:
+                    named += 1
+    assert named > 100
+
+
 def test_the_table_says_what_is_left(tmp_path: Path) -> None:
     run = Run(tmp_path, "a", IDS)
     run.send([0, 1], cost=NOISE)
@@ -359,7 +417,15 @@ def test_the_table_says_what_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "gaussian", "gaussian x 1 1", "cauchy 1 1 1", "gaussian -1 1 1", "laplace 1 0.5 1"],
+    [
+        "",
+        "gaussian",
+        "gaussian x 1 1",
+        "cauchy 1 1 1",
+        "gaussian -1 1 1",
+        "laplace 1 0.5 1",
+        "gaussian 1e300 1 1",
+    ],
 )
 def test_a_mechanism_is_read_as_it_was_written(text: str) -> None:
     with pytest.raises(ValueError):

@@ -6,8 +6,9 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tests.harness.sentences import raises
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_party.grants.approval import Approval
+from vfl_party.grants.approval import Approval, GrantGuard
 from vfl_party.grants.fits import Asked
 from vfl_party.grants.grant import day_of
 from vfl_party.grants.store import GrantStore, folder_of
@@ -98,6 +99,38 @@ def test_all_or_none_at_the_active_party(approval: Callable[..., Approval]) -> N
     granted.takes_all("run", 0)
     with raises(InputError, Code.REFUSED):
         granted.takes_all("run", 1)
+
+
+def test_an_id_of_a_run_that_is_used_again_is_no_gift(
+    tmp_path: Path, credentials: Credentials
+) -> None:
+    """The server chooses the ids of runs. A program goes on with a run as often as it must."""
+    grant = made(until=day_of(time.time() + 86_400))
+    with closing(GrantStore(folder_of(tmp_path, "p1"), "p1")) as store:
+        store.add(grant, credentials)
+        kept = store.find(grant.grant, credentials)
+        asked = Asked(DIGEST, PINS, ("splitnn",))
+        first = Approval(store, kept, asked)
+        first.begins("a")
+        first.begins("a")
+        Approval(store, kept, replace(asked, run="a")).begins("a")
+        with raises(InputError, Code.REFUSED):
+            Approval(store, kept, asked).begins("a")
+        assert store.uses(grant.grant).runs == {"a"}
+
+
+def test_a_prediction_that_begins_again_counts_other_rows(
+    tmp_path: Path, approval: Callable[..., Approval]
+) -> None:
+    """A peer has it begin again, with other rows of its own."""
+    guard = GrantGuard(cast(Any, None), trained=tmp_path)
+    guard._approval = approval(predictions=5)
+    guard.aligned(["a", "b", "c"])
+    guard.aligned(["c", "a", "b"])
+    guard.aligned(["c", "d"])
+    with raises(InputError, Code.REFUSED):
+        guard.aligned(["e", "f"])
+    guard.aligned(["e"])
 
 
 def test_a_program_ends_with_the_last_of_its_grants(

@@ -84,16 +84,11 @@ def test_a_run_is_counted_once(store: GrantStore) -> None:
     # It does not even go on.
     assert not store.count_run(grant, "a")
     assert store.take_rows(grant, "served", 1) == 0
-    assert not store.take_all(grant, "joint", 1)
 
 
 def test_rows_are_counted_up_to_the_last(store: GrantStore) -> None:
     grant = made()
-    assert store.take_all(grant, "joint", 4)
-    # The run has begun again, with the same rows.
-    assert store.take_all(grant, "joint", 4)
-    assert store.uses(grant.grant).predictions == 4
-    assert not store.take_all(grant, "more", 7)
+    assert store.take_rows(grant, "joint", 4, whole=True) == 4
     assert store.take_rows(grant, "served", 7, whole=True) == 0
     assert store.take_rows(grant, "served", 4) == 4
     assert store.take_rows(grant, "served", 4) == 2

@@ -235,3 +235,9 @@ def test_opacus_is_imported_late() -> None:
             ):
                 early.append(path.name)
     assert set(early) == {"private_optimizer.py"}
+
+
+@pytest.mark.parametrize("noise", [0.0, 5e-324, 1e-200, 1e-10])
+def test_next_to_no_noise_is_none(noise: float) -> None:
+    """A recipe may ask for it."""
+    assert epsilon([Spending(noise, 0.25, 3)], 1e-5) == math.inf

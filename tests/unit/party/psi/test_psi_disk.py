@@ -147,6 +147,23 @@ def test_a_half_written_batch_is_written_again(tmp_path: Path) -> None:
     aligns(parties)
 
 
+def test_what_says_what_is_kept_may_be_anything(tmp_path: Path) -> None:
+    for number, text in enumerate(("", "{", "[" * 100_000, "[]")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "state.json").write_text(text)
+        assert KeptTags(folder, b"attempt", {"p0": 3, "p1": 2}).first() == 0
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    other, link = tmp_path / "other", tmp_path / "0.tags"
+    other.write_text("of somebody else")
+    link.symlink_to(other)
+    with raises(InputError, Code.FILE_INVALID):
+        Spill(link, TAG_BYTES, TAG_BATCH, "remove it").write(0, bytes(TAG_BYTES))
+    assert other.read_text() == "of somebody else"
+
+
 def test_only_their_owner_may_read_the_files(tmp_path: Path) -> None:
     parties = stopped(tmp_path)
     files = [path for path in tmp_path.rglob("alignment/*") if path.is_file()]
