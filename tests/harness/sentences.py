@@ -44,6 +44,8 @@ _VARIABLE = [
     (re.compile(r"/dev/shm/[\w.-]+"), "<tmp>"),  # noqa: S108
     (re.compile(r"(127\.0\.0\.1|localhost|\[::1\]|0\.0\.0\.0):\d{4,5}"), r"\1:<port>"),
     (re.compile(r"\b\d{8}-\d{6}-[\w.-]*?-[0-9a-f]{4}\b"), "<run>"),
+    # It may be of digits alone.
+    (re.compile(r"(?<=\.broken-)[0-9a-f]{12}\b"), "<hex>"),
     (re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}\b"), "<hex>"),
     (re.compile(r"\bpid \d+|\bprocess \d{3,}"), "<process>"),
     (re.compile(r"0x[0-9a-f]{8,}"), "<address>"),
