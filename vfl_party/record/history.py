@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ class Disclosure:
     receivers, each of which got the whole; ``numbers``: before the codec, to each receiver;
     ``payload_bytes``, ``message_bytes``, ``messages``: to each receiver, as the ledger counts them;
     ``about``: the rows, as the record writes them, of those that ``people`` names; ``keys``:
-    {receiver: the pin of its key}, of those that have shown it.
+    {receiver: the pin of its key}, of those that have shown it; ``of_person``: the numbers about
+    the person who was asked for.
     """
 
     line: int
@@ -50,6 +51,7 @@ class Disclosure:
     people: str = ""
     table_rows: int = 0
     keys: Mapping[str, str] = field(default_factory=dict)
+    of_person: int | None = None
 
     @property
     def rows(self) -> Rows:
@@ -86,6 +88,7 @@ class Disclosure:
             "message_bytes": self.message_bytes,
             "messages": self.messages,
             "digest": self.digest,
+            **({} if self.of_person is None else {"of_person": self.of_person}),
         }
 
 
@@ -211,7 +214,8 @@ class RecordHistory:
                 raise InputError(Code.CONFIG_INVALID, text)
 
     def about(self, spellings: Collection[str], of: Iterable[Disclosure]) -> Iterator[Disclosure]:
-        """Yields those of some disclosures that tell of one person alone, by ``rows``.
+        """Yields those of some disclosures that tell of one person alone, by ``rows``, with how
+        many of the numbers are about the person.
 
         ``spellings``: the person's id, as the runs have spelt it. Raises InputError.
         """
@@ -231,8 +235,11 @@ class RecordHistory:
                 places[each.people] = np.concatenate(
                     [people.rows_of(self._folder, each.people, tag) for tag in tags]
                 )
-            if len(places[each.people]) and np.isin(places[each.people], each.rows).any():
-                yield each
+            rows = each.rows
+            times = int(np.isin(rows, places[each.people]).sum())
+            if times:
+                # As the account counts them.
+                yield replace(each, of_person=times * -(-each.numbers // len(rows)))
 
     def _all(self) -> Iterator[Disclosure]:
         return (each for each, _ in self.lines() if isinstance(each, Disclosure))
@@ -294,7 +301,10 @@ def _disclosure(
 
 @dataclass
 class Sum:
-    """What one peer got in one exchange of a run: ``people`` are counted once, each."""
+    """What one peer got in one exchange of a run: ``people`` are counted once, each.
+
+    ``of_person``: the numbers about the person who was asked for; None if nobody was.
+    """
 
     bundles: int = 0
     numbers: int = 0
@@ -303,6 +313,7 @@ class Sum:
     messages: int = 0
     first: float = np.inf
     last: float = 0.0
+    of_person: int | None = None
     _people: dict[tuple[str, int], npt.NDArray[np.bool_]] = field(default_factory=dict)
 
     def add(self, found: Disclosure) -> None:
@@ -313,6 +324,8 @@ class Sum:
         self.message_bytes += found.message_bytes
         self.messages += found.messages
         self.first, self.last = min(self.first, found.at), max(self.last, found.at)
+        if found.of_person is not None:
+            self.of_person = (self.of_person or 0) + found.of_person
         if found.about not in (None, "", TOGETHER):
             of, rows = (found.people, found.table_rows), found.rows
             if of not in self._people:
@@ -327,7 +340,8 @@ class Sum:
     @property
     def fields(self) -> dict[str, Any]:
         names = ("bundles", "numbers", "payload_bytes", "message_bytes", "messages")
-        return {"people": self.people, **{name: getattr(self, name) for name in names}}
+        asked = {} if self.of_person is None else {"of_person": self.of_person}
+        return {"people": self.people, **{name: getattr(self, name) for name in names}, **asked}
 
 
 def summed(of: Iterable[Disclosure]) -> dict[tuple[str, str, Way], Sum]:

@@ -56,6 +56,13 @@ def test_a_key_of_a_table_within_is_named_with_its_table() -> None:
     told(SplitNNSettings, {"epoch": 1})
 
 
+@pytest.mark.parametrize(
+    "policy", [{"level": "stric"}, {"most_epoch": 3}, {"account": {"epsilon": "x"}}, 3]
+)
+def test_a_mistake_in_a_table_that_may_be_a_name_is_named(policy: object) -> None:
+    told(PartyFile, PARTY | {"policy": policy})
+
+
 def test_code_is_allowed_by_the_names_of_modules() -> None:
     told(PartyFile, PARTY | {"allow_code": ["mine.py", "a b"]})
 
