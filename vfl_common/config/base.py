@@ -131,8 +131,9 @@ def _first(errors: list[ErrorDetails]) -> ErrorDetails:
     """Returns the first mistake; in a table that may also be text, one of the table's."""
     for error in errors:
         *place, last = error["loc"] or ("",)
-        # Pydantic also says of a table with a mistake that it is no text.
-        beside = last == "str" and isinstance(error["input"], dict)
+        # Pydantic also says of a table with a mistake that it is no text: of one that is checked,
+        # at function-after[check(), str].
+        beside = str(last).split(", ")[-1] in ("str", "str]") and isinstance(error["input"], dict)
         others = (each["loc"][: len(place)] for each in errors if each is not error)
         if not beside or (*place,) not in others:
             return error
