@@ -158,7 +158,10 @@ def evidence(path: Path, peer: str, credentials: Credentials) -> str:
         held = Held.read(json.dumps(found["held"]))
         shown = Held.read(json.dumps({"at": 0, **found["shown"]}))
         proof = [bytes.fromhex(each) for each in found["proof"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError as error:
+        text = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(Code.FILE_INVALID, text) from None
+    except (ValueError, KeyError, TypeError):
         text = f"{path}: is no evidence about a record"
         raise InputError(Code.FILE_INVALID, text) from None
     for each in (held, shown):
