@@ -92,7 +92,14 @@ def test_the_record_is_the_ledgers_sum_and_tells_of_each_person(tmp_path: Path) 
             for one in history.about([f"{number:02d}"], history.disclosures(peer="p0")):
                 by_phase[one.way.phase] += 1
         said = disclosures(federation, "show", party, "--id", "07", "--json")
-        assert sum(json.loads(line)["bundles"] for line in said.splitlines()) in (1, 1 + EPOCHS)
+        lines = [json.loads(line) for line in said.splitlines()]
+        bundles = sum(line["bundles"] for line in lines)
+        assert bundles in (1, 1 + EPOCHS)
+        # Of an embedding the person has as many numbers as each other.
+        widths = {line["of_person"] / line["bundles"] for line in lines}
+        assert len(widths) == 1
+        assert sum(line["of_person"] for line in lines) < sum(line["numbers"] for line in lines)
+        assert "of the person" in disclosures(federation, "show", party, "--id", "07")
         for nobody in ("99", "", "\x1b"):
             said = disclosures(federation, "show", party, "--id", nobody)
             assert "nothing has left about" in said

@@ -157,7 +157,7 @@ def new_rows(
         if not of:
             raise InputError(
                 Code.DATA_INVALID,
-                f"predict: rows of {name} are missing; the model needs its columns",
+                f"predict: rows of {name} are missing; give a source for it, too",
             )
         given = data[of]
         found = given if isinstance(given, Data) else Data(given)

@@ -120,11 +120,24 @@ def parse(model: type[S], value: Any, where: str) -> S:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = _first(error.errors(include_url=False))
         key = ".".join(_keys(value, first["loc"], missing=first["type"] == "missing"))
         raise InputError(
             Code.CONFIG_INVALID, f"{where}: {key + ': ' if key else ''}{_sentence(first)}"
         ) from None
+
+
+def _first(errors: list[ErrorDetails]) -> ErrorDetails:
+    """Returns the first mistake; in a table that may also be text, one of the table's."""
+    for error in errors:
+        *place, last = error["loc"] or ("",)
+        # Pydantic also says of a table with a mistake that it is no text: of one that is checked,
+        # at function-after[check(), str].
+        beside = str(last).split(", ")[-1] in ("str", "str]") and isinstance(error["input"], dict)
+        others = (each["loc"][: len(place)] for each in errors if each is not error)
+        if not beside or (*place,) not in others:
+            return error
+    return errors[0]
 
 
 def _keys(value: Any, place: Sequence[int | str], *, missing: bool) -> list[str]:

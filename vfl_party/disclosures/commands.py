@@ -59,7 +59,9 @@ def show(
 
     People are rows of which a bundle tells one by one; sums, means and weights tell of nobody
     alone, and have 0. Numbers are counted before the codec, bytes as they crossed. With --id, ID is
-    as the party's own table has it, or in any spelling that the rules of its ids make the same.
+    as the party's own table has it, or in any spelling that the rules of its ids make the same; the
+    numbers about this person have a column of their own. The masked ids of an alignment are counted
+    for nobody.
 
     \b
     Examples:
@@ -89,7 +91,8 @@ def show(
             click.echo(to_json({"to": to, **way.fields, **one.fields}, compact=True))
         return
     if not sums:
-        click.echo("nothing has left" + (" about this person" if cells else ""))
+        nobody = " about this person, but for masked ids if the table was aligned by psi"
+        click.echo("nothing has left" + (nobody if cells else ""))
         return
     for line in table(sums):
         click.echo(line)
@@ -120,6 +123,7 @@ def verify(party: Path, evidence: tuple[Path, Path] | None, statement_: Path | N
     the peers: they hold the old heads, and ask at the next run.
     """
     from vfl_party.disclosures.statement import opened
+    from vfl_party.grants.grant import count
     from vfl_party.record.verify import evidence as shown
     from vfl_party.record.verify import verify as look
 
@@ -133,11 +137,11 @@ def verify(party: Path, evidence: tuple[Path, Path] | None, statement_: Path | N
         click.echo(f"{statement_}: {by} has signed it, for run {said['predicate']['run']}")
         return
     found = look(_folder(files), credentials)
-    click.echo(f"{found.lines:,} lines, {found.heads:,} signed heads")
+    click.echo(f"{count(found.lines, 'line')}, {count(found.heads, 'signed head')}")
     for name, lines in found.signers.items():
-        click.echo(f"{name} has signed the first {lines:,} lines")
+        click.echo(f"{name} has signed the first {count(lines, 'line')}")
     if found.covered < found.lines:
-        click.echo(f"the last {found.lines - found.covered:,} lines are not signed yet")
+        click.echo(f"not signed yet: the last {count(found.lines - found.covered, 'line')}")
     for problem in found.wrong:
         click.echo(f"wrong: {problem}")
     if found.wrong:

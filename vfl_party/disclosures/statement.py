@@ -84,7 +84,10 @@ def opened(path: Path, credentials: Credentials) -> tuple[dict[str, Any], str]:
         party, _run = str(said["predicate"]["party"]), str(said["predicate"]["run"])
         if said["predicateType"] != PREDICATE:
             raise ValueError(said["predicateType"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except OSError as error:
+        text = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(Code.FILE_INVALID, text) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
         text = f"{path}: is no statement of what left a party"
         raise InputError(Code.FILE_INVALID, text) from None
     envelope.require_kept(path, party, credentials)

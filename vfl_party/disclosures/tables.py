@@ -8,11 +8,26 @@ from vfl_common.text import LINE, clean
 from vfl_party.record.history import Sum
 from vfl_party.record.lines import Way
 
-_HEAD = ("run", "to", "phase", "exchange", "kind", "bundles", "people", "numbers", "bytes", "as")
+_NUMBERS = ("bundles", "people", "numbers", "of the person", "bytes")
+_HEAD = (
+    "run",
+    "to",
+    "phase",
+    "exchange",
+    "kind",
+    "bundles",
+    "people",
+    "numbers",
+    "of the person",
+    "bytes",
+    "as",
+)
 
 
 def table(sums: Mapping[tuple[str, str, Way], Sum]) -> list[str]:
-    """Returns a line for each receiver and exchange of a run, below a line of names."""
+    """Returns a line for each receiver and exchange of a run, below a line of names; with the
+    numbers of the person if one was asked for.
+    """
     rows = [
         (
             run,
@@ -23,22 +38,25 @@ def table(sums: Mapping[tuple[str, str, Way], Sum]) -> list[str]:
             f"{each.bundles:,}",
             f"{each.people:,}",
             f"{each.numbers:,}",
+            "" if each.of_person is None else f"{each.of_person:,}",
             f"{each.payload_bytes:,}",
             "; ".join(part for part in (way.chain, way.how) if part),
         )
         for (run, to, way), each in sums.items()
     ]
-    return _aligned([_HEAD, *rows])
+    asked = any(each.of_person is not None for each in sums.values())
+    kept = [place for place, name in enumerate(_HEAD) if asked or name != "of the person"]
+    return _aligned([tuple(row[place] for place in kept) for row in (_HEAD, *rows)])
 
 
 def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
     made = [tuple(clean(cell, LINE) for cell in row) for row in rows]
+    head = made[0]
     widths = [max(map(len, column)) for column in zip(*made, strict=True)]
-    numbers = {_HEAD.index(name) for name in ("bundles", "people", "numbers", "bytes")}
     return [
         "  ".join(
-            cell.rjust(width) if place in numbers else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if name in _NUMBERS else cell.ljust(width)
+            for name, cell, width in zip(head, row, widths, strict=True)
         ).rstrip()
         for row in made
     ]

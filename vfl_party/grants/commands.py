@@ -204,7 +204,7 @@ def _require_pins(party: Path, files: PartyFiles) -> None:
 
     missing = [name for name in receivers(files) if name not in files.file.pins]
     if missing:
-        text = f"{party}: pins: a grant is for keys, and {listed(missing)} has no pin"
+        text = f"{party}: pins: a grant is for keys, and there is no pin of {listed(missing)}"
         ways = "ask for the line that `vfl certs show` prints there, and set it"
         raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
 

@@ -233,7 +233,10 @@ def _spent(grant: Grant, found: Outlook, files: PartyFiles) -> Iterator[str]:
     if found.privacy:
         yield f"differential privacy, of one run: {found.privacy}"
     elif grant.runs:
-        yield "differential privacy: the recipe has none, so nothing bounds what a run tells"
+        yield (
+            "differential privacy: the recipe does not train with dp, so nothing bounds all that a "
+            "run tells; vfl-party account adds up the noise on messages"
+        )
 
 
 def _earlier(files: PartyFiles) -> list[Path]:

@@ -212,7 +212,10 @@ def read_file(path: Path, credentials: Credentials) -> KeptGrant:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+    except OSError as error:
+        text = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(Code.FILE_INVALID, text) from None
+    except (ValueError, RecursionError):
         value = None
     return read_kept(value, path, credentials)
 

@@ -154,12 +154,21 @@ def told(policy: str | PolicySettings) -> Iterator[str]:
         yield without_words(policy)
         return
     yield f"level = {policy.level}"
-    said = policy.model_dump(mode="json", exclude_none=True, exclude={"level", "account"})
+    said = policy.model_dump(
+        mode="json", exclude_none=True, exclude={"level", "account", "demands"}
+    )
     for key, value in said.items():
         if value not in (False, [], "none") and not (key == "least_rows" and value == 1):
             yield f"{key} = {_value(value)}"
         elif value == [] and key in ("phases", "kinds", "peers", "recipes", "plugins"):
             yield f"{key}: none"
+    for demand in policy.demands:
+        bounds = [f"{name} at least {bound:g}" for name, bound in demand.at_least.items()]
+        bounds += [f"{name} at most {bound:g}" for name, bound in demand.at_most.items()]
+        yield f"demands: {', '.join([f'{demand.transform} on {demand.kind}', *bounds])}"
+    for key, value in policy.account.model_dump(exclude_none=True).items():
+        if key != "delta" or policy.account.epsilon is not None:
+            yield f"account.{key} = {_value(value)}"
 
 
 def _value(value: Any) -> str:

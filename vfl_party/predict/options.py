@@ -45,7 +45,7 @@ without_option = click.option(
     multiple=True,
     metavar="PARTY",
     help="A passive party that takes no part; once for each. The model must have learnt to do "
-    "without one.",
+    "without one, unless it is of MocoSFL.",
 )
 
 

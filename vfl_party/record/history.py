@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ class Disclosure:
     receivers, each of which got the whole; ``numbers``: before the codec, to each receiver;
     ``payload_bytes``, ``message_bytes``, ``messages``: to each receiver, as the ledger counts them;
     ``about``: the rows, as the record writes them, of those that ``people`` names, or the tags of
-    people; ``keys``: {receiver: the pin of its key}, of those that have shown it.
+    people; ``keys``: {receiver: the pin of its key}, of those that have shown it; ``of_person``:
+    the numbers about the person who was asked for.
     """
 
     line: int
@@ -52,6 +53,7 @@ class Disclosure:
     people: str = ""
     table_rows: int = 0
     keys: Mapping[str, str] = field(default_factory=dict)
+    of_person: int | None = None
 
     @property
     def rows(self) -> Rows:
@@ -91,6 +93,12 @@ class Disclosure:
         text = f"line {self.line + 1} of the record tells of rows that there are not; restore it"
         return InputError(Code.FILE_INVALID, text)
 
+    def of(self, times: int, among: int) -> Disclosure:
+        """Returns it for a person of whom it tells ``times`` times, of ``among`` in all: the
+        numbers are counted as the account counts them.
+        """
+        return replace(self, of_person=times * -(-self.numbers // among))
+
     @property
     def fields(self) -> dict[str, Any]:
         """The facts for JSON; without the rows, of which it has the count."""
@@ -108,6 +116,7 @@ class Disclosure:
             "message_bytes": self.message_bytes,
             "messages": self.messages,
             "digest": self.digest,
+            **({} if self.of_person is None else {"of_person": self.of_person}),
         }
 
 
@@ -235,7 +244,8 @@ class RecordHistory:
                 raise InputError(Code.CONFIG_INVALID, text)
 
     def about(self, spellings: Collection[str], of: Iterable[Disclosure]) -> Iterator[Disclosure]:
-        """Yields those of some disclosures that tell of one person alone, by ``rows``.
+        """Yields those of some disclosures that tell of one person alone, by ``rows``, with how
+        many of the numbers are about the person.
 
         ``spellings``: the person's id, as the runs have spelt it. Raises InputError.
         """
@@ -251,8 +261,10 @@ class RecordHistory:
         wanted = np.frombuffer(b"".join(tags), TAG)
         for each in of:
             if (tagged := each.tags) is not None:
-                if np.isin(tagged[0], wanted).any():
-                    yield each
+                told, often = tagged
+                times = int(often[np.isin(told, wanted)].sum())
+                if times:
+                    yield each.of(times, int(often.sum()))
                 continue
             if not each.people or not each.about:
                 continue
@@ -260,8 +272,10 @@ class RecordHistory:
                 places[each.people] = np.concatenate(
                     [people.rows_of(self._folder, each.people, tag) for tag in tags]
                 )
-            if len(places[each.people]) and np.isin(places[each.people], each.rows).any():
-                yield each
+            rows = each.rows
+            times = int(np.isin(rows, places[each.people]).sum())
+            if times:
+                yield each.of(times, len(rows))
 
     def _all(self) -> Iterator[Disclosure]:
         return (each for each, _ in self.lines() if isinstance(each, Disclosure))
@@ -337,7 +351,10 @@ def _disclosure(
 
 @dataclass
 class Sum:
-    """What one peer got in one exchange of a run: ``people`` are counted once, each."""
+    """What one peer got in one exchange of a run: ``people`` are counted once, each.
+
+    ``of_person``: the numbers about the person who was asked for; None if nobody was.
+    """
 
     bundles: int = 0
     numbers: int = 0
@@ -346,6 +363,7 @@ class Sum:
     messages: int = 0
     first: float = np.inf
     last: float = 0.0
+    of_person: int | None = None
     _people: dict[tuple[str, int], npt.NDArray[np.bool_]] = field(default_factory=dict)
     _tags: set[bytes] = field(default_factory=set)
 
@@ -357,6 +375,8 @@ class Sum:
         self.message_bytes += found.message_bytes
         self.messages += found.messages
         self.first, self.last = min(self.first, found.at), max(self.last, found.at)
+        if found.of_person is not None:
+            self.of_person = (self.of_person or 0) + found.of_person
         if (tagged := found.tags) is not None:
             self._tags.update(tagged[0].tolist())
         elif found.about not in (None, "", TOGETHER):
@@ -374,7 +394,8 @@ class Sum:
     @property
     def fields(self) -> dict[str, Any]:
         names = ("bundles", "numbers", "payload_bytes", "message_bytes", "messages")
-        return {"people": self.people, **{name: getattr(self, name) for name in names}}
+        asked = {} if self.of_person is None else {"of_person": self.of_person}
+        return {"people": self.people, **{name: getattr(self, name) for name in names}, **asked}
 
 
 def summed(of: Iterable[Disclosure]) -> dict[tuple[str, str, Way], Sum]:

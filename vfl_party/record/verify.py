@@ -5,6 +5,7 @@ peer's record was rewritten.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,10 @@ def evidence(path: Path, peer: str, credentials: Credentials) -> str:
         held = Held.read(json.dumps(found["held"]))
         shown = Held.read(json.dumps({"at": 0, **found["shown"]}))
         proof = [bytes.fromhex(each) for each in found["proof"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError as error:
+        text = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(Code.FILE_INVALID, text) from None
+    except (ValueError, KeyError, TypeError):
         text = f"{path}: is no evidence about a record"
         raise InputError(Code.FILE_INVALID, text) from None
     for each in (held, shown):
@@ -175,6 +179,10 @@ def evidence(path: Path, peer: str, credentials: Credentials) -> str:
             f"{new.origin}, {new.size:,} lines"
         )
     return (
-        f"{peer} has signed a head of {old.size:,} lines at {old.at}, and one of {new.size:,} "
-        f"lines at {new.at} that does not go on from it"
+        f"{peer} has signed a head of {old.size:,} lines on {_when(old.at)}, and one of "
+        f"{new.size:,} lines on {_when(new.at)} that does not go on from it"
     )
+
+
+def _when(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d at %H:%M:%S UTC", time.gmtime(at_s))

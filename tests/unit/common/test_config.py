@@ -19,6 +19,7 @@ from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe, recorded_recipe
+from vfl_common.config.recipe_tables import SimulateSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.phases.course import Course, kinds, load_method
@@ -54,6 +55,14 @@ def test_a_key_of_a_table_within_is_named_with_its_table() -> None:
     told(SplitNNSettings, {"epochs": 1, "lr": 0.1})
     told(SplitNNSettings, {"epochs": 1, "patience": 1})
     told(SplitNNSettings, {"epoch": 1})
+
+
+@pytest.mark.parametrize(
+    "policy", [{"level": "stric"}, {"most_epoch": 3}, {"account": {"epsilon": "x"}}, 3]
+)
+def test_a_mistake_in_a_table_that_may_be_a_name_is_named(policy: object) -> None:
+    told(PartyFile, PARTY | {"policy": policy})
+    told(SimulateSettings, {"policies": {"p0": policy}})
 
 
 def test_code_is_allowed_by_the_names_of_modules() -> None:
