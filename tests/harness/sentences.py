@@ -45,7 +45,10 @@ _VARIABLE = [
     (re.compile(r"(127\.0\.0\.1|localhost|\[::1\]|0\.0\.0\.0):\d{4,5}"), r"\1:<port>"),
     (re.compile(r"\b\d{8}-\d{6}-[\w.-]*?-[0-9a-f]{4}\b"), "<run>"),
     # A digest may have digits alone; elsewhere these are a number.
-    (re.compile(r"(?:(?<=broken-)|(?<=grant )|(?<=it has )|(?<=/))\d{12}(?=\.json|,| |$)"), "<hex>"),
+    (
+        re.compile(r"(?:(?<=broken-)|(?<=grant )|(?<=it has )|(?<=/))\d{12}(?=\.json|,| |$)"),
+        "<hex>",
+    ),
     (re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}\b"), "<hex>"),
     (re.compile(r"\bpid \d+|\bprocess \d{3,}"), "<process>"),
     (re.compile(r"0x[0-9a-f]{8,}"), "<address>"),
