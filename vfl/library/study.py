@@ -264,7 +264,7 @@ def study(
     for number, (each, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
         title = f"run {number} of {len(values)}: {_of_values(each)}"
         planned.append(_Planned(with_values, each.get(_BASELINE), title))
-    say = _silent if quiet else _speaker()
+    say = _silent if quiet else speaker()
     # Wherever this process goes meanwhile.
     place = Path(out).absolute() if out is not None else None
     at_a_time = _jobs(jobs)
@@ -420,7 +420,7 @@ def _of_values(values: Mapping[str, Any]) -> str:
 def _silent(_text: str) -> None: ...
 
 
-def _speaker() -> Callable[[str], None]:
+def speaker() -> Callable[[str], None]:
     """Returns what writes a line to standard error, ready at once: threads that import would
     overtake each other.
     """
