@@ -134,7 +134,8 @@ def search(
     grid = points(where) if by == "grid" else None
     # Before the first run.
     for key, each in where.items():
-        made.replace({key: each.low if isinstance(each, Between) else each.values[0]})
+        for value in (each.low, each.high) if isinstance(each, Between) else each.values:
+            made.replace({key: value})
     folder = Path(out).absolute()
     require_folder(folder)
     folder.mkdir(exist_ok=True)
