@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -96,6 +97,26 @@ def test_two_workers_of_dask_give_the_same_numbers_and_a_killed_one_loses_nothin
     assert there.columns()["test auc"] == undisturbed.columns()["test auc"]
     for (_, one), (_, other) in zip(there, undisturbed, strict=True):
         assert one.curves() == other.curves()
+
+
+def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    import joblib
+
+    sent: list[Any] = []
+    delayed = joblib.delayed
+
+    def noting(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            sent.append([function.__module__, function.__qualname__, *args])
+            return delayed(function)(*args)
+
+        return call
+
+    monkeypatch.setattr(joblib, "delayed", noting)
+    vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True, backend="loky")
+    ((module, function, does, order),) = sent
+    assert (module, function, does) == ("vfl.jobs.answers", "answer", "vfl.library.orders:make")
+    assert json.loads(json.dumps(order)) == order
 
 
 def test_a_killed_process_of_loky_ends_the_study_and_the_same_call_goes_on(
