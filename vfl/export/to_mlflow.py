@@ -52,7 +52,7 @@ class Mlflow:
         self._tags = {RUN: source.run_id, PARTY: source.party}
         self._run_id, tags = self._ask(lambda: self._find(source, experiment))
         if under is not None:
-            self._ask(lambda: self._nest(under, experiment))
+            self._ask(lambda: self._nest(under))
         self._rounds, self._generation = int(tags.get(ROUNDS, 0)), int(tags.get(GENERATION, 0))
 
     def _ask(self, call: Callable[[], T]) -> T:
@@ -86,10 +86,10 @@ class Mlflow:
             client.log_batch(run.info.run_id, params=params[begin : begin + MOST_PARAMS])
         return run.info.run_id, {}
 
-    def _nest(self, under: str, experiment: str) -> None:
+    def _nest(self, under: str) -> None:
         """Nests the run in the one of that name; it holds nothing itself."""
         client = self._client
-        place = client.get_experiment_by_name(experiment).experiment_id
+        place = client.get_run(self._run_id).info.experiment_id
         # By a tag, in any quotes: a filter of MLflow would need some of them escaped.
         known = client.search_runs([place], f"tags.`{UNDER}` LIKE '%'")
         parent = next((each for each in known if each.data.tags[UNDER] == under), None)
