@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vfl.library.study import Study, study
     from vfl.preparing.prepare import PreparedData, prepare
     from vfl.production.compare import Comparison, compare
+    from vfl.searching.search import Search, search
     from vfl_common.errors import Code, VflError
     from vfl_party.base.deal import deal
 
@@ -43,12 +44,14 @@ __all__ = [
     "Recipe",
     "Round",
     "Run",
+    "Search",
     "Study",
     "VflError",
     "compare",
     "deal",
     "forecast",
     "prepare",
+    "search",
     "simulate",
     "study",
 ]
@@ -63,12 +66,14 @@ _FROM = {
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.rounds",
     "Run": "vfl.library.run",
+    "Search": "vfl.searching.search",
     "Study": "vfl.library.study",
     "VflError": "vfl_common.errors",
     "compare": "vfl.production.compare",
     "deal": "vfl_party.base.deal",
     "forecast": "vfl.library.forecast",
     "prepare": "vfl.preparing.prepare",
+    "search": "vfl.searching.search",
     "simulate": "vfl.library.simulate",
     "study": "vfl.library.study",
 }

@@ -46,6 +46,7 @@ from benchmarks.papers.run import Runner
     type=click.IntRange(1),
     help="Runs at a time, each in a process of its own.",
 )
+@click.option("--backend", help="A backend of joblib that makes the runs, such as loky or dask.")
 @click.option(
     "--out",
     default="runs/papers",
@@ -69,6 +70,7 @@ def main(
     scale: str,
     only_list: bool,
     jobs: int,
+    backend: str | None,
     out: Path,
     seeds: str | None,
     results: Path,
@@ -85,7 +87,12 @@ def main(
     if data is None:
         raise click.UsageError("give --data DIR, the folder with the data sets, or --list")
     runner = Runner(
-        of_scale, Sources(data, out / "data"), out, jobs, lambda text: console.print(text)
+        of_scale,
+        Sources(data, out / "data"),
+        out,
+        jobs,
+        lambda text: console.print(text),
+        backend,
     )
     for name in names:
         table = shelf.load(name)

@@ -37,13 +37,10 @@ from benchmarks.papers.plan import (
     study,
     variants,
 )
-from vfl.library.simulate import Order, run_files
-from vfl.library.workers import Workers
+from vfl.jobs.runs import making
+from vfl.library.simulate import run_files
 from vfl.studies.report import FineTuned
 from vfl.studies.run import Make, StudyFailed
-from vfl_common.config.base import parse
-from vfl_common.config.division import divide
-from vfl_common.config.recipe import Recipe
 from vfl_common.errors import VflError
 from vfl_common.summary import load_summary
 
@@ -67,13 +64,16 @@ class Filled:
 
 @dataclass(frozen=True)
 class Runner:
-    """How tables are run. ``out``: the folder of runs; ``jobs``: how many runs at a time."""
+    """How tables are run. ``out``: the folder of runs; ``jobs``: how many runs at a time;
+    ``backend``: as in ``vfl study``.
+    """
 
     scale: Scale
     sources: Sources
     out: Path
     jobs: int
     say: Callable[[str], None]
+    backend: str | None = None
 
     def fill(self, name: str, table: Table, seeds: Sequence[int]) -> Filled:
         """Runs what is left of a table; returns all that it has."""
@@ -97,18 +97,12 @@ class Runner:
     @contextlib.contextmanager
     def _making(self) -> Iterator[Make]:
         """Yields what makes a run with all of its parties in one process: this one, or one of
-        ``jobs``.
+        ``jobs``, which a backend may have.
         """
-        if self.jobs == 1:
+        if self.jobs == 1 and self.backend is None:
             yield run_files
             return
-        with Workers(self.jobs, 1) as workers:
-
-            def make(tables: Tables, base: Path, folder: Path) -> None:
-                settings = parse(Recipe, tables, "recipe")
-                data = divide(settings, base)
-                workers.run(Order(tables, settings, data, base, folder, tables, None, {}))
-
+        with making(self.jobs, self.backend) as make:
             yield make
 
     def _compute(self, name: str, table: Table, seeds: Sequence[int], filled: Filled) -> None:

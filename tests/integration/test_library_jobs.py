@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import pytest
 import vfl
 from tests.harness.sentences import raises, worded_as_before
 from tests.integration.test_library import BANK, RECIPE, SHOP
-from vfl.library import workers
+from vfl.jobs import workers
+from vfl.jobs.runs import MAKES
+from vfl.jobs.workers import Workers
+from vfl.library.orders import send
 from vfl.library.simulate import carry_out
-from vfl.library.workers import Workers
 from vfl_common.errors import Code, InputError
 
 DATA = {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}
@@ -88,9 +91,9 @@ def test_a_process_makes_one_run_after_the_other_and_says_what_failed(
         recipe = RECIPE.replace(
             {"parties.shop.encoder": {"kind": "custom", "factory": f"own:{encoder}"}}
         )
-        return carry_out(recipe, DATA, workers.run, baseline=None, out=None)
+        return carry_out(recipe, DATA, partial(send, workers), baseline=None, out=None)
 
-    with Workers(1, 1) as workers:
+    with Workers(MAKES, 1, 1) as workers:
         with raises(vfl.VflError, Code.MODEL_INVALID) as failed:
             run("Fails", workers)
         assert failed.value.code is vfl.Code.MODEL_INVALID
@@ -106,7 +109,7 @@ def test_a_process_makes_one_run_after_the_other_and_says_what_failed(
 
 
 def test_a_process_ends_when_nobody_waits_for_it_any_more() -> None:
-    command = [sys.executable, "-P", "-m", "vfl.library.workers"]
+    command = [sys.executable, "-P", "-m", "vfl.jobs.workers", MAKES]
     done = subprocess.run(
         command, input="[]\n", capture_output=True, text=True, timeout=120, check=False
     )
@@ -138,10 +141,10 @@ def test_all_processes_end_if_one_cannot_be_started(monkeypatch: pytest.MonkeyPa
     started: list[Any] = []
 
     class Once(workers._Worker):
-        def __init__(self, threads: int) -> None:
+        def __init__(self, does: str, threads: int) -> None:
             if started:
                 raise OSError(24, "Too many open files")
-            super().__init__(threads)
+            super().__init__(does, threads)
             started.append(self._process)
 
     monkeypatch.setattr(workers, "_Worker", Once)

@@ -86,9 +86,20 @@ def tensorboard(run: Path, out: Path, follow: bool) -> None:
     help="Register the run as a version of MLflow's model NAME, too. The version has the alias "
     "production if the run is in production (vfl models), else not.",
 )
+@click.option(
+    "--under",
+    metavar="NAME",
+    help="Nest the runs in a run of MLflow with this name, such as a study's or a search's. It is "
+    "made if there is none.",
+)
 @_FOLLOW
 def mlflow(
-    run: Path, tracking_uri: str, experiment: str, register: str | None, follow: bool
+    run: Path,
+    tracking_uri: str,
+    experiment: str,
+    register: str | None,
+    under: str | None,
+    follow: bool,
 ) -> None:
     """Log one MLflow run for each party. RUN is a run's folder, or one party's in it.
 
@@ -103,7 +114,7 @@ def mlflow(
     from vfl.export.to_mlflow import Mlflow
 
     def opened(source: Source) -> Mlflow:
-        return Mlflow(source, tracking_uri, experiment)
+        return Mlflow(source, tracking_uri, experiment, under)
 
     sources = copy(run, opened, follow=follow)
     for source in sources:

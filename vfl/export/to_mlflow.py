@@ -18,6 +18,8 @@ MOST_METRICS, MOST_PARAMS = 1000, 100
 MOST_TEXT = 500
 # Tags.
 RUN, PARTY, ROUNDS, GENERATION = "vfl.run_id", "vfl.party", "vfl.rounds", "vfl.generation"
+# Of a run that others lie under, and MLflow's own of these.
+UNDER, PARENT = "vfl.under", "mlflow.parentRunId"
 
 T = TypeVar("T")
 
@@ -26,11 +28,12 @@ class Mlflow:
     """One MLflow run per party; a later export appends to it.
 
     Tags hold the number of exported rounds and their last generation. A round that was repeated
-    since is logged again at its step; MLflow takes the later time. Raises InputError if the package
-    is missing or MLflow refuses.
+    since is logged again at its step; MLflow takes the later time. ``under``: the name of a run of
+    MLflow that this one is nested in, made if there is none. Raises InputError if the package is
+    missing or MLflow refuses.
     """
 
-    def __init__(self, source: Source, uri: str, experiment: str) -> None:
+    def __init__(self, source: Source, uri: str, experiment: str, under: str | None = None) -> None:
         self._uri = uri
         # It would report its use to its makers.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -48,6 +51,8 @@ class Mlflow:
         self._client = self._ask(lambda: MlflowClient(tracking_uri=uri))
         self._tags = {RUN: source.run_id, PARTY: source.party}
         self._run_id, tags = self._ask(lambda: self._find(source, experiment))
+        if under is not None:
+            self._ask(lambda: self._nest(under))
         self._rounds, self._generation = int(tags.get(ROUNDS, 0)), int(tags.get(GENERATION, 0))
 
     def _ask(self, call: Callable[[], T]) -> T:
@@ -80,6 +85,18 @@ class Mlflow:
         for begin in range(0, len(params), MOST_PARAMS):
             client.log_batch(run.info.run_id, params=params[begin : begin + MOST_PARAMS])
         return run.info.run_id, {}
+
+    def _nest(self, under: str) -> None:
+        """Nests the run in the one of that name; it holds nothing itself."""
+        client = self._client
+        place = client.get_run(self._run_id).info.experiment_id
+        # By a tag, in any quotes: a filter of MLflow would need some of them escaped.
+        known = client.search_runs([place], f"tags.`{UNDER}` LIKE '%'")
+        parent = next((each for each in known if each.data.tags[UNDER] == under), None)
+        if parent is None:
+            parent = client.create_run(place, tags={UNDER: under}, run_name=under)
+            client.set_terminated(parent.info.run_id, "FINISHED")
+        client.set_tag(self._run_id, PARENT, parent.info.run_id)
 
     def update(self, rounds: Sequence[RoundLine]) -> None:
         had, last = self._rounds, self._generation

@@ -189,6 +189,7 @@ def study(
     out: str | Path | None = None,
     quiet: bool = False,
     jobs: int = 1,
+    backend: str | None = None,
 ) -> Study:
     """Runs a recipe with every combination of values, each with every seed.
 
@@ -213,6 +214,10 @@ def study(
             processes make them, each with all parties of its run in itself. The results are the
             same. Each process needs the memory of a run, and a core for each of the recipe's
             ``simulate.threads``.
+        backend: the name of a backend of joblib, whose processes make the runs instead: ``loky``,
+            on this machine; ``dask``, wherever the connected ``Client`` has workers; or another one
+            that is registered. On several machines, ``out``, the files of rows and the modules
+            must be at the same paths on all of them.
 
     Choose by the metrics of the validation rows: what is chosen by the test rows is not tested any
     more. Raises VflError: before the first run if a combination makes no recipe, else if a run
@@ -259,7 +264,7 @@ def study(
     for number, (each, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
         title = f"run {number} of {len(values)}: {_of_values(each)}"
         planned.append(_Planned(with_values, each.get(_BASELINE), title))
-    say = _silent if quiet else _speaker()
+    say = _silent if quiet else speaker()
     # Wherever this process goes meanwhile.
     place = Path(out).absolute() if out is not None else None
     at_a_time = _jobs(jobs)
@@ -270,9 +275,9 @@ def study(
         say(f"{len(found)} of {len(planned)} runs are finished already: {place}")
     runs: list[Run] = []
     with with_plugins(plugins):
-        if min(at_a_time, len(left)) > 1:
+        if (several := min(at_a_time, len(left))) > 1 or (left and backend is not None):
             with ours():
-                runs = _at_a_time(min(at_a_time, len(left)), left, data, place, memory, say)
+                runs = _at_a_time(several, backend, left, data, place, memory, say)
         else:
             for one in left:
                 say(one.title)
@@ -335,30 +340,36 @@ class _Memory:
 
 def _at_a_time(
     jobs: int,
+    backend: str | None,
     planned: Sequence[_Planned],
     data: Mapping[str, Any] | None,
     out: Path | None,
     memory: _Memory,
     say: Callable[[str], None],
 ) -> list[Run]:
-    """Makes runs in ``jobs`` processes; returns them in the order of the plan. The first error ends
-    all.
+    """Makes runs in ``jobs`` processes, as ``pool`` has them; returns them in the order of the
+    plan. The first error ends all.
     """
-    from vfl.library.workers import Workers
+    from vfl.jobs.pool import pool
+    from vfl.jobs.runs import MAKES
+    from vfl.library.orders import send
 
     simulate = planned[0].recipe.settings.simulate
-    with Workers(jobs, simulate.threads if simulate is not None else 1) as workers:
+    threads_each = simulate.threads if simulate is not None else 1
+    with pool(MAKES, jobs, threads_each, backend) as workers:
 
         def make(each: _Planned) -> Run:
             say(each.title)
             with each.noting():
-                run = carry_out(each.recipe, data, workers.run, baseline=each.baseline, out=out)
+                run = carry_out(
+                    each.recipe, data, partial(send, workers), baseline=each.baseline, out=out
+                )
                 memory.note(each, run)
                 return run
 
-        pool = ThreadPoolExecutor(jobs)
+        threads = ThreadPoolExecutor(jobs)
         # A thread sees nothing of what this one was given.
-        made = [pool.submit(copy_context().run, make, each) for each in planned]
+        made = [threads.submit(copy_context().run, make, each) for each in planned]
         try:
             left = set(made)
             while left:
@@ -367,12 +378,12 @@ def _at_a_time(
                     each.result()
         except BaseException:
             # Also Ctrl-C.
-            pool.shutdown(wait=False, cancel_futures=True)
+            threads.shutdown(wait=False, cancel_futures=True)
             workers.close()
             raise
         finally:
             # Nothing waits any more: all are finished, or their processes are gone.
-            pool.shutdown()
+            threads.shutdown()
         return [each.result() for each in made]
 
 
@@ -409,7 +420,7 @@ def _of_values(values: Mapping[str, Any]) -> str:
 def _silent(_text: str) -> None: ...
 
 
-def _speaker() -> Callable[[str], None]:
+def speaker() -> Callable[[str], None]:
     """Returns what writes a line to standard error, ready at once: threads that import would
     overtake each other.
     """

@@ -21,6 +21,12 @@ from vfl_common.process.program import EXIT_CODES
     help="Federations to run at once.",
 )
 @click.option(
+    "--backend",
+    metavar="NAME",
+    help="Let a backend of joblib make the runs, each with all parties in one process: loky, or "
+    "dask with the address of its scheduler in DASK_SCHEDULER_ADDRESS.",
+)
+@click.option(
     "--folds",
     type=click.IntRange(2, 1000),
     help="Cross-validate: each of so many parts of the rows is for testing once. Replaces the "
@@ -29,7 +35,9 @@ from vfl_common.process.program import EXIT_CODES
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON lines instead of progress and table."
 )
-def study(study: Path, out: Path, jobs: int, folds: int | None, as_json: bool) -> None:
+def study(
+    study: Path, out: Path, jobs: int, backend: str | None, folds: int | None, as_json: bool
+) -> None:
     """Run methods x seeds x label counts, and compare them.
 
     STUDY is a TOML file that names a recipe, seeds, label counts, and methods with their phases
@@ -47,4 +55,4 @@ def study(study: Path, out: Path, jobs: int, folds: int | None, as_json: bool) -
     """
     from vfl.studies.show import show_study
 
-    show_study(study, out, jobs=jobs, folds=folds, as_json=as_json)
+    show_study(study, out, jobs=jobs, folds=folds, backend=backend, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from vfl.jobs.runs import making
 from vfl.studies.comparison import differences, table_of_differences
 from vfl.studies.plan import Pipeline, StudyFile, load_study
 from vfl.studies.report import FineTuned, table
@@ -53,10 +55,16 @@ def _duration(seconds: float) -> str:
 
 
 def show_study(
-    path: Path, out: Path, *, jobs: int, folds: int | None = None, as_json: bool
+    path: Path,
+    out: Path,
+    *,
+    jobs: int,
+    folds: int | None = None,
+    backend: str | None = None,
+    as_json: bool,
 ) -> None:
     """Runs the command: shows progress, then the table; ``as_json``: prints events as JSON lines
-    instead.
+    instead. ``backend``: makes the runs, as in ``vfl.jobs.pool``.
     """
     study, chains = load_study(path, folds=folds)
     errors = Console(stderr=True)
@@ -69,9 +77,11 @@ def show_study(
                 sentence(event, study.metric), markup=False, highlight=False, soft_wrap=True
             )
 
-    live = errors.is_terminal and not as_json
+    live = errors.is_terminal and not as_json and backend is None
+    elsewhere = contextlib.nullcontext() if backend is None else making(jobs, backend)
     try:
-        results = run_study(path, out, jobs=jobs, folds=folds, tell=say, live=live)
+        with elsewhere as make:
+            results = run_study(path, out, jobs=jobs, folds=folds, tell=say, live=live, make=make)
     except StudyFailed as failed:
         _show_results(study, chains, failed.results, out, as_json)
         raise _Failed(failed) from None

@@ -366,6 +366,35 @@ def test_mlflow_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) -> None
     assert set(found[f"{RUN}/shop"][2]) == {"bytes/sent", "bytes/received", "seconds"}
 
 
+NESTED = """
+import json, sys
+from vfl.cli import cli
+uri, *runs = sys.argv[1:]
+for run in [*runs, *runs]:
+    cli(["export", "mlflow", run, "--tracking-uri", uri, "--under", "it's a study"], standalone_mode=False)
+from mlflow import MlflowClient
+client = MlflowClient(tracking_uri=uri)
+every = client.search_runs([client.get_experiment_by_name("vfl").experiment_id])
+names = {each.info.run_id: each.info.run_name for each in every}
+print(json.dumps(sorted([each.info.run_name, each.info.status, names.get(each.data.tags.get("mlflow.parentRunId"))] for each in every)))
+"""
+
+
+def test_runs_of_a_study_are_nested_in_one_run_of_mlflow(tmp_path: Path) -> None:
+    runs = [f"2026010{day}-120000-case-1f2e" for day in (1, 2)]
+    for run_id in runs:
+        trained(tmp_path / "runs", run_id, party="p0")
+        lines = "".join(json.dumps(each) + "\n" for each in LINES)
+        (tmp_path / "runs" / run_id / "p0" / "metrics.jsonl").write_text(lines)
+    folders = [tmp_path / "runs" / run_id for run_id in runs]
+    found = with_mlflow(NESTED, (tmp_path / "mlruns").as_uri(), *folders)
+    assert [each[::2] for each in found] == [
+        *([f"{run_id}/p0", "it's a study"] for run_id in runs),
+        ["it's a study", None],
+    ]
+    assert found[-1][1] == "FINISHED"
+
+
 REGISTERED = """
 import json, sys
 from pathlib import Path

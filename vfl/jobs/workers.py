@@ -1,6 +1,6 @@
-"""Makes runs in processes of their own, each with all parties of its run in itself.
+"""Carries out orders in processes of this machine.
 
-    python -m vfl.library.workers
+    python -m vfl.jobs.workers MODULE:FUNCTION
 
 That is the side of such a process: an order is a line of JSON on its standard input, an answer a
 line on its standard output. It ends when its standard input does, so it does not outlive the
@@ -17,57 +17,39 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 from pathlib import Path
 from typing import IO, Any, Self
 
+from vfl.jobs.answers import Order, answer, check, lost
 from vfl.launcher.processes import environment
-from vfl.library.plugins import imported, named_now
-from vfl.library.simulate import Order, run_files
-from vfl_common.errors import Code, InternalError, VflError
-from vfl_party.base.plugins import using
-
-
-class WorkerTraceback(Exception):  # noqa: N818 - it says what it is
-    """The traceback of an error in another process, as text: the cause of the error that is raised
-    here.
-    """
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 class Workers:
     """A number of processes for a block. At its end, or when ``close`` is called, they end,
     whatever they are doing.
 
-    ``threads``: for torch and its libraries in each. Raises OSError if they cannot be started.
+    ``does``: ``module:function``, which carries out an order. ``threads``: for torch and its
+    libraries in each. Raises OSError if they cannot be started.
     """
 
-    def __init__(self, number: int, threads: int) -> None:
+    def __init__(self, does: str, number: int, threads: int) -> None:
         self._all: list[_Worker] = []
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         try:
             for _ in range(number):
-                self._all.append(worker := _Worker(threads))
+                self._all.append(worker := _Worker(does, threads))
                 self._idle.put(worker)
         except BaseException:
             self.close()
             raise
 
     def run(self, order: Order) -> None:
-        """Makes a run in an idle process; waits for one, and then for the run. Raises VflError."""
-        tables, plugins = order.in_files("jobs=1"), named_now("jobs=1")
+        """Has an idle process carry out an order; waits for one, and then for the answer. Raises
+        VflError.
+        """
         worker = self._idle.get()
         try:
-            worker.run(
-                {
-                    "recipe": tables,
-                    "base": str(order.base.resolve()),
-                    "folder": str(order.folder.resolve()),
-                    "plugins": plugins,
-                }
-            )
+            worker.run(order)
         finally:
             self._idle.put(worker)
 
@@ -89,9 +71,9 @@ class Workers:
 class _Worker:
     """One process; it imports while the first order is made."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, does: str, threads: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
+            [sys.executable, "-P", "-m", __name__, does],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(threads, ()),
@@ -102,7 +84,7 @@ class _Worker:
         # As the interpreter, which skips others.
         self._send([each for each in sys.path if isinstance(each, str)])
 
-    def run(self, order: dict[str, Any]) -> None:
+    def run(self, order: Order) -> None:
         self._send(order)
         line = self._output.readline()
         if not line.endswith("\n"):
@@ -112,15 +94,8 @@ class _Worker:
                 if status < 0
                 else f"ended with exit code {status}"
             )
-            text = (
-                f"a process of the study {how}, so its run is not finished; if memory was "
-                "short, set fewer jobs"
-            )
-            raise VflError(Code.PARTY_LOST, text)
-        answer = json.loads(line)
-        if answer:
-            cause = WorkerTraceback(answer["traceback"])
-            raise VflError(Code(answer["code"]), answer["text"], party=answer["party"]) from cause
+            raise lost(how)
+        check(json.loads(line))
 
     def kill(self) -> None:
         """Ends the process at once: a run that nobody waits for leaves nothing behind that is
@@ -158,7 +133,7 @@ class _Worker:
 # ----------------------------------------------------------------------
 
 
-def _serve() -> None:
+def _serve(does: str) -> None:
     """Keeps both pipes for itself: an encoder that reads finds nothing, and what it prints is no
     answer.
     """
@@ -170,7 +145,7 @@ def _serve() -> None:
     threading.Thread(target=_read, args=[asked, orders], daemon=True).start()
     sys.path[:] = json.loads(orders.get())
     while True:
-        answers.write(json.dumps(_answer(json.loads(orders.get()))) + "\n")
+        answers.write(json.dumps(answer(does, json.loads(orders.get()))) + "\n")
         answers.flush()
 
 
@@ -181,21 +156,5 @@ def _read(asked: IO[str], orders: queue.SimpleQueue[str]) -> None:
     os._exit(0)
 
 
-def _answer(order: dict[str, Any]) -> dict[str, Any]:
-    """Makes a run; returns nothing, or what went wrong."""
-    try:
-        with using(imported(order["plugins"])):
-            run_files(order["recipe"], Path(order["base"]), Path(order["folder"]))
-    except BaseException as error:  # noqa: BLE001 - raised by the other process
-        found = (
-            error
-            if isinstance(error, VflError)
-            else InternalError(f"{type(error).__name__}: {error}")
-        )
-        text = "".join(traceback.format_exception(error))
-        return {"code": found.code, "text": str(found), "party": found.party, "traceback": text}
-    return {}
-
-
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])

@@ -1,0 +1,239 @@
+"""Runs of a study through backends of joblib: loky's processes, and the workers of Dask."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import vfl
+from tests.harness.sentences import raises, worded_as_before
+from tests.integration.test_library import RECIPE
+from tests.integration.test_library_jobs import DATA, SLOW
+from vfl.library.simulate import run_files
+from vfl.studies.run import run_study
+from vfl.studies.show import show_study
+from vfl_common.errors import Code
+
+pytest.importorskip("joblib")
+
+# Two runs; the process of the second is killed the first time, and the third is not begun.
+DIES_ONCE = """
+import os, pathlib, signal
+import torch
+
+def once(spec, width):
+    died = pathlib.Path(__file__).with_name("died")
+    if not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.nn.Linear(spec.shape[0], width)
+
+def plain(spec, width):
+    return torch.nn.Linear(spec.shape[0], width)
+"""
+
+
+def same(ours: vfl.Study, theirs: vfl.Study) -> None:
+    assert ours.columns() == theirs.columns()
+    for (_, one), (_, other) in zip(ours, theirs, strict=True):
+        assert one.curves() == other.curves()
+        assert one.bytes == other.bytes
+        assert pd.DataFrame(one.predictions).equals(pd.DataFrame(other.predictions))
+
+
+@pytest.fixture(scope="module")
+def here() -> vfl.Study:
+    return vfl.study(RECIPE, {"seed": [1, 2]}, DATA, quiet=True)
+
+
+def test_loky_gives_the_same_numbers_with_files_and_with_frames(
+    here: vfl.Study, tmp_path: Path
+) -> None:
+    there = vfl.study(
+        RECIPE, {"seed": [1, 2]}, DATA, quiet=True, jobs=2, backend="loky", out=tmp_path
+    )
+    same(there, here)
+    # One at a time is not this process either.
+    before = set(tmp_path.iterdir())
+    again = vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True, backend="loky", out=tmp_path)
+    assert set(tmp_path.iterdir()) == before
+    assert again.runs[0].folder == there.runs[0].folder
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_two_workers_of_dask_give_the_same_numbers_and_a_killed_one_loses_nothing(
+    here: vfl.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
+    (tmp_path / "own.py").write_text(DIES_ONCE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    over: dict[str, list[Any]] = {
+        "parties.shop.encoder": [{"kind": "custom", "factory": "own:once"}],
+        "seed": [1, 2],
+    }
+    call: dict[str, Any] = {"quiet": True, "jobs": 2, "backend": "dask"}
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None
+    ) as workers:
+        with distributed.Client(workers):
+            same(vfl.study(RECIPE, {"seed": [1, 2]}, DATA, **call), here)
+        # As DASK_SCHEDULER_ADDRESS sets it. Dask begins the run of a lost worker again, in the
+        # folder that it had.
+        with dask.config.set({"scheduler-address": workers.scheduler_address}):
+            there = vfl.study(RECIPE, over, DATA, out=tmp_path / "runs", **call)
+    assert (tmp_path / "died").exists()
+    over["parties.shop.encoder"] = [{"kind": "custom", "factory": "own:plain"}]
+    undisturbed = vfl.study(RECIPE, over, DATA, quiet=True)
+    assert there.columns()["test auc"] == undisturbed.columns()["test auc"]
+    for (_, one), (_, other) in zip(there, undisturbed, strict=True):
+        assert one.curves() == other.curves()
+
+
+def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    import joblib
+
+    sent: list[Any] = []
+    delayed = joblib.delayed
+
+    def noting(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            sent.append([function.__module__, function.__qualname__, *args])
+            return delayed(function)(*args)
+
+        return call
+
+    monkeypatch.setattr(joblib, "delayed", noting)
+    vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True, backend="loky")
+    ((module, function, does, order),) = sent
+    assert (module, function, does) == ("vfl.jobs.answers", "answer", "vfl.library.orders:make")
+    assert json.loads(json.dumps(order)) == order
+
+
+def test_a_killed_process_of_loky_ends_the_study_and_the_same_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(DIES_ONCE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    over = {
+        "parties.shop.encoder": [
+            {"kind": "custom", "factory": f"own:{name}"} for name in ("plain", "once")
+        ]
+    }
+    call: dict[str, Any] = {"quiet": True, "backend": "loky", "out": tmp_path / "runs"}
+    with raises(vfl.VflError, Code.PARTY_LOST):
+        vfl.study(RECIPE, over, DATA, **call)
+    kept = [each.parent for each in (tmp_path / "runs").glob("*/summary.json")]
+    assert len(kept) == 1
+    found = vfl.study(RECIPE, over, DATA, **call)
+    assert found.runs[0].folder == kept[0]
+    assert found.runs[0].curves() == found.runs[1].curves()
+
+
+def test_an_error_ends_the_runs_of_loky_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    over = {
+        "parties.shop.encoder": [
+            {"kind": "custom", "factory": f"slow:{name}"} for name in ("wait", "missing")
+        ]
+    }
+    with raises(vfl.VflError, Code.MODEL_INVALID) as failed:
+        vfl.study(RECIPE, over, DATA, jobs=2, quiet=True, backend="loky")
+    worded_as_before("\n".join(failed.value.__notes__))
+    assert not (tmp_path / "woken").exists()
+
+
+DRIVER = """
+import sys
+import vfl
+from tests.integration.test_library import RECIPE
+from tests.integration.test_library_jobs import DATA
+
+vfl.study(RECIPE, {"seed": [1, 2, 3]}, DATA, backend="loky", out=sys.argv[1])
+"""
+
+
+def test_a_killed_driver_loses_no_finished_run(tmp_path: Path) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], stderr=subprocess.PIPE, text=True
+    )
+    assert driver.stderr is not None
+    for line in driver.stderr:
+        if "run 2 of 3" in line:
+            break
+    driver.send_signal(signal.SIGKILL)
+    driver.wait(timeout=60)
+    driver.stderr.close()
+    kept = {each.parent for each in tmp_path.glob("*/study.json")}
+    assert kept
+    found = vfl.study(RECIPE, {"seed": [1, 2, 3]}, DATA, quiet=True, out=tmp_path)
+    assert kept <= {run.folder for run in found.runs}
+    same(found, vfl.study(RECIPE, {"seed": [1, 2, 3]}, DATA, quiet=True))
+
+
+STUDY = """
+name = "two"
+recipe = "recipe.toml"
+seeds = [1, 2]
+metric = "auc"
+finetune = [{ kind = "splitnn", epochs = 1 }, { kind = "evaluate" }]
+methods = [{ name = "SplitNN" }]
+"""
+
+
+def test_vfl_study_has_a_backend_make_its_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[2] / "examples" / "own-files" / "recipe.toml"
+    recipe = vfl.Recipe.load(example)
+    parties = {
+        name: each | {"source": str(example.parent / each["source"])}
+        for name, each in recipe.to_dict()["simulate"]["parties"].items()
+    }
+    recipe.replace({"simulate.parties": parties}).save(tmp_path / "recipe.toml")
+    (tmp_path / "study.toml").write_text(STUDY)
+    show_study(tmp_path / "study.toml", tmp_path / "a", jobs=2, backend="loky", as_json=True)
+    assert capsys.readouterr().out.count('"done"') == 2
+    there = run_study(tmp_path / "study.toml", tmp_path / "a")
+    here = run_study(tmp_path / "study.toml", tmp_path / "b", make=run_files)
+    assert [each.metrics for each in there] == [each.metrics for each in here]
+
+
+def test_what_joblib_cannot_use_is_said_before_the_first_run() -> None:
+    for backend in ("none", "dask"):
+        with raises(vfl.VflError, Code.CONFIG_INVALID):
+            vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True, backend=backend)
+
+
+NOTHING = """
+import sys
+import vfl
+from tests.integration.test_library import RECIPE
+from tests.integration.test_library_jobs import DATA
+
+vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True)
+# scikit-learn, which metrics need, has joblib loaded; ours is what asks for a backend.
+print(sorted({"dask", "distributed", "optuna", "vfl.jobs.elsewhere"} & set(sys.modules)))
+"""
+
+
+def test_without_a_backend_nothing_of_it_is_imported() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NOTHING], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,44 @@
+"""Chooses the processes that carry out orders."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from vfl.jobs.answers import Order
+from vfl.jobs.workers import Workers
+
+
+class Pool(Protocol):
+    """Processes that carry out orders."""
+
+    def run(self, order: Order) -> None:
+        """Has an order carried out and waits for its end; several threads may call it. Raises
+        VflError.
+        """
+
+    def close(self) -> None:
+        """Ends what is not finished, as far as the processes allow it."""
+
+
+class _Pools(Pool, AbstractContextManager["_Pools"], Protocol): ...
+
+
+def pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _Pools:
+    """Returns the processes for a block.
+
+    Args:
+        does: ``module:function``, which carries out an order.
+        jobs: the number of orders at a time.
+        threads: for torch and its libraries in each process of our own.
+        backend: the name of a backend of joblib, such as ``loky`` or ``dask``; None: processes of
+            our own, on this machine.
+
+    Raises InputError if joblib has no such backend, OSError if processes cannot be started.
+    """
+    if backend is None:
+        return Workers(does, jobs, threads)
+    # Imports joblib.
+    from vfl.jobs.elsewhere import Elsewhere
+
+    return Elsewhere(does, jobs, backend)

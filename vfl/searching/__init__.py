@@ -1,0 +1,1 @@
+"""Searches the settings of a recipe by the metrics of its validation rows, with Optuna."""
