@@ -361,13 +361,13 @@ def test_rows_that_go_another_way_than_their_sums_are_refused(
 ) -> None:
     real = Asking.swap
 
-    def lie(self: Any, step: Any, tensors: dict[str, Any], **sizes: Any) -> Any:
+    def lie(self: Any, step: Any, tensors: dict[str, Any], *rows: Any, **sizes: Any) -> Any:
         told = (
             {"left": torch.full_like(tensors["left"], bits)}
             if self.exchange.name == "partition"
             else tensors
         )
-        return real(self, step, told, **sizes)
+        return real(self, step, told, *rows, **sizes)
 
     monkeypatch.setattr(Asking, "swap", lie)
     peer_fails(tmp_path, recipe(min_child_weight=weight))
