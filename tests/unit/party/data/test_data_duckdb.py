@@ -130,7 +130,8 @@ def test_what_takes_the_first_rows_has_an_order(folder: Path) -> None:
 
 def test_a_query_that_does_more_than_read_is_refused(folder: Path) -> None:
     out = folder / "x.csv"
-    for query in (f"COPY (SELECT 1) TO '{out}'", "SELECT 1; SELECT 2", "INSTALL httpfs", ""):
+    # Whole in a sentence, whatever the folder's name is.
+    for query in ("COPY (SELECT 1) TO 'x.csv'", "SELECT 1; SELECT 2", "INSTALL httpfs", ""):
         assert "write one SELECT" in refused(folder, query)
     assert "syntax error" in refused(folder, "SELEC 1")
     assert '"nope"' in refused(folder, "SELECT nope FROM 'in/*.parquet'")
