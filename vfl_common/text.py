@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
@@ -43,6 +43,22 @@ def printable(name: str) -> str:
     """
     name = shortened(name)
     return name if name.isprintable() else repr(name)
+
+
+def aligned(rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> list[str]:
+    """Returns a table as lines with aligned cells. ``rows``: the headings first; ``right``: those
+    of columns of numbers, which stand at the right.
+    """
+    made = [tuple(clean(cell, LINE) for cell in row) for row in rows]
+    head = made[0]
+    widths = [max(map(len, column)) for column in zip(*made, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(head, row, widths, strict=True)
+        ).rstrip()
+        for row in made
+    ]
 
 
 def percent(count: int, total: int) -> str:

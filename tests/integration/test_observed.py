@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -118,10 +117,7 @@ def test_a_party_that_fails_itself_is_unhealthy(tmp_path: Path) -> None:
 
 
 def until_failed(address: str) -> None:
-    give_up_s = time.monotonic() + 60.0
-    while health(address)[1] != "failed\n":
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
+    wait_until(lambda: health(address)[1], "failed\n".__eq__, timeout_s=60.0)
 
 
 def test_a_program_that_lingers_ends_by_itself(tmp_path: Path) -> None:

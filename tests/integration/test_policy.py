@@ -319,7 +319,10 @@ def test_a_plug_in_is_known_by_what_its_file_holds(
 def test_epochs_are_counted_where_they_have_several_rounds(tmp_path: Path) -> None:
     phases = [SPLIT | {"checkpoint_steps": 1}]
     tables = recipe(phases, {"p1": {"level": "open", "most_epochs": 2}})
-    in_process(tmp_path / "run", tables, data(phases))
+    assert in_process(tmp_path / "run", tables, data(phases)).metrics
+    tables = recipe(phases, {"p1": {"level": "open", "most_epochs": 1}})
+    with raises(InputError, Code.REFUSED):
+        in_process(tmp_path / "refused", tables, data(phases))
 
 
 # Can be read, but not written as this program writes it.

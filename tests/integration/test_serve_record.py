@@ -131,10 +131,13 @@ def test_trees_tell_a_bit_for_each_split_on_the_way(tmp_path: Path) -> None:
     """Bytes and numbers are the ledger's, at all parties."""
     phase = {"kind": "secureboost", "trees": 4, "depth": 3, "bins": 8, "encryption": "none"}
     with trained(tmp_path, phase) as served:
+        # A policy holds here, too.
+        served.federation.extra["p2"] = {"policy": {"level": "open", "least_rows": 2}}
         served.start_all()
         ids = [f"K-{number}" for number in range(30)]
         served.rows(*ids)
-        served.rows("K-1")
+        (row,) = served.rows("K-1")
+        assert row["missing"].get("p2") == "refused"
         stop_all(served)
         require_equal_to_ledgers(served)
         sums = standing(record_of(served, "p1")).sums

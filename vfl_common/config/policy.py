@@ -96,7 +96,9 @@ class PolicySettings(Section):
     demands: tuple[Demand, ...] = ()
     """The transforms that are demanded."""
     least_rows: PositiveInt = 1
-    """The least rows in a batch of which something leaves row by row."""
+    """The least rows in a batch of which something leaves row by row; of a served model, the least
+    people of a question that is answered.
+    """
     most_epochs: PositiveInt | None = None
     """The most epochs of a phase; of trees, the most of them. Default: no limit."""
     most_numbers: PositiveInt | None = None

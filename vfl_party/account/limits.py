@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ from vfl_party.account.persons import Persons, tagged
 from vfl_party.account.planned import Planned, planned
 from vfl_party.account.store import Standing, standing
 from vfl_party.account.sums import OF_A_PERSON, People, Sums, worst
+from vfl_party.assembly.party import Opened
 from vfl_party.base.mechanism import Mechanism
+from vfl_party.phases.context import Party
 from vfl_party.policy.meeting import Proposed
 from vfl_party.record.book import LINES, SECRET, Book, folder_of
 from vfl_party.record.history import Disclosure, Private, Reader
@@ -66,6 +69,29 @@ def guards_without_run(file: PartyFile) -> list[AccountGuard]:
     if not (folder / LINES).is_file():
         return [AccountGuard(Standing(folder, Sums(Persons(folder)), Reader()), limits, b"")]
     return [AccountGuard(standing(folder), limits, (folder / SECRET).read_bytes())]
+
+
+@dataclass(frozen=True)
+class Balance:
+    """A limit at a peer: what is ``spent``, and what would be ``after`` more runs."""
+
+    key: str
+    peer: str
+    most: float
+    spent: float
+    after: float
+
+    @property
+    def passes(self) -> bool:
+        """Whether these runs would pass the limit."""
+        return self.after > self.most and self.after > self.spent
+
+    def words(self, runs: str) -> str:
+        """Words it for who decides on ``runs``."""
+        spent = _WHAT[self.key].format(_number(self.spent))
+        text = f"policy.account.{self.key} = {_number(self.most)}: {spent} at {self.peer}, and"
+        over = ", which is more than is left" if self.passes else ""
+        return f"{text} {runs} would make it {_number(self.after)}{over}"
 
 
 class AccountGuard:
@@ -171,6 +197,22 @@ class AccountGuard:
             people: the tags of the table's people.
             plan: {peer: what the run would send it}.
         """
+        for each in self._balances(people, plan, 1):
+            if each.passes:
+                text = f"{_spent(self._limits, each.key, each.peer, each.spent)}, and this run"
+                text = f"{text} would add {_number(each.after - each.spent)}; raise the limit, or"
+                raise InputError(Code.REFUSED, f"{text} ask for less")
+
+    def balances(self, opened: Opened, party: Party, runs: int) -> list[Balance]:
+        """Returns what so many runs would leave of each limit; empty if no plan is known."""
+        plan = planned(party, len(opened.table), "train")
+        if plan is None:
+            return []
+        return [*self._balances(tagged(self._secret, opened.table.ids), plan, runs)]
+
+    def _balances(
+        self, people: npt.NDArray[np.void], plan: Mapping[str, Planned], runs: int
+    ) -> Iterator[Balance]:
         self._standing.catch_up()
         sums, limits = self._standing.sums, self._limits
         who = sums.persons.find(people)
@@ -178,18 +220,15 @@ class AccountGuard:
         for peer, planned_ in plan.items():
             for what, most in limits.given.items():
                 if what == "epsilon":
-                    spent, would = _epsilons(sums, peer, who, planned_, limits.delta)
+                    spent, after = _epsilons(sums, peer, who, planned_, limits.delta, runs)
                 else:
                     spent = (
                         int(sums.vector(peer, what)[who].max(initial=0))
                         if what in OF_A_PERSON
                         else sum(sums.total(peer, int(each))[what] for each in sets)
                     )
-                    would = spent + planned_.amounts[what]
-                if would > most and would > spent:
-                    text = f"{_spent(limits, what, peer, spent)}, and this run would add"
-                    text = f"{text} {_number(would - spent)}; raise the limit, or ask for less"
-                    raise InputError(Code.REFUSED, text)
+                    after = spent + runs * planned_.amounts[what]
+                yield Balance(what, peer, most, spent, after)
 
     def _check_epsilon(self, sums: Sums, peer: str, added: People) -> None:
         if self._limits.epsilon is None:
@@ -212,16 +251,16 @@ class AccountGuard:
 
 
 def _epsilons(
-    sums: Sums, peer: str, who: npt.NDArray[np.int64], plan: Planned, delta: float
+    sums: Sums, peer: str, who: npt.NDArray[np.int64], plan: Planned, delta: float, runs: int
 ) -> tuple[float, float]:
-    """Returns the greatest ε of these people, before and after a run."""
+    """Returns the greatest ε of these people, before and after so many runs."""
     before = {each: times[who] for each, times in sums.costs(peer)}
     none = np.zeros(max(1, len(who)), np.int64)
     # Somebody new has spent nothing; the run costs all the same.
     known = {each: times if len(times) else none for each, times in before.items()}
     after = dict(known)
     for each, times_ in plan.costs.items():
-        after[each] = after.get(each, none) + times_
+        after[each] = after.get(each, none) + runs * times_
     return worst([*known.items()], delta), worst([*after.items()], delta)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from vfl_common.bundle import BundleSpec
-from vfl_party.align import alignment_of
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.outbound.chain import Chain
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent
 from vfl_party.phases.context import Party
-from vfl_party.policy.planned import MOST_STEPS
+from vfl_party.policy.planned import MOST_STEPS, occurrences, receivers, sent_by
 
 # Splits that have no row in common.
 _APART = ("train", "validation", "test")
@@ -50,7 +49,7 @@ def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
         _prediction(party, rows, found)
         return dict(found)
     people = _People(party, rows, found)
-    for number, each in enumerate(_occurrences(party, rows)):
+    for number, each in enumerate(occurrences(party, rows)):
         if number == MOST_STEPS:
             return None
         people.count(each)
@@ -76,8 +75,8 @@ def _private_training(party: Party, found: dict[str, Planned]) -> None:
 def _prediction(party: Party, rows: int, found: dict[str, Planned]) -> None:
     """Adds a joint prediction: each row once in each exchange."""
     for side in party.exchanges.values():
-        up = party.role == "passive" or side.exchange.asks == "server"
-        sent, chain = _way(party, side.exchange, side.chains.up, side.chains.down)
+        sent, up = sent_by(party, side.exchange)
+        chain = side.chains.up if up else side.chains.down
         peers = [party.recipe.active.name] if up else [each.name for each in party.recipe.passives]
         for peer in peers:
             amounts = found[peer].amounts
@@ -91,15 +90,6 @@ def _prediction(party: Party, rows: int, found: dict[str, Planned]) -> None:
                 if (cost := chain.costs) is not None:
                     times = cost.times * len(sent.tensors)
                     found[peer].costs[replace(cost, times=times)] += 1
-
-
-def _occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
-    yield from alignment_of(party.recipe).occurrences(rows)
-    for phase in party.course.phases:
-        traffic = phase.method.traffic(party, phase.name, phase.settings)
-        if traffic is not None:
-            yield from traffic.occurrences
-            yield from traffic.after(None) if traffic.after is not None else ()
 
 
 class _People:
@@ -120,45 +110,29 @@ class _People:
         party, exchange = self._party, each.exchange
         phase = each.step.phase
         chains = self._chains(phase, exchange)
-        sent, chain = _way(party, exchange, chains.up, chains.down)
+        sent, up = sent_by(party, exchange)
+        chain = chains.up if up else chains.down
         known = dict(each.sizes)
         of_a_row, rows = _OfARow(), known.get("rows", 0)
-        if each.empty == ("up" if sent is exchange.up else "down"):
+        if each.empty == ("up" if up else "down"):
             return
         numbers, payload = _size(exchange, sent, chain, each.sizes, phase)
         if sent.about_rows and rows:
             cost = chain.costs
             costs = replace(cost, times=cost.times * len(sent.tensors)) if cost else None
             of_a_row = _OfARow(-(-numbers // rows), -(-payload // rows), 0, costs)
-        elif exchange.name == _PARTITION and sent is exchange.up:
+        elif exchange.name == _PARTITION and up:
             self._level = each.step.batch
             rows, of_a_row = max(self._splits.values()), _OfARow(1, 1, 1)
-        elif exchange.name == _WALK and sent is exchange.up:
+        elif exchange.name == _WALK and up:
             # The walk of some rows begins with nothing.
             self._level = self._level + 1 if known["packed"] else 0
             rows, of_a_row = known["packed"] * 8 // known["trees"], _OfARow(1, 1, known["trees"])
-        for peer in self._peers(each):
+        for peer in receivers(party, each, up=up):
             self._found[peer].amounts["bytes"] += payload
             if of_a_row != _OfARow() and rows:
                 way = f"{exchange.name} {self._level}" if of_a_row.bits else exchange.name
                 self._rounds[peer, phase, way, each.step.round][of_a_row] += rows
-
-    def _peers(self, each: Occurrence) -> Iterable[str]:
-        party = self._party
-        passives = [other.name for other in party.recipe.passives]
-        asking = (
-            passives
-            if each.party is None
-            else (each.party,)
-            if isinstance(each.party, str)
-            else each.party
-        )
-        if each.exchange.asks == "server":
-            active = party.role == "active"
-            return [party.recipe.server] * (not (active and each.exchange.passive))
-        if party.role == "active":
-            return asking
-        return [party.recipe.active.name] * (party.name in asking)
 
     def finish(self) -> None:
         """Adds, at each peer, the most of any person."""
@@ -189,12 +163,6 @@ class _OfARow:
     bytes: int = 0
     bits: int = 0
     costs: Mechanism | None = None
-
-
-def _way(party: Party, exchange: Exchange, up: Chain, down: Chain) -> tuple[Sent, Chain]:
-    """Returns what this party sends in an exchange, and its chain."""
-    asks = party.role == "passive" or exchange.asks == "server"
-    return (exchange.up, up) if asks else (exchange.down, down)
 
 
 def _size(

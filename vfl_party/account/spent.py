@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vfl_common.config.account import AccountLimits
-from vfl_common.text import LINE, clean
+from vfl_common.text import aligned
 from vfl_party.account.sums import BARE, OF_A_PERSON, Sums, worst
 
 # In the order of the table: the key of the limit, and the heading.
@@ -27,6 +27,7 @@ KEYS = {
 }
 _UNCOVERED = "without privacy"
 _HEAD = ("data set", "people", "peer", "runs", "since", "what", "spent", "limit", "left")
+_NUMBERS = ("data set", "people", "runs", "spent", "limit", "left")
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def table(found: Iterable[Spent], limits: AccountLimits) -> list[str]:
             rows.append((*of, name, _shown(value), shown, left))
         if each.uncovered:
             rows.append((*of, f"numbers a person, {_UNCOVERED}", _shown(each.uncovered), "", ""))
-    return _aligned(rows)
+    return aligned(rows, _NUMBERS)
 
 
 def _shown(value: float) -> str:
@@ -124,16 +125,3 @@ def _shown(value: float) -> str:
 
 def _day(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d") if at else ""
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    made = [tuple(clean(cell, LINE) for cell in row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*made, strict=True)]
-    right = {0, 1, 3, 6, 7, 8}
-    return [
-        "  ".join(
-            cell.rjust(width) if place in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in made
-    ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from vfl_common.text import LINE, clean
+from vfl_common.text import aligned
 from vfl_party.record.history import Sum
 from vfl_party.record.lines import Way
 
@@ -46,17 +46,4 @@ def table(sums: Mapping[tuple[str, str, Way], Sum]) -> list[str]:
     ]
     asked = any(each.of_person is not None for each in sums.values())
     kept = [place for place, name in enumerate(_HEAD) if asked or name != "of the person"]
-    return _aligned([tuple(row[place] for place in kept) for row in (_HEAD, *rows)])
-
-
-def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    made = [tuple(clean(cell, LINE) for cell in row) for row in rows]
-    head = made[0]
-    widths = [max(map(len, column)) for column in zip(*made, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if name in _NUMBERS else cell.ljust(width)
-            for name, cell, width in zip(head, row, widths, strict=True)
-        ).rstrip()
-        for row in made
-    ]
+    return aligned(([row[place] for place in kept] for row in (_HEAD, *rows)), _NUMBERS)

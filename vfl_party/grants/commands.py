@@ -14,7 +14,7 @@ import click
 
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES
-from vfl_common.text import LINE, clean, to_json
+from vfl_common.text import LINE, aligned, clean, to_json
 
 if TYPE_CHECKING:
     from vfl_common.config.recipe import Recipe
@@ -90,7 +90,7 @@ def approve(
     files = read_files(party, recipe=_recipe(recipe) if recipe is not None else None)
     _require_pins(party, files)
     with naming(recipe if recipe is not None else Path(files.file.recipe)):
-        opened, found = look(files)
+        opened, found = look(files, runs)
     store = ctx.with_resource(closing(store_of(files.file)))
     facts = {"runs": runs, "predictions": predictions, "purpose": purpose}
     grant = _made(files, opened, store.secret, _last_day(until), facts)
@@ -134,7 +134,6 @@ def grants(ctx: click.Context, party: Path, as_json: bool, kept: Path | None) ->
     """
     from vfl_party.assembly.files import read_files
     from vfl_party.grants.approval import store_of
-    from vfl_party.grants.shown import table
 
     files = read_files(party)
     if kept is not None:
@@ -154,7 +153,7 @@ def grants(ctx: click.Context, party: Path, as_json: bool, kept: Path | None) ->
         click.echo(f"{files.name} has signed no grants; vfl-party approve {party} signs one")
         return
     head = ("grant", "recipe", "signed", "until", "runs left", "predictions left", "state")
-    for line in table([*lines], (*head, "purpose")):
+    for line in aligned([(*head, "purpose"), *lines]):
         click.echo(line)
 
 

@@ -5,14 +5,15 @@ under which defences, and what was measured of such exchanges.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from vfl_common.errors import InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import ExchangeSummary
-from vfl_common.text import LINE, clean
+from vfl_common.text import aligned
+from vfl_party.account.limits import Balance, guards_without_run
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, assemble, expected_rows
 from vfl_party.forecast.count import forecast_of
@@ -63,6 +64,7 @@ class Outlook:
 
     ``rows``: how many its table has. ``leaves``: in a run. ``of_prediction``: about predicted rows.
     ``numbers``: {peer: about one person in a run, at most}, as far as the phases say it.
+    ``balances``: what the runs of the grant would leave of the account's limits.
     ``privacy``: the sentence about differential privacy; '' if there is none. ``uncounted``: why
     the bytes are not known; '' if they are.
     """
@@ -72,6 +74,7 @@ class Outlook:
     leaves: tuple[Leaving, ...]
     of_prediction: tuple[Leaving, ...]
     numbers: Mapping[str, int]
+    balances: tuple[Balance, ...] = ()
     privacy: str = ""
     uncounted: str = ""
 
@@ -81,9 +84,9 @@ class Outlook:
         return sum(each.payload_bytes or 0 for each in self.leaves)
 
 
-def look(files: PartyFiles) -> tuple[Opened, Outlook]:
+def look(files: PartyFiles, runs: int = 1) -> tuple[Opened, Outlook]:
     """Makes the party as for a run, and counts what would leave. Raises InputError, also if the
-    party's policy never lets out what the recipe asks for.
+    party's policy never lets out what the recipe asks for. ``runs``: of the grant.
     """
     opened = files.open()
     made = assemble(opened, expected_rows(opened), policy=files.policy(), trees=files.file.trees)
@@ -96,8 +99,13 @@ def look(files: PartyFiles) -> tuple[Opened, Outlook]:
     )
     said = private.report().statement if private is not None else ""
     numbers = dict(plan.numbers) if plan is not None else {}
-    role, rows = files.settings.role, len(opened.table)
-    return opened, Outlook(role, rows, leaves, of_prediction, numbers, said, why)
+    balances = tuple(
+        each
+        for guard in guards_without_run(files.file)
+        for each in guard.balances(opened, made.party, runs)
+    )
+    of_runs = (leaves, of_prediction, numbers, balances, said, why)
+    return opened, Outlook(files.settings.role, len(opened.table), *of_runs)
 
 
 def _counted(files: PartyFiles, made: Assembled) -> tuple[CountedForecast | None, str]:
@@ -191,7 +199,7 @@ def described(grant: Grant, files: PartyFiles, found: Outlook) -> Iterator[str]:
         yield ""
         size = f", at most {found.payload_bytes:,} bytes in all" if not found.uncounted else ""
         yield f"in each run would leave{size}:"
-        yield from table(each.cells for each in found.leaves)
+        yield from aligned([_HEAD, *(each.cells for each in found.leaves)], _RIGHT)
         for peer, most in found.numbers.items():
             yield f"about one person {peer} would get at most {count(most, 'number')} in a run"
         if found.uncounted:
@@ -200,7 +208,8 @@ def described(grant: Grant, files: PartyFiles, found: Outlook) -> Iterator[str]:
         yield ""
         yield f"of each predicted row, for at most {grant.predictions:,} rows:"
         cells = [each.cells for each in found.of_prediction]
-        yield from table(cells) if cells else ["nothing but the ids that are asked for"]
+        nothing = ["nothing but the ids that are asked for"]
+        yield from aligned([_HEAD, *cells], _RIGHT) if cells else nothing
     yield ""
     yield "measured of such exchanges, on public data:"
     yield from _measured(found, grant)
@@ -228,6 +237,9 @@ def _spent(grant: Grant, found: Outlook, files: PartyFiles) -> Iterator[str]:
     size = f" of together {grant.runs * found.payload_bytes:,} bytes" if not found.uncounted else ""
     parts = ([runs + size] if grant.runs else []) + ([rows] if grant.predictions else [])
     yield f"it would spend at most: {', '.join(parts)}"
+    if grant.runs:
+        for each in found.balances:
+            yield each.words(runs)
     begun = len(_earlier(files))
     yield f"this recipe has had {count(begun, 'run')} of {files.name} before"
     if found.privacy:
@@ -250,16 +262,3 @@ def _earlier(files: PartyFiles) -> list[Path]:
         if facts.get("recipe_digest") == digest and facts.get("job") == "train":
             found.append(path.parent)
     return found
-
-
-def table(rows: Iterable[tuple[str, ...]], head: tuple[str, ...] = _HEAD) -> list[str]:
-    """Returns lines with aligned cells below a line of names; numbers stand at the right."""
-    made = [head, *(tuple(clean(cell, LINE) for cell in row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*made, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if name in _RIGHT else cell.ljust(width)
-            for cell, width, name in zip(row, widths, head, strict=True)
-        ).rstrip()
-        for row in made
-    ]

@@ -48,11 +48,11 @@ def planned(party: Party, rows: int) -> Plan | None:
     phases = {each.name for each in party.course.phases}
     # {(peer, phase, exchange, round): (numbers about a row, rows)}.
     rounds: dict[tuple[str, str, str, int], tuple[int, int]] = {}
-    for number, each in enumerate(_occurrences(party, rows)):
+    for number, each in enumerate(occurrences(party, rows)):
         if number == MOST_STEPS:
             return None
-        sent, up = _sent(party, each.exchange)
-        to = _receivers(party, each, up=up)
+        sent, up = sent_by(party, each.exchange)
+        to = receivers(party, each, up=up)
         if not to or not sent.tensors or each.empty == ("up" if up else "down"):
             continue
         phase, name = each.step.phase, each.exchange.name
@@ -92,7 +92,8 @@ def _add_people(
         plan.numbers[peer] = of_a_split + sums[peer, None]
 
 
-def _occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
+def occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
+    """Yields what a run would exchange, with a table of ``rows`` rows."""
     yield from alignment_of(party.recipe).occurrences(rows)
     for phase in party.course.phases:
         traffic = phase.method.traffic(party, phase.name, phase.settings)
@@ -101,13 +102,13 @@ def _occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
             yield from traffic.after(None) if traffic.after is not None else ()
 
 
-def _sent(party: Party, exchange: Exchange) -> tuple[Sent, bool]:
+def sent_by(party: Party, exchange: Exchange) -> tuple[Sent, bool]:
     """Returns what this party sends in an exchange, and whether it is the one that asks."""
     up = party.role == "passive" or exchange.asks == "server"
     return (exchange.up if up else exchange.down), up
 
 
-def _receivers(party: Party, each: Occurrence, *, up: bool) -> list[str]:
+def receivers(party: Party, each: Occurrence, *, up: bool) -> list[str]:
     """Returns who gets what this party sends."""
     recipe, exchange = party.recipe, each.exchange
     asking = [other.name for other in recipe.passives]

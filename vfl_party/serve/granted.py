@@ -1,5 +1,5 @@
-"""Grants and account of a party that serves: rows are counted before anything about them leaves,
-and a program whose grants have ended stops within seconds.
+"""Grants, account and policy of a party that serves: rows are counted before anything about them
+leaves, and a program whose grants have ended stops within seconds.
 """
 
 from __future__ import annotations
@@ -32,6 +32,17 @@ class GrantedRows:
         [N].
         """
         return np.arange(len(ids)) < self._approval.take(self._run, len(ids))
+
+
+class LeastRows:
+    """The least people of a question that is answered, as a ``Limit``."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+
+    def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Returns all or none, [N]: somebody who is asked about twice is one."""
+        return np.full(len(ids), len(set(ids)) >= self._least)
 
 
 class PredictionsLeft:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from vfl_common.config.policy import PolicySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.answered import Keeping
 from vfl_common.rpc.serving.attendance import Attendance
 from vfl_party.serve.answering import DailyLimit, Limits, SentBefore
-from vfl_party.serve.granted import GrantedRows
+from vfl_party.serve.granted import GrantedRows, LeastRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
 from vfl_party.serve.opening import Opened, Opener
 
@@ -86,6 +87,8 @@ class Passive:
         # One for all runs: whoever is asked about gets as many answers from all of them together.
         most = file.serve.answers_a_day
         self._limit = DailyLimit(self._path, most) if most is not None else None
+        least = file.policy.least_rows if isinstance(file.policy, PolicySettings) else 1
+        self._least = LeastRows(least) if least > 1 else None
 
     def open(self, opened: Opened) -> PassiveRun:
         """Answers the active party about a run from now on."""
@@ -95,7 +98,8 @@ class Passive:
         granted = GrantedRows(approval, run_id) if approval is not None else None
         account = self._opener.predictions(run_id)
         # The account only looks: an answer counts there when it is written down.
-        limits = [each for each in (account, self._limit, granted) if each is not None]
+        every = (self._least, account, self._limit, granted)
+        limits = [each for each in every if each is not None]
         limit = Limits(*limits) if limits else None
         answers = answers_of(opened.store, sent, limit)
         told = [""]

@@ -23,7 +23,7 @@ from vfl_party.grants.fits import Asked
 from vfl_party.grants.grant import day_of
 from vfl_party.grants.store import GrantStore, folder_of
 from vfl_party.serve.answering import DailyLimit, Limits
-from vfl_party.serve.granted import GrantedRows, GrantWatch
+from vfl_party.serve.granted import GrantedRows, GrantWatch, LeastRows
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,13 @@ def approval(tmp_path: Path, credentials: Credentials) -> Iterator[Callable[...,
             return stack.enter_context(closing(Approval(store, kept, asked)))
 
         yield make
+
+
+@pytest.mark.parametrize(
+    ("ids", "answered"), [(["a"], False), (["a", "a"], False), (["a", "b"], True), ([], False)]
+)
+def test_a_question_about_too_few_people_has_no_answer(ids: list[str], answered: bool) -> None:
+    assert LeastRows(2).take(ids).tolist() == [answered] * len(ids)
 
 
 def revoke(of: Approval, folder: Path) -> None:
