@@ -50,6 +50,12 @@ def same(ours: vfl.Study, theirs: vfl.Study) -> None:
         assert pd.DataFrame(one.predictions).equals(pd.DataFrame(other.predictions))
 
 
+def importable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets this process, and those that it starts, import what is in a folder."""
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(str(folder))
+
+
 @pytest.fixture(scope="module")
 def here() -> vfl.Study:
     return vfl.study(RECIPE, {"seed": [1, 2]}, DATA, quiet=True)
@@ -75,8 +81,7 @@ def test_two_workers_of_dask_give_the_same_numbers_and_a_killed_one_loses_nothin
 ) -> None:
     dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
     (tmp_path / "own.py").write_text(DIES_ONCE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
-    monkeypatch.syspath_prepend(str(tmp_path))
+    importable(tmp_path, monkeypatch)
     over: dict[str, list[Any]] = {
         "parties.shop.encoder": [{"kind": "custom", "factory": "own:once"}],
         "seed": [1, 2],
@@ -123,8 +128,7 @@ def test_a_killed_process_of_loky_ends_the_study_and_the_same_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own.py").write_text(DIES_ONCE)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
-    monkeypatch.syspath_prepend(str(tmp_path))
+    importable(tmp_path, monkeypatch)
     over = {
         "parties.shop.encoder": [
             {"kind": "custom", "factory": f"own:{name}"} for name in ("plain", "once")
@@ -144,8 +148,7 @@ def test_an_error_ends_the_runs_of_loky_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
-    monkeypatch.syspath_prepend(str(tmp_path))
+    importable(tmp_path, monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     over = {
         "parties.shop.encoder": [
