@@ -205,7 +205,9 @@ def test_nobody_signs_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             assert words in shown
         federation.extra["p1"]["policy"]["account"] = {"numbers_of_a_person": 20}
         federation.write_party("p1")
-        limit = "policy.account.numbers_of_a_person = 20: 0 numbers about one person are spent at p0"
+        limit = (
+            "policy.account.numbers_of_a_person = 20: 0 numbers about one person are spent at p0"
+        )
         for runs, words in (("1", "1 run would make it 8"), ("3", "3 runs would make it 24")):
             shown = command(tmp_path, "approve", path, "--yes", "--runs", runs).output
             over = ", which is more than is left" if runs == "3" else ""
