@@ -132,10 +132,10 @@ def test_a_run_that_begins_anew_keeps_its_secret(tmp_path: Path) -> None:
 
 
 def test_rows_far_from_the_others_have_noise_and_finite_gradients() -> None:
-    x = torch.tensor([[3.0, -2.0, 1.0, -1e4, -200.0, -100.0]] * 8, requires_grad=True)
+    x = torch.tensor([[3.0, -2.0, 1.0, -1e4, -200.0, -100.0]] * 400, requires_grad=True)
     encoder = an_encoder().train()
     z = encoder(x)
-    assert (z - x[:, :3]).std(dim=0).min().item() > 0.03
+    assert (z - x[:, :3]).std(dim=0).min().item() > 0.05
     z.backward(torch.ones_like(z))
     assert x.grad is not None
     assert x.grad.isfinite().all()
