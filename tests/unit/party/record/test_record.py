@@ -31,7 +31,7 @@ from vfl_party.record.history import RecordHistory
 from vfl_party.record.lines import ALL, NOBODY, TOGETHER, digest_of, packed, unpacked
 from vfl_party.record.note import Head, SignedNote
 from vfl_party.record.recorder import Recorder
-from vfl_party.record.verify import verify
+from vfl_party.record.verify import require, verify
 
 # ``VFL_RECORD_CHANGES=10000`` tries that many.
 CHANGES = int(os.environ.get("VFL_RECORD_CHANGES", "200"))
@@ -198,6 +198,23 @@ def test_every_change_of_what_was_signed_is_found(
             continue
         path.write_bytes(b"".join(found))
         assert verify(one.book.folder, members["p1"]).wrong, (number, changes[number % 5].__name__)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_heads_that_are_missing_are_said(
+    kept: int, tmp_path: Path, members: dict[str, Credentials]
+) -> None:
+    one, other = recorder(tmp_path / "1", members["p1"]), recorder(tmp_path / "0", members["p0"])
+    for step in range(2):
+        send(one, step, [step])
+        confer(one, other)
+    for each, name in ((one, "p1"), (other, "p0")):
+        each.book.close()
+        path = each.book.folder / OWN
+        assert not verify(each.book.folder, members[name]).wrong
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]))
+        with raises(InputError, Code.FILE_INVALID):
+            require(each.book.folder, members[name])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
