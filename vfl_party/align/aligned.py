@@ -119,7 +119,8 @@ class Aligning:
         begins: called when the rows are to be found, and not only compared; may raise InputError.
         at_least: how many rows must be common, so that this party goes on, whatever the recipe
             says.
-        peer_rows_at_most: how many rows another party may have, so that this one masks them.
+        peer_rows_at_most: how many rows another party may have, so that this one masks them, or
+            goes on with rows of its own.
         salt: of the private alignment that found the table's rows; empty if none did.
         show: reports an event, which is in the log already, to the person in front of the party.
         tick: called after each step with (phase, rounds done, rounds, batches done, batches).

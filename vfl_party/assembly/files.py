@@ -52,11 +52,11 @@ class PartyFiles:
     def is_active(self) -> bool:
         return self.settings.role == "active"
 
-    def policy(self) -> Policy:
+    def policy(self, after: Policy | None = None) -> Policy:
         """Makes the party's policy: a new one each time, so that no generation finds what another
-        left in it.
+        left in it. ``after``: see ``load`` of the policies.
         """
-        return load_policy(self.file.policy, f"party {self.name}: policy")
+        return load_policy(self.file.policy, f"party {self.name}: policy", after)
 
     @cached_property
     def course(self) -> Course:

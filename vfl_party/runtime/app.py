@@ -219,13 +219,15 @@ class PartyApp:
         keep_freed_memory()
         garbage.seldom()
         opened.tell(self.console.show)
+        # Of what finds the rows in common.
+        policy = files.policy()
 
         def make(aligned: Aligned, secret: int | None, spread: Spread | None = None) -> Assembled:
             return assemble(
                 opened,
                 aligned,
                 device=files.device,
-                policy=files.policy(),
+                policy=files.policy(policy),
                 spread=spread,
                 trees=files.file.trees,
                 secret=secret,
@@ -240,7 +242,7 @@ class PartyApp:
             make,
             plugins,
             files.device,
-            policy=files.policy(),
+            policy=policy,
             ranks=self.ranks.size if self.ranks is not None else 1,
             spread=partial(self._spread, make, self.ranks) if self.ranks is not None else None,
             resume=folders.resume,
