@@ -9,7 +9,7 @@ import click
 
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES, NAMES
-from vfl_common.text import to_json
+from vfl_common.text import count, to_json
 
 if TYPE_CHECKING:
     from vfl_party.assembly.files import PartyFiles
@@ -121,7 +121,6 @@ def verify(party: Path, evidence: tuple[Path, Path] | None, statement_: Path | N
     run.
     """
     from vfl_party.disclosures.statement import opened
-    from vfl_party.grants.grant import count
     from vfl_party.record.verify import evidence as shown
     from vfl_party.record.verify import verify as look
 

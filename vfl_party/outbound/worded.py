@@ -61,7 +61,7 @@ class Worded:
         for demand in settings.demands:
             _check_known(demand)
         self._settings, self._beside = settings, beside
-        self._counts = Counts(after._counts if after is not None else None)
+        self._counts: Counts = Counts(after._counts if after is not None else None)
 
     def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
         where = f"exchange {exchange.name} of phase {phase}"
