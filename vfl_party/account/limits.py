@@ -152,6 +152,11 @@ class AccountGuard:
         with self._asking:
             self._require_within(found)
 
+    def wrote(self, found: Disclosure | Private, begin: int, end: int) -> None:
+        """Counts what is written by now."""
+        with self._asking:
+            self._standing.take(found, begin, end)
+
     def may_predict(self, ids: Sequence[str], peer: str, run: str) -> npt.NDArray[np.bool_]:
         """Returns about which ids a peer may have an answer of a served run, [N], by the limits of
         predictions: so that somebody who is predicted too often is refused alone.
@@ -159,7 +164,7 @@ class AccountGuard:
         most_each = self._given.get("predictions_of_a_person")
         most_all = self._given.get("predictions")
         allowed = np.ones(len(ids), bool)
-        if most_each is None and most_all is None:
+        if not len(ids) or (most_each is None and most_all is None):
             return allowed
         with self._asking:
             self._standing.catch_up()
@@ -287,6 +292,8 @@ def _times_before(tags: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
     """Returns how often each has come before, [N]."""
     met = Counter[bytes]()
     found = np.zeros(len(tags), np.int64)
+    if len(tags) == 1:
+        return found
     for at, each in enumerate(tags.tolist()):
         found[at] = met[each]
         met[each] += 1

@@ -5,8 +5,8 @@ every bundle before it is sent.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
 
@@ -25,6 +25,18 @@ from vfl_party.record.lines import Way, digest_of, packed, packed_tags
 _WORDS = ("exchange", "direction", "what", "chain", "how", "cost")
 
 
+class Allows(Protocol):
+    """Decides what may leave, and hears of what was written."""
+
+    def __call__(self, found: Disclosure | Private, /) -> None:
+        """Raises InputError if something may not leave."""
+        ...
+
+    def wrote(self, found: Disclosure | Private, begin: int, end: int, /) -> None:
+        """Called when the line of something is written, from ``begin`` to ``end`` in the file."""
+        ...
+
+
 class Recorder:
     """Writes what leaves in one generation of a run.
 
@@ -35,7 +47,7 @@ class Recorder:
         keys: {peer: the pin of its key}, as far as the party file pins them.
         asks_for: the peers that must have shown their records before anything is sent to them.
         whole: whether digests take all bytes of large tensors.
-        allows: asked before a line is written; it raises InputError if that may not leave.
+        allows: asked before a line is written.
     """
 
     def __init__(
@@ -50,7 +62,7 @@ class Recorder:
         keys: Mapping[str, str],
         asks_for: Iterable[str] = (),
         whole: bool = False,
-        allows: Callable[[Disclosure | Private], None] | None = None,
+        allows: Allows | None = None,
     ) -> None:
         self.book, self.heads = book, heads
         self._run: dict[str, Any] = {"run": run_id, "generation": generation, "job": job}
@@ -123,11 +135,12 @@ class Recorder:
         # All tensors of a bundle cost something, and there may be fewer than before.
         known = self._ways.get((step.phase, kind, *way))
         of, declared = known or self._declare(step.phase, kind, way)
-        receivers = '","'.join(to)
+        receivers, at = '","'.join(to), now()
+        found = None
         if self._allows is not None:
             found = Disclosure(
                 line=-1,
-                at=now(),
+                at=at,
                 way=declared,
                 to=tuple(to),
                 round=step.round,
@@ -148,9 +161,11 @@ class Recorder:
             f'{{"sent":"{of}","step":[{step.round},{step.batch}],"to":["{receivers}"],'
             f'"numbers":{numbers},"bytes":[{size.payload_bytes},{size.message_bytes},'
             f'{size.messages}],"rows":{whose},'
-            f'"digest":"{digest_of(bundle, step, whole=self._whole)}","at":{now()}}}'
+            f'"digest":"{digest_of(bundle, step, whole=self._whole)}","at":{at}}}'
         )
-        self.book.add_line(text)
+        place = self.book.add_line(text)
+        if self._allows is not None and found is not None:
+            self._allows.wrote(found, *place)
 
     def spends(self, phase: str, cost: str, steps: int, of: str, to: Sequence[str]) -> None:
         """Writes that a step of training with differential privacy is about to be taken. Raises as
