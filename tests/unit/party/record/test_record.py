@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,20 @@ from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.rpc.confer import ShownHead
+from vfl_common.wire.frames import measure
 from vfl_party.record import book as book_of
 from vfl_party.record.book import Book
 from vfl_party.record.heads import OWN, Heads
 from vfl_party.record.history import RecordHistory
-from vfl_party.record.lines import ALL, NOBODY, TOGETHER, digest_of, packed, unpacked
+from vfl_party.record.lines import (
+    ALL,
+    NOBODY,
+    SMALL_BYTES,
+    TOGETHER,
+    digest_of,
+    packed,
+    unpacked,
+)
 from vfl_party.record.note import Head, SignedNote
 from vfl_party.record.recorder import Recorder
 from vfl_party.record.verify import require, verify
@@ -117,6 +127,39 @@ def test_a_digest_tells_bundles_apart_and_says_if_it_is_of_a_sample() -> None:
 
 
 # -- notes
+
+
+def test_lines_of_one_way_have_the_digest_and_sizes_of_their_own_bundle(
+    tmp_path: Path, members: dict[str, Credentials]
+) -> None:
+    """Whatever form the bundle before had."""
+    chance, one = random.Random(5), recorder(tmp_path, members["p1"])  # noqa: S311 - of a test
+    sent = []
+    for number in range(60):
+        tensors = {}
+        for name in chance.sample("abc", chance.choice([0, 1, 1, 2, 3])):
+            size = chance.choice([0, 4, 5000])
+            dtype, width = chance.choice([(DType.UINT8, 1), (DType.FLOAT16, 2)])
+            data = memoryview(chance.randbytes(size * width))
+            tensors[name] = Buffer(dtype, (size,), data)
+        step, bundle = StepKey("splitnn", 0, number * number), Bundle(Kind.WEIGHTS, tensors)
+        one.leaves(("w", "up", "w", "c", "", ""), step, bundle, ["p0"], numbers=0, rows=None)
+        expected, size_ = sha256(), measure(step, bundle)
+        sampled = False
+        for name, each in tensors.items():
+            expected.update(f"{name} {each.dtype.name} {each.shape} ".encode())
+            first, sampled_ = 0, each.data.nbytes > SMALL_BYTES
+            if sampled_:
+                first = number * number * 104_729 % (each.data.nbytes - 1023)
+            expected.update(each.data[first : first + (1024 if sampled_ else SMALL_BYTES)])
+            sampled |= sampled_
+        word = "sample" if sampled else "sha256"
+        sizes = size_.payload_bytes, size_.message_bytes, size_.messages
+        sent.append((f"{word}:{expected.hexdigest()}", *sizes))
+    one.book.close()
+    found = RecordHistory(one.book.folder).disclosures()
+    said = [(each.digest, each.payload_bytes, each.message_bytes, each.messages) for each in found]
+    assert said == sent
 
 
 def test_a_note_is_read_as_it_was_written(members: dict[str, Credentials]) -> None:
