@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,27 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.harness.served_here import Here, score, serving
+from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.process.logs import own_log
 from vfl_common.process.tracing import ASKS, requests_exporting
-from vfl_party.serve.telling.request import OWN, QUEUE, TOP, stage
+from vfl_party.serve.telling.request import OWN, QUEUE, TOP, ToldRequest, stage
 from vfl_party.serve.telling.teller import FILE, Teller, telling
 from vfl_party.serve.tokens import add_token
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 # In ids, in a path, in what is no request.
 MARK = "somebody"
+
+
+class Counting(Teller):
+    """Counts what it has told: after the answer, so the next request may end first."""
+
+    told = 0
+
+    def ended(self, request: ToldRequest, status: int) -> None:
+        super().ended(request, status)
+        self.told += 1
 
 
 def staged(ids: Any, least: Any, columns: Any) -> Any:
@@ -47,32 +58,38 @@ def infer(*ids: str) -> pb.ModelInferRequest:
 
 
 @contextmanager
-def told(folder: Path) -> Iterator[tuple[Here, str, list[ReadableSpan]]]:
-    """A served model, a token, and the spans, once the block has ended."""
+def told(folder: Path) -> Iterator[tuple[Here, str, Counting, list[ReadableSpan]]]:
+    """A served model, a token, what tells, and the spans, once the block has ended."""
     token = add_token(folder / "tokens.json", "shop-app", rows_a_day=9)
     exporter, found = InMemorySpanExporter(), list[ReadableSpan]()
     log = own_log(folder / FILE, party="bank")
     with (
         requests_exporting(exporter, "vfl-party", "bank") as spans,
-        serving(folder / "tokens.json", staged, Teller(log, spans)) as here,
+        serving(folder / "tokens.json", staged, teller := Counting(log, spans)) as here,
     ):
-        yield here, token, found
+        yield here, token, teller, found
     for each in log.handlers:
         each.close()
     found += exporter.get_finished_spans()
 
 
 def test_each_request_is_told_of(tmp_path: Path) -> None:
-    with told(tmp_path) as (here, token, spans):
+    with told(tmp_path) as (here, token, teller, spans):
         bearer = {"authorization": f"Bearer {token}"}
         ids = [f"a-{MARK}", MARK]
-        here.ask("/v1/predict", {"ids": ids}, **bearer, traceparent=PARENT)
-        here.ask("/v1/predict", {"ids": ids})
-        here.ask(f"/v1/predict/{MARK}", {"ids": ids}, **bearer)
-        here.ask(f"/v2/models/{MARK}/infer", {"inputs": []}, **bearer)
-        here.ask("/v1/predict", {"ids": [f"a-{MARK}-fails"]}, **bearer, traceparent=MARK)
-        here.call("ModelInfer", infer(*ids), token)
-        here.refused("ModelInfer", infer(*ids * 9), token)
+        fails = {"ids": [f"a-{MARK}-fails"]}
+        asked: list[Callable[[], object]] = [
+            lambda: here.ask("/v1/predict", {"ids": ids}, **bearer, traceparent=PARENT),
+            lambda: here.ask("/v1/predict", {"ids": ids}),
+            lambda: here.ask(f"/v1/predict/{MARK}", {"ids": ids}, **bearer),
+            lambda: here.ask(f"/v2/models/{MARK}/infer", {"inputs": []}, **bearer),
+            lambda: here.ask("/v1/predict", fails, **bearer, traceparent=MARK),
+            lambda: here.call("ModelInfer", infer(*ids), token),
+            lambda: here.refused("ModelInfer", infer(*ids * 9), token),
+        ]
+        for number, ask in enumerate(asked, 1):
+            ask()
+            wait_until(lambda: teller.told, number.__eq__)
     lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
     keys = ("protocol", "route", "caller", "model", "run", "rows", "status")
     assert [tuple(line[key] for key in keys) for line in lines] == [
