@@ -220,8 +220,8 @@ def test_nobody_signs_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         both = "at p0, and 1 run and 5 predicted rows would make it"
         assert f"0 predicted rows are spent {both} 5, which is more than is left\n" in shown
         assert f"0 bytes are spent {both} " in shown
-        words = ["approve", path, "--yes", "--runs", "0", "--predictions", "5"]
-        shown = command(tmp_path, *words).output
+        alone = ["approve", path, "--yes", "--runs", "0", "--predictions", "5"]
+        shown = command(tmp_path, *alone).output
         assert "0 bytes are spent at p0, and 5 predicted rows would make it 80\n" in shown
 
 

@@ -78,7 +78,7 @@ def test_each_request_is_told_of(tmp_path: Path) -> None:
         bearer = {"authorization": f"Bearer {token}"}
         ids = [f"a-{MARK}", MARK]
         fails = {"ids": [f"a-{MARK}-fails"]}
-        asked: list[Callable[[], object]] = [
+        requested: list[Callable[[], object]] = [
             lambda: here.ask("/v1/predict", {"ids": ids}, **bearer, traceparent=PARENT),
             lambda: here.ask("/v1/predict", {"ids": ids}),
             lambda: here.ask(f"/v1/predict/{MARK}", {"ids": ids}, **bearer),
@@ -87,7 +87,7 @@ def test_each_request_is_told_of(tmp_path: Path) -> None:
             lambda: here.call("ModelInfer", infer(*ids), token),
             lambda: here.refused("ModelInfer", infer(*ids * 9), token),
         ]
-        for number, ask in enumerate(asked, 1):
+        for number, ask in enumerate(requested, 1):
             ask()
             wait_until(lambda: teller.told, number.__eq__)
     lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
