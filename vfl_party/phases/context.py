@@ -76,6 +76,11 @@ class MakeEncoder:
             return checked_encoder(self.settings, self.spec, width or self.width, party=self.party)
 
 
+def _through(encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
+    """Passes batches through an encoder on one device."""
+    return [encoder(*inputs) for inputs in batches]
+
+
 def _without_encoder(*_inputs: Tensor) -> Tensor:
     raise InputError(Code.DATA_INVALID, "a party without features has no encoder")
 
@@ -194,6 +199,9 @@ class Party:
         encode: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the
             recipe's precision and on all of the party's GPUs; by default ``models["encoder"]`` on
             one.
+        through: passes batches through an encoder of the party's kind, such as one that a phase
+            trains beside it: called with the encoder and the inputs of each batch, it returns a
+            list of embeddings, float32 [B, D]. On all of the party's GPUs; by default on one.
         others: {other party: as it is before it joins}, in a forecast that has all parties' data;
             else empty.
         exchanges: {(phase, exchange's name): its asking or answering side}, as the phases have
@@ -215,6 +223,7 @@ class Party:
     secret: int | None = None
     make_encoder: MakeEncoder | None = None
     encode: Callable[..., Tensor] = field(default=_without_encoder)
+    through: Callable[..., list[Tensor]] = field(default=_through)
     others: Mapping[str, Party] = field(default_factory=dict)
     exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
     connections: Connections | None = field(default=None, init=False)
