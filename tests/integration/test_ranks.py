@@ -15,6 +15,7 @@ import pytest
 
 from tests.harness import cases, reference
 from tests.harness.federation import BIN, RUN_S, Federation, Program
+from tests.harness.memory import run_here
 from tests.harness.proxy import Proxy
 from tests.harness.sentences import error_as_before
 from tests.harness.sharing import FRESH
@@ -139,6 +140,53 @@ def test_a_rank_is_killed_and_the_party_started_again(
         assert_equal(parameters(federation), undisturbed[0])
 
 
+SMALL = {"optimizer": {"kind": "sgd", "lr": 0.02, "momentum": 0.5}, "batch_size": 26}
+VIEWS = SMALL | {"rounds": 2, "projector": [8], "queue": 40, "momentum": 0.9}
+WITHOUT_LABELS: dict[str, tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]] = {
+    # An encoder with a bound of its own, and one beside it.
+    "columns": (
+        cases.columns("sklearn:breast_cancer", 2, limit=100),
+        {"encoder": {"kind": "mlp", "hidden": [8], "batch_norm": False}},
+        [
+            {"kind": "fedonce", "epochs": 2, **SMALL},
+            {"kind": "contrastive", "ssl": "moco", **VIEWS},
+            {"kind": "fedonce", "name": "rows", "objective": "reconstruction", "epochs": 2}
+            | {"output": "tanh", "rows": "local", **SMALL},
+            {"kind": "fedhssl", "ssl": "moco", "keep": "cross", "local_updates": 2, **VIEWS},
+        ],
+    ),
+    # Two encoders, of which later phases get the mean, and a view of each batch.
+    "images": (
+        DATA,
+        {"encoder": {"kind": "cnn", "channels": [4], "batch_norm": False}},
+        [
+            {"kind": "fedhssl", "ssl": "byol", **VIEWS},
+            {"kind": "splitnn", "epochs": 1, "augment": {"flip": 0.5, "blur": 0.5}, **SMALL},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_LABELS)
+def test_phases_without_labels_get_the_parameters_of_one_process(
+    case: str, tmp_path: Path, record_property: Any
+) -> None:
+    data, model, phases = WITHOUT_LABELS[case]
+    classes = {"kind": "binary"} if case == "columns" else None
+    tables = cases.recipe(2, task=classes, model=model) | {"phases": phases}
+    _, alone = run_here(tmp_path / "alone", tables, data)
+    with Federation(tmp_path / "ranks", tables, data) as federation:
+        federation.start_server()
+        federation.start_party("p0")
+        torchrun(federation, "p1")
+        summary = federation.finish()
+    assert [party["device"] for party in summary["parties"]] == ["cpu", "cpu", "2 x cpu"]
+    worst = largest_deviation(parameters(federation), parameters(alone))
+    record_property("largest_deviation", worst)
+    print(f"largest deviation {worst:.3g}")
+    assert worst <= 1e-6
+
+
 def test_a_phase_of_one_process_is_refused_before_joining(tmp_path: Path) -> None:
     tables = RECIPE | {"phases": [{"kind": "fedonce", "epochs": 1}, {"kind": "head", "epochs": 1}]}
     # Nobody is there, and none is asked.
@@ -146,6 +194,6 @@ def test_a_phase_of_one_process_is_refused_before_joining(tmp_path: Path) -> Non
         program = torchrun(federation, "p1")
         assert program.wait() != 0
     line = error_as_before(program.stderr)
-    assert line.startswith(f"error: {tmp_path}/recipe.toml: phases: fedonce: ")
+    assert line.startswith(f"error: {tmp_path}/recipe.toml: phases: head: ")
     # But for the party's record.
     assert not [*(tmp_path / "runs").glob("[!.]*")]

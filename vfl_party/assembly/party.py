@@ -442,12 +442,13 @@ def parts_of(opened: Opened, aligned: Aligned) -> list[Part]:
 
 def check_ranks(party: Party, *, trains: bool) -> None:
     """Raises InputError if a phase or the encoder can run in only one process of a party."""
-    own = party.course.own_passes if trains else None
-    if own is not None:
-        text = (
-            f"recipe: phases: {own.name}: a phase of kind {own.kind!r} runs in only one "
-            "process of a party"
-        )
-        raise InputError(Code.CONFIG_INVALID, f"{text}; start {party.name} without torchrun")
+    for phase in party.course.phases if trains else ():
+        why = phase.method.one_process(phase.settings)
+        if why:
+            text = (
+                f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} {why}, and runs in"
+            )
+            text = f"{text} only one process of a party; start {party.name} without torchrun"
+            raise InputError(Code.CONFIG_INVALID, text)
     spec = party.features.spec if party.features is not None else None
     check_spread(party.models.get("encoder"), spec, party.device, party.name)
