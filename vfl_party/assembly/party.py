@@ -401,8 +401,8 @@ def assemble(
     if spread is not None and features is not None and "encoder" in models:
         noted = Noted()
         features = replace(features, noted=noted)
-        shared = spread(models["encoder"], prepared, parts_of(opened, aligned), noted)
-        more = {"encode": shared, "through": shared.through}
+        parts = parts_of(opened, aligned)
+        more["encode"] = spread(models["encoder"], prepared, parts, noted)
     party = Party(
         name=name,
         course=course,

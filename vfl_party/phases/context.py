@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +76,11 @@ class MakeEncoder:
             return checked_encoder(self.settings, self.spec, width or self.width, party=self.party)
 
 
-def _through(encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
-    """Passes batches through an encoder on one device."""
-    return [encoder(*inputs) for inputs in batches]
+@runtime_checkable
+class OnSeveral(Protocol):
+    """What embeds on several processes of a party, see ``Party.through``."""
+
+    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]: ...
 
 
 def _without_encoder(*_inputs: Tensor) -> Tensor:
@@ -199,9 +201,6 @@ class Party:
         encode: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the
             recipe's precision and on all of the party's GPUs; by default ``models["encoder"]`` on
             one.
-        through: passes batches through an encoder of the party's kind, such as one that a phase
-            trains beside it: called with the encoder and the inputs of each batch, it returns a
-            list of embeddings, float32 [B, D]. On all of the party's GPUs; by default on one.
         others: {other party: as it is before it joins}, in a forecast that has all parties' data;
             else empty.
         exchanges: {(phase, exchange's name): its asking or answering side}, as the phases have
@@ -223,7 +222,6 @@ class Party:
     secret: int | None = None
     make_encoder: MakeEncoder | None = None
     encode: Callable[..., Tensor] = field(default=_without_encoder)
-    through: Callable[..., list[Tensor]] = field(default=_through)
     others: Mapping[str, Party] = field(default_factory=dict)
     exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
     connections: Connections | None = field(default=None, init=False)
@@ -271,6 +269,15 @@ class Party:
         it.
         """
         return isinstance(self.encode, _OneDevice)
+
+    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
+        """Passes batches of one size through an encoder of the party's kind, such as one that a
+        phase trains beside its own, on all of its GPUs: float32 [B, D] each. ``batches``: the
+        encoder's arguments, as the party's features or an augmentation of them gave them.
+        """
+        if isinstance(self.encode, OnSeveral):
+            return self.encode.through(encoder, *batches)
+        return [encoder(*inputs) for inputs in batches]
 
     @property
     def own_seed(self) -> int:
