@@ -4,6 +4,7 @@ death of a rank.
 
 from __future__ import annotations
 
+import csv
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,11 +53,11 @@ TRAINED = RECIPE | {"phases": [*RECIPE["phases"], {"kind": "evaluate"}]}
 IN_SECOND_EPOCH = 4096 + 4 * WIDTH * (TRAIN + VALIDATION + BATCH * 3 // 2)
 
 
-def torchrun(federation: Federation, name: str) -> Program:
+def torchrun(federation: Federation, name: str, command: str = "run", *options: str) -> Program:
     """A party as so many processes as RANKS says."""
     path = federation.write_party(name)
     launch = ("torchrun", "--standalone", "--nproc-per-node", str(RANKS[name]), "--no-python", "--")
-    return federation.start(name, *launch, str(BIN / "vfl-party"), "run", path.name)
+    return federation.start(name, *launch, str(BIN / "vfl-party"), command, path.name, *options)
 
 
 @contextmanager
@@ -175,7 +176,8 @@ def test_phases_without_labels_get_the_parameters_of_one_process(
     classes = {"kind": "binary"} if case == "columns" else None
     tables = cases.recipe(2, task=classes, model=model) | {"phases": phases}
     _, alone = run_here(tmp_path / "alone", tables, data)
-    with Federation(tmp_path / "ranks", tables, data) as federation:
+    federation = Federation(tmp_path / "ranks", tables, data)
+    with federation:
         federation.start_server()
         federation.start_party("p0")
         torchrun(federation, "p1")
@@ -185,6 +187,37 @@ def test_phases_without_labels_get_the_parameters_of_one_process(
     record_property("largest_deviation", worst)
     print(f"largest deviation {worst:.3g}")
     assert worst <= 1e-6
+    if case == "images":
+        scores_of_one_process(federation)
+
+
+def scores_of_one_process(federation: Federation) -> None:
+    """Predicts with p1 as two processes, and as one."""
+    run = federation.run_folder.name
+    found = []
+    for number, start in enumerate((torchrun, one)):
+        federation.programs.clear()
+        federation.server_options = ("--predict",)
+        with federation:
+            federation.start_server()
+            out = ("--out", f"scores-{number}.csv")
+            one(federation, "p0", "predict", "--run", f"runs/{run}", *out)
+            start(federation, "p1", "predict", "--run", f"runs/{run}")
+            for name, program in federation.programs.items():
+                assert program.wait(RUN_S) == 0, f"{name}: {program.stderr}"
+        with (federation.folder / out[1]).open() as file:
+            found.append(list(csv.DictReader(file)))
+    assert len(found[0]) == len(found[1]) == 100
+    numbers = [name for name in found[0][0] if name.startswith("score_")]
+    assert len(numbers) == 10
+    for ours, theirs in zip(*found, strict=True):
+        assert all(abs(float(ours[name]) - float(theirs[name])) <= 1e-6 for name in numbers)
+
+
+def one(federation: Federation, name: str, command: str, *options: str) -> Program:
+    """A party as one process."""
+    path = federation.write_party(name)
+    return federation.start(name, "vfl-party", command, path.name, *options)
 
 
 def test_a_phase_of_one_process_is_refused_before_joining(tmp_path: Path) -> None:

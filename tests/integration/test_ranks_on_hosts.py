@@ -152,13 +152,17 @@ def test_a_host_is_killed_and_both_are_started_again(
         assert_equal(finish(), undisturbed)
 
 
-def test_a_host_with_another_table_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["table", "recipe"])
+def test_a_host_with_other_files_is_named(what: str, tmp_path: Path) -> None:
     # Nobody else is there, and none is asked.
-    other = DATA | {"second": DATA["p1"] | {"limit": 99}}
+    other = DATA | ({"second": DATA["p1"] | {"limit": 99}} if what == "table" else {})
     with Hosts(tmp_path, NAMES) as hosts:
         write(hosts, other)
+        if what == "recipe":
+            (hosts.home("second") / "recipe.toml").write_text(toml(RECIPE | {"seed": 8}))
         first, _ = ranks(hosts, STATIC)
         assert first.wait(RUN_S) != 0
         (line,) = [each for each in first.stderr.splitlines() if each.startswith("error: ")]
         assert "process 2 of this party" in line
-        assert line.endswith("; copy the same file to all hosts")
+        assert line.endswith("; copy the same file to all hosts" * (what == "table"))
+        assert what in line

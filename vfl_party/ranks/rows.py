@@ -36,15 +36,17 @@ class Part:
     rows: Rows | None = None
 
 
-def begin(ranks: Ranks, parts: Sequence[Part], prepared: Prepared) -> None:
+def begin(ranks: Ranks, alike: dict[str, str], parts: Sequence[Part], prepared: Prepared) -> None:
     """Has the others make the encoder inputs of these rows, and compares: at rank 0.
 
-    The statistics and vocabularies of the columns are rank 0's. Raises InputError (DATA_INVALID) if
-    a rank cannot read its table, or has another one.
+    The statistics and vocabularies of the columns are rank 0's. ``alike``: {what it is: its value},
+    what else all ranks must have. Raises InputError (DATA_INVALID) if a rank cannot read its table,
+    or has another one.
     """
     assert prepared.preprocessor is not None  # noqa: S101 - a party that shares an encoder has it
     arrays = [each.rows.astype(np.int64) for each in parts if each.rows is not None]
     facts = {
+        "alike": alike,
         "parts": [[each.table, each.rows is None] for each in parts],
         "preprocessor": prepared.preprocessor.state(),
     }
@@ -75,12 +77,14 @@ def _rows(found: Whole) -> Rows:
 class OwnRows:
     """The rows of a rank other than 0: those of its own copy of the table that rank 0 names.
 
-    ``tables``: reads the party's tables, when rank 0 begins. It may raise InputError, which rank 0
-    then hears.
+    ``alike``: see ``begin``. ``tables``: reads the party's tables, when rank 0 begins. It may raise
+    InputError, which rank 0 then hears.
     """
 
-    def __init__(self, ranks: Ranks, tables: Callable[[], Sequence[Table]]) -> None:
-        self._ranks, self._read = ranks, tables
+    def __init__(
+        self, ranks: Ranks, alike: dict[str, str], tables: Callable[[], Sequence[Table]]
+    ) -> None:
+        self._ranks, self._alike, self._read = ranks, alike, tables
         self._tables: Sequence[Table] | None = None
         self._features: Features | None = None
         self._augments: list[Augment] = []
@@ -110,6 +114,10 @@ class OwnRows:
         return not error
 
     def _prepared(self, facts: dict[str, Any], arrays: Iterator[Whole]) -> Prepared:
+        for what, value in facts["alike"].items():
+            if self._alike[what] != value:
+                text = f"{what} is not that of process 0"
+                raise InputError(Code.CONFIG_INVALID, f"{text}; give all hosts the same")
         self._tables = self._tables or self._read()
         preprocessor = Preprocessor.from_state(facts["preprocessor"])
         tables: list[Table] = []

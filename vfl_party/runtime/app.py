@@ -41,7 +41,7 @@ from vfl_party.runtime import versions
 from vfl_party.runtime.folders import Folders, store_of
 from vfl_party.runtime.generation import Preparation, new_secret
 from vfl_party.runtime.joining import joining_of, training
-from vfl_party.runtime.lending import spreading
+from vfl_party.runtime.lending import alike, spreading
 from vfl_party.runtime.outcome import Outcome
 from vfl_party.runtime.progress import Progress
 from vfl_party.runtime.run import PartyRun
@@ -325,7 +325,7 @@ class PartyApp:
         """Returns the party with its encoder on all ranks; a lost rank ends the process, and not
         the run.
         """
-        spread = spreading(ranks, self.files.recipe.model.precision)
+        spread = spreading(ranks, self.files)
         found = make(aligned, secret, spread=spread)
         found.phases = [Guarded(phase) for phase in found.phases]
         return found
@@ -333,7 +333,7 @@ class PartyApp:
     def _compare(self, aligned: Aligned, tried: Assembled) -> None:
         """Has the other processes read the table. Raises InputError if one has another."""
         if self.ranks is not None:
-            begin(self.ranks, parts_of(tried.opened, aligned), tried.prepared)
+            begin(self.ranks, alike(self.files), parts_of(tried.opened, aligned), tried.prepared)
 
     def _metrics_address(self) -> str:
         """Returns host:port for Prometheus, '' for none. Raises InputError if this machine cannot

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import torch
 from torch import nn
 
+from vfl_common.process.logs import version
 from vfl_party.assembly.files import OwnFiles, read_own
 from vfl_party.assembly.party import Opened, Spread, open_party
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
@@ -14,7 +16,6 @@ from vfl_party.data import Table
 from vfl_party.data.inputs.made import Noted
 from vfl_party.data.rows import Prepared
 from vfl_party.models import InputSpec
-from vfl_party.models.precision import Precision
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.predict.prediction import Prediction, load_joint, prediction_data
 from vfl_party.predict.results import id_names
@@ -29,13 +30,24 @@ from vfl_party.ranks import (
 )
 
 
-def spreading(ranks: Ranks, precision: Precision) -> Spread:
+def alike(files: OwnFiles) -> dict[str, str]:
+    """Returns what all processes of a party must have, beside the table: {its name: its value}."""
+    return {
+        "the release of this system": version(),
+        "the release of torch": torch.__version__,
+        "the recipe": files.recipe.digest(),
+        "the encoder": files.encoder.model_dump_json(),
+    }
+
+
+def spreading(ranks: Ranks, files: OwnFiles) -> Spread:
     """Returns what puts the encoder of a generation on all processes, at the first."""
+    precision = files.recipe.model.precision
 
     def spread(
         encoder: nn.Module, prepared: Prepared, parts: Sequence[Part], noted: Noted
     ) -> SpreadEncoder:
-        begin(ranks, parts, prepared)
+        begin(ranks, alike(files), parts, prepared)
         assert prepared.features is not None  # noqa: S101 - it has an encoder
         return SpreadEncoder(ranks, encoder, prepared.features.spec, precision, noted)
 
@@ -87,4 +99,5 @@ def _lend(files: OwnFiles, opened: Callable[[], Opened]) -> None:
 
     with started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks:
         assert ranks is not None  # noqa: S101 - it is not the first
-        follow(ranks, OwnRows(ranks, tables), make_encoder, files.recipe.model.precision)
+        rows = OwnRows(ranks, alike(files), tables)
+        follow(ranks, rows, make_encoder, files.recipe.model.precision)

@@ -33,7 +33,7 @@ class Tower(nn.Module):
         self.encoder, self.projector, self.predictor = encoder, projector, predictor
 
     def project(self, party: Party, *batches: tuple[Tensor, ...]) -> list[Tensor]:
-        """Returns z [B, P] of an encoder's inputs, for each batch. ``party``: whose encoder it is."""
+        """Returns z [B, P] of each batch of an encoder's inputs. ``party``: whose encoder it is."""
         return [self.projector(h_BE) for h_BE in party.through(self.encoder, *batches)]
 
     def predict(self, z_BP: Tensor) -> Tensor:
