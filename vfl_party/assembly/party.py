@@ -50,7 +50,7 @@ CPU = torch.device("cpu")
 Load = Callable[[DataSettings, bool], Table]
 
 
-class Spread(Protocol):
+class PutOnRanks(Protocol):
     """Puts an encoder on all processes of a party."""
 
     def __call__(
@@ -364,7 +364,7 @@ def assemble(
     *,
     device: torch.device = CPU,
     policy: Policy | None = None,
-    spread: Spread | None = None,
+    spread: PutOnRanks | None = None,
     trees: TreeLimits | None = None,
     secret: int | None = None,
 ) -> Assembled:

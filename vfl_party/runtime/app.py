@@ -27,7 +27,7 @@ from vfl_common.stages import Job
 from vfl_party.account.limits import guard_of, limits_of
 from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
-from vfl_party.assembly.party import Assembled, Opened, Spread, assemble, open_party, parts_of
+from vfl_party.assembly.party import Assembled, Opened, PutOnRanks, assemble, open_party, parts_of
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.grants.approval import GrantGuard
 from vfl_party.policy.guards import guards_of
@@ -217,7 +217,9 @@ class PartyApp:
         garbage.seldom()
         opened.tell(self.console.show)
 
-        def make(aligned: Aligned, secret: int | None, spread: Spread | None = None) -> Assembled:
+        def make(
+            aligned: Aligned, secret: int | None, spread: PutOnRanks | None = None
+        ) -> Assembled:
             return assemble(
                 opened,
                 aligned,

@@ -10,7 +10,7 @@ from torch import nn
 
 from vfl_common.process.logs import version
 from vfl_party.assembly.files import OwnFiles, read_own
-from vfl_party.assembly.party import Opened, Spread, open_party
+from vfl_party.assembly.party import Opened, PutOnRanks, open_party
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.data import Table
 from vfl_party.data.inputs.made import Noted
@@ -40,7 +40,7 @@ def alike(files: OwnFiles) -> dict[str, str]:
     }
 
 
-def spreading(ranks: Ranks, files: OwnFiles) -> Spread:
+def spreading(ranks: Ranks, files: OwnFiles) -> PutOnRanks:
     """Returns what puts the encoder of a generation on all processes, at the first."""
     precision = files.recipe.model.precision
 

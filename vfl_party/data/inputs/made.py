@@ -27,7 +27,7 @@ class Views:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class DrawnView:
     """One random view of a batch.
 
     Args:
@@ -57,7 +57,7 @@ class Made:
     rows: Positions
     others: Positions | None = None
     column: str = ""
-    view: View | None = None
+    view: DrawnView | None = None
 
 
 class Noted:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vfl_party.data.inputs.features import Features
-from vfl_party.data.inputs.made import Made, Noted, View, Views
+from vfl_party.data.inputs.made import DrawnView, Made, Noted, Views
 from vfl_party.selfsup.augment.images import ImageAugment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 from vfl_party.selfsup.augment.tables import TableAugment
@@ -62,7 +62,7 @@ class _Noting:
         for which, view in enumerate(views):
             # One of two may be the rows as they are.
             if made is not None and view[0] is not inputs[0]:
-                of = View(self._views, drawn, which, len(views))
+                of = DrawnView(self._views, drawn, which, len(views))
                 self._noted.note(view, Made(made.rows, view=of))
 
 
