@@ -1,0 +1,69 @@
+"""Ids in order, in little more memory than their text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# Ids that become Python's text at once.
+CHUNK = 1 << 16
+
+
+class Ids(Sequence[str]):
+    """Ids in order, in little more memory than their text: a sequence of str.
+
+    ``values``: Arrow's large strings, without nulls.
+    """
+
+    def __init__(self, values: pa.LargeStringArray) -> None:
+        self.values = values
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Ids:
+        """Returns the same ids; those of an ``Ids`` are not copied."""
+        return texts if isinstance(texts, Ids) else cls(pa.array(texts, pa.large_string()))
+
+    def taken(self, rows: npt.NDArray[np.integer[Any]]) -> Ids:
+        """Returns the ids of the given rows, in their order."""
+        return Ids(self.values.take(pa.array(rows)))
+
+    def among(self, others: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Returns for each id whether it is among ``others``."""
+        found: npt.NDArray[np.bool_] = pc.is_in(
+            self.values, value_set=Ids.of(others).values
+        ).to_numpy(False)
+        return found
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Ids: ...
+    def __getitem__(self, at: int | slice) -> str | Ids:
+        if isinstance(at, slice):
+            return Ids(self.values[at])
+        text: str = self.values[at].as_py()
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), CHUNK):
+            yield from self.values.slice(start, CHUNK).to_pylist()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Ids):
+            return bool(self.values.equals(other.values))
+        return (
+            isinstance(other, Sequence)
+            and len(self) == len(other)
+            and all(map(str.__eq__, self, other))
+        )
+
+    def __repr__(self) -> str:
+        return f"Ids({len(self)})"
