@@ -18,6 +18,7 @@ from vfl_party.data.cells import dates, number_formats, texts
 from vfl_party.data.cells.arrow_types import floats, is_number, is_text, is_time
 from vfl_party.data.choice import Chosen
 from vfl_party.data.columns import Columns, Rows
+from vfl_party.data.ids import GrowingTexts
 from vfl_party.data.row_arrays import IN_MEMORY, GrowingMatrix, Space
 from vfl_party.data.table import Categories
 from vfl_party.data.vocabulary import Vocabulary, decoded, decoded_type
@@ -59,7 +60,7 @@ class Reading:
         )
         self._features = frozenset(chosen.features)
         self._rows = 0
-        self._ids: list[list[pa.Array]] = [[] for _ in chosen.id]
+        self._ids = [GrowingTexts(space) for _ in chosen.id]
         self._words: dict[str, Vocabulary] = {}
         self._label: list[npt.NDArray[Any]] = []
         self._beside: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in chosen.beside}
@@ -88,12 +89,11 @@ class Reading:
         if self._found is not None and self._found.points is not None and not self.odd:
             self._found.points.decide()
         assert schema is not None  # noqa: S101 - there are rows
-        ids = [pa.chunked_array(each) for each in self._ids]
         said = [*notes, *(self._found.notes if self._found is not None else ())]
         said += filter(None, (each.shared() for each in self._words.values()))
         types = tuple(decoded_type(schema.field(name).type) for name in self._chosen.id)
         return Rows(
-            ids,
+            [each.finish() for each in self._ids],
             self.labels(),
             self.columns(schema),
             self.splits(),

@@ -3,7 +3,8 @@ missing and repeated ones.
 """
 
 from vfl_party.data.ids.looks import ASK, LOOKED_AT, about_zeros, choices, shapes_of, short_look
-from vfl_party.data.ids.order import IdCounts, Positions, first_repeated, in_order, kept_rows
+from vfl_party.data.ids.order import IdCounts, in_order, kept_rows
+from vfl_party.data.ids.packed import GrowingTexts, Positions, let_go, texts_of
 from vfl_party.data.ids.spelling import SEPARATOR, normalised
 from vfl_party.data.ids.texts import Ids
 
@@ -11,15 +12,17 @@ __all__ = [
     "ASK",
     "LOOKED_AT",
     "SEPARATOR",
+    "GrowingTexts",
     "IdCounts",
     "Ids",
     "Positions",
     "about_zeros",
     "choices",
-    "first_repeated",
     "in_order",
     "kept_rows",
+    "let_go",
     "normalised",
     "shapes_of",
     "short_look",
+    "texts_of",
 ]

@@ -33,7 +33,9 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
     lines, looks = [f"{len(parts[0]):,} rows in the source"], []
     for used in range(len(rules) + 1):
         ids = normalised(parts, rules[:used])
-        first, drop = (IdCounts.of(ids, len(in_order(ids, each))) for each in ("first", "drop"))
+        first, drop = (
+            IdCounts.of(ids, len(in_order(ids, each).rows)) for each in ("first", "drop")
+        )
         counts = drop if duplicates == "drop" else first
         after = f"after {', '.join(rules[:used])}" if used else "as they come"
         found = f"{after}: {first.missing:,} missing, {first.repeated:,} repeat an earlier row's"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +11,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.config.data import Duplicates
-from vfl_party.data.ids.texts import CHUNK
-from vfl_party.data.row_arrays import parts
+from vfl_party.data.ids.packed import (
+    CHUNK,
+    Dealt,
+    GrowingTexts,
+    Positions,
+    let_go,
+    offsets_and_bytes,
+)
+from vfl_party.data.row_arrays import IN_MEMORY, Space, parts, size_of_piece
 
 Id = str | None
-Positions = npt.NDArray[np.int64]
 # Bytes of an id that is sorted eight bytes at a time.
 _LONGEST = 64
+# Of memory, while a row is put in order; ids that are looked at to divide all, for each part.
+_ROW_BYTES, _SAMPLES = 64, 256
 _FIRST_BYTES = np.array(
     [0xFFFFFFFFFFFFFFFF ^ ((1 << 8 * (8 - count)) - 1) for count in range(9)], np.uint64
 )
@@ -57,46 +65,113 @@ class IdCounts:
         )
 
 
-def in_order(ids: pa.LargeStringArray, duplicates: Duplicates) -> Positions:
-    """Returns the rows to keep, sorted by the UTF-8 bytes of their ids: those with an id, and of
-    equal ones by policy.
+@dataclass(frozen=True, eq=False)
+class Sorted:
+    """The rows of a table that are kept, sorted by the UTF-8 bytes of their ids.
 
-    The first of equal ids is kept, or none of them for ``drop``.
+    rows: their numbers, [N]. ids: theirs. repeated: the first row that has the id of an earlier
+    one: (the earlier row, the row); None if there is none.
     """
-    rows, same = _sorted(ids)
-    if duplicates == "drop":
-        same = same | np.append(same[1:], False)
-    return rows[~same]
+
+    rows: Positions
+    ids: pa.LargeStringArray
+    repeated: tuple[int, int] | None
+
+
+def in_order(ids: pa.LargeStringArray, duplicates: Duplicates, space: Space = IN_MEMORY) -> Sorted:
+    """Returns the rows to keep: those with an id, and of equal ones by policy.
+
+    The first of equal ids is kept, or none of them for ``drop``. If the ids are many, they are
+    sorted part by part in files of ``space``. Raises InputError if the disk is full.
+    """
+    small = replace(space, most_bytes=space.most_bytes // 4)
+    rows, texts, repeated = small.growing((), np.int64), GrowingTexts(space), []
+    for numbers, values, same in _sorted(ids, space):
+        if same.any():
+            repeated.append(_first_repeated(numbers, same))
+            left_out = same | np.append(same[1:], False) if duplicates == "drop" else same
+            numbers, values = numbers[~left_out], values.filter(pa.array(~left_out))
+        rows.append(numbers)
+        texts.append(values)
+    return Sorted(
+        rows.finish(), texts.finish(), min(repeated, key=lambda found: found[1], default=None)
+    )
 
 
 def kept_rows(ids: Sequence[Id], duplicates: Duplicates) -> list[int]:
     """Returns the rows to keep, ascending: see ``in_order``."""
-    return sorted(in_order(pa.array(ids, pa.large_string()), duplicates).tolist())
+    return sorted(in_order(pa.array(ids, pa.large_string()), duplicates).rows.tolist())
 
 
-def first_repeated(ids: pa.LargeStringArray) -> tuple[int, int]:
+def _first_repeated(rows: Positions, same: npt.NDArray[np.bool_]) -> tuple[int, int]:
     """Returns the first row that has the id of an earlier one: (the earlier row, the row). There
     must be one.
     """
-    rows, same = _sorted(ids)
     place = np.flatnonzero(same)[rows[same].argmin()]
     # Equal ids are in the order of their rows.
     first = place - 1 - int(same[:place][::-1].argmin())
     return int(rows[first]), int(rows[place])
 
 
-def _sorted(ids: pa.LargeStringArray) -> tuple[Positions, npt.NDArray[np.bool_]]:
-    """Returns the rows with an id, sorted by it and then by row, and for each whether the one
-    before has its id.
+def _sorted(
+    ids: pa.LargeStringArray, space: Space
+) -> Iterator[tuple[Positions, pa.LargeStringArray, npt.NDArray[np.bool_]]]:
+    """Yields the rows with an id, sorted by it and then by row, in parts of which each comes after
+    the one before: the rows, their ids, and whether the one before has the same id.
     """
-    present = np.flatnonzero(ids.is_valid().to_numpy(False)) if ids.null_count else None
-    ids = ids if present is None else ids.take(pa.array(present))
-    order = _order(ids)
-    values = ids.take(pa.array(order))
-    same = np.zeros(len(order), bool)
-    if len(order) > 1:
-        same[1:] = pc.equal(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(False)
-    return order if present is None else present[order], same
+    for rows, texts in _parts(ids, space):
+        order = _order(texts)
+        values = texts.take(pa.array(order))
+        same = np.zeros(len(order), bool)
+        if len(order) > 1:
+            same[1:] = pc.equal(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(False)
+        yield order if rows is None else rows[order], values, same
+
+
+def _parts(
+    ids: pa.LargeStringArray, space: Space
+) -> Iterator[tuple[Positions | None, pa.LargeStringArray]]:
+    """Yields the rows with an id and their ids, not sorted: all at once, or in parts of which each
+    comes after the one before. The rows are None if they are 0, 1, ….
+    """
+    size = size_of_piece(space, _ROW_BYTES, len(ids))
+    if len(ids) <= size:
+        present = np.flatnonzero(ids.is_valid().to_numpy(False)) if ids.null_count else None
+        yield present, ids if present is None else ids.take(pa.array(present))
+        return
+    bounds = _bounds(ids, -(-len(ids) // size))
+    dealt = Dealt(space, len(bounds) + 1)
+    for part in parts(len(ids), CHUNK):
+        texts = ids[part]
+        rows = np.flatnonzero(texts.is_valid().to_numpy(False))
+        texts = texts if len(rows) == len(texts) else texts.take(pa.array(rows))
+        to_B = np.searchsorted(bounds, _beginnings(texts, bounds.itemsize), side="right")
+        dealt.deal(to_B.astype(np.uint8), rows + part.start, texts)
+        let_go(ids)
+    yield from dealt
+
+
+def _bounds(ids: pa.LargeStringArray, count: int) -> npt.NDArray[np.bytes_]:
+    """Returns the beginnings of up to ``count`` - 1 ids, ascending, that divide all ids into parts
+    of about one size. Ids that begin alike are in one part.
+    """
+    step = max(1, len(ids) // (_SAMPLES * count))
+    found = ids.take(pa.array(np.arange(0, len(ids), step))).drop_null()
+    let_go(ids)
+    lengths = _starts_and_lengths(found)[1]
+    width = min(int(lengths.max(initial=1)), _LONGEST)
+    sample = np.sort(_beginnings(found, width))
+    return np.unique(sample[np.arange(1, count) * len(sample) // count]) if len(sample) else sample
+
+
+def _beginnings(ids: pa.LargeStringArray, width: int) -> npt.NDArray[np.bytes_]:
+    """Returns the first bytes of each id, up to ``width`` rounded up to eight. They are compared as
+    ids are, but that ids with other ends may be alike.
+    """
+    starts, lengths, data = _starts_and_lengths(ids)
+    words = [_words(starts, lengths, data, start) for start in range(0, width, 8)]
+    found_BW = np.stack(words, axis=1).astype(">u8")
+    return found_BW.view(f"S{8 * len(words)}").reshape(-1)
 
 
 def _order(ids: pa.LargeStringArray) -> Positions:
@@ -106,7 +181,7 @@ def _order(ids: pa.LargeStringArray) -> Positions:
     another. Where an id ends, its bytes are 0; of ids that differ in nothing else the shorter one
     comes first.
     """
-    starts, lengths, data = _bytes(ids)
+    starts, lengths, data = _starts_and_lengths(ids)
     longest = int(lengths.max(initial=0))
     if longest > _LONGEST or not longest:
         # A stable sort.
@@ -126,17 +201,12 @@ def _order(ids: pa.LargeStringArray) -> Positions:
     return order
 
 
-def _bytes(
+def _starts_and_lengths(
     ids: pa.LargeStringArray,
 ) -> tuple[Positions, npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
     """Returns where each id begins in the bytes of all, how many it has, and the bytes."""
-    offsets = np.frombuffer(ids.buffers()[1], np.int64)[ids.offset : ids.offset + len(ids) + 1]
-    data = ids.buffers()[2]
-    return (
-        offsets[:-1],
-        np.diff(offsets).astype(np.int32),
-        np.frombuffer(data if data is not None else b"", np.uint8),
-    )
+    offsets, data = offsets_and_bytes(ids)
+    return offsets[:-1], np.diff(offsets).astype(np.int32), data
 
 
 def _words(

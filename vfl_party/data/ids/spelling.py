@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.errors import Code, InputError
-from vfl_party.data.ids.texts import CHUNK
+from vfl_party.data.ids.packed import CHUNK, GrowingTexts, let_go
+from vfl_party.data.row_arrays import IN_MEMORY, Space, parts
 
 # Between the columns of an id: Unicode's own unit separator.
 SEPARATOR = "\x1f"
@@ -44,25 +45,46 @@ _RULES: dict[str, Callable[[str], str]] = {
 }
 
 
-def normalised(parts: Sequence[Any], rules: Sequence[str]) -> pa.LargeStringArray:
+def normalised(
+    columns: Sequence[Any], rules: Sequence[str], space: Space = IN_MEMORY
+) -> pa.LargeStringArray:
     """Returns the id of each row, null if it is missing.
 
     Each column's part is spelt by the rules, then the parts are joined by ``SEPARATOR``. An id is
     missing if a part is missing, or empty or blank after the rules.
 
     Args:
-        parts: a column of the id each, [N]: Arrow's text, or a sequence of text and None.
+        columns: of the id, each [N]: Arrow's text, or a sequence of text and None.
         rules: see the module.
+        space: where many ids lie.
 
-    Raises InputError if a rule cannot be used here.
+    Raises InputError if a rule cannot be used here, or if the disk is full.
     """
     steps = [_step(rule) for rule in rules]
-    columns = [_arrow(part) for part in parts]
-    chunks = [
-        _joined([_spelt(column.slice(start, CHUNK), steps) for column in columns])
-        for start in range(0, len(columns[0]), CHUNK)
-    ]
-    return pa.concat_arrays(chunks) if chunks else pa.array([], pa.large_string())
+    texts = [_arrow(column) for column in columns]
+    one = texts[0]
+    if len(texts) == 1 and not steps and isinstance(one, pa.Array) and _is_plain(one):
+        return one
+    found = GrowingTexts(space)
+    for part in parts(len(one), CHUNK):
+        found.append(_joined([_spelt(_in_one(each[part]), steps) for each in texts]))
+        let_go(*texts)
+    return found.finish()
+
+
+def _is_plain(texts: pa.LargeStringArray) -> bool:
+    """Returns whether every text has a character that is seen."""
+    for part in parts(len(texts), CHUNK):
+        seen = pc.match_substring_regex(texts[part], _VISIBLE)
+        let_go(texts)
+        if seen.null_count or not pc.all(seen).as_py():
+            return False
+    return True
+
+
+def _in_one(texts: Any) -> pa.LargeStringArray:
+    """Returns a column in one piece."""
+    return pa.concat_arrays(texts.chunks) if isinstance(texts, pa.ChunkedArray) else texts
 
 
 def _arrow(part: Any) -> Any:
@@ -77,7 +99,7 @@ def _joined(columns: Sequence[pa.Array]) -> pa.LargeStringArray:
     return columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, between)
 
 
-def _spelt(part: Any, steps: Sequence[Callable[[str], str]]) -> pa.LargeStringArray:
+def _spelt(part: pa.LargeStringArray, steps: Sequence[Callable[[str], str]]) -> pa.LargeStringArray:
     if steps:
         texts: list[Id] = part.to_pylist()
         for step in steps:
@@ -85,10 +107,7 @@ def _spelt(part: Any, steps: Sequence[Callable[[str], str]]) -> pa.LargeStringAr
         return pa.array(
             [text if text and not text.isspace() else None for text in texts], pa.large_string()
         )
-    part = part.combine_chunks() if isinstance(part, pa.ChunkedArray) else part
-    part = pa.concat_arrays(part.chunks) if isinstance(part, pa.ChunkedArray) else part
-    plain = pc.match_substring_regex(part, _VISIBLE)
-    if pc.all(plain).as_py() is not False and not plain.null_count:
+    if _is_plain(part):
         return part
     blank = [bool(text) and not text.isspace() for text in pc.fill_null(part, "").to_pylist()]
     return pc.if_else(pa.array(blank), part, pa.scalar(None, pa.large_string()))

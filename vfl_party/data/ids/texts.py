@@ -10,18 +10,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Ids that become Python's text at once.
-CHUNK = 1 << 16
+from vfl_party.data.ids.packed import CHUNK, let_go, taken
+from vfl_party.data.row_arrays import IN_MEMORY, Space
 
 
 class Ids(Sequence[str]):
     """Ids in order, in little more memory than their text: a sequence of str.
 
-    ``values``: Arrow's large strings, without nulls.
+    ``values``: Arrow's large strings, without nulls. ``space``: where many of them lie.
     """
 
-    def __init__(self, values: pa.LargeStringArray) -> None:
-        self.values = values
+    def __init__(self, values: pa.LargeStringArray, space: Space = IN_MEMORY) -> None:
+        self.values, self.space = values, space
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Ids:
@@ -29,8 +29,10 @@ class Ids(Sequence[str]):
         return texts if isinstance(texts, Ids) else cls(pa.array(texts, pa.large_string()))
 
     def taken(self, rows: npt.NDArray[np.integer[Any]]) -> Ids:
-        """Returns the ids of the given rows, in their order."""
-        return Ids(self.values.take(pa.array(rows)))
+        """Returns the ids of the given rows, in their order. Raises InputError if the disk has no
+        room for them.
+        """
+        return Ids(taken(self.values, rows, self.space), self.space)
 
     def among(self, others: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns for each id whether it is among ``others``."""
@@ -45,13 +47,15 @@ class Ids(Sequence[str]):
     def __getitem__(self, at: slice) -> Ids: ...
     def __getitem__(self, at: int | slice) -> str | Ids:
         if isinstance(at, slice):
-            return Ids(self.values[at])
+            return Ids(self.values[at], self.space)
         text: str = self.values[at].as_py()
         return text
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), CHUNK):
-            yield from self.values.slice(start, CHUNK).to_pylist()
+            texts = self.values.slice(start, CHUNK).to_pylist()
+            let_go(self.values)
+            yield from texts
 
     def __len__(self) -> int:
         return len(self.values)
