@@ -62,8 +62,8 @@ class Reading:
         self._rows = 0
         self._ids = [GrowingTexts(space) for _ in chosen.id]
         self._words: dict[str, Vocabulary] = {}
-        self._label: list[npt.NDArray[Any]] = []
-        self._beside: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in chosen.beside}
+        # Labels and columns beside them, once the first block has come.
+        self._values: dict[str, GrowingMatrix] = {}
         self._split: list[npt.NDArray[np.int32]] = []
         # Once the first block has come.
         self._numeric: tuple[str, ...] | None = None
@@ -99,19 +99,19 @@ class Reading:
             self.splits(),
             tuple(said),
             types,
-            beside={name: self._values(name, blocks) for name, blocks in self._beside.items()},
+            beside={name: self._values_of(name) for name in self._chosen.beside},
         )
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Adds rows. Raises InputError."""
         for each, name in zip(self._ids, self._chosen.id, strict=True):
             each.append(id_texts(self._source, name, self._text(batch.column(name))))
-        if self._chosen.label is not None:
-            self._label.append(
-                self._label_block(self._chosen.label, batch.column(self._chosen.label))
-            )
-        for name, blocks in self._beside.items():
-            blocks.append(self._label_block(name, batch.column(name)))
+        label = () if self._chosen.label is None else (self._chosen.label,)
+        for name in (*label, *self._chosen.beside):
+            values = self._label_block(name, batch.column(name))
+            if name not in self._values:
+                self._values[name] = self._space.share().growing((), values.dtype)
+            self._values[name].append(values)
         if self._chosen.split is not None:
             self._split.append(
                 self._split_block(self._chosen.split, batch.column(self._chosen.split))
@@ -307,17 +307,17 @@ class Reading:
         InputError.
         """
         name = self._chosen.label
-        return None if name is None else self._values(name, self._label)
+        return None if name is None else self._values_of(name)
 
-    def _values(self, name: str, blocks: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def _values_of(self, name: str) -> npt.NDArray[Any]:
         """Returns the label of all rows, or a column beside it. Raises InputError if one is
         missing, unless rows without a label are left out.
         """
+        values = self._values[name].finish()
         if name in self._words:
-            values: npt.NDArray[Any] = self._words[name].all_texts(blocks)
+            values = self._words[name].all_texts(values)
             missing_N = checks.no_text(values)
         else:
-            values = np.concatenate(blocks)
             checks.require_finite(self._source, values[:, None], [name])
             missing_N = np.isnan(values)
         left_out = name == self._settings.label and self._settings.unlabelled == "drop"

@@ -51,6 +51,12 @@ class Space:
         """
         return cls(settings.scratch or tempfile.gettempdir(), settings.memory_mib << 20)
 
+    def share(self) -> Space:
+        """Returns the place of what a table has one of in each row, as an id: several copies of it
+        are there at a time, so that each may have a quarter of the memory.
+        """
+        return replace(self, most_bytes=self.most_bytes // 4)
+
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Returns an array to be filled. Raises InputError if the disk has no room for it."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize

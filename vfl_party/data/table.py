@@ -135,7 +135,7 @@ class Table:
             labels=pick(self.labels),
             splits=pick(self.splits),
             places_N=None if self.places_N is None else self.places_N[rows],
-            beside={name: values[rows] for name, values in self.beside.items()},
+            beside={name: self.space.taken(values, rows) for name, values in self.beside.items()},
         )
 
     def pixels(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:

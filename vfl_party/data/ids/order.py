@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -84,8 +84,7 @@ def in_order(ids: pa.LargeStringArray, duplicates: Duplicates, space: Space = IN
     The first of equal ids is kept, or none of them for ``drop``. If the ids are many, they are
     sorted part by part in files of ``space``. Raises InputError if the disk is full.
     """
-    small = replace(space, most_bytes=space.most_bytes // 4)
-    rows, texts, repeated = small.growing((), np.int64), GrowingTexts(space), []
+    rows, texts, repeated = space.share().growing((), np.int64), GrowingTexts(space), []
     for numbers, values, same in _sorted(ids, space):
         if same.any():
             repeated.append(_first_repeated(numbers, same))

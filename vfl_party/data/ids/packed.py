@@ -30,8 +30,6 @@ from vfl_party.data.row_arrays import (
 Positions = npt.NDArray[np.int64]
 # Rows that are worked on at once.
 CHUNK = 1 << 16
-# Of memory, as several copies of a table's ids are there at a time.
-_SHARE = 4
 # Bytes, in memory, of a row that is put in order.
 _ROW_BYTES = 64
 # By their first byte: where texts lie in files.
@@ -42,8 +40,8 @@ class GrowingTexts:
     """Texts that grow by blocks: in memory at first, in files once they are too large."""
 
     def __init__(self, space: Space) -> None:
-        space = replace(space, most_bytes=space.most_bytes // _SHARE)
-        self._data, self._ends = space.growing((), np.uint8), space.growing((), np.int64)
+        share = space.share()
+        self._data, self._ends = share.growing((), np.uint8), share.growing((), np.int64)
         self._ends.append(np.zeros(1, np.int64))
         self._nulls: list[Positions] = []
         self._rows = self._bytes = 0
