@@ -30,6 +30,8 @@ from vfl_party.data.row_arrays import (
 Positions = npt.NDArray[np.int64]
 # Rows that are worked on at once.
 CHUNK = 1 << 16
+# Rows that are read from anywhere in a file, and stay in memory.
+FEW = 1 << 12
 # Bytes, in memory, of a row that is put in order.
 _ROW_BYTES = 64
 # By their first byte: where texts lie in files.
@@ -121,8 +123,10 @@ def taken(
     """Returns the texts of the given rows, in their order; each is there once, if ``values`` lie in
     files. Raises InputError if the disk is full.
     """
-    if not in_files(values):
-        return values.take(pa.array(rows))
+    if not in_files(values) or len(rows) <= FEW:
+        few = values.take(pa.array(rows))
+        let_go(values)
+        return few
     found = GrowingTexts(space)
     if is_ascending(rows):
         for part in parts(len(rows), CHUNK):
