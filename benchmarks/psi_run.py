@@ -85,21 +85,22 @@ def write_tables(ids: int, folder: Path, **settings: Any) -> dict[str, DataSetti
 
 
 def recipe(ids: int) -> dict[str, Any]:
-    """Returns tables of a recipe that aligns, and then does as little as it can: one step, of all
-    rows.
+    """Returns tables of a recipe that aligns, and then does as little as it can: one step, of few
+    rows, so that the largest memory is that of the alignment.
     """
+    few = min(256, ids // 2)
     return {
         "name": "psi",
         "seed": 1,
         "task": {"kind": "binary"},
-        "rows": {"align": "psi", "validation": 0.0, "test": 0.0},
+        "rows": {"align": "psi", "validation": 0.0, "test": 0.0, "labelled": few},
         "parties": [{"name": ACTIVE, "role": "active"}, {"name": PASSIVE, "role": "passive"}],
         "model": {"embedding_size": 1, "encoder": {"kind": "mlp", "hidden": [1]}},
         "phases": [
             {
                 "kind": "splitnn",
                 "epochs": 1,
-                "batch_size": ids,
+                "batch_size": few,
                 "optimizer": {"kind": "sgd", "lr": 0.1},
             }
         ],
