@@ -105,9 +105,11 @@ def _add_inputs(digest: hashlib._Hash, features: Features | None, *more: Tensor 
             release(*arrays)
 
 
-def divide_rows(recipe: Recipe, count: int, what: str = "rows") -> dict[str, Rows]:
-    """Returns the splits of ``count`` rows, or of ``what`` is divided. Raises InputError if fewer
-    are for training than must be labelled.
+def divide_rows(
+    recipe: Recipe, count: int, what: str = "rows", *, drawn: bool = True
+) -> dict[str, Rows]:
+    """Returns the splits of ``count`` rows, or of ``what`` is divided. ``drawn``: see
+    ``split_rows``. Raises InputError if fewer are for training than must be labelled.
     """
     rows = recipe.rows
     _check_folds(recipe, count, what)
@@ -120,6 +122,7 @@ def divide_rows(recipe: Recipe, count: int, what: str = "rows") -> dict[str, Row
         labelled=rows.labelled,
         folds=rows.folds,
         fold=rows.fold,
+        drawn=drawn,
     )
     _check_labelled(recipe, splits)
     return splits
@@ -239,9 +242,11 @@ def divided(division: bytes) -> dict[str, Rows]:
     """Returns the row numbers of the splits, as ``split_rows`` does."""
     codes = np.frombuffer(division, np.uint8)
     local, aligned, train, validation, test = (codes == code for code in range(len(CODES)))
-    masks = {"local": local | aligned | train, "aligned": aligned | train, "train": train}
-    masks |= {"validation": validation, "test": test}
-    return {name: np.flatnonzero(mask).astype(np.int64) for name, mask in masks.items()}
+    found = {"train": np.flatnonzero(train)}
+    # Of many rows, one array for splits that are the same.
+    found["aligned"] = np.flatnonzero(aligned | train) if aligned.any() else found["train"]
+    found["local"] = np.flatnonzero(local | aligned | train) if local.any() else found["aligned"]
+    return found | {"validation": np.flatnonzero(validation), "test": np.flatnonzero(test)}
 
 
 def _check_folds(recipe: Recipe, count: int, what: str = "rows") -> None:
