@@ -18,6 +18,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.data import load_table
 from vfl_party.data.load import open_table
 from vfl_party.data.sources.databases import spill
+from vfl_party.data.sources.databases.query import SORTED
 from vfl_party.data.sources.databases.spill import Spill
 from vfl_party.data.stream import Stream
 
@@ -114,12 +115,15 @@ def test_what_takes_the_first_rows_has_an_order(folder: Path) -> None:
     for query in (QUERY, f"FROM ({QUERY} ORDER BY pid DESC)"):
         stream = opened(folder, query, limit=2)
         assert read(stream, "x", "pid").to_pydict() == {"x": [1.0, 2.0], "pid": ["a", "b"]}
-        assert "ORDER BY" in stream.notes[0]
+        assert stream.unsorted == SORTED
     table = load_table(settings(folder, QUERY, limit=2), with_label=False)
-    assert table.notes == stream.notes
+    assert table.notes == (SORTED,)
+    # No row is left out.
+    for more in ({"limit": 4}, {"duplicates": "first"}):
+        assert load_table(settings(folder, QUERY, **more), with_label=False).notes == ()
     twice = opened(folder, "SELECT 'a' AS pid, x FROM 'in/*.parquet'", duplicates="first")
     assert read(twice, "x").to_pydict() == {"x": [1.0, 2.0, 3.0]}
-    assert opened(folder, f"{QUERY} ORDER BY pid", duplicates="first").notes == ()
+    assert opened(folder, f"{QUERY} ORDER BY pid", duplicates="first").unsorted == ""
     rows = read(opened(folder, f"{QUERY} ORDER BY pid", limit=2), "pid")
     assert rows.to_pydict() == {"pid": ["a", "b"]}
     row_numbers = settings(folder, QUERY, id="row")

@@ -24,10 +24,12 @@ from vfl_common.config.sources import folder_and_query
 from vfl_common.errors import InputError
 from vfl_party.data import checks
 from vfl_party.data.sources.databases.query import (
+    SORTED,
     Pass,
     Passes,
     missing_package,
     require_dates,
+    takes_first,
     words,
 )
 from vfl_party.data.sources.databases.spill import Spill
@@ -51,10 +53,6 @@ _CASTS = (
 )
 _SET = ("TimeZone = 'UTC'", "enable_progress_bar = false", "lock_configuration = true")
 _EXTENSION = re.compile(r"INSTALL (\w+);")
-_NO_ORDER = (
-    "the query has no ORDER BY, so the first rows are those in the order of the id's columns, and "
-    "then of the others; end the query with ORDER BY to choose"
-)
 # In the name of a folder: file_search_path and patterns of files have meanings for them.
 _SIGNS = ",*?["
 
@@ -70,7 +68,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
     config = _config(settings, source, folder)
     spill = Spill(settings.scratch or tempfile.gettempdir())
     config |= {"temp_directory": str(spill.folder)}
-    reading = _Reading(settings, query, duckdb.connect(":memory:", config=config), Passes(source))
+    reading = _Reading(settings, query, duckdb.connect(":memory:", config=config), Passes(settings))
     weakref.finalize(reading, _close, reading.connection, spill)
     try:
         for setting in _SET:
@@ -84,10 +82,9 @@ def open_duckdb(settings: DataSettings) -> Stream:
             raise checks.unusable(source, f"has two columns {name!r}; rename one with AS")
         reading.types[name] = kind
     # Else the order does not matter: a table is put in order of its ids.
-    takes_first = settings.first is not None or settings.duplicates == "first"
-    reading.sorts = takes_first and not ordered
-    notes = (_NO_ORDER,) if reading.sorts else ()
-    return Stream(source, tuple(reading.types), False, reading.blocks, notes=notes, ordered=False)
+    reading.sorts = takes_first(settings) and not ordered
+    names, unsorted = tuple(reading.types), "" if ordered else SORTED
+    return Stream(source, names, False, reading.blocks, ordered=False, unsorted=unsorted)
 
 
 @dataclass(eq=False)
@@ -116,6 +113,7 @@ class _Reading:
             for name in wanted:
                 require_dates(source, name, columns[name])
             seen.add(batch.num_rows, [columns[name] for name in ids])
+            self.passes.compare_full(seen)
             yield pa.RecordBatch.from_arrays([columns[name] for name in wanted], list(wanted))
         self.passes.compare(seen)
 

@@ -21,6 +21,19 @@ _READS = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*+(?:select|with|values|table|from)\b",
     re.IGNORECASE | re.DOTALL,
 )
+# Texts, names and comments; what stands in parentheses; an order of what is left.
+_TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$", re.DOTALL)
+_INNER = re.compile(r"\([^()]*\)")
+_ORDER = re.compile(r"\border\s+by\b", re.IGNORECASE)
+# What is said if settings take the first rows of a query without an order.
+SORTED = (
+    "the query has no ORDER BY at its end, so the first rows are those in the order of the id's "
+    "columns, and then of the others; end the query with ORDER BY to choose"
+)
+UNSORTED = (
+    "the query has no ORDER BY at its end, so the database chooses which rows are the first, and "
+    "may choose others next time; end the query with ORDER BY"
+)
 _QUOTED = re.compile("\"[^\"]*\"|'[^']*'|`[^`]*`|»[^«]*«|«[^»]*»|„[^“]*“")
 # And password, to the last @.
 _USER = re.compile(r"[^:]+://([^?]*)@", re.DOTALL)
@@ -43,6 +56,22 @@ def query_of(settings: DataSettings) -> str:
     if not _READS.match(query):
         raise checks.unusable(source, "data.query must read and nothing else; write one SELECT")
     return query
+
+
+def takes_first(settings: DataSettings) -> bool:
+    """Returns whether settings take some rows by their place."""
+    return settings.first is not None or settings.duplicates == "first"
+
+
+def has_order(query: str) -> bool:
+    """Returns whether a query ends with an order: an ORDER BY that stands in no parentheses.
+
+    It reads no dialect: this is for a note to a person, and for sorting what is not sorted.
+    """
+    left, n = _TEXTS.sub(" ", query), 1
+    while n:
+        left, n = _INNER.subn(" ", left)
+    return _ORDER.search(left) is not None
 
 
 def missing_package(source: str, package: str) -> InputError:
@@ -93,9 +122,16 @@ class Passes:
     without ORDER BY.
     """
 
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self, settings: DataSettings) -> None:
+        self._source, self._most = shown(settings.source), settings.first
         self._first: tuple[int, bytes] | None = None
+
+    def compare_full(self, found: Pass) -> None:
+        """Takes a pass of which nobody reads more, if it has the first rows that are wanted. Raises
+        InputError.
+        """
+        if found.rows == self._most:
+            self.compare(found)
 
     def compare(self, found: Pass) -> None:
         """Takes a pass that has reached its end. Raises InputError if it differs from the first
