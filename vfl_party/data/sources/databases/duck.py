@@ -14,7 +14,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ from vfl_common.config.data import DataSettings, shown
 from vfl_common.config.sources import folder_and_query
 from vfl_common.errors import InputError
 from vfl_party.data import checks
+from vfl_party.data.sources.databases.duck_files import check_files
 from vfl_party.data.sources.databases.query import (
     SORTED,
     Pass,
@@ -52,6 +52,7 @@ _CASTS = (
     (re.compile(r"TIMESTAMP_(S|MS|NS)"), "TIMESTAMP"),
 )
 _SET = ("TimeZone = 'UTC'", "enable_progress_bar = false", "lock_configuration = true")
+_NO_PARQUET = re.compile("too small to be a Parquet file|No magic bytes found")
 _EXTENSION = re.compile(r"INSTALL (\w+);")
 # In the name of a folder: file_search_path and patterns of files have meanings for them.
 _SIGNS = ",*?["
@@ -174,8 +175,8 @@ def _config(settings: DataSettings, source: str, folder: str | None) -> dict[str
 
 
 def _parsed(connection: DuckDBPyConnection, source: str, folder: str | None, query: str) -> bool:
-    """Returns whether the query has an order. Raises InputError if it is not one SELECT, or names a
-    file that DuckDB would take from the working folder.
+    """Returns whether the query has an order. Raises InputError if it is not one SELECT, or for its
+    files.
     """
     row = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
     parsed: dict[str, Any] = json.loads(row[0] if row else "{}")
@@ -185,23 +186,9 @@ def _parsed(connection: DuckDBPyConnection, source: str, folder: str | None, que
     statements = parsed.get("statements", [])
     if len(statements) != 1:
         raise checks.unusable(source, "must read and nothing else; write one SELECT")
-    # DuckDB looks in the working folder, too, if a file is not in the one that it was given.
-    base = Path(folder or ".")
-    for text in set(_texts(statements)):
-        if re.search(r"[./]", text) and not (base / text).exists() and Path(text).is_file():
-            what = f"{text} is in the folder where this program runs, and not in {base}"
-            raise checks.unreadable(source, f"{what}; move it, or write its full path")
+    check_files(connection, source, folder, statements)
     modifiers = statements[0]["node"].get("modifiers", [])
     return any(each["type"] == "ORDER_MODIFIER" for each in modifiers)
-
-
-def _texts(node: Any) -> Iterator[str]:
-    """Yields the texts of a parsed query that may be names of files."""
-    if isinstance(node, str) and 0 < len(node) < 256 and "\0" not in node:
-        yield node
-    values = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    for value in values:
-        yield from _texts(value)
 
 
 def _refused(settings: DataSettings, error: Exception, rows: int | None) -> InputError:
@@ -210,6 +197,7 @@ def _refused(settings: DataSettings, error: Exception, rows: int | None) -> Inpu
     """
     source, text = shown(settings.source), str(error)
     said = text.partition("Error: ")[2] or text
+    unread = text.startswith("IO Error") and rows in (None, 0)
     extension = _EXTENSION.search(text)
     if extension is not None:
         what = f"needs the extension {extension[1]} of DuckDB, and none is loaded"
@@ -218,7 +206,8 @@ def _refused(settings: DataSettings, error: Exception, rows: int | None) -> Inpu
         what = "the query needs more memory or disk than it has"
         advice = f"raise data.memory_mib, which is {settings.memory_mib}, or make room in"
         return checks.unreadable(source, f"{what}; {advice} data.scratch")
-    if text.startswith("IO Error") and rows in (None, 0):
+    # Its words name files, and no values.
+    if unread or _NO_PARQUET.search(text):
         said = words(said, settings.source, quoted=True)
         return checks.unreadable(source, f"DuckDB cannot read ({said}); correct data.source")
     said = words(said, settings.source, quoted=rows is None)
