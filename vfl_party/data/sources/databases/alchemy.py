@@ -248,6 +248,9 @@ def failed(source: str, error: Any, rows: int | None) -> InputError:
         return checks.unreadable(
             shown(source), "is not a file of SQLite that can be read; correct data.source"
         )
+    if "is locked" in text:
+        what = "is locked by another program, which writes into it"
+        return checks.unreadable(shown(source), f"{what}; start again when that has ended")
     names = type(error).__name__
     said = words(
         text, source, quoted=rows is None and names in ("ProgrammingError", "OperationalError")

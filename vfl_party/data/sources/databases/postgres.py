@@ -7,7 +7,6 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from vfl_party.data.sources.databases.query import (
     SORTED,
     Pass,
     Passes,
+    awaited,
     encoding_hint,
     has_order,
     missing_package,
@@ -32,7 +32,6 @@ from vfl_party.data.stream import Stream
 
 T = TypeVar("T")
 
-_TICK_S = 0.2
 # To wait for a server that does not answer, unless the URL or PGCONNECT_TIMEOUT says otherwise.
 _CONNECT_S = 20
 _BEGIN = (
@@ -227,23 +226,8 @@ def _column(field: pa.Field, settings: DataSettings) -> str:
 
 
 def _awaited(cursor: Any, call: Callable[[], T]) -> T:
-    """Has a thread wait for the server. Raises KeyboardInterrupt after Ctrl-C, when the server has
-    ended the query.
-
-    In the main thread ADBC takes Ctrl-C for itself, and leaves the error of an ended query.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(call)
-        try:
-            # The signal alone does not always end a wait.
-            while not wait([waiting], _TICK_S).done:
-                pass
-            return waiting.result()
-        except KeyboardInterrupt:
-            # It has ended already.
-            with contextlib.suppress(Exception):
-                cursor.adbc_cancel()
-            raise
+    # In the main thread ADBC takes Ctrl-C for itself, and leaves the error of an ended query.
+    return awaited(call, cursor.adbc_cancel)
 
 
 def _select(columns: str, query: str) -> str:

@@ -4,9 +4,12 @@ compared.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +20,9 @@ from vfl_common.passwords import hidden
 from vfl_common.text import clean
 from vfl_party.data import checks
 
+T = TypeVar("T")
+
+_TICK_S = 0.2
 _READS = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*+(?:select|with|values|table|from)\b",
     re.IGNORECASE | re.DOTALL,
@@ -97,6 +103,42 @@ def words(text: str, source: str, *, quoted: bool) -> str:
     line = text.strip().partition("\n")[0]
     line = hidden(line, source)
     return clean(line if quoted else _QUOTED.sub("…", line), _LONGEST)
+
+
+def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
+    """Has a thread wait for a database. After SIGINT or SIGTERM it cancels the query, and raises
+    KeyboardInterrupt or Stopped when that has ended.
+    """
+    begun, stopped, ended = (threading.Event() for _ in range(3))
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        begun.set()
+        # A signal may come before the thread runs.
+        if not stopped.is_set():
+            try:
+                found.append(call())
+            except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
+                failed.append(error)
+        ended.set()
+
+    try:
+        threading.Thread(target=ask, name="query", daemon=True).start()
+        # The signal alone does not always end a wait.
+        while not ended.wait(_TICK_S):
+            pass
+    except BaseException:
+        stopped.set()
+        # To cancel what has not quite begun is in vain.
+        while begun.is_set() and not ended.wait(_TICK_S):
+            with contextlib.suppress(Exception):
+                cancel()
+        raise
+    if failed:
+        # An error keeps this frame, which must not keep the error.
+        raise failed.pop()
+    return found.pop()
 
 
 def require_dates(source: str, name: str, column: pa.Array) -> None:
