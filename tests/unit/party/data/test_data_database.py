@@ -379,12 +379,17 @@ def notes_of(source: str, query: str, **more: Any) -> tuple[str, ...]:
 
 def test_first_rows_without_an_order_are_told(people: str) -> None:
     query = "SELECT pid, age FROM people"
-    for more in ({"limit": 2}, {"duplicates": "first", "id_rules": ("zeros",)}):
+    by_place: list[dict[str, Any]] = [
+        {"limit": 2},
+        {"duplicates": "first", "id_rules": ("zeros",)},
+    ]
+    for more in by_place:
         assert notes_of(people, query, **more) == (UNSORTED,)
         assert notes_of(people, f"{query} ORDER BY age", **more) == ()
     # These take all rows, whatever the order is.
-    for more in ({}, {"limit": 4}, {"duplicates": "first"}, {"limit": 2, "limit_by": "random"}):
-        assert notes_of(people, query, **more) == ()
+    at_random = {"limit": 2, "limit_by": "random"}
+    for every in ({}, {"limit": 4}, {"duplicates": "first"}, at_random):
+        assert notes_of(people, query, **every) == ()
 
 
 def test_sqlite_is_never_written(people: str, tmp_path: Path) -> None:
