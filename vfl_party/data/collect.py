@@ -36,7 +36,7 @@ def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     """Reads a table: the columns that the settings choose. Raises InputError."""
     stream = emptied(without_headers(stream), settings.na)
     if not is_row_number(settings, stream.names):
-        return _collect(stream, settings, with_label)
+        return replace(_collect(stream, settings, with_label), unsorted=stream.unsorted)
     rows = _collect(with_row_numbers(stream), settings, with_label)
     # As those of arrays, they sort in the rows' order.
     width, numbers = len(str(max(len(rows) - 1, 0))), rows.ids[0]

@@ -121,7 +121,9 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
             source, f"{counts.left_out}; correct {label}data.id, data.id_rules or data.duplicates"
         )
     # Of all rows: sentences about them count the source's.
-    for note in rows.notes:
+    takes_first = n == settings.first or (settings.duplicates == "first" and counts.repeated > 0)
+    notes = (*rows.notes, rows.unsorted) if rows.unsorted and takes_first else rows.notes
+    for note in notes:
         log.info("%s: %s", source, note, extra={"event": "guessed"})
     whole = Table(
         source,
@@ -131,7 +133,7 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
         beside=rows.beside,
         group=settings.group,
         counts=counts,
-        notes=rows.notes,
+        notes=notes,
         space=space,
     )
     found = rows.features

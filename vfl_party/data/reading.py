@@ -368,6 +368,8 @@ def id_texts(source: str, name: str, column: pa.Array) -> pa.Array:
     if not (
         pa.types.is_integer(column.type)
         or (is_text(column.type) and not pa.types.is_boolean(column.type))
+        # Spark's, and Oracle's.
+        or (pa.types.is_decimal(column.type) and column.type.scale == 0)
     ):
         raise checks.unusable(
             source, f"id column {name!r} holds {column.type}; ids are text or whole numbers"
