@@ -34,7 +34,7 @@ from vfl_party.data.rows import prepare
 from vfl_party.data.table import Categories, Table
 from vfl_party.methods.secureboost import active, common, descent, guard, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
-from vfl_party.methods.secureboost.homomorphic.none import PlainAdder, PlainKeys
+from vfl_party.homomorphic.none import PlainAdder, PlainKeys
 from vfl_party.methods.secureboost.joint_walk import Walk
 from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import GossSettings, SecureBoostSettings

@@ -25,7 +25,7 @@ from vfl_party.methods.secureboost.common import (
     routed,
 )
 from vfl_party.methods.secureboost.exchanges import BEST, STOP
-from vfl_party.methods.secureboost.homomorphic import (
+from vfl_party.homomorphic import (
     CipherError,
     Integers,
     Keys,

@@ -24,7 +24,7 @@ from vfl_party.methods.secureboost.exchanges import (
     sums,
 )
 from vfl_party.methods.secureboost.guard import check_asked
-from vfl_party.methods.secureboost.homomorphic import check, cipher_bytes, key_room
+from vfl_party.homomorphic import check, cipher_bytes, key_room
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout
 from vfl_party.methods.secureboost.tree.forest import Split

@@ -32,7 +32,7 @@ from vfl_party.methods.secureboost.exchanges import (
     STOP,
 )
 from vfl_party.methods.secureboost.guard import LOST, Answered, fewest_rows, wrong_children
-from vfl_party.methods.secureboost.homomorphic import (
+from vfl_party.homomorphic import (
     Adder,
     CipherError,
     Wire,
@@ -40,7 +40,7 @@ from vfl_party.methods.secureboost.homomorphic import (
     cipher_bytes,
     has_heu,
 )
-from vfl_party.methods.secureboost.homomorphic.scheme import Held
+from vfl_party.homomorphic.scheme import Held
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import SecureBoostSettings

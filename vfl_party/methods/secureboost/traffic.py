@@ -23,7 +23,7 @@ from vfl_party.methods.secureboost.exchanges import (
     sums,
     walk,
 )
-from vfl_party.methods.secureboost.homomorphic import cipher_bytes, ciphers_for, key_room, together
+from vfl_party.homomorphic import cipher_bytes, ciphers_for, key_room, together
 from vfl_party.methods.secureboost.joint_walk import rows_at_once
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout

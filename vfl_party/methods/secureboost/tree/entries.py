@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.secureboost.columns import Codes, Column
-from vfl_party.methods.secureboost.homomorphic import Adder, bucket_sums
-from vfl_party.methods.secureboost.homomorphic.scheme import Held
+from vfl_party.homomorphic import Adder, bucket_sums
+from vfl_party.homomorphic.scheme import Held
 
 
 @dataclass(frozen=True)

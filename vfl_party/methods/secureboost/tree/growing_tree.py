@@ -10,8 +10,8 @@ import numpy as np
 
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.secureboost.columns import Codes
-from vfl_party.methods.secureboost.homomorphic import Integers
-from vfl_party.methods.secureboost.homomorphic.none import PlainAdder
+from vfl_party.homomorphic import Integers
+from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout, Plan, summed
 from vfl_party.methods.secureboost.tree.forest import Tree

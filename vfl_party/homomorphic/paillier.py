@@ -16,9 +16,9 @@ import gmpy2
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.methods.secureboost.homomorphic.modulus import check_modulus
-from vfl_party.methods.secureboost.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
-from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers, Wire
+from vfl_party.homomorphic.modulus import check_modulus
+from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
+from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 # Bits of an exponent that one look into a table covers.
 WINDOW = 8

@@ -16,11 +16,11 @@ from typing import Any
 import gmpy2
 import numpy as np
 
-from vfl_party.methods.secureboost.homomorphic import worker
-from vfl_party.methods.secureboost.homomorphic.modulus import check_modulus
-from vfl_party.methods.secureboost.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
-from vfl_party.methods.secureboost.homomorphic.pieces import FAST, SLOW, Pace
-from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers, Wire
+from vfl_party.homomorphic import worker
+from vfl_party.homomorphic.modulus import check_modulus
+from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
+from vfl_party.homomorphic.pieces import FAST, SLOW, Pace
+from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
 # The product of OU's primes may be a little longer than its name says.

@@ -6,7 +6,7 @@ from functools import cache
 
 import gmpy2
 
-from vfl_party.methods.secureboost.homomorphic.scheme import CipherError
+from vfl_party.homomorphic.scheme import CipherError
 
 # N has no prime factor below it: those of a true key are far larger.
 SMALL = 1 << 16

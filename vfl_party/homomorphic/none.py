@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vfl_party.methods.secureboost.homomorphic.packing import LIMIT
-from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers, Wire
+from vfl_party.homomorphic.packing import LIMIT
+from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 CIPHER_BYTES = 16
 
