@@ -1,6 +1,6 @@
 """Worker processes: they compute for one program of ours on other cores, and end with it.
 
-A program of ours has threads of gRPC and torch, so it is never forked. Each worker is a new program,
+A program of ours has threads of gRPC and torch, so it is never forked. Each worker is a new one,
 ``python -m MODULE``. Its standard input is one end of a socket, on which it reads messages and
 answers each. A message is a list of parts: their number and their lengths, 4 bytes each,
 little-endian, then the parts. The first message has no answer: it is for secrets, which are in no

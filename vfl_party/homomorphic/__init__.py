@@ -1,8 +1,8 @@
 """Additively homomorphic encryption of pairs of numbers: who has the private key reads sums that
 others have added up.
 
-Its workers stay small: no torch, no grpc. A scheme is chosen by name: ``ou`` (Okamoto-Uchiyama) and ``paillier`` encrypt; ``none`` does not,
-for trials.
+A scheme is chosen by name: ``ou`` (Okamoto-Uchiyama) and ``paillier`` encrypt; ``none`` does not,
+for trials. The workers stay small: no torch, no grpc.
 """
 
 from vfl_party.homomorphic.buckets import bucket_sums

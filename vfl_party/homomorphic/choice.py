@@ -131,7 +131,7 @@ def make_keys(scheme: Encryption, bits: int, *, with_heu: bool) -> tuple[Keys, b
         return keys, _WITH_HEU + keys.public
     from vfl_party.homomorphic.paillier import PaillierKeys
 
-    made = PaillierKeys(bits)
+    made = PaillierKeys.made(bits)
     return made, _WITH_GMPY2 + made.public
 
 
