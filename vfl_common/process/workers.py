@@ -6,18 +6,21 @@ answers each. A message is a list of parts: their number and their lengths, 4 by
 little-endian, then the parts. The first message has no answer: it is for secrets, which are in no
 argument and no variable, where others could read them.
 
-A worker ends when the other end is closed, after the request in hand: so it does not outlive its
-parent, however that ends. SIGINT and SIGTERM, which a terminal or systemd sends to all processes of
-a program, are the parent's affair.
+A worker that is killed is replaced, and its request asked once more: each answer follows from the
+first message and the request alone. A worker ends when the other end is closed, after the request
+in hand: so it does not outlive its parent, however that ends. SIGINT and SIGTERM, which a terminal
+or systemd sends to all processes of a program, are the parent's affair.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -28,6 +31,7 @@ from typing import Self, TypeVar
 
 from vfl_common.errors import InternalError
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 # Answers a request.
 Answer = Callable[[list[bytes]], Sequence[bytes]]
@@ -57,6 +61,7 @@ class Workers:
     ) -> None:
         self._module, self._count, self._task = module, count, task
         self._first, self._file = first, file
+        self._lock, self._ended = threading.Lock(), False
         self._all: list[_Worker] = []
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         # One waits for each worker.
@@ -64,11 +69,7 @@ class Workers:
 
     def __enter__(self) -> Self:
         for _ in range(self._count):
-            self._all.append(started := _Worker(self._module, self._file))
-            # If it has ended already, its first request says so.
-            with suppress(OSError):
-                send(started.stream, *self._first)
-            self._idle.put(started)
+            self._idle.put(self._start())
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -76,8 +77,10 @@ class Workers:
         InternalError.
         """
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for each in self._all:
-            each.process.kill()
+        with self._lock:
+            self._ended = True
+            for each in self._all:
+                each.process.kill()
         self._threads.shutdown()
         for each in self._all:
             each.process.wait()
@@ -92,16 +95,42 @@ class Workers:
         return self._threads.submit(lambda: read(self._ask(request)))
 
     def _ask(self, request: Sequence[bytes]) -> list[bytes]:
-        """Raises InternalError if the worker has ended."""
+        """Raises InternalError if two workers have ended over the request."""
         asked = self._idle.get()
         try:
-            send(asked.stream, *request)
-            return receive(asked.stream)
+            try:
+                return asked.ask(request)
+            except (OSError, EOFError):
+                asked = self._instead_of(asked)
+                return asked.ask(request)
         except (OSError, EOFError):
-            what = f"process {asked.process.pid}, which {self._task}, has ended"
-            raise InternalError(f"{what}; the lines above say why, unless it was killed") from None
+            text = f"{self._gone(asked)}; the lines above say why, unless it was killed"
+            raise InternalError(text) from None
         finally:
             self._idle.put(asked)
+
+    def _start(self) -> _Worker:
+        self._all.append(started := _Worker(self._module, self._file))
+        # If it has ended already, its first request says so.
+        with suppress(OSError):
+            send(started.stream, *self._first)
+        return started
+
+    def _instead_of(self, gone: _Worker) -> _Worker:
+        """Raises EOFError if all workers are being ended."""
+        with self._lock:
+            if self._ended:
+                raise EOFError
+            self._all.remove(gone)
+            gone.process.kill()
+            gone.process.wait()
+            log.warning(
+                "%s: another one takes its place", self._gone(gone), extra={"event": "replaced"}
+            )
+            return self._start()
+
+    def _gone(self, worker: _Worker) -> str:
+        return f"process {worker.process.pid}, which {self._task}, has ended"
 
 
 class _Worker:
@@ -121,6 +150,11 @@ class _Worker:
                 start_new_session=True,
             )
             self.stream: BufferedIOBase = ours.makefile("rwb")
+
+    def ask(self, request: Sequence[bytes]) -> list[bytes]:
+        """Raises OSError or EOFError if the process has ended."""
+        send(self.stream, *request)
+        return receive(self.stream)
 
 
 def work(begin: Callable[[list[bytes]], Answer]) -> None:

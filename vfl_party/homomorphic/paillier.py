@@ -116,7 +116,7 @@ class PaillierAdder:
     wire; ``width``: its bytes.
     """
 
-    pays_from = 1 << 11
+    pays_from = 1 << 10
 
     def __init__(self, public: bytes, bits: int, together: int) -> None:
         self.public, self.bits, self.together, self.width = public, bits, together, bits // 4
