@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -199,6 +200,32 @@ def test_a_board_gives_what_was_put() -> None:
         reader.close()
         arrays = [each + 1 for each in arrays]
     board.close()
+
+
+@pytest.mark.parametrize("encryption", ["none", "paillier"])
+def test_columns_of_both_sides_in_shards_grow_the_same_trees(
+    encryption: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with samples of rows and columns, which are others in each tree."""
+    settings = {"trees": 3, "row_sample": 0.7, "column_sample": 0.6, "key_bits": BITS}
+    monkeypatch.setattr("vfl_party.methods.secureboost.passive.has_heu", lambda: False)
+    for each in (PlainAdder, PaillierAdder):
+        monkeypatch.setattr(each, "pays_from", 0)
+    shared = Mock(wraps=SummingInShards)
+    monkeypatch.setattr("vfl_party.homomorphic.shards.SummingInShards", shared)
+    found, before = [], children(os.getpid())
+    for threads in (1, 2):
+        used = encryption if threads > 1 else "none"
+        tables = recipe(2, {"kind": "binary"}, **settings, encryption=used)
+        folder = tmp_path / str(threads)
+        data = made_table(folder, 2, "binary")
+        _, federation = run_here(folder, tables | {"simulate": {"threads": threads}}, data)
+        found.append({name: forest(federation, name) for name in federation.names})
+        # Three trees of two parties.
+        assert shared.call_count == (6 if threads > 1 else 0)
+    assert found[0] == found[1]
+    # They end with the phase.
+    assert children(os.getpid()) == before
 
 
 class WithoutHeu(Federation):
