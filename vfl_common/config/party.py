@@ -190,7 +190,9 @@ class PartyFile(Section):
     device: Annotated[str, spelt(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:N'")] = "cpu"
     """Where this party computes."""
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
-    """Threads of torch; with psi, processes that mask ids."""
+    """Threads of torch; with psi, processes that mask ids; with trees, processes that encrypt and
+    add up, unless HEU does.
+    """
     out: str = "runs"
     """The folder of this party's runs."""
     tls: TlsSettings
