@@ -267,7 +267,7 @@ def study(
     say = _silent if quiet else speaker()
     # Wherever this process goes meanwhile.
     place = Path(out).absolute() if out is not None else None
-    at_a_time = _jobs(jobs)
+    at_a_time = number_of_jobs(jobs)
     memory = _Memory(place if plugins is None else None, data)
     found = {number: run for number, run in enumerate(map(memory.find, planned)) if run is not None}
     left = [one for number, one in enumerate(planned) if number not in found]
@@ -387,7 +387,8 @@ def _at_a_time(
         return [each.result() for each in made]
 
 
-def _jobs(given: Any) -> int:
+def number_of_jobs(given: Any) -> int:
+    """Reads the argument ``jobs``. Raises InputError."""
     number = given if isinstance(given, SupportsIndex) and not isinstance(given, bool) else 0
     if operator.index(number) < 1:
         raise InputError(Code.CONFIG_INVALID, f"jobs: give a whole number from 1, not {given!r}")
